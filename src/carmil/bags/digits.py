@@ -1,0 +1,207 @@
+"""Digit bags: the xMIL benchmark (Hense et al., 2024), where the truth about every instance is known.
+
+A bag is 30 handwritten digits. Which digits occur decides its class, and so what each digit says for or against a class.
+n instances, b bags, k classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from carmil.bags.bags import Bags
+from carmil.errors import CarmilError
+
+BAG_SIZE = 30
+
+
+@dataclass(frozen=True)
+class Task:
+    """digits (b, 30) -> labels (b); digits (b, 30) -> evidence (b, 30, k): +1 supports class c, -1 refutes it, 0 neither."""
+
+    name: str
+    title: str
+    class_names: tuple[str, ...]
+    label: Callable[[np.ndarray], np.ndarray]
+    evidence: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+
+def _four_bags_label(digits: np.ndarray) -> np.ndarray:
+    return (digits == 8).any(1) + 2 * (digits == 9).any(1)
+
+
+def _four_bags_evidence(digits: np.ndarray) -> np.ndarray:
+    of_eight, of_nine = np.array([-1, 1, -1, 1]), np.array([-1, -1, 1, 1])
+    return (digits == 8)[..., None] * of_eight + (digits == 9)[..., None] * of_nine
+
+
+def _in_adjacent_pair(digits: np.ndarray) -> np.ndarray:
+    """(b, 30): is the digit below 5 and is a neighbour of it, also below 5, in the bag?"""
+    present = _present(digits)[:, :5]
+    neighbour = np.zeros_like(present)
+    neighbour[:, 1:] |= present[:, :-1]
+    neighbour[:, :-1] |= present[:, 1:]
+    paired = np.zeros((len(digits), 10), dtype=bool)
+    paired[:, :5] = present & neighbour
+    return np.take_along_axis(paired, digits, axis=1)
+
+
+def _adjacent_pairs_label(digits: np.ndarray) -> np.ndarray:
+    return _in_adjacent_pair(digits).any(1).astype(int)
+
+
+def _adjacent_pairs_evidence(digits: np.ndarray) -> np.ndarray:
+    return _in_adjacent_pair(digits)[..., None] * np.array([-1, 1])
+
+
+def _pos_neg_sign(digits: np.ndarray) -> np.ndarray:
+    return np.isin(digits, (4, 6, 8)).astype(int) - np.isin(digits, (5, 7, 9)).astype(int)
+
+
+def _pos_neg_label(digits: np.ndarray) -> np.ndarray:
+    return (_pos_neg_sign(digits).sum(1) > 0).astype(int)
+
+
+def _pos_neg_evidence(digits: np.ndarray) -> np.ndarray:
+    return _pos_neg_sign(digits)[..., None] * np.array([-1, 1])
+
+
+def _present(digits: np.ndarray) -> np.ndarray:
+    return (digits[..., None] == np.arange(10)).any(1)
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            "adjacent_pairs",
+            "Adjacent Pairs",
+            ("no pair", "two neighbours among 0 to 4"),
+            _adjacent_pairs_label,
+            _adjacent_pairs_evidence,
+        ),
+        Task(
+            "four_bags",
+            "Four Bags",
+            ("neither 8 nor 9", "an 8", "a 9", "8 and 9"),
+            _four_bags_label,
+            _four_bags_evidence,
+        ),
+        Task(
+            "pos_neg",
+            "Pos-Neg",
+            ("not more 4, 6, 8 than 5, 7, 9", "more 4, 6, 8 than 5, 7, 9"),
+            _pos_neg_label,
+            _pos_neg_evidence,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class DigitBags:
+    """Bags with what is known of their instances: the digit each shows and the row of its image. digits, images (n)."""
+
+    bags: Bags
+    digits: np.ndarray
+    images: np.ndarray
+
+
+@dataclass(frozen=True)
+class DigitStudy:
+    train: DigitBags
+    validation: DigitBags
+    test: DigitBags
+
+
+def sample_digits(bags: int, rng: np.random.Generator) -> np.ndarray:
+    """The xMIL sampler: each digit is in with probability 1/2, none is drawn again; then 30 draws among those in. (bags, 30)."""
+    included = rng.random((bags, 10)) < 0.5
+    while (empty := ~included.any(1)).any():
+        included[empty] = rng.random((int(empty.sum()), 10)) < 0.5
+    included_first = np.argsort(~included, axis=1, kind="stable")
+    picks = (rng.random((bags, BAG_SIZE)) * included.sum(1, keepdims=True)).astype(int)
+    return np.take_along_axis(included_first, picks, axis=1)
+
+
+def sample_bags(
+    task: Task, bags: int, labels: np.ndarray, pool: np.ndarray, rng: np.random.Generator, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Digits and image rows, (bags, 30) each. `labels` are all images' digits, `pool` the rows one may draw from."""
+    rows_by_digit = [pool[labels[pool] == digit] for digit in range(10)]
+    counts = np.array([len(rows) for rows in rows_by_digit])
+    if (counts == 0).any():
+        raise CarmilError(
+            f"the {name} pool of {len(pool)} images has no {int(np.argmin(counts))}: every digit needs an image of its own"
+        )
+    digits = sample_digits(bags, rng)
+    starts = np.concatenate([[0], counts.cumsum()[:-1]])
+    places = starts[digits] + (rng.random(digits.shape) * counts[digits]).astype(int)
+    return digits, np.concatenate(rows_by_digit)[places]
+
+
+def split_pool(labels: np.ndarray, shares: tuple[int, ...], rng: np.random.Generator) -> list[np.ndarray]:
+    """Divides the images, digit by digit, in these shares: no image is in two parts."""
+    parts: list[list[np.ndarray]] = [[] for _ in shares]
+    cuts = np.cumsum(shares)[:-1] / sum(shares)
+    for digit in range(10):
+        rows = rng.permutation(np.flatnonzero(labels == digit))
+        for part, chunk in zip(parts, np.split(rows, (cuts * len(rows)).astype(int)), strict=True):
+            part.append(chunk)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def pools(
+    labels: np.ndarray, sizes: tuple[int, int, int], pool: str, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows that train, validation and test draw from: all images for each (`shared`), or no image twice (`disjoint`)."""
+    if pool == "shared":
+        everything = np.arange(len(labels))
+        return everything, everything, everything
+    if pool != "disjoint":
+        raise CarmilError(f"unknown pool {pool!r}: expected 'shared' or 'disjoint'")
+    train, validation, test = split_pool(labels, sizes, np.random.default_rng([seed, 0]))
+    return train, validation, test
+
+
+def sample_study(
+    task: Task,
+    labels: np.ndarray,
+    features: np.ndarray,
+    *,
+    sizes: tuple[int, int, int] = (2000, 500, 1000),
+    pool: str = "disjoint",
+    seed: int = 0,
+) -> DigitStudy:
+    """Train, validation and test bags. `labels` (images) are the digits, `features` (images, d) what a model sees."""
+    if len(labels) != len(features):
+        raise CarmilError(
+            f"{len(features)} rows of features for {len(labels)} digit images: expected one row an image, in the same order"
+        )
+    parts = []
+    for i, (name, size, rows) in enumerate(
+        zip(("train", "validation", "test"), sizes, pools(labels, sizes, pool, seed), strict=True)
+    ):
+        if size < 1:
+            raise CarmilError(f"{size} {name} bags: expected at least one")
+        digits, images = sample_bags(task, size, labels, rows, np.random.default_rng([seed, 1 + i]), name)
+        evidence = task.evidence(digits).reshape(-1, task.classes)
+        parts.append(
+            DigitBags(
+                Bags(
+                    features=torch.from_numpy(np.asarray(features[images.ravel()], dtype=np.float32)),
+                    offsets=torch.arange(size + 1) * BAG_SIZE,
+                    labels=torch.from_numpy(task.label(digits)),
+                    ids=tuple(f"{name}-{j:04d}" for j in range(size)),
+                    instance_labels=torch.from_numpy(evidence.astype(np.int8)),
+                ),
+                digits=digits.ravel(),
+                images=images.ravel(),
+            )
+        )
+    return DigitStudy(*parts)

@@ -1,0 +1,37 @@
+"""The paper's appendix in closed form, for a linear classifier F_c = w_c . Z (+ bias).
+
+One bag: n instances, k classes. a = softmax(u), s (n, k) what each instance alone would answer, mu = sum_j a_j s_j.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def logit_sensitivity(u: Tensor, s: Tensor) -> Tensor:
+    """dF_c / du_j = a_j (s_cj - mu_c). u (n), s (n, k) -> (n, k)."""
+    a = u.softmax(0).unsqueeze(-1)
+    return a * (s - (a * s).sum(0))
+
+
+def margin_sensitivity(u: Tensor, s: Tensor, y: int, k: int) -> Tensor:
+    """g_j = d(F_y - F_k) / du_j = a_j [(s_yj - s_kj) - (mu_y - mu_k)]. -> (n)."""
+    sensitivity = logit_sensitivity(u, s)
+    return sensitivity[:, y] - sensitivity[:, k]
+
+
+def optimal_l1_perturbation(g: Tensor, epsilon: float) -> Tensor:
+    """The delta with |delta|_1 <= epsilon that raises the margin m(u, u + delta) = -g . delta most; it gains epsilon max|g|.
+
+    All of it rests on the instance of largest |g| (the first of them, if several are), against the sign of g.
+    """
+    best = g.abs().argmax()
+    delta = torch.zeros_like(g)
+    delta[best] = -epsilon * g[best].sign()
+    return delta
+
+
+def margin_bound(epsilon: float) -> float:
+    """If L_diff <= epsilon then DeltaF_y - DeltaF_k >= -log(e^epsilon - 1) for every other class k."""
+    return -math.log(math.expm1(epsilon))

@@ -1,0 +1,16 @@
+"""Explainers, and how good their evidence is."""
+
+from carmil.evidence.agreement import NEGATIVE_RULES, Agreement, average_precision, evidence_agreement
+from carmil.evidence.explainers import EXPLAINERS, explain
+from carmil.evidence.performance import bag_auc, bag_performance
+
+__all__ = [
+    "EXPLAINERS",
+    "NEGATIVE_RULES",
+    "Agreement",
+    "average_precision",
+    "bag_auc",
+    "bag_performance",
+    "evidence_agreement",
+    "explain",
+]

@@ -1,0 +1,73 @@
+"""Does the evidence agree with what is known about the instances?
+
+n instances of all bags together, b bags, k classes. Axes before these, such as that of a population's models, come along.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from carmil.models.pooling import Offsets, bag_ranking, bag_sum
+
+NEGATIVE_RULES = {
+    "mirror": "negative evidence scored by -s: the honest rule for a signed map",
+    "counterfactual": "negative evidence scored by +u_cf: the paper's rule for CAR-MIL",
+    "self": "negative evidence scored by +s: the control",
+}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """AUPRC+ and AUPRC±, (...), and how many (bag, class) pairs each is a mean over."""
+
+    positive: Tensor
+    both: Tensor
+    positive_pairs: Tensor
+    both_pairs: Tensor
+
+
+def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tensor:
+    """Step-wise area under the precision-recall curve of each bag and column; ties are one threshold, as scikit-learn's.
+
+    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where a bag has no target.
+    """
+    offsets = Offsets.of(offsets, scores.device)
+    order = bag_ranking(scores, offsets)
+    ranked = scores.gather(-2, order)
+    hits = targets.expand(scores.shape).gather(-2, order).double()
+    place = torch.arange(offsets.instances, device=scores.device).unsqueeze(-1)
+    first = offsets.starts[offsets.bag_of].unsqueeze(-1)
+    found = hits.cumsum(-2)
+    before = torch.cat([torch.zeros_like(found[..., :1, :]), found], dim=-2).gather(-2, first.expand(scores.shape))
+    precision = (found - before) / (place - first + 1)
+    # A hit counts with the precision at the end of its group of equal scores.
+    ends = torch.ones_like(ranked, dtype=torch.bool)
+    ends[..., :-1, :] = (ranked.diff(dim=-2) != 0) | (first.diff(dim=0) != 0)
+    end = torch.where(ends, place, offsets.instances).flip(-2).cummin(-2).values.flip(-2)
+    return bag_sum(hits * precision.gather(-2, end), offsets) / bag_sum(hits, offsets)
+
+
+def evidence_agreement(supporting: Tensor, refuting: Tensor, truth: Tensor, offsets: Offsets | Tensor) -> Agreement:
+    """AUPRC+ and AUPRC± over all (bag, class) pairs, correctly predicted or not.
+
+    supporting (..., n, k) should be high where truth (n, k) is +1, refuting where it is -1. A pair is left out of a measure
+    when none or all of its instances are targets; AUPRC± is the mean over pairs of whichever of AP+ and AP- exist.
+    """
+    offsets = Offsets.of(offsets, supporting.device)
+    positive = _pairwise(supporting, truth > 0, offsets)
+    negative = _pairwise(refuting, truth < 0, offsets)
+    both = torch.stack([positive, negative]).nanmean(0)
+    return Agreement(
+        positive=positive.nanmean((-2, -1)),
+        both=both.nanmean((-2, -1)),
+        positive_pairs=(~positive.isnan()).sum((-2, -1)),
+        both_pairs=(~both.isnan()).sum((-2, -1)),
+    )
+
+
+def _pairwise(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tensor:
+    """(..., b, k) average precision, NaN where none or all instances are targets."""
+    counts = bag_sum(targets.double(), offsets)
+    measurable = (counts > 0) & (counts < offsets.sizes.unsqueeze(-1))
+    return average_precision(scores, targets, offsets).where(measurable, torch.nan)

@@ -1,0 +1,31 @@
+"""How good the answers are, bag by bag. b bags, k classes."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def bag_performance(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+    """auc (two classes: of class 1; more: one-vs-rest, macro), f1_macro and balanced_accuracy of the likeliest class."""
+    from sklearn.metrics import balanced_accuracy_score, f1_score
+
+    probabilities, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    answers = probabilities.argmax(1)
+    return {
+        "auc": bag_auc(probabilities, labels),
+        "f1_macro": float(f1_score(labels, answers, average="macro", zero_division=0.0)),
+        "balanced_accuracy": float(balanced_accuracy_score(labels, answers)),
+    }
+
+
+def bag_auc(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Area under the ROC curve; NaN if a class has no bag here, since then there is none."""
+    from sklearn.metrics import roc_auc_score
+
+    probabilities, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    classes = probabilities.shape[1]
+    if len(np.unique(labels)) < classes:
+        return float("nan")
+    if classes == 2:
+        return float(roc_auc_score(labels, probabilities[:, 1]))
+    probabilities = probabilities / probabilities.sum(1, keepdims=True)
+    return float(roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"))

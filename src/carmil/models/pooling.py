@@ -1,0 +1,120 @@
+"""Softmax, sums, means, maxima and top-k over ragged bags.
+
+n instances of all bags together, b bags, d features, h heads (attention maps).
+The instance axis is the second last; axes before it, such as that of a population's models, come along.
+This is the only file that knows how bags lie among the instances.
+"""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Offsets:
+    """Where each bag lies among the instances, with what the pooling asks of it again and again.
+
+    starts (b+1): bag i is instances starts[i]:starts[i+1].
+    """
+
+    def __init__(self, starts: Tensor, device: torch.device | str | None = None) -> None:
+        sizes = starts.diff()
+        self.bags = len(starts) - 1
+        self.instances = int(starts[-1])
+        self.size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None  # what all bags share, if they do
+        self.starts = starts.to(device if device is not None else starts.device)
+
+    @classmethod
+    def of(cls, offsets: "Tensor | Offsets", device: torch.device | str | None = None) -> "Offsets":
+        return offsets if isinstance(offsets, Offsets) else cls(offsets, device)
+
+    @cached_property
+    def bag_of(self) -> Tensor:
+        """(n) the bag each instance belongs to."""
+        positions = torch.arange(self.instances, device=self.starts.device)
+        return torch.searchsorted(self.starts, positions, right=True) - 1
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(b) instances in each bag."""
+        return self.starts.diff()
+
+    def split(self, x: Tensor) -> Tensor:
+        """(..., n, c) -> (..., b, size, c), a view, for bags that share one size."""
+        return x.unflatten(-2, (self.bags, self.size or 0))
+
+
+def bag_softmax(scores: Tensor, offsets: Offsets) -> Tensor:
+    """a_j = exp(u_j) / sum over the same bag. scores (..., n, h) -> (..., n, h)."""
+    if offsets.size is not None:
+        return offsets.split(scores).softmax(dim=-2).flatten(-3, -2)
+    top = bag_max(scores.detach(), offsets).index_select(-2, offsets.bag_of)
+    weights = (scores - top).exp()
+    return weights / bag_sum(weights, offsets).index_select(-2, offsets.bag_of)
+
+
+def bag_sum(x: Tensor, offsets: Offsets) -> Tensor:
+    """Sum over each bag. (..., n, c) -> (..., b, c)."""
+    if offsets.size is not None:
+        return offsets.split(x).sum(dim=-2)
+    zeros = x.new_zeros(*x.shape[:-2], offsets.bags, x.shape[-1])
+    return zeros.index_add(-2, offsets.bag_of, x)
+
+
+def bag_mean(x: Tensor, offsets: Offsets) -> Tensor:
+    """Mean over each bag. (..., n, c) -> (..., b, c)."""
+    return bag_sum(x, offsets) / offsets.sizes.unsqueeze(-1)
+
+
+def bag_max(x: Tensor, offsets: Offsets) -> Tensor:
+    """Largest value in each bag. (..., n, c) -> (..., b, c)."""
+    if offsets.size is not None:
+        return offsets.split(x).amax(dim=-2)
+    lowest = x.new_full((*x.shape[:-2], offsets.bags, x.shape[-1]), float("-inf"))
+    index = offsets.bag_of.unsqueeze(-1).expand(x.shape)
+    return lowest.scatter_reduce(-2, index, x, "amax", include_self=False)
+
+
+def bag_weighted_sum(weights: Tensor, x: Tensor, offsets: Offsets) -> Tensor:
+    """Z = sum_j a_j z_j, one for each head. weights (..., n, h), x (..., n, d) -> (..., b, h, d)."""
+    if offsets.size is not None:
+        return offsets.split(weights).mT @ offsets.split(x)
+    products = weights.unsqueeze(-1) * x.unsqueeze(-2)
+    return bag_sum(products.flatten(-2), offsets).unflatten(-1, products.shape[-2:])
+
+
+def bag_project(x: Tensor, directions: Tensor, offsets: Offsets) -> Tensor:
+    """Each instance on the directions of its own bag. x (n, d), directions (b, c, d) -> (n, c)."""
+    if offsets.size is not None:
+        return (offsets.split(x) @ directions.mT).flatten(0, 1)
+    rows = max(1, 2**22 // directions[0].numel())  # so that what is gathered stays small
+    parts = [
+        torch.einsum("nd,ncd->nc", part, directions[bag])
+        for part, bag in zip(x.split(rows), offsets.bag_of.split(rows), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def bag_ranking(scores: Tensor, offsets: Offsets) -> Tensor:
+    """Instances of each bag by falling score, ties in their own order. scores (..., n, h) -> rows (..., n, h).
+
+    Place starts[i] + r of the answer holds the row of bag i's r-th best instance.
+    """
+    by_score = scores.argsort(dim=-2, descending=True, stable=True)
+    by_bag = offsets.bag_of[by_score].argsort(dim=-2, stable=True)
+    return by_score.gather(-2, by_bag)
+
+
+def bag_topk(scores: Tensor, offsets: Offsets, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of each bag: values and rows. scores (..., n, h) -> twice (..., b, k, h).
+
+    A bag of fewer than k instances fills up with -inf and repeats its last row.
+    """
+    ranking = bag_ranking(scores, offsets)
+    places = torch.arange(k, device=scores.device)
+    own = offsets.starts[:-1, None] + torch.minimum(places, offsets.sizes[:, None] - 1)
+    rows = ranking.index_select(-2, own.flatten())
+    values = scores.gather(-2, rows)
+    missing = (places >= offsets.sizes[:, None]).flatten().unsqueeze(-1)
+    values = values.masked_fill(missing, float("-inf"))
+    return values.unflatten(-2, (offsets.bags, k)), rows.unflatten(-2, (offsets.bags, k))

@@ -1,0 +1,56 @@
+"""Models by name."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from carmil.errors import CarmilError
+from carmil.models.contract import BagModel
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered model: how to build it, in a few words what it is, and what its name fixes."""
+
+    build: Callable[..., BagModel]
+    description: str
+    options: Mapping[str, Any]
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(name: str, build: Callable[..., BagModel], description: str, **options: Any) -> None:
+    """Makes `build(in_features, classes, **options)` known as `name`."""
+    _ENTRIES[name] = Entry(build, description, options)
+
+
+def entries() -> dict[str, Entry]:
+    return dict(sorted(_ENTRIES.items()))
+
+
+def create(name: str, in_features: int, classes: int, **options: Any) -> BagModel:
+    """A fresh model. `options` are those of its class, on top of what the name fixes."""
+    entry = _ENTRIES.get(name)
+    if entry is None:
+        raise CarmilError(unknown("model", name, _ENTRIES))
+    if in_features < 1 or classes < 2:
+        raise CarmilError(
+            f"a model of {in_features} features and {classes} classes: expected at least one feature and two classes"
+        )
+    known = inspect.signature(entry.build).parameters
+    for option in options:
+        if option not in known:
+            takes = sorted(set(known) - {"in_features", "classes"})
+            raise CarmilError(f"{name!r}: {unknown('option', option, takes)}")
+    return entry.build(in_features, classes, **{**entry.options, **options})
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """One line for a name that is not there: what was given, what is close, what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown {kind} {name!r}; {hint}there is: {', '.join(known)}"

@@ -1,0 +1,35 @@
+"""A table of results, for the terminal, for a document, for a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Cells are text already; the first `names` columns name a line, the others are figures."""
+
+    title: str
+    heads: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    names: int = 1
+
+    def markdown(self) -> str:
+        rule = ["---"] * self.names + ["---:"] * (len(self.heads) - self.names)
+        rows = [self.heads, tuple(rule), *self.lines]
+        return "\n".join([f"## {self.title}", "", *("| " + " | ".join(row) + " |" for row in rows), ""])
+
+
+def print_tables(tables: Sequence[ResultTable]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    for table in tables:
+        drawn = Table(title=table.title, title_justify="left", header_style="bold")
+        for i, head in enumerate(table.heads):
+            drawn.add_column(head, justify="left" if i < table.names else "right", no_wrap=i < table.names)
+        for line in table.lines:
+            drawn.add_row(*line)
+        console.print(drawn)

@@ -1,0 +1,127 @@
+"""One population on one digit task, from bags to a run folder. r models, n test instances, k classes."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.bags.digits import DigitStudy, Task
+from carmil.counterfactual import create_model
+from carmil.evidence import bag_performance, evidence_agreement, explain
+from carmil.progress import training_progress
+from carmil.training.loop import TRAIN, VALIDATION, Recipe, fit
+from carmil.training.population import Member, Population
+from carmil.training.predict import Answers, predict
+from carmil.training.runs import Run, has_run, read_run, write_run
+
+# xMIL's template: 20 units everywhere, ungated attention, one hidden output layer; the paper's second branch is a whole one.
+TEMPLATE: dict[str, Any] = {"hidden": 20, "attention": 20, "output_layers": 1}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is asked of one population. `data` says which bags these are."""
+
+    task: Task
+    model: str
+    members: tuple[Member, ...]
+    recipe: Recipe = Recipe()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**TEMPLATE, **({"branch": "full"} if self.model.startswith("car/") else {})}
+
+    def build(self, in_features: int) -> Any:
+        return create_model(self.model, in_features, self.task.classes, **self.options)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "task": self.task.name,
+            "model": self.model,
+            "options": self.options,
+            "members": [asdict(member) for member in self.members],
+            "recipe": asdict(self.recipe),
+            "data": dict(self.data),
+        }
+
+
+def run_experiment(experiment: Experiment, study: DigitStudy, folder: Path, *, device: str = "cpu") -> Run:
+    """Trains, measures on the test bags and writes the folder; a finished run of the same config is read instead."""
+    if has_run(folder, experiment.config):
+        return read_run(folder)
+    train, validation, test = study.train.bags, study.validation.bags, study.test.bags
+    bags = Bags.concatenate([train, validation])
+    roles = torch.cat([torch.full((len(train),), TRAIN), torch.full((len(validation),), VALIDATION)])
+    population = Population(lambda: experiment.build(bags.width), experiment.members, device=device)
+    title = f"{experiment.model} on {experiment.task.title}"
+    started = time.perf_counter()
+    with training_progress(title, experiment.recipe.epochs, len(population)) as on_epoch:
+        history = fit(population, bags, roles, experiment.recipe, on_epoch=on_epoch)
+    seconds = time.perf_counter() - started
+    answers = predict(population, test)
+    maps = _maps(population, test, answers, experiment.model)
+    write_run(
+        folder,
+        config=experiment.config,
+        population=population,
+        history=history,
+        answers=answers,
+        bag_ids=test.ids,
+        labels=_known(test.labels),
+        metrics=_measured(answers, maps, test),
+        maps=maps,
+        seconds=seconds,
+    )
+    return read_run(folder)
+
+
+def _maps(population: Population, test: Bags, answers: Answers, model: str) -> dict[str, Tensor]:
+    """attention (r, n, h); counterfactual (r, n, m, h) if a branch learned one; evidence by path, and targeted, (r, n, k)."""
+    maps = {"attention": answers.scores}
+    if answers.counterfactual_scores is not None:
+        maps["counterfactual"] = answers.counterfactual_scores
+    members = [population.member(row) for row in range(len(population))]
+    for method in ["path", *(["targeted"] if model.startswith("targeted/") else [])]:
+        maps[method] = torch.stack([explain(member, test, method) for member in members])
+    return maps
+
+
+def _measured(answers: Answers, maps: Mapping[str, Tensor], test: Bags) -> dict[str, list[float]]:
+    """Bag measures, and agreement with the truth under every negative rule that applies, for each model."""
+    labels, truth = _known(test.labels), _known(test.instance_labels)
+    classes = truth.shape[1]
+    by_model = [bag_performance(probabilities, labels) for probabilities in answers.probabilities]
+    measured = {name: [one[name] for one in by_model] for name in by_model[0]}
+
+    def add(evidence: str, rule: str, supporting: Tensor, refuting: Tensor) -> None:
+        agreement = evidence_agreement(supporting, refuting, truth, test.offsets)
+        measured[f"{evidence}.auprc_pos"] = agreement.positive.tolist()
+        measured[f"{evidence}.{rule}.auprc_both"] = agreement.both.tolist()
+
+    for evidence in ("attention", "path", "targeted"):
+        if evidence in maps:
+            s = _by_class(maps[evidence], classes) if evidence == "attention" else maps[evidence]
+            add(evidence, "mirror", s, -s)
+            add(evidence, "self", s, s)
+    cf = maps.get("counterfactual")
+    if cf is not None and cf.shape[-2] == 1:
+        add("attention", "counterfactual", _by_class(maps["attention"], classes), _by_class(cf.squeeze(-2), classes))
+    return measured
+
+
+def _by_class(attention: Tensor, classes: int) -> Tensor:
+    """The same map for every class: (r, n, h) -> (r, n, k)."""
+    return attention.mean(-1, keepdim=True).expand(-1, -1, classes)
+
+
+def _known(value: Tensor | None) -> Tensor:
+    if value is None:
+        raise ValueError("digit bags have labels and instance labels")
+    return value

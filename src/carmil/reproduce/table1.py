@@ -1,0 +1,248 @@
+"""Table 1 of the paper: digit bags, where the truth about every instance is known.
+
+Ours and the paper's figures stand side by side, never mixed; every row names the rule its negative evidence was scored by.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carmil.bags.digits import TASKS, DigitStudy
+from carmil.counterfactual import list_models
+from carmil.counterfactual.branches import BRANCHES
+from carmil.errors import CarmilError
+from carmil.evidence.agreement import NEGATIVE_RULES
+from carmil.files import write_text
+from carmil.models.registry import unknown
+from carmil.report.tables import ResultTable
+from carmil.reproduce.digit_runs import Experiment, run_experiment
+from carmil.training.loop import Recipe
+from carmil.training.population import Member
+from carmil.training.runs import Run, machine
+
+TABLE_TASKS = ("adjacent_pairs", "four_bags")
+DEFAULT_MODELS = ("abmil", "car/abmil", "targeted/abmil")
+MEASURES = {"auc": "AUC", "auprc_pos": "AUPRC+", "auprc_both": "AUPRC±"}
+
+WHOSE = ("ours", "paper")
+
+Figure = tuple[float, float]  # mean and standard deviation, in per cent
+
+# (model, evidence, negative rule) -> task -> measure -> figure
+PAPER: dict[tuple[str, str, str], dict[str, dict[str, Figure]]] = {
+    ("abmil", "attention", "mirror"): {
+        "adjacent_pairs": {"auc": (85.7, 5.9), "auprc_pos": (76.9, 6.1), "auprc_both": (61.5, 0.9)},
+        "four_bags": {"auc": (99.1, 0.1), "auprc_pos": (86.8, 0.2), "auprc_both": (53.1, 0.1)},
+    },
+    ("additive", "attention", "mirror"): {
+        "adjacent_pairs": {"auc": (81.0, 2.2), "auprc_pos": (64.3, 4.8), "auprc_both": (63.5, 1.2)},
+        "four_bags": {"auc": (97.0, 2.7), "auprc_pos": (82.1, 12.1), "auprc_both": (53.4, 0.8)},
+    },
+    ("additive", "patch scores", "mirror"): {
+        "adjacent_pairs": {"auprc_pos": (66.7, 7.4), "auprc_both": (67.6, 6.6)},
+        "four_bags": {"auprc_pos": (76.4, 15.0), "auprc_both": (76.8, 14.6)},
+    },
+    ("transmil", "attention", "mirror"): {
+        "adjacent_pairs": {"auc": (94.6, 4.4), "auprc_pos": (81.5, 6.9), "auprc_both": (61.7, 2.1)},
+        "four_bags": {"auc": (99.5, 0.1), "auprc_pos": (81.6, 6.3), "auprc_both": (51.9, 0.8)},
+    },
+    ("car/abmil", "attention", "counterfactual"): {
+        "adjacent_pairs": {"auc": (94.1, 5.9), "auprc_pos": (85.7, 6.5), "auprc_both": (84.6, 5.2)},
+        "four_bags": {"auc": (99.6, 0.1), "auprc_pos": (86.8, 0.6), "auprc_both": (89.7, 0.9)},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `ours` and `paper` map a measure to its figure; `note` says what a reader must know."""
+
+    task: str
+    model: str
+    evidence: str
+    negative: str
+    ours: dict[str, Figure]
+    paper: dict[str, Figure]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every population of the table shares."""
+
+    models: tuple[str, ...] = DEFAULT_MODELS
+    repetitions: int = 10
+    lr: float = 1e-3
+    epochs: int = 1000
+    alpha: float | None = None
+    lambda_: float | None = None
+    distance: str = "l1"
+
+    def __post_init__(self) -> None:
+        known = list_models()
+        if not self.models:
+            raise CarmilError("no model named: expected for example --models abmil,car/abmil")
+        for model in self.models:
+            if model not in known:
+                raise CarmilError(unknown("model", model, known))
+        if self.repetitions < 1:
+            raise CarmilError(f"{self.repetitions} repetitions: expected at least 1")
+        for model in self.models:
+            self.members(model)
+        Recipe(epochs=self.epochs)
+
+    def members(self, model: str) -> tuple[Member, ...]:
+        """Models that differ in their seed alone."""
+        prefix, _, _ = model.rpartition("/")
+        coefficients: dict[str, float] = {}
+        if prefix:
+            given = {"alpha": self.alpha, "lambda_": self.lambda_, "distance": self.distance}
+            if prefix != "car":
+                given.pop("distance")
+            branch: Any = BRANCHES[prefix][0]
+            coefficients = branch.coefficients(**{name: value for name, value in given.items() if value is not None})
+        return tuple(Member(seed=seed, lr=self.lr, coefficients=coefficients) for seed in range(self.repetitions))
+
+
+def run_table1(
+    studies: Mapping[str, DigitStudy], settings: Settings, data: Mapping[str, Any], out: Path, *, device: str
+) -> list[Row]:
+    """Trains what is not yet in `out`, and writes table1.md and table1.json there."""
+    rows: list[Row] = []
+    for task, study in studies.items():
+        for model in settings.models:
+            experiment = Experiment(
+                TASKS[task], model, settings.members(model), Recipe(epochs=settings.epochs), {**data, "task": task}
+            )
+            run = run_experiment(experiment, study, out / "runs" / task / model.replace("/", "-"), device=device)
+            rows += rows_of_run(task, model, run)
+        rows += missing_rows(task, settings.models)
+    write_text(out / "table1.json", json.dumps(_as_json(rows, settings, data, device), indent=2))
+    write_text(out / "table1.md", markdown(rows, conditions(settings, data, device)))
+    return rows
+
+
+def rows_of_run(task: str, model: str, run: Run) -> list[Row]:
+    """A row for every map of the run and every rule its negative evidence can be scored by."""
+    rows = []
+    for evidence in ("attention", "targeted", "path"):
+        for negative in ("mirror", "counterfactual", "self"):
+            both = run.metrics.get(f"{evidence}.{negative}.auprc_both")
+            if both is None or (negative == "self" and evidence != "attention"):
+                continue
+            values = {"auc": run.metrics["auc"], "auprc_pos": run.metrics[f"{evidence}.auprc_pos"], "auprc_both": both}
+            rows.append(
+                Row(
+                    task=task,
+                    model=model,
+                    evidence=evidence,
+                    negative=negative,
+                    ours={name: figure(value) for name, value in values.items()},
+                    paper=PAPER.get((model, evidence, negative), {}).get(task, {}),
+                    note="control" if negative == "self" else "",
+                )
+            )
+    return rows
+
+
+def missing_rows(task: str, measured: Sequence[str]) -> list[Row]:
+    """The paper's rows that were not measured, said to be missing."""
+    known = list_models()
+    return [
+        Row(
+            task,
+            model,
+            evidence,
+            negative,
+            {},
+            figures[task],
+            "not asked for" if model in known else "missing: this model is not in carmil yet",
+        )
+        for (model, evidence, negative), figures in PAPER.items()
+        if model not in measured
+    ]
+
+
+def figure(values: Sequence[float]) -> Figure:
+    """Mean and standard deviation over the models, in per cent; of one model there is no deviation."""
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+    return 100 * float(np.mean(values)), 100 * spread
+
+
+def shown(value: Figure | None) -> str:
+    if value is None:
+        return "–"
+    mean, spread = value
+    return f"{mean:.1f}" if np.isnan(spread) else f"{mean:.1f} ± {spread:.1f}"
+
+
+def tables(rows: Sequence[Row]) -> list[ResultTable]:
+    """A table a task: ours, and, if any row is the paper's too, a column of its figures beside."""
+    both = any(row.paper for row in rows)
+    heads = [f"{title} {whose}" if both else title for title in MEASURES.values() for whose in WHOSE[: 1 + both]]
+    return [
+        ResultTable(
+            TASKS[task].title,
+            ("model", "evidence", "negative rule", *heads, "note"),
+            tuple(
+                (
+                    row.model,
+                    row.evidence,
+                    row.negative,
+                    *(shown(getattr(row, whose).get(measure)) for measure in MEASURES for whose in WHOSE[: 1 + both]),
+                    row.note,
+                )
+                for row in rows
+                if row.task == task
+            ),
+            names=3,
+        )
+        for task in dict.fromkeys(row.task for row in rows)
+    ]
+
+
+def markdown(rows: Sequence[Row], lines: Sequence[str]) -> str:
+    rules = [f"- `{name}`: {text}" for name, text in NEGATIVE_RULES.items()]
+    parts = ["# Table 1: digit bags", "", *(f"- {line}" for line in lines), ""]
+    return "\n".join([*parts, *(table.markdown() for table in tables(rows)), "Negative rules:", "", *rules, ""])
+
+
+def conditions(settings: Settings, data: Mapping[str, Any], device: str) -> list[str]:
+    """What the figures depend on, a line each."""
+    return [
+        f"mean ± standard deviation over {settings.repetitions} initialisations on the same bags, in per cent",
+        f"ours: {data['images']}; features: {data['features']}; pool {data['pool']}; data seed {data['seed']}; "
+        f"{' / '.join(str(size) for size in data['sizes'])} train / validation / test bags",
+        "the paper's: ResNet18 features of MNIST, learning rate 2e-4, other bags",
+        f"ours: SGD, momentum 0.9, learning rate {settings.lr:g}, at most {settings.epochs} epochs, patience 100; "
+        "the epoch with the lowest validation cross-entropy of the factual answer",
+        f"measured on {device}: " + ", ".join(machine().values()),
+    ]
+
+
+def _as_json(rows: Sequence[Row], settings: Settings, data: Mapping[str, Any], device: str) -> dict[str, Any]:
+    def named(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | None]]:
+        return {
+            name: {"mean": mean, "std": None if np.isnan(std) else std} for name, (mean, std) in figures.items()
+        }
+
+    return {
+        "conditions": conditions(settings, data, device),
+        "negative_rules": NEGATIVE_RULES,
+        "rows": [
+            {
+                "task": row.task,
+                "model": row.model,
+                "evidence": row.evidence,
+                "negative": row.negative,
+                "ours": named(row.ours),
+                "paper": named(row.paper),
+                "note": row.note,
+            }
+            for row in rows
+        ],
+    }

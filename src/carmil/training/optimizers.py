@@ -1,0 +1,77 @@
+"""Optimizers of a population: one matrix of weights (r, p), row by row its own learning rate and step count.
+
+A row that is not active takes no step, no decay and no momentum.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Optimizer(ABC):
+    """State is a list of tensors whose first axis is the population's, so that it can be compacted with it."""
+
+    def __init__(self, weights: Tensor, lr: Tensor, *, weight_decay: float = 0.0) -> None:
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.state: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self, weights: Tensor, gradient: Tensor, active: Tensor) -> None:
+        """Changes the active rows of `weights` (r, p) in place. gradient (r, p), active (r) bool."""
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * weights
+        weights.sub_(self.lr.unsqueeze(-1) * self.direction(gradient, active.unsqueeze(-1)))
+
+    @abstractmethod
+    def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
+        """What to subtract, (r, p), zero in rows that are not active (active: (r, 1))."""
+
+    def take(self, rows: Tensor) -> None:
+        self.lr = self.lr[rows]
+        self.state = [tensor[rows] for tensor in self.state]
+
+
+class SGD(Optimizer):
+    """v <- momentum v + g;  w <- w - lr v."""
+
+    def __init__(self, weights: Tensor, lr: Tensor, *, weight_decay: float = 0.0, momentum: float = 0.9) -> None:
+        super().__init__(weights, lr, weight_decay=weight_decay)
+        self.momentum = momentum
+        self.state = [torch.zeros_like(weights)]
+
+    def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
+        (velocity,) = self.state
+        velocity.copy_(torch.where(active, self.momentum * velocity + gradient, velocity))
+        return velocity * active
+
+
+class Adam(Optimizer):
+    """Kingma and Ba's, with bias correction by each row's own step count; weight decay is L2, as torch's Adam."""
+
+    def __init__(
+        self,
+        weights: Tensor,
+        lr: Tensor,
+        *,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(weights, lr, weight_decay=weight_decay)
+        self.betas, self.eps = betas, eps
+        self.state = [torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(lr).unsqueeze(-1)]
+
+    def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
+        mean, square, steps = self.state
+        on = active.to(gradient.dtype)
+        steps.add_(on)
+        mean.add_((gradient - mean) * (on * (1 - self.betas[0])))
+        square.add_((gradient.square() - square) * (on * (1 - self.betas[1])))
+        unbiased = mean / (1 - self.betas[0] ** steps).clamp_min(self.eps)
+        scale = (square / (1 - self.betas[1] ** steps).clamp_min(self.eps)).sqrt() + self.eps
+        return unbiased / scale * on
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam}

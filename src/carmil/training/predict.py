@@ -1,0 +1,42 @@
+"""What a trained population answers. r models, b bags, n instances, k classes, h heads, m counterfactual maps."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.models.pooling import Offsets
+from carmil.training.population import Population
+
+
+@dataclass(frozen=True)
+class Answers:
+    """probabilities (r, b, k), scores u (r, n, h); with a learned branch u_cf (r, n, m, h) and its answers (r, b, m, k)."""
+
+    probabilities: Tensor
+    scores: Tensor
+    counterfactual_scores: Tensor | None
+    counterfactual_probabilities: Tensor | None
+
+
+@torch.no_grad()
+def predict(population: Population, bags: Bags, *, max_instances: int = 2**17) -> Answers:
+    """Answers of every model for every bag, on the CPU."""
+    population.train(False)
+    parts = []
+    for part in bags.parts(max_instances):
+        prediction = population(
+            part.features.to(population.device).float(), Offsets(part.offsets, population.device)
+        )
+        cf = prediction.counterfactual
+        parts.append(
+            (
+                prediction.logits.softmax(-1).cpu(),
+                prediction.scores.cpu(),
+                None if cf is None else cf.scores.cpu(),
+                None if cf is None else cf.logits.softmax(-1).cpu(),
+            )
+        )
+    joined = [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*parts, strict=True)]
+    return Answers(*joined)  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""A run is a folder; everything a report shows is computed from it.
+
+    run.json               what was asked: config, versions, machine, data fingerprints, seeds
+    weights.safetensors    every parameter, stacked over the models
+    history.json           learning curves
+    predictions.parquet    what every model answers for every test bag
+    metrics.json           measures of every model
+    evidence/maps.safetensors   maps of every model over the test instances
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carmil import __version__
+from carmil.errors import CarmilError
+from carmil.files import whole_folder, write_text
+from carmil.training.loop import History
+from carmil.training.population import Population
+from carmil.training.predict import Answers
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read back. `maps` are (r, n, ...) tensors over the test instances."""
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: dict[str, list[float]]
+    history: dict[str, Any]
+    maps: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """A fingerprint of what was asked for: the same config gives the same key."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def machine() -> dict[str, str]:
+    """What the figures of this run were measured on."""
+    facts = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "cpu": f"{_cpu_name()}, {torch.get_num_threads()} threads",
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def write_run(
+    folder: Path,
+    *,
+    config: Mapping[str, Any],
+    population: Population,
+    history: History,
+    answers: Answers,
+    bag_ids: tuple[str, ...],
+    labels: Tensor,
+    metrics: Mapping[str, list[float]],
+    maps: Mapping[str, Tensor],
+    seconds: float,
+) -> None:
+    """Writes the whole folder aside, then gives it its name."""
+    from safetensors.torch import save_file
+
+    with whole_folder(folder) as aside:
+        facts = {
+            "carmil": __version__,
+            "key": config_key(config),
+            "config": config,
+            "machine": machine(),
+            "training_seconds": round(seconds, 2),
+        }
+        write_text(aside / "run.json", json.dumps(facts, indent=2, default=str))
+        write_text(aside / "metrics.json", json.dumps(dict(metrics), indent=2))
+        write_text(aside / "history.json", json.dumps(_plain(asdict(history))))
+        save_file({name: tensor.contiguous().cpu() for name, tensor in population.state().items()}, aside / "weights.safetensors")
+        _predictions(answers, bag_ids, labels, population).to_parquet(aside / "predictions.parquet", index=False)
+        (aside / "evidence").mkdir()
+        stored = {name: tensor.float().contiguous() for name, tensor in maps.items()}
+        save_file(stored, aside / "evidence" / "maps.safetensors")
+
+
+def read_run(folder: Path) -> Run:
+    from safetensors.torch import load_file
+
+    try:
+        facts = json.loads((folder / "run.json").read_text())
+        return Run(
+            folder=folder,
+            config=facts["config"],
+            metrics=json.loads((folder / "metrics.json").read_text()),
+            history=json.loads((folder / "history.json").read_text()),
+            maps=load_file(folder / "evidence" / "maps.safetensors"),
+            weights=load_file(folder / "weights.safetensors"),
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise CarmilError(f"{folder} is not a whole run ({error}): remove it and run again") from error
+
+
+def has_run(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Is there a finished run of just this config?"""
+    try:
+        return json.loads((folder / "run.json").read_text())["key"] == config_key(config)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _predictions(answers: Answers, bag_ids: tuple[str, ...], labels: Tensor, population: Population) -> Any:
+    import pandas as pd
+
+    models, bags, classes = answers.probabilities.shape
+    columns: dict[str, Any] = {
+        "model": np.repeat(np.arange(models), bags),
+        "seed": np.repeat([member.seed for member in population.members], bags),
+        "bag": np.tile(np.array(bag_ids), models),
+        "label": np.tile(labels.cpu().numpy(), models),
+    }
+    for c in range(classes):
+        columns[f"p{c}"] = answers.probabilities[:, :, c].flatten().numpy()
+    if answers.counterfactual_probabilities is not None:
+        for i in range(answers.counterfactual_probabilities.shape[2]):
+            for c in range(classes):
+                values = answers.counterfactual_probabilities[:, :, i, c]
+                columns[f"cf{i}_p{c}"] = values.flatten().numpy()
+    return pd.DataFrame(columns)
+
+
+def _plain(value: Any) -> Any:
+    """Tensors as nested lists; NaN, which JSON does not know, as null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
