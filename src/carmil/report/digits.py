@@ -112,7 +112,7 @@ def _card(
         Strip("factual attention", "where the model looks", _attended(_softmax(here["attention"][:, 0]), shown)),
         Strip(
             "counterfactual attention",
-            "where it would look to answer differently",
+            "close to the factual one, yet drawn towards another answer",
             _attended(_softmax(here["counterfactual"][:, 0, 0]), shown),
         ),
         Strip(f"evidence for “{task.class_names[answer]}”", "the answer", _signed(evidence[:, answer], largest, shown)),
