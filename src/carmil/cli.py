@@ -3,7 +3,7 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,13 +42,19 @@ OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything th
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 
 
-@app.callback()
-def _carmil(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"carmil {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _carmil(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -82,14 +88,18 @@ def table1(
         Path | None, typer.Option(help="A .npy of features, one row an image (train, then test) in the same order.")
     ] = None,
     encoder: Annotated[str, typer.Option(help="pixels (principal components) or resnet18 (as the paper).")] = "pixels",
-    weights: Annotated[Path | None, typer.Option(help="ResNet18's weights; without it torchvision downloads them.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="ResNet18's weights; without it torchvision downloads them.")
+    ] = None,
     pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = Pool.disjoint,
     models: Annotated[str, typer.Option(help="Names with commas between, as `carmil models` lists them.")] = "",
     tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
     repetitions: Annotated[int, typer.Option(help="Initialisations of each model, trained together.")] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 100.")] = 1000,
-    alpha: Annotated[float | None, typer.Option(help="Weight of the counterfactual term.  [default: the branch's own]")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Weight of the counterfactual term.  [default: the branch's own]")
+    ] = None,
     lambda_: Annotated[
         float | None, typer.Option("--lambda", help="Weight of the distance.  [default: the branch's own]")
     ] = None,
@@ -165,13 +175,25 @@ def models() -> None:
 def main() -> None:
     """Runs the command line; bad input is one line and exit status 2, never a traceback."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except CarmilError as error:
-        typer.echo(f"carmil: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("carmil: interrupted; what was finished is kept", err=True)
-        sys.exit(130)
+        _fail(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; what was finished is kept", 130)
+    except _ClickError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
+        _fail(f"{error.format_message().rstrip('.')}; --help says what there is", 2)
+
+
+# The parser's errors; typer brings its own copy of click and shows only this one by name.
+_ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+def _fail(message: str, status: int) -> None:
+    typer.echo(f"carmil: {message}", err=True)
+    sys.exit(status)
 
 
 def _device(device: Device) -> str:
@@ -189,4 +211,3 @@ def _folder(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise CarmilError(f"--out {out} is a file: expected a folder, or a name that is free")
     return out
-

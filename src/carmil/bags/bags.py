@@ -19,7 +19,7 @@ Unit = Literal["level0_px", "um"]
 _PER_INSTANCE = ("features", "instance_labels", "coordinates")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bags:
     """Ragged bags of instance features, and what belongs to them.
 
@@ -172,7 +172,7 @@ class Bags:
             index = torch.as_tensor(which).cpu()
             if index.dtype == torch.bool and len(index) != len(self):
                 raise CarmilError(f"a mask of {len(index)} entries for {len(self)} bags")
-            chosen = everything[index]
+            chosen = everything[index if index.numel() else slice(0)]
         if len(chosen) == 0:
             raise CarmilError(f"no bag of {len(self)} was chosen: expected at least one")
         return chosen
@@ -191,7 +191,6 @@ def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     new_offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     shift = offsets[chosen] - new_offsets[:-1]
     return new_offsets, torch.arange(int(new_offsets[-1])) + torch.repeat_interleave(shift, sizes)
-
 
 
 def _joined(parts: Sequence[Tensor | np.ndarray] | None) -> Tensor | None:

@@ -98,7 +98,9 @@ def _resnet_state(weights: Path | None) -> tuple[dict[str, torch.Tensor], str]:
             state = torch.load(weights, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CarmilError(f"{weights} cannot be read as weights ({reason}): expected a state dict of tensors") from error
+        raise CarmilError(
+            f"{weights} cannot be read as weights ({reason}): expected a state dict of tensors"
+        ) from error
     return state, hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
 
 
@@ -106,4 +108,6 @@ def _load_resnet(network: torch.nn.Module, state: dict[str, torch.Tensor], weigh
     try:
         network.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise CarmilError(f"{weights} does not hold torchvision's ResNet18: {str(error).splitlines()[-1].strip()}") from error
+        raise CarmilError(
+            f"{weights} does not hold torchvision's ResNet18: {str(error).splitlines()[-1].strip()}"
+        ) from error

@@ -34,8 +34,8 @@ class DigitImages:
 
     @property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(np.ascontiguousarray(self.images))
-        digest.update(self.labels.astype(np.int64))
+        digest = hashlib.sha256(self.images.tobytes())
+        digest.update(self.labels.astype(np.int64).tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -75,7 +75,9 @@ def download_mnist(folder: Path | None = None, *, mirror: str = MIRROR) -> Digit
                 "point to their folder with --mnist DIR"
             ) from error
         if hashlib.md5(data, usedforsecurity=False).hexdigest() != md5:
-            raise CarmilError(f"{mirror}{name}.gz is not the file expected (its md5 differs): use another mirror or --mnist DIR")
+            raise CarmilError(
+                f"{mirror}{name}.gz is not the file expected (its md5 differs): use another mirror or --mnist DIR"
+            )
         with whole_file(packed) as aside:
             aside.write_bytes(data)
     return mnist_from_folder(folder)

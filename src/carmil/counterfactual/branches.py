@@ -58,7 +58,9 @@ class CAR(Branch):
             raise CarmilError(f"unknown kind of branch {branch!r}: expected 'shared' or 'full'")
         self.full = branch == "full"
         self.attention: nn.Module = (
-            attention.fresh() if self.full else Linear(attention.size, self.heads, bias=attention.score.bias is not None)
+            attention.fresh()
+            if self.full
+            else Linear(attention.size, self.heads, bias=attention.score.bias is not None)
         )
 
     def forward(self, z: Tensor, trunk: Tensor, u: Tensor) -> Tensor:
@@ -121,7 +123,7 @@ class CIA(Branch):
         _attention(model)
 
     def forward(self, z: Tensor, trunk: Tensor, u: Tensor) -> Tensor:
-        return self.draw(tuple(u.shape[-2:]), u).unsqueeze(-2)
+        return self.draw((u.shape[-2], u.shape[-1]), u).unsqueeze(-2)
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         return {"diff": evidence_differential_loss(prediction.logits, _made(prediction).logits, labels)}

@@ -5,6 +5,8 @@ u_j = w' tanh(V z_j)                          or, gated, w' (tanh(V z_j) * sigmo
 F   = phi(sum_j softmax(u)_j z_j)             phi: `output_layers` hidden ReLU layers, then a linear one
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from carmil.models.contract import BagModel
@@ -20,7 +22,9 @@ class Attention(nn.Module):
         self, inputs: int, size: int, *, gated: bool, heads: int = 1, activation: str = "tanh", bias: bool = True
     ) -> None:
         super().__init__()
-        self._made_with = dict(inputs=inputs, size=size, gated=gated, heads=heads, activation=activation, bias=bias)
+        self._made_with: dict[str, Any] = dict(
+            inputs=inputs, size=size, gated=gated, heads=heads, activation=activation, bias=bias
+        )
         self.V = Linear(inputs, size, bias=bias)
         self.U = Linear(inputs, size, bias=bias) if gated else None
         self.activation = ACTIVATIONS[activation]()

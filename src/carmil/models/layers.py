@@ -48,5 +48,5 @@ class Dropout(Noisy):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        kept = self.draw(tuple(x.shape[-2:]), x) >= self.p
+        kept = self.draw((x.shape[-2], x.shape[-1]), x) >= self.p
         return x * kept / (1 - self.p)

@@ -41,9 +41,9 @@ def curve_svg(curves: Sequence[Curve], *, marks: Sequence[int] = (), y_label: st
             path = " ".join(f"{x(e):.1f},{y(v):.1f}" for e, v in points if v is not None)
             parts.append(f'<polyline class="curve c{i}{" dashed" if curve.dashed else ""}" points="{path}"/>')
     for model, epoch in enumerate(marks):
-        value = curves[-1].values[epoch][model] if epoch >= 0 else None
-        if value is not None:
-            parts.append(f'<circle class="c{len(curves) - 1}" cx="{x(epoch):.1f}" cy="{y(value):.1f}" r="3"/>')
+        best = curves[-1].values[epoch][model] if epoch >= 0 else None
+        if best is not None:
+            parts.append(f'<circle class="c{len(curves) - 1}" cx="{x(epoch):.1f}" cy="{y(best):.1f}" r="3"/>')
     return "".join([*parts, "</svg>"])
 
 

@@ -55,9 +55,17 @@ def write_report(
     """galleries: (heading, introduction, cards); curves: (heading, svg); facts: the run card."""
     from jinja2 import Environment, PackageLoader
 
-    page = Environment(loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = Environment(
+        loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     html = page.get_template("digits.html").render(
-        title=title, tables=tables, galleries=galleries, curves=curves, facts=facts, side=SIDE, sprite_width=SIDE * BAG_SIZE
+        title=title,
+        tables=tables,
+        galleries=galleries,
+        curves=curves,
+        facts=facts,
+        side=SIDE,
+        sprite_width=SIDE * BAG_SIZE,
     )
     write_text(path, html)
 
@@ -117,7 +125,9 @@ def _card(
         ),
         Strip(f"evidence for “{task.class_names[answer]}”", "the answer", _signed(evidence[:, answer], largest, shown)),
         Strip(
-            f"evidence for “{task.class_names[runner_up]}”", "the runner-up", _signed(evidence[:, runner_up], largest, shown)
+            f"evidence for “{task.class_names[runner_up]}”",
+            "the runner-up",
+            _signed(evidence[:, runner_up], largest, shown),
         ),
     )
     return Card(

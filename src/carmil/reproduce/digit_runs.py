@@ -30,7 +30,7 @@ class Experiment:
     task: Task
     model: str
     members: tuple[Member, ...]
-    recipe: Recipe = Recipe()
+    recipe: Recipe = field(default_factory=Recipe)
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property

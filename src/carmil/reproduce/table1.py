@@ -226,9 +226,7 @@ def conditions(settings: Settings, data: Mapping[str, Any], device: str) -> list
 
 def _as_json(rows: Sequence[Row], settings: Settings, data: Mapping[str, Any], device: str) -> dict[str, Any]:
     def named(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | None]]:
-        return {
-            name: {"mean": mean, "std": None if np.isnan(std) else std} for name, (mean, std) in figures.items()
-        }
+        return {name: {"mean": mean, "std": None if np.isnan(std) else std} for name, (mean, std) in figures.items()}
 
     return {
         "conditions": conditions(settings, data, device),

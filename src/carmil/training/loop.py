@@ -51,11 +51,13 @@ class History:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some bags on the device, and who trains on which: share (r, b) sums to 1 for a model that has a bag here."""
+    """Some bags on the device: `rows` (n) are their instances in the cohort; `share` (r, b) says who trains on which
+    bag, and sums to 1 for a model that has one here."""
 
     features: Tensor
     labels: Tensor
     offsets: Offsets
+    rows: Tensor
     share: Tensor
 
 
@@ -160,6 +162,7 @@ class _Stepper:
         assert self._inputs is not None and self._graph is not None
         self._inputs.features.copy_(batch.features)
         self._inputs.labels.copy_(batch.labels)
+        self._inputs.rows.copy_(batch.rows)
         self._inputs.share.copy_(batch.share)
         self._graph.replay()
         return self._outputs
@@ -172,7 +175,8 @@ class _Stepper:
         state, population = self.state, self.state.population
         active = state.active & (batch.share.sum(-1) > 0)
         weights = population.weights.detach().requires_grad_()
-        losses = population.losses(population(batch.features, batch.offsets, weights=weights), batch.labels)
+        prediction = population(batch.features, batch.offsets, weights=weights, rows=batch.rows)
+        losses = population.losses(prediction, batch.labels)
         means = {name: (value * batch.share).sum(-1) for name, value in losses.items()}
         (gradient,) = torch.autograd.grad(means["total"].sum(), weights)
         state.optimizer.step(population.weights, gradient, active)
@@ -182,7 +186,9 @@ class _Stepper:
 
     def _capture(self, batch: Batch, key: tuple[int, ...]) -> None:
         """Records the step on buffers of its own. Recording does not run it; the first replay does."""
-        self._inputs = Batch(batch.features.clone(), batch.labels.clone(), batch.offsets, batch.share.clone())
+        self._inputs = Batch(
+            batch.features.clone(), batch.labels.clone(), batch.offsets, batch.rows.clone(), batch.share.clone()
+        )
         before = _Snapshot(self.state)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -211,31 +217,37 @@ class _Snapshot:
 
 
 def _batches(bags: Bags, train: Tensor, recipe: Recipe, epoch: int) -> Iterator[Batch]:
-    """The bags somebody trains on, in an order that depends on (study seed, epoch) alone. train (r, b) bool."""
-    used = train.any(0).cpu().nonzero().squeeze(-1)
+    """One pass over the bags that somebody trains on. train (r, b) bool.
+
+    Order and division into batches depend on (study seed, epoch) and the cohort alone; a bag that nobody here trains on
+    is then left out. So a model meets its bags in the same steps whoever else is in the population.
+    """
+    order = torch.arange(len(bags))
     if recipe.shuffle:
         generator = torch.Generator().manual_seed(recipe.study_seed * 1_000_003 + epoch)
-        used = used[torch.randperm(len(used), generator=generator)]
-    for chosen in used.split(recipe.batch):
-        mask = train[:, chosen.to(train.device)].float()
-        share = mask / mask.sum(-1, keepdim=True).clamp_min(1)
-        yield _gathered(bags, chosen, share)
+        order = torch.randperm(len(bags), generator=generator)
+    used = train.any(0).cpu()
+    for chosen in order.split(recipe.batch):
+        chosen = chosen[used[chosen]]
+        if len(chosen) > 0:
+            mask = train[:, chosen.to(train.device)].float()
+            yield _gathered(bags, chosen, mask / mask.sum(-1, keepdim=True).clamp_min(1))
 
 
 def _gathered(bags: Bags, chosen: Tensor, share: Tensor) -> Batch:
     device = bags.features.device
     assert bags.labels is not None
-    in_order = len(chosen) == int(chosen[-1]) - int(chosen[0]) + 1 and bool((chosen.diff() == 1).all())
-    if in_order:
+    if bool((chosen.diff() == 1).all()):  # neighbours: no copy
         first, last = int(chosen[0]), int(chosen[-1]) + 1
+        here = slice(int(bags.offsets[first]), int(bags.offsets[last]))
         offsets = bags.offsets[first : last + 1] - bags.offsets[first]
-        features = bags.features[int(bags.offsets[first]) : int(bags.offsets[last])]
-        labels = bags.labels[first:last]
+        rows = torch.arange(here.start, here.stop, device=device)
+        features, labels = bags.features[here], bags.labels[first:last]
     else:
         offsets, rows = rows_of(bags.offsets, chosen)
-        features = bags.features[rows.to(device)]
-        labels = bags.labels[chosen.to(device)]
-    return Batch(features, labels, Offsets(offsets, device), share)
+        rows = rows.to(device)
+        features, labels = bags.features[rows], bags.labels[chosen.to(device)]
+    return Batch(features, labels, Offsets(offsets, device), rows, share)
 
 
 def _whole(bags: Bags, used: Tensor) -> list[tuple[Tensor, Batch]]:

@@ -64,8 +64,14 @@ class Population:
     def device(self) -> torch.device:
         return self.weights.device
 
-    def __call__(self, features: Tensor, offsets: Offsets, *, weights: Tensor | None = None) -> Prediction:
-        """What every model answers; all tensors of the prediction have the population's axis in front."""
+    def __call__(
+        self, features: Tensor, offsets: Offsets, *, weights: Tensor | None = None, rows: Tensor | None = None
+    ) -> Prediction:
+        """What every model answers; all tensors of the prediction have the population's axis in front.
+
+        weights: others than its own, to differentiate by. rows (n): which instances of the cohort these are, for the noise.
+        """
+        self.noise.rows = rows
         for slot, stacked in zip(self._slots, self._stacked(self.weights if weights is None else weights), strict=True):
             setattr(slot.module, slot.attribute, stacked)
         for module in self._noisy:
@@ -97,7 +103,9 @@ class Population:
         """Takes over stacked parameters that `state` wrote. What does not fit is named."""
         missing, surplus = sorted(set(self.names) - set(state)), sorted(set(state) - set(self.names))
         if missing or surplus:
-            raise CarmilError(f"these weights are of another model: missing {missing or 'none'}, unknown {surplus or 'none'}")
+            raise CarmilError(
+                f"these weights are of another model: missing {missing or 'none'}, unknown {surplus or 'none'}"
+            )
         self._load_some(state)
 
     def warm_start(self, state: Mapping[str, Tensor]) -> None:

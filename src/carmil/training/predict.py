@@ -26,9 +26,7 @@ def predict(population: Population, bags: Bags, *, max_instances: int = 2**17) -
     population.train(False)
     parts = []
     for part in bags.parts(max_instances):
-        prediction = population(
-            part.features.to(population.device).float(), Offsets(part.offsets, population.device)
-        )
+        prediction = population(part.features.to(population.device).float(), Offsets(part.offsets, population.device))
         cf = prediction.counterfactual
         parts.append(
             (

@@ -1,11 +1,11 @@
 """A run is a folder; everything a report shows is computed from it.
 
-    run.json               what was asked: config, versions, machine, data fingerprints, seeds
-    weights.safetensors    every parameter, stacked over the models
-    history.json           learning curves
-    predictions.parquet    what every model answers for every test bag
-    metrics.json           measures of every model
-    evidence/maps.safetensors   maps of every model over the test instances
+run.json               what was asked: config, versions, machine, data fingerprints, seeds
+weights.safetensors    every parameter, stacked over the models
+history.json           learning curves
+predictions.parquet    what every model answers for every test bag
+metrics.json           measures of every model
+evidence/maps.safetensors   maps of every model over the test instances
 """
 
 import hashlib
@@ -85,7 +85,10 @@ def write_run(
         write_text(aside / "run.json", json.dumps(facts, indent=2, default=str))
         write_text(aside / "metrics.json", json.dumps(dict(metrics), indent=2))
         write_text(aside / "history.json", json.dumps(_plain(asdict(history))))
-        save_file({name: tensor.contiguous().cpu() for name, tensor in population.state().items()}, aside / "weights.safetensors")
+        save_file(
+            {name: tensor.contiguous().cpu() for name, tensor in population.state().items()},
+            aside / "weights.safetensors",
+        )
         _predictions(answers, bag_ids, labels, population).to_parquet(aside / "predictions.parquet", index=False)
         (aside / "evidence").mkdir()
         stored = {name: tensor.float().contiguous() for name, tensor in maps.items()}

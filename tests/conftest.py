@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    if not SHARED.is_dir():
+        pytest.skip("needs ../shared/data, which is not part of the repository")
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _same_every_time() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `carmil demo --fast` leaves behind."""
+    from carmil.reproduce.demo import run_demo
+
+    out = tmp_path_factory.mktemp("demo")
+    run_demo(out, fast=True)
+    return out

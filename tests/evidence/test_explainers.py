@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from carmil import Bags, create_model, explain
+from carmil.errors import CarmilError
+from carmil.evidence import EXPLAINERS
+from carmil.evidence.path import path_evidence
+from carmil.models.pooling import Offsets, bag_softmax, bag_sum, bag_weighted_sum
+
+SIZES = [30, 7, 1, 12]
+STARTS = torch.tensor([0, *SIZES]).cumsum(0)
+
+
+def model_of(name="abmil", scale=3.0, **options):
+    torch.manual_seed(0)
+    model = create_model(name, 16, 4, hidden=20, attention=20, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model
+
+
+def difference(model, x, offsets):
+    """F(Z) - F(Z_ref), by the definition."""
+    z = model.embed(x, offsets)
+    u = model.attend(z, offsets)
+    pools = [bag_weighted_sum(bag_softmax(s, offsets), z, offsets) for s in (u, -u)]
+    return model.classify(pools[0]) - model.classify(pools[1])
+
+
+@pytest.mark.parametrize("name", ["abmil", "abmil.gated", "car/abmil", "targeted/abmil"])
+@pytest.mark.parametrize("layers", [0, 1, 2])
+@pytest.mark.parametrize("starts", [STARTS, torch.arange(6) * 10])
+def test_path_evidence_is_complete(name, layers, starts):
+    model, offsets = model_of(name, output_layers=layers), Offsets(starts)
+    x = torch.randn(int(starts[-1]), 16)
+    evidence = path_evidence(model, x, offsets)
+    expected = difference(model, x, offsets)
+    assert expected.abs().max() > 1, "a difference of nothing is easily met"
+    error = (bag_sum(evidence, offsets) - expected).abs() / expected.abs().clamp_min(1)
+    assert error.max() < 1e-3
+
+
+def test_path_evidence_of_a_linear_classifier_is_the_closed_form():
+    model, x, offsets = model_of(), torch.randn(50, 16), Offsets(STARTS)
+    z = model.embed(x, offsets)
+    u = model.attend(z, offsets)
+    reference = bag_weighted_sum(bag_softmax(-u, offsets), z, offsets).squeeze(1)[offsets.bag_of]
+    expected = bag_softmax(u, offsets) * ((z - reference) @ model.classifier[0].weight.T)
+    assert torch.allclose(path_evidence(model, x, offsets), expected, atol=1e-5)
+
+
+def test_path_evidence_agrees_with_a_fine_quadrature_through_the_kinks():
+    model, x, offsets = model_of(output_layers=1), torch.randn(10, 16), Offsets(torch.tensor([0, 10]))
+    z = model.embed(x, offsets).detach()
+    u = model.attend(z, offsets).detach()
+    a = bag_softmax(u, offsets)
+    end, start = (bag_weighted_sum(w, z, offsets) for w in (a, bag_softmax(-u, offsets)))
+    total = torch.zeros(4, 20)
+    for t in (torch.arange(4000) + 0.5) / 4000:
+        total += (
+            torch.autograd.functional.jacobian(lambda Z: model.classify(Z)[0], start + t * (end - start)).squeeze()
+            / 4000
+        )
+    assert torch.allclose(path_evidence(model, x, offsets), a * ((z - start[0]) @ total.T), atol=5e-3)
+
+
+@pytest.mark.parametrize("method", EXPLAINERS)
+def test_evidence_of_a_bag_does_not_depend_on_its_company(method):
+    model = model_of("targeted/abmil", output_layers=1)
+    bags = Bags.from_list([torch.randn(size, 16) for size in SIZES], labels=[0, 1, 2, 3])
+    together = explain(model, bags, method)
+    assert together.shape == (50, 4)
+    assert torch.allclose(together, torch.cat([explain(model, bags[i], method) for i in range(4)]), atol=1e-3)
+    assert torch.allclose(together, explain(model, bags, method, max_instances=13), atol=1e-3)
+
+
+def test_attention_says_the_same_for_every_class_and_path_evidence_does_not():
+    model, bags = model_of(), Bags.from_list([torch.randn(9, 16)])
+    attention, path = explain(model, bags, "attention"), explain(model, bags, "path")
+    assert (attention == attention[:, :1]).all()
+    assert not torch.allclose(path[:, 0], path[:, 1])
+    assert not EXPLAINERS["attention"].class_conditional
+    assert EXPLAINERS["path"].class_conditional
+    assert EXPLAINERS["path"].signed
+
+
+def test_an_explainer_that_is_not_there_or_does_not_fit_is_named():
+    bags = Bags.from_list([torch.randn(3, 16)])
+    with pytest.raises(CarmilError, match="unknown explainer 'paht'; did you mean 'path'"):
+        explain(model_of(), bags, "paht")
+    with pytest.raises(CarmilError, match="needs a model with a targeted branch"):
+        explain(model_of("car/abmil"), bags, "targeted")
