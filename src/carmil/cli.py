@@ -15,7 +15,7 @@ app = typer.Typer(
     help="Attention-based multiple-instance learning that shows what speaks for a prediction, and what speaks against it.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 reproduce = typer.Typer(help="The paper's tables and figures, one recipe each.", no_args_is_help=True)
@@ -92,7 +92,9 @@ def table1(
         Path | None, typer.Option(help="ResNet18's weights; without it torchvision downloads them.")
     ] = None,
     pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = Pool.disjoint,
-    models: Annotated[str, typer.Option(help="Names with commas between, as `carmil models` lists them.")] = "",
+    models: Annotated[
+        str, typer.Option(help="Names with commas between, as `carmil models` lists them.")
+    ] = "abmil,car/abmil,targeted/abmil",
     tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
     repetitions: Annotated[int, typer.Option(help="Initialisations of each model, trained together.")] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
@@ -118,10 +120,10 @@ def table1(
     from carmil.models.registry import unknown
     from carmil.report.tables import print_tables
     from carmil.reproduce.digit_data import load_digits
-    from carmil.reproduce.table1 import DEFAULT_MODELS, Settings, conditions, run_table1, tables
+    from carmil.reproduce.table1 import Settings, conditions, run_table1, tables
 
     settings = Settings(
-        models=tuple(name.strip() for name in models.split(",")) if models else DEFAULT_MODELS,
+        models=tuple(name.strip() for name in models.split(",") if name.strip()),
         repetitions=repetitions,
         lr=lr,
         epochs=epochs,

@@ -58,6 +58,10 @@ def machine() -> dict[str, str]:
     return facts
 
 
+def machine_line() -> str:
+    return ", ".join(f"{name} {value}" for name, value in machine().items())
+
+
 def write_run(
     folder: Path,
     *,
