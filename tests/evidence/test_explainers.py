@@ -65,7 +65,7 @@ def test_path_evidence_agrees_with_a_fine_quadrature_through_the_kinks():
     assert torch.allclose(path_evidence(model, x, offsets), a * ((z - start[0]) @ total.T), atol=5e-3)
 
 
-@pytest.mark.parametrize("method", EXPLAINERS)
+@pytest.mark.parametrize("method", ["path", "attention", "targeted", "single"])
 def test_evidence_of_a_bag_does_not_depend_on_its_company(method):
     model = model_of("targeted/abmil", output_layers=1)
     bags = Bags.from_list([torch.randn(size, 16) for size in SIZES], labels=[0, 1, 2, 3])

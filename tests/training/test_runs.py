@@ -51,7 +51,7 @@ def test_a_run_folder_holds_what_the_report_needs(demo_folder):
     table = pd.read_parquet(folder / "predictions.parquet")
     assert len(table) == 2 * 100
     assert torch.allclose(torch.tensor(table[["p0", "p1", "p2", "p3"]].to_numpy()).sum(1), torch.ones(200), atol=1e-5)
-    assert run.maps["attention"].shape == (2, 3000, 1)
+    assert run.maps["attention"].shape == (2, 3000, 4)
     assert run.maps["counterfactual"].shape == (2, 3000, 1, 1)
     assert run.maps["path"].shape == (2, 3000, 4)
     assert run.weights["model.embedding.1.weight"].shape == (2, 20, 64)

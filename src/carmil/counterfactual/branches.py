@@ -1,7 +1,7 @@
 """Counterfactual branches: another attention in front of the same classifier.
 
-A name reads branch/model: `car/abmil` is ABMIL with a counterfactual branch. Whatever has the three verbs and an
-attention made of a trunk and a projection can carry any branch.
+A name reads branch/model: `car/abmil` is ABMIL with a counterfactual branch. Every model that attends can carry every branch;
+how the maps become answers is the model's own business.
 
 n instances, b bags, k classes, h heads, m counterfactual maps.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from carmil.counterfactual.objective import (
     checked_weights,
@@ -19,11 +19,11 @@ from carmil.counterfactual.objective import (
     l1_distance,
 )
 from carmil.errors import CarmilError
-from carmil.models import registry
-from carmil.models.contract import BagModel, Counterfactual, Prediction, cross_entropy
+from carmil.models import contract, registry
+from carmil.models.contract import AttendingModel, BagModel, Counterfactual, Prediction, cross_entropy
 from carmil.models.layers import Linear
 from carmil.models.noise import Noisy
-from carmil.models.pooling import Offsets, bag_mean, bag_softmax, bag_weighted_sum
+from carmil.models.pooling import Offsets
 
 
 class Branch(Noisy):
@@ -31,11 +31,13 @@ class Branch(Noisy):
 
     learned = True
 
-    def forward(self, z: Tensor, trunk: Tensor, u: Tensor) -> Tensor:
+    def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
         """z (..., n, d), the attention's trunk (..., n, t), u (..., n, h) -> u_cf (..., n, m, h)."""
         raise NotImplementedError
 
-    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
+    def losses(
+        self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
+    ) -> dict[str, Tensor]:
         raise NotImplementedError
 
     @staticmethod
@@ -50,28 +52,28 @@ class CAR(Branch):
     `shared`: u_cf_j = w_cf . trunk(z_j), one more projection. `full`: a second attention module of its own.
     """
 
-    def __init__(self, model: BagModel, *, branch: str = "shared") -> None:
+    def __init__(self, model: AttendingModel, *, branch: str | None = None) -> None:
         super().__init__()
-        attention = _attention(model)
-        self.heads = attention.score.weight.shape[0]
+        branch = branch or model.own_branch
         if branch not in ("shared", "full"):
             raise CarmilError(f"unknown kind of branch {branch!r}: expected 'shared' or 'full'")
         self.full = branch == "full"
-        self.attention: nn.Module = (
-            attention.fresh()
-            if self.full
-            else Linear(attention.size, self.heads, bias=attention.score.bias is not None)
-        )
+        self.attention = model.second_attention() if self.full else Linear(model.trunk_size, model.heads)
 
-    def forward(self, z: Tensor, trunk: Tensor, u: Tensor) -> Tensor:
-        return self.attention(z if self.full else trunk).unsqueeze(-2)
+    def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
+        scores = model.attend_with(self.attention, z, offsets) if self.full else self.attention(trunk)
+        return scores.unsqueeze(-2)
 
-    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        cf = _made(prediction)
+    def losses(
+        self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
+    ) -> dict[str, Tensor]:
+        u, cf = _made(prediction)
         losses = {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels)}
         for name, distance in (("l1", l1_distance), ("cosine", cosine_distance)):
             if name in terms:
-                losses[name] = distance(prediction.scores, cf.scores, prediction.offsets)
+                mine = model.compared(u.unsqueeze(-2), prediction.logits, prediction.offsets).squeeze(-2)
+                other = model.compared(cf.scores, prediction.logits, prediction.offsets)
+                losses[name] = distance(mine, other, prediction.offsets)
         return losses
 
     @staticmethod
@@ -87,22 +89,22 @@ class Targeted(Branch):
     L = CE(F(u), y) + alpha mean_c CE(F(u^(c)), c) + lambda mean |delta|
     """
 
-    def __init__(self, model: BagModel) -> None:
+    def __init__(self, model: AttendingModel) -> None:
         super().__init__()
-        attention = _attention(model)
-        self.heads, self.classes = attention.score.weight.shape[0], model.classes
-        self.delta = Linear(attention.size, self.classes * self.heads)
+        self.heads, self.classes = model.heads, model.classes
+        self.delta = Linear(model.trunk_size, self.classes * self.heads)
 
-    def forward(self, z: Tensor, trunk: Tensor, u: Tensor) -> Tensor:
+    def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
         return u.unsqueeze(-2) + self.delta(trunk).unflatten(-1, (self.classes, self.heads))
 
-    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        cf = _made(prediction)
+    def losses(
+        self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
+    ) -> dict[str, Tensor]:
+        u, cf = _made(prediction)
         wanted = torch.arange(self.classes, device=labels.device)
-        change = (cf.scores - prediction.scores.unsqueeze(-2)).abs().mean((-2, -1)).unsqueeze(-1)
         return {
             "target": cross_entropy(cf.logits, wanted).mean(-1),
-            "change": bag_mean(change, prediction.offsets).squeeze(-1),
+            "change": l1_distance(u, cf.scores, prediction.offsets),
         }
 
     @staticmethod
@@ -118,15 +120,17 @@ class CIA(Branch):
 
     learned = False
 
-    def __init__(self, model: BagModel) -> None:
+    def __init__(self, model: AttendingModel) -> None:
         super().__init__()
-        _attention(model)
 
-    def forward(self, z: Tensor, trunk: Tensor, u: Tensor) -> Tensor:
-        return self.draw((u.shape[-2], u.shape[-1]), u).unsqueeze(-2)
+    def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
+        return model.attend_at_random(z, u, offsets, self.draw).unsqueeze(-2)
 
-    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        return {"diff": evidence_differential_loss(prediction.logits, _made(prediction).logits, labels)}
+    def losses(
+        self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
+    ) -> dict[str, Tensor]:
+        _, cf = _made(prediction)
+        return {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels)}
 
     @staticmethod
     def coefficients(alpha: float = 0.2, lambda_: float = 0.0, distance: str = "l1") -> dict[str, float]:
@@ -134,15 +138,19 @@ class CIA(Branch):
         return {"diff": alpha}
 
 
-class CounterfactualModel(BagModel):
+class CounterfactualModel(AttendingModel):
     """A model with a counterfactual branch. Encoder, classifier and pooling are the model's own, shared by all maps."""
 
-    def __init__(self, model: BagModel, branch: Branch) -> None:
+    def __init__(self, model: AttendingModel, branch: Branch) -> None:
         super().__init__()
         self.model = model
         self.branch = branch
-        self.classes = model.classes
-        self.coefficients = {**model.coefficients, **branch.coefficients()}  # type: ignore[call-arg]
+        self.classes, self.heads, self.heads_are_classes = model.classes, model.heads, model.heads_are_classes
+        self.phases, self.softmax_pooling = model.phases, model.softmax_pooling
+        # A method that weighs its bag loss weighs the branch's terms with it.
+        scale = model.coefficients["cls"]
+        own = branch.coefficients()  # type: ignore[call-arg]
+        self.coefficients = {**model.coefficients, **{term: scale * value for term, value in own.items()}}
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.model.embed(features, offsets)
@@ -153,33 +161,18 @@ class CounterfactualModel(BagModel):
     def classify(self, pooled: Tensor) -> Tensor:
         return self.model.classify(pooled)
 
-    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
-        if not (self.branch.learned or self.training):
-            return self.model(features, offsets)
-        offsets = Offsets.of(offsets, features.device)
-        attention = _attention(self.model)
-        z = self.embed(features, offsets)
-        trunk = attention.trunk(z)
-        u = attention.score(trunk)
-        u_cf = self.branch(z, trunk, u)
-        maps = torch.cat([u.unsqueeze(-2), u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])], dim=-2)
-        # All maps are pooled by one product, and classified as if each were a bag.
-        Z = bag_weighted_sum(bag_softmax(maps.flatten(-2), offsets), z, offsets).unflatten(-2, maps.shape[-2:])
-        F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, maps.shape[-2]))
-        return Prediction(
-            logits=F[..., 0, :],
-            scores=u,
-            instances=z,
-            pooled=Z[..., 0, :, :],
-            offsets=offsets,
-            counterfactual=Counterfactual(scores=maps[..., 1:, :], logits=F[..., 1:, :]),
-        )
+    def begin(self, phase: str, epoch: int) -> None:
+        self.model.begin(phase, epoch)
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: contract.Branch | None = None) -> Prediction:
+        makes_maps = self.branch.learned or self.training
+        return self.model(features, offsets, branch=self.branch if makes_maps else None)
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         own = self.model.losses(prediction, labels, terms)
         if prediction.counterfactual is None:
             return own
-        return {**own, **self.branch.losses(prediction, labels, terms)}
+        return {**own, **self.branch.losses(self.model, prediction, labels, terms)}
 
 
 BRANCHES: dict[str, tuple[Callable[..., Branch], str]] = {
@@ -201,24 +194,38 @@ def create_model(name: str, in_features: int = 1024, classes: int = 2, **options
         raise CarmilError(f"{name!r}: {registry.unknown('branch', prefix, BRANCHES)}")
     branch_options = {"branch": options.pop("branch")} if "branch" in options and prefix == "car" else {}
     model = registry.create(rest, in_features, classes, **options)
+    if not isinstance(model, AttendingModel):
+        raise CarmilError(f"{name!r}: {rest} cannot carry a counterfactual branch; {_carriers()} can")
     return CounterfactualModel(model, BRANCHES[prefix][0](model, **branch_options))
 
 
 def list_models() -> dict[str, str]:
     """Every name that `create_model` takes, and what stands behind it in a few words."""
-    plain = {name: entry.description for name, entry in registry.entries().items()}
-    branched = {f"{prefix}/{name}": about for prefix, (_, about) in BRANCHES.items() for name in plain}
-    return {**plain, **branched}
+    entries = registry.entries()
+    branched = {
+        f"{prefix}/{name}": about
+        for prefix, (_, about) in BRANCHES.items()
+        for name, entry in entries.items()
+        if entry.attends
+    }
+    return {**{name: entry.description for name, entry in entries.items()}, **branched}
 
 
-def _attention(model: BagModel) -> Any:
-    attention = getattr(model, "attention", None)
-    if attention is None:
-        raise CarmilError(f"{type(model).__name__} has no attention that a counterfactual branch could stand next to")
-    return attention
+def branch_coefficients(name: str, **given: Any) -> dict[str, float]:
+    """What alpha, lambda_ and distance, as far as given, mean for the loss terms of the model of this name."""
+    prefix, _, rest = name.rpartition("/")
+    if not prefix:
+        return {}
+    branch: Any = BRANCHES[prefix][0]
+    scale = registry.entries()[rest].build.coefficients["cls"]
+    return {term: scale * value for term, value in branch.coefficients(**given).items()}
 
 
-def _made(prediction: Prediction) -> Counterfactual:
-    if prediction.counterfactual is None:
+def _carriers() -> str:
+    return ", ".join(name for name, entry in registry.entries().items() if entry.attends)
+
+
+def _made(prediction: Prediction) -> tuple[Tensor, Counterfactual]:
+    if prediction.counterfactual is None or prediction.scores is None:
         raise ValueError("this prediction was made without its counterfactual branch")
-    return prediction.counterfactual
+    return prediction.scores, prediction.counterfactual

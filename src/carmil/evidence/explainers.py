@@ -12,7 +12,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence.path import path_evidence
-from carmil.models.contract import BagModel
+from carmil.models.contract import AttendingModel, BagModel
 from carmil.models.pooling import Offsets
 from carmil.models.registry import unknown
 
@@ -31,10 +31,41 @@ class Explainer:
 
 
 def _attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """The scores u before the softmax, averaged over heads; the same for every class."""
+    """The scores u before the softmax: a map a class if the heads are the classes', else their mean, the same for every class."""
     with torch.no_grad():
-        u = model.attend(model.embed(features, offsets), offsets)
+        u = model(features, offsets).scores
+    if u is None:
+        raise CarmilError(f"{type(model).__name__} does not attend: there is no attention to show")
+    if getattr(model, "heads_are_classes", False):
+        return u
     return u.mean(-1, keepdim=True).expand(-1, model.classes).contiguous()
+
+
+def _path(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
+    if not isinstance(model, AttendingModel) or not model.softmax_pooling:
+        raise CarmilError(f"path evidence needs attention pooling, which {type(model).__name__} does not have")
+    return path_evidence(model, features, offsets)
+
+
+def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
+    """What each instance says by itself, class by class."""
+    with torch.no_grad():
+        logits = model(features, offsets).instance_logits
+    if logits is None:
+        raise CarmilError(f"{type(model).__name__} has no scores of single instances")
+    return logits
+
+
+def _single(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
+    """The probability of each class for the bag of this instance alone."""
+    with torch.no_grad():
+        return model(features, torch.arange(len(features) + 1)).logits.softmax(-1)
+
+
+def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
+    """Standard normal numbers, the same at every call: the floor that a map must rise above."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(len(features), model.classes, generator=generator).to(features.device)
 
 
 def _targeted(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
@@ -50,7 +81,7 @@ def _targeted(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
 
 EXPLAINERS: dict[str, Explainer] = {
     "path": Explainer(
-        path_evidence,
+        _path,
         "how much the instance moves the class's logit from what the model ignores to what it attends; sums to that change",
         class_conditional=True,
         signed=True,
@@ -58,7 +89,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "attention": Explainer(
         _attention,
-        "the attention score: where the model looks, the same for every class",
+        "the attention score: where the model looks; the same for every class unless each class has a map of its own",
         class_conditional=False,
         signed=False,
         cost="1",
@@ -70,6 +101,21 @@ EXPLAINERS: dict[str, Explainer] = {
         signed=True,
         cost="1",
     ),
+    "patch_scores": Explainer(
+        _patch_scores,
+        "the instance's own class logits (models that have them: additive, mean, max, dsmil)",
+        class_conditional=True,
+        signed=True,
+        cost="1",
+    ),
+    "single": Explainer(
+        _single,
+        "the class probability of the bag of this instance alone (Perturbation Single)",
+        class_conditional=True,
+        signed=False,
+        cost="n bags of one instance",
+    ),
+    "random": Explainer(_random, "chance", class_conditional=True, signed=True, cost="0"),
 }
 
 

@@ -10,14 +10,16 @@ n instances, b bags, d features, h heads, k classes. Only the three verbs of a m
 import torch
 from torch import Tensor
 
-from carmil.models.contract import BagModel
+from carmil.models.contract import AttendingModel
 from carmil.models.pooling import Offsets, bag_project, bag_softmax, bag_weighted_sum
 
 FIRST_CUTS = 8
 DEEPEST = 18
 
 
-def path_evidence(model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, tolerance: float = 5e-4) -> Tensor:
+def path_evidence(
+    model: AttendingModel, features: Tensor, offsets: Offsets | Tensor, *, tolerance: float = 5e-4
+) -> Tensor:
     """Signed evidence (n, k). Its sum over a bag is F(Z) - F(Z_ref), to `tolerance` of max(1, |difference|)."""
     offsets = Offsets.of(offsets, features.device)
     with torch.no_grad():
@@ -34,7 +36,7 @@ def path_evidence(model: BagModel, features: Tensor, offsets: Offsets | Tensor, 
         return ((along - base) * attention.unsqueeze(1)).sum(-1)
 
 
-def mean_gradient(model: BagModel, start: Tensor, end: Tensor, *, tolerance: float) -> Tensor:
+def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, tolerance: float) -> Tensor:
     """G (b, k, h, d): the mean of dF_c/dZ on the straight line from start to end (b, h, d).
 
     Midpoint rule on pieces of the line; a piece is halved while what its midpoint promises differs from what the logits
@@ -68,7 +70,7 @@ def _point(start: Tensor, end: Tensor, bag: Tensor, t: Tensor) -> Tensor:
     return torch.lerp(start[bag], end[bag], t[:, None, None])
 
 
-def _gradient(model: BagModel, points: Tensor) -> Tensor:
+def _gradient(model: AttendingModel, points: Tensor) -> Tensor:
     """dF_c/dZ for every point and class: (p, h, d) -> (p, k, h, d)."""
     with torch.enable_grad():
         points = points.detach().requires_grad_()

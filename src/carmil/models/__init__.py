@@ -1,8 +1,8 @@
 """One file a model, a registry, and the pooling they share."""
 
 from carmil.models import abmil  # noqa: F401  importing a model's file registers it
-from carmil.models.contract import BagModel, Counterfactual, Prediction
+from carmil.models.contract import AttendingModel, BagModel, Counterfactual, Prediction
 from carmil.models.pooling import Offsets
 from carmil.models.registry import create, entries, register
 
-__all__ = ["BagModel", "Counterfactual", "Offsets", "Prediction", "create", "entries", "register"]
+__all__ = ["AttendingModel", "BagModel", "Counterfactual", "Offsets", "Prediction", "create", "entries", "register"]

@@ -5,46 +5,15 @@ u_j = w' tanh(V z_j)                          or, gated, w' (tanh(V z_j) * sigmo
 F   = phi(sum_j softmax(u)_j z_j)             phi: `output_layers` hidden ReLU layers, then a linear one
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 
-from carmil.models.contract import BagModel
-from carmil.models.layers import ACTIVATIONS, Dropout, Linear
+from carmil.models.attention import Attention, WithAttention
+from carmil.models.layers import Dropout, Linear
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
 
 
-class Attention(nn.Module):
-    """u = score(trunk(z)): a trunk of features worth attending by, and a projection onto `heads` maps."""
-
-    def __init__(
-        self, inputs: int, size: int, *, gated: bool, heads: int = 1, activation: str = "tanh", bias: bool = True
-    ) -> None:
-        super().__init__()
-        self._made_with: dict[str, Any] = dict(
-            inputs=inputs, size=size, gated=gated, heads=heads, activation=activation, bias=bias
-        )
-        self.V = Linear(inputs, size, bias=bias)
-        self.U = Linear(inputs, size, bias=bias) if gated else None
-        self.activation = ACTIVATIONS[activation]()
-        self.score = Linear(size, heads, bias=bias)
-        self.size = size
-
-    def trunk(self, z: Tensor) -> Tensor:
-        """(..., n, d) -> (..., n, size)."""
-        t = self.activation(self.V(z))
-        return t if self.U is None else t * self.U(z).sigmoid()
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.score(self.trunk(z))
-
-    def fresh(self) -> "Attention":
-        """Another attention of this shape with weights of its own."""
-        return Attention(**self._made_with)
-
-
-class ABMIL(BagModel):
+class ABMIL(WithAttention):
     def __init__(
         self,
         in_features: int,
@@ -74,12 +43,11 @@ class ABMIL(BagModel):
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.embedding(features)
 
-    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        return self.attention(instances)
-
     def classify(self, pooled: Tensor) -> Tensor:
         return self.classifier(pooled.squeeze(-2))
 
 
-register("abmil", ABMIL, "attention pooling, tanh attention", gated=False)
-register("abmil.gated", ABMIL, "attention pooling, gated attention (tanh times sigmoid)", gated=True)
+register("abmil", ABMIL, "attention pooling, tanh attention", gated=False, inert=("score.bias",))
+register(
+    "abmil.gated", ABMIL, "attention pooling, gated attention (tanh times sigmoid)", gated=True, inert=("score.bias",)
+)

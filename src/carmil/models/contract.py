@@ -4,13 +4,16 @@ n instances of all bags together, b bags, d features, k classes, h heads (attent
 Leading axes, such as that of a population's models, come along everywhere.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
+
+Draw = Callable[[tuple[int, int], Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,44 +26,118 @@ class Counterfactual:
 
 @dataclass(frozen=True)
 class Prediction:
-    """logits F (..., b, k), scores u (..., n, h) before the softmax, instances z (..., n, d), pooled Z (..., b, h, d)."""
+    """What a model answers; what it does not have is None.
+
+    logits F (..., b, k)                    scores u (..., n, h): the attention before the softmax
+    instances z (..., n, d)                 pooled Z (..., b, h, d)
+    instance_logits (..., n, k): what each instance says by itself, in the methods that have such scores
+    """
 
     logits: Tensor
-    scores: Tensor
-    instances: Tensor
-    pooled: Tensor
     offsets: Offsets
+    scores: Tensor | None = None
+    instances: Tensor | None = None
+    pooled: Tensor | None = None
+    instance_logits: Tensor | None = None
     counterfactual: Counterfactual | None = None
 
 
 class BagModel(nn.Module):
-    """Bags in, class logits out:  z = embed(x),  u = attend(z),  Z = sum_j softmax(u)_j z_j,  F = classify(Z)."""
+    """Bags in, class logits out."""
 
     classes: int
-    coefficients: dict[str, float] = {"cls": 1.0}  # noqa: RUF012  how much each of `losses` counts, unless a study says otherwise
+    # How much each of `losses` counts, unless a study says otherwise.
+    coefficients: dict[str, float] = {"cls": 1.0}  # noqa: RUF012
+    # Passes over the bags that make an epoch. Nearly all methods have one.
+    phases: tuple[str, ...] = ("train",)
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
+        raise NotImplementedError
+
+    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
+        """The terms of the loss that are asked for, for each bag, (..., b). `cls`, which validation judges by, is always there."""
+        return {"cls": cross_entropy(prediction.logits, labels)}
+
+    def begin(self, phase: str, epoch: int) -> None:
+        """Told before every pass of the training, and with phase "validation" before validation."""
+
+
+class Branch(Protocol):
+    """What an attending model needs to know of a counterfactual branch: it makes maps u_cf (..., n, m, h)."""
+
+    def __call__(self, model: "AttendingModel", z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor: ...
+
+
+class AttendingModel(BagModel):
+    """z = embed(x),  u = attend(z),  Z = sum_j softmax(u)_j z_j,  F = classify(Z).
+
+    Attention is made of a trunk (features worth attending by) and a score read from it, so that a counterfactual branch
+    can read another score from the same trunk, or stand next to it as an attention of its own.
+    """
+
+    heads: int = 1
+    heads_are_classes: bool = False  # map c belongs to class c
+    softmax_pooling: bool = True  # Z is the sum of softmax(u)_j z_j
+    trunk_size: int
+    own_branch: str = "shared"  # what CAR's branch is made of unless asked: "shared" or "full"
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         """x (..., n, in) -> z (..., n, d)."""
         raise NotImplementedError
 
-    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        """z (..., n, d) -> u (..., n, h), before the softmax."""
+    def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
+        """z (..., n, d) -> (..., n, trunk_size)."""
+        raise NotImplementedError
+
+    def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
+        """The trunk and z -> u (..., n, h), before the softmax."""
         raise NotImplementedError
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Z (..., b, h, d) -> F (..., b, k)."""
         raise NotImplementedError
 
-    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
+    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
+        """z (..., n, d) -> u (..., n, h), before the softmax."""
+        return self.score(self.trunk(instances, offsets), instances, offsets)
+
+    def second_attention(self) -> nn.Module:
+        """A fresh attention for a full counterfactual branch; `attend_with` knows how to use it."""
+        raise NotImplementedError
+
+    def attend_with(self, attention: nn.Module, instances: Tensor, offsets: Offsets) -> Tensor:
+        """u_cf (..., n, h) by an attention that `second_attention` made."""
+        raise NotImplementedError
+
+    def attend_at_random(self, instances: Tensor, u: Tensor, offsets: Offsets, draw: Draw) -> Tensor:
+        """Scores that know nothing, (..., n, h): uniform ones, unless the method says otherwise."""
+        return draw((u.shape[-2], u.shape[-1]), u)
+
+    def compared(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
+        """Which part of the scores (..., n, m, h) a distance between maps compares: all of it, unless the method says otherwise."""
+        return scores
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
         offsets = Offsets.of(offsets, features.device)
         z = self.embed(features, offsets)
-        u = self.attend(z, offsets)
-        Z = bag_weighted_sum(bag_softmax(u, offsets), z, offsets)
-        return Prediction(logits=self.classify(Z), scores=u, instances=z, pooled=Z, offsets=offsets)
-
-    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        """The terms of the loss that are asked for, for each bag, (..., b). `cls`, which validation judges by, is always there."""
-        return {"cls": cross_entropy(prediction.logits, labels)}
+        trunk = self.trunk(z, offsets)
+        u = self.score(trunk, z, offsets)
+        if branch is None:
+            Z = bag_weighted_sum(bag_softmax(u, offsets), z, offsets)
+            return Prediction(logits=self.classify(Z), offsets=offsets, scores=u, instances=z, pooled=Z)
+        u_cf = branch(self, z, trunk, u, offsets)
+        maps = torch.cat([u.unsqueeze(-2), u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])], dim=-2)
+        # All maps are pooled by one product, and classified as if each were a bag.
+        Z = bag_weighted_sum(bag_softmax(maps.flatten(-2), offsets), z, offsets).unflatten(-2, maps.shape[-2:])
+        F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, maps.shape[-2]))
+        return Prediction(
+            logits=F[..., 0, :],
+            offsets=offsets,
+            scores=u,
+            instances=z,
+            pooled=Z[..., 0, :, :],
+            counterfactual=Counterfactual(scores=maps[..., 1:, :], logits=F[..., 1:, :]),
+        )
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -50,3 +50,67 @@ class Dropout(Noisy):
             return x
         kept = self.draw((x.shape[-2], x.shape[-1]), x) >= self.p
         return x * kept / (1 - self.p)
+
+
+class LayerNorm(nn.Module):
+    """Each row to zero mean and unit variance, then scaled and shifted."""
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.ndim == 1:
+            return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps) * self.weight.unsqueeze(
+            -2
+        ) + self.bias.unsqueeze(-2)
+
+
+class BatchNorm(nn.Module):
+    """Each feature to zero mean and unit variance over the instances; running statistics when not training.
+
+    `counted` (r, n, 1), set by a population, says which instances a model may learn from: those of its own training bags.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    counted: Tensor | None = None
+
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            mean, var = self._learned(x)
+        else:
+            mean, var = self.running_mean.unsqueeze(-2), self.running_var.unsqueeze(-2)
+        return (x - mean) * (var + self.eps).rsqrt() * self.weight.unsqueeze(-2) + self.bias.unsqueeze(-2)
+
+    def _learned(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        counted = x.new_ones(*x.shape[:-1], 1) if self.counted is None else self.counted.to(x.dtype)
+        count = counted.sum(-2, keepdim=True)
+        mean = (x * counted).sum(-2, keepdim=True) / count.clamp_min(1)
+        var = ((x - mean).square() * counted).sum(-2, keepdim=True) / count.clamp_min(1)
+        with torch.no_grad():
+            step = self.momentum * (count > 0).to(x.dtype).squeeze(-2)
+            unbiased = var * count / (count - 1).clamp_min(1)
+            self.running_mean.add_(step * (mean.squeeze(-2) - self.running_mean))
+            self.running_var.add_(step * (unbiased.squeeze(-2) - self.running_var))
+        return mean, var
+
+
+def xavier(model: nn.Module) -> None:
+    """Xavier-normal weights and zero biases for every linear layer, as several of the originals start."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            nn.init.xavier_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

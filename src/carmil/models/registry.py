@@ -2,29 +2,44 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from carmil.errors import CarmilError
-from carmil.models.contract import BagModel
+from carmil.models.contract import AttendingModel, BagModel
 
 
 @dataclass(frozen=True)
 class Entry:
     """A registered model: how to build it, in a few words what it is, and what its name fixes."""
 
-    build: Callable[..., BagModel]
+    build: type[BagModel]
     description: str
     options: Mapping[str, Any]
+    permutation_invariant: bool = True
+    inert: tuple[str, ...] = ()  # parameters that the answer does not depend on, by the end of their names
+
+    @property
+    def attends(self) -> bool:
+        """Can it carry a counterfactual branch?"""
+        return issubclass(self.build, AttendingModel)
 
 
 _ENTRIES: dict[str, Entry] = {}
 
 
-def register(name: str, build: Callable[..., BagModel], description: str, **options: Any) -> None:
+def register(
+    name: str,
+    build: type[BagModel],
+    description: str,
+    *,
+    permutation_invariant: bool = True,
+    inert: tuple[str, ...] = (),
+    **options: Any,
+) -> None:
     """Makes `build(in_features, classes, **options)` known as `name`."""
-    _ENTRIES[name] = Entry(build, description, options)
+    _ENTRIES[name] = Entry(build, description, options, permutation_invariant, inert)
 
 
 def entries() -> dict[str, Entry]:
@@ -45,7 +60,8 @@ def create(name: str, in_features: int, classes: int, **options: Any) -> BagMode
         if option not in known:
             takes = sorted(set(known) - {"in_features", "classes"})
             raise CarmilError(f"{name!r}: {unknown('option', option, takes)}")
-    return entry.build(in_features, classes, **{**entry.options, **options})
+    build: Any = entry.build
+    return build(in_features, classes, **{**entry.options, **options})
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

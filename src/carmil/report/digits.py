@@ -117,7 +117,7 @@ def _card(
     largest = float(np.abs(evidence[:, [answer, runner_up]]).max())
     shown = digits[order]
     strips = (
-        Strip("factual attention", "where the model looks", _attended(_softmax(here["attention"][:, 0]), shown)),
+        Strip("factual attention", "where the model looks", _attended(_softmax(here["attention"][:, answer]), shown)),
         Strip(
             "counterfactual attention",
             "close to the factual one, yet drawn towards another answer",

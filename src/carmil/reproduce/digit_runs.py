@@ -13,6 +13,7 @@ from carmil.bags.bags import Bags
 from carmil.bags.digits import DigitStudy, Task
 from carmil.counterfactual import create_model
 from carmil.evidence import bag_performance, evidence_agreement, explain
+from carmil.models import registry
 from carmil.progress import training_progress
 from carmil.training.loop import TRAIN, VALIDATION, Recipe, fit
 from carmil.training.population import Member, Population
@@ -83,20 +84,30 @@ def run_experiment(experiment: Experiment, study: DigitStudy, folder: Path, *, d
 
 
 def _maps(population: Population, test: Bags, answers: Answers, model: str) -> dict[str, Tensor]:
-    """attention (r, n, h); counterfactual (r, n, m, h) if a branch learned one; evidence by path, and targeted, (r, n, k)."""
-    maps = {"attention": answers.scores}
+    """Evidence by every explainer that the table shows for this model, (r, n, k), and counterfactual (r, n, m, h) if learned."""
+    members = [population.member(row) for row in range(len(population))]
+    maps = {method: torch.stack([explain(member, test, method) for member in members]) for method in evidence_of(model)}
     if answers.counterfactual_scores is not None:
         maps["counterfactual"] = answers.counterfactual_scores
-    members = [population.member(row) for row in range(len(population))]
-    for method in ["path", *(["targeted"] if model.startswith("targeted/") else [])]:
-        maps[method] = torch.stack([explain(member, test, method) for member in members])
     return maps
+
+
+def evidence_of(model: str) -> list[str]:
+    """Which explainers a model of this name is asked for."""
+    branch, _, plain = model.rpartition("/")
+    attends = registry.entries()[plain].attends
+    return [
+        *(["attention"] if attends or plain == "additive" else []),
+        *(["patch_scores"] if plain in ("additive", "mean", "max", "dsmil") and not branch else []),
+        *(["targeted"] if branch == "targeted" else []),
+        *(["single", "random"] if model == "abmil" else []),
+        *(["path"] if attends and plain != "transmil" else []),
+    ]
 
 
 def _measured(answers: Answers, maps: Mapping[str, Tensor], test: Bags) -> dict[str, list[float]]:
     """Bag measures, and agreement with the truth under every negative rule that applies, for each model."""
     labels, truth = _known(test.labels), _known(test.instance_labels)
-    classes = truth.shape[1]
     by_model = [bag_performance(probabilities, labels) for probabilities in answers.probabilities]
     measured = {name: [one[name] for one in by_model] for name in by_model[0]}
 
@@ -105,20 +116,21 @@ def _measured(answers: Answers, maps: Mapping[str, Tensor], test: Bags) -> dict[
         measured[f"{evidence}.auprc_pos"] = agreement.positive.tolist()
         measured[f"{evidence}.{rule}.auprc_both"] = agreement.both.tolist()
 
-    for evidence in ("attention", "path", "targeted"):
-        if evidence in maps:
-            s = _by_class(maps[evidence], classes) if evidence == "attention" else maps[evidence]
+    cf = maps.get("counterfactual")
+    for evidence, s in maps.items():
+        if evidence != "counterfactual":
             add(evidence, "mirror", s, -s)
             add(evidence, "self", s, s)
-    cf = maps.get("counterfactual")
     if cf is not None and cf.shape[-2] == 1:
-        add("attention", "counterfactual", _by_class(maps["attention"], classes), _by_class(cf.squeeze(-2), classes))
+        # one map for every class, or a map a class: as the attention itself
+        cf = cf.squeeze(-2)
+        add(
+            "attention",
+            "counterfactual",
+            maps["attention"],
+            cf if cf.shape[-1] == truth.shape[1] else cf.mean(-1, keepdim=True).expand_as(maps["attention"]),
+        )
     return measured
-
-
-def _by_class(attention: Tensor, classes: int) -> Tensor:
-    """The same map for every class: (r, n, h) -> (r, n, k)."""
-    return attention.mean(-1, keepdim=True).expand(-1, -1, classes)
 
 
 def _known(value: Tensor | None) -> Tensor:

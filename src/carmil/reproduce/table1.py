@@ -13,7 +13,7 @@ import numpy as np
 
 from carmil.bags.digits import TASKS, DigitStudy
 from carmil.counterfactual import list_models
-from carmil.counterfactual.branches import BRANCHES
+from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError
 from carmil.evidence.agreement import NEGATIVE_RULES
 from carmil.files import write_text
@@ -96,14 +96,10 @@ class Settings:
 
     def members(self, model: str) -> tuple[Member, ...]:
         """Models that differ in their seed alone."""
-        prefix, _, _ = model.rpartition("/")
-        coefficients: dict[str, float] = {}
-        if prefix:
-            given = {"alpha": self.alpha, "lambda_": self.lambda_, "distance": self.distance}
-            if prefix != "car":
-                given.pop("distance")
-            branch: Any = BRANCHES[prefix][0]
-            coefficients = branch.coefficients(**{name: value for name, value in given.items() if value is not None})
+        given: dict[str, Any] = {"alpha": self.alpha, "lambda_": self.lambda_}
+        if model.startswith("car/"):
+            given["distance"] = self.distance
+        coefficients = branch_coefficients(model, **{name: value for name, value in given.items() if value is not None})
         return tuple(Member(seed=seed, lr=self.lr, coefficients=coefficients) for seed in range(self.repetitions))
 
 

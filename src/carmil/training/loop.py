@@ -25,6 +25,7 @@ class Recipe:
     epochs: int = 1000
     batch: int = 16
     optimizer: str = "sgd"
+    momentum: float = 0.9
     weight_decay: float = 0.0
     shuffle: bool = False
     warmup: int = 10
@@ -32,7 +33,14 @@ class Recipe:
     study_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch", 1), ("warmup", 0), ("patience", 1), ("weight_decay", 0)):
+        for name, low in (
+            ("epochs", 1),
+            ("batch", 1),
+            ("warmup", 0),
+            ("patience", 1),
+            ("weight_decay", 0),
+            ("momentum", 0),
+        ):
             if not getattr(self, name) >= low:
                 raise CarmilError(f"{name} is {getattr(self, name)}: expected at least {low}")
         if self.optimizer not in OPTIMIZERS:
@@ -80,12 +88,17 @@ def fit(
     step = _Stepper(state)
     for epoch in range(recipe.epochs):
         population.train()
-        sums: dict[str, Tensor] = {}
-        for batch in _batches(bags, roles[state.rows] == TRAIN, recipe, epoch):
-            for name, value in step(batch).items():
-                sums[name] = sums[name] + value if name in sums else value.clone()
+        losses: dict[str, Tensor] = {}
+        for phase in population.model.phases:
+            population.model.begin(phase, epoch)
+            sums: dict[str, Tensor] = {}
+            for batch in _batches(bags, roles[state.rows] == TRAIN, recipe, epoch):
+                for name, value in step(batch, phase).items():
+                    sums[name] = sums[name] + value if name in sums else value.clone()
+            steps = sums.pop("steps").clamp_min(1)
+            losses |= {name: value / steps for name, value in sums.items()}
         population.train(False)
-        losses = {name: value / step.counts(sums) for name, value in sums.items() if name != "steps"}
+        population.model.begin("validation", epoch)
         judged = _validation_loss(state.population, roles[state.rows], validation)
         records.append((losses, judged, state.rows))
         running = state.after_epoch(epoch, judged)
@@ -93,7 +106,7 @@ def fit(
             on_epoch(epoch, {name: float(value.nanmean()) for name, value in losses.items()}, running)
         if running == 0:
             break
-    population.weights = state.best
+    population.weights, population.buffers = state.best, state.best_buffers
     return _history(records, state)
 
 
@@ -105,14 +118,15 @@ class _State:
         self.population, self.recipe = population, recipe
         self.rows = torch.arange(r, device=device)
         self.active = torch.ones(r, dtype=torch.bool, device=device)
-        self.best = population.weights.clone()
+        self.best, self.best_buffers = population.weights.clone(), population.buffers.clone()
         self.best_loss = torch.full((r,), float("inf"), device=device)
         self.best_epoch = torch.full((r,), -1, dtype=torch.long, device=device)
         self.waited = torch.zeros(r, dtype=torch.long, device=device)
         self.epochs_run = torch.zeros(r, dtype=torch.long, device=device)
         lr = torch.tensor([member.lr for member in population.members], device=device)
+        options = {"momentum": recipe.momentum} if recipe.optimizer == "sgd" else {}
         self.optimizer: Optimizer = OPTIMIZERS[recipe.optimizer](
-            population.weights, lr, weight_decay=recipe.weight_decay
+            population.weights, lr, weight_decay=recipe.weight_decay, **options
         )
 
     def after_epoch(self, epoch: int, judged: Tensor) -> int:
@@ -122,6 +136,7 @@ class _State:
         if epoch >= self.recipe.warmup or epoch == self.recipe.epochs - 1:
             better = self.active & (judged < self.best_loss[rows])
             self.best[rows[better]] = self.population.weights[better]
+            self.best_buffers[rows[better]] = self.population.buffers[better]
             self.best_loss[rows[better]] = judged[better]
             self.best_epoch[rows[better]] = epoch
             self.waited[rows] = torch.where(better, 0, self.waited[rows] + 1)
@@ -145,17 +160,17 @@ class _Stepper:
     def __init__(self, state: _State) -> None:
         self.state = state
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._key: tuple[int, ...] = ()
+        self._key: tuple[str | int, ...] = ()
         self._inputs: Batch | None = None
         self._outputs: dict[str, Tensor] = {}
 
-    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, phase: str) -> dict[str, Tensor]:
         """Steps on the batch; each model's losses on it (r), zero for a model that took no step, and `steps` (r)."""
         if batch.features.device.type != "cuda" or batch.offsets.size is None:
             return self._step(batch)
-        key = (len(self.state.rows), batch.offsets.bags, batch.offsets.size)
+        key = (phase, len(self.state.rows), batch.offsets.bags, batch.offsets.size)
         if key != self._key:
-            if self._graph is None or key[0] != self._key[0]:
+            if self._graph is None or key[:2] != self._key[:2]:
                 self._capture(batch, key)
                 return self._outputs
             return self._step(batch)  # a last, smaller batch
@@ -167,15 +182,12 @@ class _Stepper:
         self._graph.replay()
         return self._outputs
 
-    @staticmethod
-    def counts(sums: dict[str, Tensor]) -> Tensor:
-        return sums["steps"].clamp_min(1)
-
     def _step(self, batch: Batch) -> dict[str, Tensor]:
         state, population = self.state, self.state.population
         active = state.active & (batch.share.sum(-1) > 0)
         weights = population.weights.detach().requires_grad_()
-        prediction = population(batch.features, batch.offsets, weights=weights, rows=batch.rows)
+        counted = batch.share > 0
+        prediction = population(batch.features, batch.offsets, weights=weights, rows=batch.rows, counted=counted)
         losses = population.losses(prediction, batch.labels)
         means = {name: (value * batch.share).sum(-1) for name, value in losses.items()}
         (gradient,) = torch.autograd.grad(means["total"].sum(), weights)
@@ -184,7 +196,7 @@ class _Stepper:
         on = active.to(gradient.dtype)
         return {**{name: value.detach() * on for name, value in means.items()}, "steps": on}
 
-    def _capture(self, batch: Batch, key: tuple[int, ...]) -> None:
+    def _capture(self, batch: Batch, key: tuple[str | int, ...]) -> None:
         """Records the step on buffers of its own. Recording does not run it; the first replay does."""
         self._inputs = Batch(
             batch.features.clone(), batch.labels.clone(), batch.offsets, batch.rows.clone(), batch.share.clone()
@@ -208,7 +220,8 @@ class _Snapshot:
     """What a step changes, put back after the warm-up that recording a CUDA graph needs."""
 
     def __init__(self, state: _State) -> None:
-        self._live = [state.population.weights, state.population.noise.steps, *state.optimizer.state]
+        population = state.population
+        self._live = [population.weights, population.buffers, population.noise.steps, *state.optimizer.state]
         self._copies = [tensor.detach().clone() for tensor in self._live]
 
     def restore(self) -> None:

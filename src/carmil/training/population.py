@@ -1,10 +1,10 @@
 """A population: r models of one architecture whose parameters are rows of one matrix and are stepped together.
 
-r models, p parameters each. A single model is a population of one.
+r models, p parameters each, q buffered values (running statistics). A single model is a population of one.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from carmil.errors import CarmilError
 from carmil.models.contract import BagModel, Prediction
+from carmil.models.layers import BatchNorm
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
 
@@ -40,17 +41,19 @@ class Population:
         self.build = build
         self.members = list(members)
         with torch.random.fork_rng(devices=[]):
-            rows = []
+            rows, buffers = [], []
             for member in members:
                 torch.manual_seed(member.seed)
                 model = build()
-                rows.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+                rows.append(_flat(model.parameters()))
+                buffers.append(_flat(model.buffers()))
         self.weights = torch.stack(rows).to(device)
+        self.buffers = torch.stack(buffers).to(device)
         self.model = model
         self.noise = Noise(torch.tensor([member.seed for member in members], device=device))
-        self._slots = _slots(model)
-        self.names = [slot.name for slot in self._slots]
-        self._release_parameters()
+        self._weight_slots = _slots(model, model.named_parameters())
+        self._buffer_slots = _slots(model, model.named_buffers())
+        self._release()
         self.coefficients = {
             term: torch.tensor([member.coefficients.get(term, default) for member in members], device=device)
             for term, default in model.coefficients.items()
@@ -65,17 +68,28 @@ class Population:
         return self.weights.device
 
     def __call__(
-        self, features: Tensor, offsets: Offsets, *, weights: Tensor | None = None, rows: Tensor | None = None
+        self,
+        features: Tensor,
+        offsets: Offsets,
+        *,
+        weights: Tensor | None = None,
+        rows: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> Prediction:
         """What every model answers; all tensors of the prediction have the population's axis in front.
 
         weights: others than its own, to differentiate by. rows (n): which instances of the cohort these are, for the noise.
+        counted (r, b): which bags a model may learn statistics from, all of them if not given.
         """
         self.noise.rows = rows
-        for slot, stacked in zip(self._slots, self._stacked(self.weights if weights is None else weights), strict=True):
+        for slot, stacked in _stacked(self.weights if weights is None else weights, self._weight_slots):
             setattr(slot.module, slot.attribute, stacked)
-        for module in self._noisy:
-            module.noise = self.noise
+        for slot, stacked in _stacked(self.buffers, self._buffer_slots):
+            setattr(slot.module, slot.attribute, stacked)
+        for noisy in self._noisy:
+            noisy.noise = self.noise
+        for normed in self._normed:
+            normed.counted = None if counted is None else counted[:, offsets.bag_of].unsqueeze(-1)
         return self.model(features, offsets)
 
     def losses(self, prediction: Prediction, labels: Tensor) -> dict[str, Tensor]:
@@ -96,12 +110,12 @@ class Population:
 
     def state(self) -> dict[str, Tensor]:
         """Every parameter by name, stacked: (r, ...)."""
-        stacked = (tensor.detach().clone() for tensor in self._stacked(self.weights))
-        return dict(zip(self.names, stacked, strict=True))
+        return {name: tensor.detach().clone() for name, tensor in self._named().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over stacked parameters that `state` wrote. What does not fit is named."""
-        missing, surplus = sorted(set(self.names) - set(state)), sorted(set(state) - set(self.names))
+        names = set(self._named())
+        missing, surplus = sorted(names - set(state)), sorted(set(state) - names)
         if missing or surplus:
             raise CarmilError(
                 f"these weights are of another model: missing {missing or 'none'}, unknown {surplus or 'none'}"
@@ -113,7 +127,7 @@ class Population:
 
         A baseline of one row serves all models.
         """
-        mine = {name.removeprefix("model."): name for name in self.names if not name.startswith("branch.")}
+        mine = {name.removeprefix("model."): name for name in self._named() if not name.startswith("branch.")}
         if set(mine) != set(state):
             raise CarmilError(
                 "the baseline is not this model without its branch: "
@@ -125,29 +139,32 @@ class Population:
         """These models only, in this order, with weights of their own. The architecture is shared: call one at a time."""
         part = copy.copy(self)
         part.members = [self.members[row] for row in rows.tolist()]
-        part.weights = self.weights[rows]
+        part.weights, part.buffers = self.weights[rows], self.buffers[rows]
         part.noise = Noise(self.noise.seeds[rows], self.noise.steps[rows])
         part.coefficients = {term: value[rows] for term, value in self.coefficients.items()}
         return part
 
-    def _stacked(self, weights: Tensor) -> list[Tensor]:
-        # One split, so that the gradient of the whole matrix comes back as one concatenation.
-        pieces = weights.split([slot.count for slot in self._slots], dim=1)
-        return [piece.unflatten(1, slot.shape) for piece, slot in zip(pieces, self._slots, strict=True)]
+    def _named(self) -> dict[str, Tensor]:
+        """Views of all parameters and buffers by name."""
+        pairs = [*_stacked(self.weights, self._weight_slots), *_stacked(self.buffers, self._buffer_slots)]
+        return {slot.name: stacked for slot, stacked in pairs}
 
     def _load_some(self, state: Mapping[str, Tensor]) -> None:
-        stacked = dict(zip(self.names, self._stacked(self.weights), strict=True))
+        views = self._named()
         for name, tensor in state.items():
-            wanted = stacked[name].shape
+            wanted = views[name].shape
             if tensor.shape[1:] != wanted[1:] or len(tensor) not in (1, len(self)):
                 raise CarmilError(f"weights {name!r} have shape {tuple(tensor.shape)}: expected {tuple(wanted)}")
         for name, tensor in state.items():
-            stacked[name].copy_(tensor)
+            views[name].copy_(tensor)
 
-    def _release_parameters(self) -> None:
-        """From here on the model's parameters are plain attributes, which `__call__` sets to stacked views."""
-        for slot in self._slots:
+    def _release(self) -> None:
+        """From here on the model's parameters and buffers are plain attributes, which `__call__` sets to stacked views."""
+        for slot in self._weight_slots:
             del slot.module._parameters[slot.attribute]
+        for slot in self._buffer_slots:
+            del slot.module._buffers[slot.attribute]
+        self._normed = [module for module in self.model.modules() if isinstance(module, BatchNorm)]
         self._noisy = [module for module in self.model.modules() if isinstance(module, Noisy)]
         for site, module in enumerate(self._noisy):
             module.site = site
@@ -155,7 +172,7 @@ class Population:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a parameter lives in the architecture."""
+    """Where a parameter or buffer lives in the architecture."""
 
     name: str
     module: nn.Module
@@ -164,9 +181,19 @@ class _Slot:
     count: int
 
 
-def _slots(model: nn.Module) -> list[_Slot]:
+def _slots(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> list[_Slot]:
     slots = []
-    for name, parameter in model.named_parameters():
+    for name, tensor in named:
         path, _, attribute = name.rpartition(".")
-        slots.append(_Slot(name, model.get_submodule(path), attribute, parameter.shape, parameter.numel()))
+        slots.append(_Slot(name, model.get_submodule(path), attribute, tensor.shape, tensor.numel()))
     return slots
+
+
+def _stacked(matrix: Tensor, slots: list[_Slot]) -> list[tuple[_Slot, Tensor]]:
+    """Columns of the matrix as stacked tensors. One split, so that its gradient comes back as one concatenation."""
+    pieces = matrix.split([slot.count for slot in slots], dim=1) if slots else []
+    return [(slot, piece.unflatten(1, slot.shape)) for slot, piece in zip(slots, pieces, strict=True)]
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0), *(tensor.detach().flatten() for tensor in tensors)])

@@ -12,10 +12,11 @@ from carmil.training.population import Population
 
 @dataclass(frozen=True)
 class Answers:
-    """probabilities (r, b, k), scores u (r, n, h); with a learned branch u_cf (r, n, m, h) and its answers (r, b, m, k)."""
+    """probabilities (r, b, k); if it attends, scores u (r, n, h); with a learned branch u_cf (r, n, m, h) and its answers
+    (r, b, m, k)."""
 
     probabilities: Tensor
-    scores: Tensor
+    scores: Tensor | None
     counterfactual_scores: Tensor | None
     counterfactual_probabilities: Tensor | None
 
@@ -31,7 +32,7 @@ def predict(population: Population, bags: Bags, *, max_instances: int = 2**17) -
         parts.append(
             (
                 prediction.logits.softmax(-1).cpu(),
-                prediction.scores.cpu(),
+                None if prediction.scores is None else prediction.scores.cpu(),
                 None if cf is None else cf.scores.cpu(),
                 None if cf is None else cf.logits.softmax(-1).cpu(),
             )
