@@ -154,6 +154,45 @@ def table1(
     typer.echo(f"\nwritten: {out / 'table1.md'}, {out / 'table1.json'}, {out / 'runs'}")
 
 
+@reproduce.command()
+def crc(
+    data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
+    models: Annotated[str, typer.Option(help="Names with commas between.  [default: all methods]")] = "",
+    seed: Annotated[int, typer.Option(help="Of the folds.")] = 0,
+    out: OutOption = Path("crc"),
+    device: DeviceOption = Device.auto,
+) -> None:
+    """All methods on nuclei of colorectal cancer, a bag a patient, with known instances; five folds.
+
+    Example: carmil reproduce crc --data DIR --models abmil.gated,car/abmil.gated
+    """
+    from carmil.report.tables import print_tables
+    from carmil.reproduce.crc import MODELS, conditions, run_crc, table
+
+    names = [name.strip() for name in (models or MODELS).split(",") if name.strip()]
+    where = _device(device)
+    rows = run_crc(data, names, _folder(out), device=where, seed=seed)
+    print_tables([table(rows)])
+    for line in conditions(where, seed):
+        typer.echo(f"- {line}")
+    typer.echo(f"\nwritten: {out / 'crc.md'}, {out / 'crc.json'}")
+
+
+@reproduce.command()
+def complexity(out: OutOption = Path("complexity")) -> None:
+    """Parameters and multiply-adds of all models, ours and the paper's, and what explains the difference.
+
+    Example: carmil reproduce complexity --out complexity
+    """
+    from carmil.report.tables import print_tables
+    from carmil.reproduce.complexity import EXPLANATION, run_complexity, table
+
+    lines = run_complexity(_folder(out))
+    print_tables([table(lines)])
+    typer.echo(EXPLANATION)
+    typer.echo(f"\nwritten: {out / 'complexity.md'}, {out / 'complexity.json'}")
+
+
 @app.command()
 def models() -> None:
     """The models there are. A counterfactual branch goes in front of the name: car/abmil."""

@@ -25,15 +25,17 @@ def test_every_row_names_its_rule_and_controls_stand_beside(table):
         assert (task, "car/abmil", "attention", "counterfactual") in kinds
         assert (task, "car/abmil", "path", "mirror") in kinds
         assert (task, "targeted/abmil", "targeted", "mirror") in kinds
-        assert (task, "transmil", "attention", "mirror") in kinds
+        assert (task, "transmil", "rollout", "mirror") in kinds
+        assert (task, "abmil", "single", "mirror") in kinds
+        assert (task, "abmil", "random", "mirror") in kinds
     assert all(r.note == "control" for r in rows if r.negative == "self")
 
 
-def test_rows_without_a_model_are_said_to_be_missing(table):
+def test_rows_of_the_paper_that_were_not_asked_for_are_said_to_be_missing(table):
     _, _, _, rows = table
     missing = [r for r in rows if not r.ours]
     assert missing
-    assert all("missing" in r.note for r in missing)
+    assert all(r.note == "not asked for" for r in missing)
     assert all(r.paper == PAPER[r.model, r.evidence, r.negative][r.task] for r in missing)
 
 

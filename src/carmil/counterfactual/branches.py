@@ -61,7 +61,7 @@ class CAR(Branch):
         self.attention = model.second_attention() if self.full else Linear(model.trunk_size, model.heads)
 
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
-        scores = model.attend_with(self.attention, z, offsets) if self.full else self.attention(trunk)
+        scores = model.attend_with(self.attention, z, trunk, offsets) if self.full else self.attention(trunk)
         return scores.unsqueeze(-2)
 
     def losses(
@@ -124,7 +124,7 @@ class CIA(Branch):
         super().__init__()
 
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
-        return model.attend_at_random(z, u, offsets, self.draw).unsqueeze(-2)
+        return model.attend_at_random(trunk, u, offsets, self.draw).unsqueeze(-2)
 
     def losses(
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]

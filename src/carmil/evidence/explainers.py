@@ -56,6 +56,15 @@ def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor
     return logits
 
 
+def _rollout(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
+    """Attention rolled out over the layers of a transformer; the same for every class."""
+    rolled_out = getattr(getattr(model, "model", model), "rollout", None)
+    if rolled_out is None:
+        raise CarmilError(f"{type(model).__name__} has no layers of self-attention to roll out")
+    with torch.no_grad():
+        return rolled_out(features, offsets).expand(-1, model.classes).contiguous()
+
+
 def _single(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     """The probability of each class for the bag of this instance alone."""
     with torch.no_grad():
@@ -99,6 +108,13 @@ EXPLAINERS: dict[str, Explainer] = {
         "what attention must gain for the class to win (models with a targeted branch)",
         class_conditional=True,
         signed=True,
+        cost="1",
+    ),
+    "rollout": Explainer(
+        _rollout,
+        "attention rolled out over the layers (TransMIL); the same for every class",
+        class_conditional=False,
+        signed=False,
         cost="1",
     ),
     "patch_scores": Explainer(

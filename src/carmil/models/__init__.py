@@ -1,6 +1,6 @@
 """One file a model, a registry, and the pooling they share."""
 
-from carmil.models import abmil  # noqa: F401  importing a model's file registers it
+from carmil.models import abmil, acmil, additive, clam, dsmil, max, mean, rrt, transmil, weno  # noqa: F401  importing a file registers it
 from carmil.models.contract import AttendingModel, BagModel, Counterfactual, Prediction
 from carmil.models.pooling import Offsets
 from carmil.models.registry import create, entries, register

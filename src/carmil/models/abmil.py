@@ -26,7 +26,7 @@ class ABMIL(WithAttention):
         attention_bias: bool = True,
         embedding_bias: bool = True,
         output_layers: int = 0,
-        dropout: float = 0.0,
+        dropout: float = 0.25,
         feature_dropout: float = 0.0,
     ) -> None:
         super().__init__()

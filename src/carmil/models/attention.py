@@ -68,5 +68,5 @@ class WithAttention(AttendingModel):
     def second_attention(self) -> nn.Module:
         return self.attention.fresh()
 
-    def attend_with(self, attention: nn.Module, instances: Tensor, offsets: Offsets) -> Tensor:
+    def attend_with(self, attention: nn.Module, instances: Tensor, trunk: Tensor, offsets: Offsets) -> Tensor:
         return attention(instances)

@@ -5,7 +5,7 @@ Leading axes, such as that of a population's models, come along everywhere.
 """
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -30,7 +30,9 @@ class Prediction:
 
     logits F (..., b, k)                    scores u (..., n, h): the attention before the softmax
     instances z (..., n, d)                 pooled Z (..., b, h, d)
+    weights (..., n, h): the attention after masking and softmax, as it was used
     instance_logits (..., n, k): what each instance says by itself, in the methods that have such scores
+    extras: what else a method's own losses need
     """
 
     logits: Tensor
@@ -38,8 +40,10 @@ class Prediction:
     scores: Tensor | None = None
     instances: Tensor | None = None
     pooled: Tensor | None = None
+    weights: Tensor | None = None
     instance_logits: Tensor | None = None
     counterfactual: Counterfactual | None = None
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
 
 class BagModel(nn.Module):
@@ -55,7 +59,7 @@ class BagModel(nn.Module):
         raise NotImplementedError
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        """The terms of the loss that are asked for, for each bag, (..., b). `cls`, which validation judges by, is always there."""
+        """The terms of the loss that are asked for, for each bag, (..., b); when validating, always `cls`, which is judged by."""
         return {"cls": cross_entropy(prediction.logits, labels)}
 
     def begin(self, phase: str, epoch: int) -> None:
@@ -105,11 +109,19 @@ class AttendingModel(BagModel):
         """A fresh attention for a full counterfactual branch; `attend_with` knows how to use it."""
         raise NotImplementedError
 
-    def attend_with(self, attention: nn.Module, instances: Tensor, offsets: Offsets) -> Tensor:
-        """u_cf (..., n, h) by an attention that `second_attention` made."""
+    def attend_with(self, attention: nn.Module, instances: Tensor, trunk: Tensor, offsets: Offsets) -> Tensor:
+        """u_cf (..., n, h) by an attention that `second_attention` made; the factual trunk is there to be looked at."""
         raise NotImplementedError
 
-    def attend_at_random(self, instances: Tensor, u: Tensor, offsets: Offsets, draw: Draw) -> Tensor:
+    def masked(self, scores: Tensor, offsets: Offsets) -> Tensor:
+        """The scores (..., n, h) with -inf where a method forbids itself to look while training."""
+        return scores
+
+    def instance_logits(self, trunk: Tensor) -> Tensor | None:
+        """What each instance says by itself, (..., n, k), if the method has it at hand in its trunk."""
+        return None
+
+    def attend_at_random(self, trunk: Tensor, u: Tensor, offsets: Offsets, draw: Draw) -> Tensor:
         """Scores that know nothing, (..., n, h): uniform ones, unless the method says otherwise."""
         return draw((u.shape[-2], u.shape[-1]), u)
 
@@ -122,13 +134,13 @@ class AttendingModel(BagModel):
         z = self.embed(features, offsets)
         trunk = self.trunk(z, offsets)
         u = self.score(trunk, z, offsets)
-        if branch is None:
-            Z = bag_weighted_sum(bag_softmax(u, offsets), z, offsets)
-            return Prediction(logits=self.classify(Z), offsets=offsets, scores=u, instances=z, pooled=Z)
-        u_cf = branch(self, z, trunk, u, offsets)
-        maps = torch.cat([u.unsqueeze(-2), u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])], dim=-2)
+        maps = self.masked(u, offsets).unsqueeze(-2)
+        if branch is not None:
+            u_cf = branch(self, z, trunk, u, offsets)
+            maps = torch.cat([maps, u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])], dim=-2)
         # All maps are pooled by one product, and classified as if each were a bag.
-        Z = bag_weighted_sum(bag_softmax(maps.flatten(-2), offsets), z, offsets).unflatten(-2, maps.shape[-2:])
+        weights = bag_softmax(maps.flatten(-2), offsets)
+        Z = bag_weighted_sum(weights, z, offsets).unflatten(-2, maps.shape[-2:])
         F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, maps.shape[-2]))
         return Prediction(
             logits=F[..., 0, :],
@@ -136,7 +148,9 @@ class AttendingModel(BagModel):
             scores=u,
             instances=z,
             pooled=Z[..., 0, :, :],
-            counterfactual=Counterfactual(scores=maps[..., 1:, :], logits=F[..., 1:, :]),
+            weights=weights[..., : u.shape[-1]],
+            instance_logits=self.instance_logits(trunk),
+            counterfactual=Counterfactual(maps[..., 1:, :], F[..., 1:, :]) if branch is not None else None,
         )
 
 
@@ -144,3 +158,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """-log softmax(logits)_y. logits (..., b, k), labels (b) or (..., b) -> (..., b)."""
     labels = labels.expand(logits.shape[:-1]).unsqueeze(-1)
     return -torch.log_softmax(logits, dim=-1).gather(-1, labels).squeeze(-1)
+
+
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """(b) -> (b, k), 1 in the column of the label."""
+    return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).float()

@@ -38,6 +38,19 @@ class Linear(nn.Module):
         return torch.baddbmm(self.bias.unsqueeze(-2), x, self.weight.mT)
 
 
+class HeadLinear(nn.Module):
+    """A linear layer of its own for every head: y_h = W_h x_h + b_h. (..., b, h, in) -> (..., b, h, out)."""
+
+    def __init__(self, heads: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(heads, outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(heads, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("...bhi,...hoi->...bho", x, self.weight) + self.bias.unsqueeze(-3)
+
+
 class Dropout(Noisy):
     """Each element is dropped with probability p while training, the others scaled by 1 / (1-p)."""
 

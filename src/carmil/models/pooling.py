@@ -2,13 +2,17 @@
 
 n instances of all bags together, b bags, d features, h heads (attention maps).
 The instance axis is the second last; axes before it, such as that of a population's models, come along.
-This is the only file that knows how bags lie among the instances.
+A model that lays its bags out in another way plans that from `Offsets`; nothing else knows how bags lie among the instances.
 """
 
+from collections.abc import Callable, Hashable
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Plan = TypeVar("Plan")
 
 
 class Offsets:
@@ -18,11 +22,12 @@ class Offsets:
     """
 
     def __init__(self, starts: Tensor, device: torch.device | str | None = None) -> None:
-        sizes = starts.diff()
-        self.bags = len(starts) - 1
-        self.instances = int(starts[-1])
-        self.size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None  # what all bags share, if they do
+        self.lengths: list[int] = starts.diff().tolist()  # instances in each bag, where Python can read them
+        self.bags = len(self.lengths)
+        self.instances = sum(self.lengths)
+        self.size = self.lengths[0] if len(set(self.lengths)) == 1 else None  # what all bags share, if they do
         self.starts = starts.to(device if device is not None else starts.device)
+        self._plans: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, offsets: "Tensor | Offsets", device: torch.device | str | None = None) -> "Offsets":
@@ -38,6 +43,12 @@ class Offsets:
     def sizes(self) -> Tensor:
         """(b) instances in each bag."""
         return self.starts.diff()
+
+    def planned(self, key: Hashable, plan: Callable[[], Plan]) -> Plan:
+        """What `plan` makes of these bags, made once: a layout that several layers and steps use."""
+        if key not in self._plans:
+            self._plans[key] = plan()
+        return self._plans[key]
 
     def split(self, x: Tensor) -> Tensor:
         """(..., n, c) -> (..., b, size, c), a view, for bags that share one size."""
@@ -75,6 +86,18 @@ def bag_max(x: Tensor, offsets: Offsets) -> Tensor:
     return lowest.scatter_reduce(-2, index, x, "amax", include_self=False)
 
 
+def bag_argmax(x: Tensor, offsets: Offsets) -> Tensor:
+    """The row of each bag's largest value, the first of equals. (..., n, c) -> (..., b, c)."""
+    if offsets.size is not None:
+        return offsets.split(x).argmax(dim=-2) + offsets.starts[:-1, None]
+    x = x.detach()
+    best = bag_max(x, offsets).index_select(-2, offsets.bag_of)
+    rows = torch.arange(offsets.instances, device=x.device).unsqueeze(-1)
+    places = torch.where(x == best, rows, offsets.instances)
+    beyond = places.new_full((*x.shape[:-2], offsets.bags, x.shape[-1]), offsets.instances)
+    return beyond.scatter_reduce(-2, offsets.bag_of.unsqueeze(-1).expand(x.shape), places, "amin")
+
+
 def bag_weighted_sum(weights: Tensor, x: Tensor, offsets: Offsets) -> Tensor:
     """Z = sum_j a_j z_j, one for each head. weights (..., n, h), x (..., n, d) -> (..., b, h, d)."""
     if offsets.size is not None:
@@ -84,15 +107,15 @@ def bag_weighted_sum(weights: Tensor, x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_project(x: Tensor, directions: Tensor, offsets: Offsets) -> Tensor:
-    """Each instance on the directions of its own bag. x (n, d), directions (b, c, d) -> (n, c)."""
+    """Each instance on the directions of its own bag. x (..., n, d), directions (..., b, c, d) -> (..., n, c)."""
     if offsets.size is not None:
-        return (offsets.split(x) @ directions.mT).flatten(0, 1)
-    rows = max(1, 2**22 // directions[0].numel())  # so that what is gathered stays small
+        return (offsets.split(x) @ directions.mT).flatten(-3, -2)
+    rows = max(1, 2**22 // directions[..., 0, :, :].numel())  # so that what is gathered stays small
     parts = [
-        torch.einsum("nd,ncd->nc", part, directions[bag])
-        for part, bag in zip(x.split(rows), offsets.bag_of.split(rows), strict=True)
+        torch.einsum("...nd,...ncd->...nc", part, directions.index_select(-3, bag))
+        for part, bag in zip(x.split(rows, dim=-2), offsets.bag_of.split(rows), strict=True)
     ]
-    return torch.cat(parts)
+    return torch.cat(parts, dim=-2)
 
 
 def bag_ranking(scores: Tensor, offsets: Offsets) -> Tensor:

@@ -90,15 +90,15 @@ def fit(
         population.train()
         losses: dict[str, Tensor] = {}
         for phase in population.model.phases:
-            population.model.begin(phase, epoch)
+            state.population.begin(phase, epoch)
             sums: dict[str, Tensor] = {}
             for batch in _batches(bags, roles[state.rows] == TRAIN, recipe, epoch):
-                for name, value in step(batch, phase).items():
+                for name, value in step(batch).items():
                     sums[name] = sums[name] + value if name in sums else value.clone()
             steps = sums.pop("steps").clamp_min(1)
             losses |= {name: value / steps for name, value in sums.items()}
         population.train(False)
-        population.model.begin("validation", epoch)
+        state.population.begin("validation", epoch)
         judged = _validation_loss(state.population, roles[state.rows], validation)
         records.append((losses, judged, state.rows))
         running = state.after_epoch(epoch, judged)
@@ -160,17 +160,18 @@ class _Stepper:
     def __init__(self, state: _State) -> None:
         self.state = state
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._key: tuple[str | int, ...] = ()
+        self._key: tuple[int, ...] = ()
         self._inputs: Batch | None = None
         self._outputs: dict[str, Tensor] = {}
 
-    def __call__(self, batch: Batch, phase: str) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """Steps on the batch; each model's losses on it (r), zero for a model that took no step, and `steps` (r)."""
-        if batch.features.device.type != "cuda" or batch.offsets.size is None:
+        several_phases = len(self.state.population.model.phases) > 1
+        if batch.features.device.type != "cuda" or batch.offsets.size is None or several_phases:
             return self._step(batch)
-        key = (phase, len(self.state.rows), batch.offsets.bags, batch.offsets.size)
+        key = (len(self.state.rows), batch.offsets.bags, batch.offsets.size)
         if key != self._key:
-            if self._graph is None or key[:2] != self._key[:2]:
+            if self._graph is None or key[0] != self._key[0]:
                 self._capture(batch, key)
                 return self._outputs
             return self._step(batch)  # a last, smaller batch
@@ -196,7 +197,7 @@ class _Stepper:
         on = active.to(gradient.dtype)
         return {**{name: value.detach() * on for name, value in means.items()}, "steps": on}
 
-    def _capture(self, batch: Batch, key: tuple[str | int, ...]) -> None:
+    def _capture(self, batch: Batch, key: tuple[int, ...]) -> None:
         """Records the step on buffers of its own. Recording does not run it; the first replay does."""
         self._inputs = Batch(
             batch.features.clone(), batch.labels.clone(), batch.offsets, batch.rows.clone(), batch.share.clone()

@@ -82,12 +82,7 @@ class Population:
         counted (r, b): which bags a model may learn statistics from, all of them if not given.
         """
         self.noise.rows = rows
-        for slot, stacked in _stacked(self.weights if weights is None else weights, self._weight_slots):
-            setattr(slot.module, slot.attribute, stacked)
-        for slot, stacked in _stacked(self.buffers, self._buffer_slots):
-            setattr(slot.module, slot.attribute, stacked)
-        for noisy in self._noisy:
-            noisy.noise = self.noise
+        self._bind(self.weights if weights is None else weights)
         for normed in self._normed:
             normed.counted = None if counted is None else counted[:, offsets.bag_of].unsqueeze(-1)
         return self.model(features, offsets)
@@ -101,6 +96,11 @@ class Population:
 
     def train(self, on: bool = True) -> None:
         self.model.train(on)
+
+    def begin(self, phase: str, epoch: int) -> None:
+        """Tells the architecture which pass comes next; it may reset its buffers."""
+        self._bind(self.weights)
+        self.model.begin(phase, epoch)
 
     def member(self, row: int) -> BagModel:
         """Model `row` by itself, on the population's device, ready to predict."""
@@ -143,6 +143,13 @@ class Population:
         part.noise = Noise(self.noise.seeds[rows], self.noise.steps[rows])
         part.coefficients = {term: value[rows] for term, value in self.coefficients.items()}
         return part
+
+    def _bind(self, weights: Tensor) -> None:
+        """Makes the architecture speak for these weights, this population's buffers and its noise."""
+        for slot, stacked in [*_stacked(weights, self._weight_slots), *_stacked(self.buffers, self._buffer_slots)]:
+            setattr(slot.module, slot.attribute, stacked)
+        for noisy in self._noisy:
+            noisy.noise = self.noise
 
     def _named(self) -> dict[str, Tensor]:
         """Views of all parameters and buffers by name."""

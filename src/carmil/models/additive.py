@@ -1,0 +1,52 @@
+"""Additive MIL (Javed et al., 2022): the bag's answer is the sum of its instances' answers.
+
+a = softmax(MLP(x)),   l_j = g(a_j x_j),   F = sum_j l_j
+
+The attention MLP has batch normalisation and LeakyReLU(0.2), g has ReLU. l_jc is what instance j adds to class c: signed
+evidence of a class as it is.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from carmil.models.contract import BagModel, Prediction
+from carmil.models.layers import BatchNorm, Linear
+from carmil.models.pooling import Offsets, bag_softmax, bag_sum
+from carmil.models.registry import register
+
+
+class AdditiveMIL(BagModel):
+    def __init__(self, in_features: int, classes: int, *, hidden: int = 256) -> None:
+        super().__init__()
+        self.classes = classes
+        self.attention = nn.Sequential(
+            Linear(in_features, hidden),
+            BatchNorm(hidden),
+            nn.LeakyReLU(0.2),
+            Linear(hidden, hidden),
+            BatchNorm(hidden),
+            nn.LeakyReLU(0.2),
+            Linear(hidden, 1),
+        )
+        self.first = Linear(in_features, hidden, bias=False)
+        self.first_bias = nn.Parameter(torch.empty(hidden).uniform_(-1, 1) / math.sqrt(in_features))
+        self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, hidden), nn.ReLU(), Linear(hidden, classes))
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
+        offsets = Offsets.of(offsets, features.device)
+        u = self.attention(features)
+        a = bag_softmax(u, offsets)
+        # W (a_j x_j) + b = a_j (W x_j) + b, so that all models share one product with the features.
+        logits = self.rest(a * self.first(features) + self.first_bias.unsqueeze(-2))
+        return Prediction(logits=bag_sum(logits, offsets), offsets=offsets, scores=u, weights=a, instance_logits=logits)
+
+
+# The last attention bias is cancelled by the softmax; those before batch normalisation by its mean.
+register(
+    "additive",
+    AdditiveMIL,
+    "additive MIL: the answer is the sum of the instances' answers",
+    inert=("attention.0.bias", "attention.3.bias", "attention.6.bias"),
+)

@@ -1,0 +1,104 @@
+"""CLAM (Lu et al., 2021): attention pooling with an instance loss that makes the attended ones alike.
+
+z_j = relu(E x_j),   u_j = w' (tanh(V z_j) * sigmoid(U z_j))
+single branch:  F   = W sum_j softmax(u)_j z_j + c
+multi-branch:   F_c = w_c . sum_j softmax(u_c)_j z_j + b_c            a map a class
+instance loss:  the B most attended instances are of the bag's class, the B least attended are not; each class has a
+                classifier of instances for that. L = 0.7 CE(F, y) + 0.3 L_instance
+
+n instances, b bags, d features, k classes, h heads, B instances taken from each end.
+"""
+
+from collections.abc import Container
+
+import torch
+from torch import Tensor, nn
+
+from carmil.models.attention import Attention, WithAttention
+from carmil.models.contract import Prediction, one_hot
+from carmil.models.layers import Dropout, HeadLinear, Linear
+from carmil.models.pooling import Offsets, bag_topk
+from carmil.models.registry import register
+
+
+class CLAM(WithAttention):
+    """subtyping: the classes exclude each other, so what is attended for another class is negative evidence too."""
+
+    coefficients = {"cls": 0.7, "instance": 0.3}  # noqa: RUF012
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        multi_branch: bool = False,
+        hidden: int = 512,
+        attention: int = 256,
+        dropout: float = 0.25,
+        sampled: int = 8,
+        subtyping: bool = False,
+    ) -> None:
+        super().__init__()
+        self.classes, self.sampled, self.subtyping = classes, sampled, subtyping
+        self.heads = classes if multi_branch else 1
+        self.heads_are_classes = multi_branch
+        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(), Dropout(dropout))
+        self.attention = Attention(hidden, attention, gated=True, heads=self.heads, dropout=dropout)
+        self.classifier: nn.Module = HeadLinear(classes, hidden, 1) if multi_branch else Linear(hidden, classes)
+        self.instance_classifiers = HeadLinear(classes, hidden, 2)
+
+    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
+        return self.embedding(features)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        if self.heads_are_classes:
+            return self.classifier(pooled).squeeze(-1)
+        return self.classifier(pooled.squeeze(-2))
+
+    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
+        losses = super().losses(prediction, labels, terms)
+        if self.training and "instance" in terms:
+            losses["instance"] = self._instance_loss(prediction, labels)
+        return losses
+
+    def _instance_loss(self, prediction: Prediction, labels: Tensor) -> Tensor:
+        """(..., b)."""
+        attended, there = self._judged(prediction, 1)
+        ignored, _ = self._judged(prediction, -1)
+        own = one_hot(labels, self.classes)  # (b, k)
+        weight = there / there.sum(-1, keepdim=True)  # (b, B)
+        inside = _mean(_binary(attended, 1) + _binary(ignored, 0), weight) / 2
+        loss = (own * inside).sum(-1)
+        if self.subtyping:
+            outside = _mean(_binary(attended, 0), weight)
+            loss = (loss + ((1 - own) * outside).sum(-1)) / self.classes
+        return loss
+
+    def _judged(self, prediction: Prediction, sign: int) -> tuple[Tensor, Tensor]:
+        """What each class's classifier says of the B instances at one end of its map, (..., b, B, k, 2); which exist, (b, B)."""
+        assert prediction.scores is not None
+        assert prediction.instances is not None
+        z, offsets = prediction.instances, prediction.offsets
+        _, rows = bag_topk(sign * prediction.scores.detach(), offsets, self.sampled)
+        rows = rows.expand(*rows.shape[:-1], self.classes)
+        index = rows.flatten(-3).unsqueeze(-1)
+        taken = z.gather(-2, index.expand(*index.shape[:-1], z.shape[-1])).unflatten(-2, (-1, self.classes))
+        judged = self.instance_classifiers(taken).unflatten(-3, (offsets.bags, self.sampled))
+        there = torch.arange(self.sampled, device=z.device) < offsets.sizes.unsqueeze(-1)
+        return judged, there.to(z.dtype)
+
+
+def _binary(logits: Tensor, target: int) -> Tensor:
+    """Cross-entropy against one target for all. (..., 2) -> (...)."""
+    return -logits.log_softmax(-1)[..., target]
+
+
+def _mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Over the instances taken: (..., b, B, k), (b, B) -> (..., b, k)."""
+    return (values * weight.unsqueeze(-1)).sum(-2)
+
+
+register(
+    "clam.sb", CLAM, "CLAM, one map: gated attention and an instance loss", inert=("score.bias",), multi_branch=False
+)
+register("clam.mb", CLAM, "CLAM, a map a class", inert=("score.bias",), multi_branch=True)

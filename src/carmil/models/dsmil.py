@@ -1,0 +1,128 @@
+"""DSMIL (Li et al., 2021): every class has a critical instance, and attends to what is like it.
+
+z_j = relu(E x_j)  (official: z_j = x_j),   c_j = W z_j,   m_c = argmax_j c_jc
+U_jc = q(z_j) . q(z_{m_c}),   u = U / sqrt(s),   Z_c = sum_j softmax(u_c)_j z_j
+F = conv over all classes' Z_c,    L = 0.5 CE(F, y) + 0.5 CE(max_j c_j, y)
+
+As three verbs: `attend` scores every instance by its likeness to its bag's critical ones, a map a class.
+The counterfactual branch is a second query q_cf with the same critical instances; its distance is taken on U of the class
+that the bag is answered with. CIA draws the instance scores that pick the critical instances.
+
+n instances, b bags, d features, k classes, s the query's size.
+"""
+
+import math
+from collections.abc import Container
+
+import torch
+from torch import Tensor, nn
+
+from carmil.models.contract import AttendingModel, Draw, Prediction, cross_entropy, one_hot
+from carmil.models.layers import Dropout, Linear, xavier
+from carmil.models.pooling import Offsets, bag_argmax, bag_max, bag_project
+from carmil.models.registry import register
+
+
+class DSMIL(AttendingModel):
+    """query: "linear" (the paper's) or "nonlinear" (the original's). loss: "ce" or the original's "bce" on one-hot labels."""
+
+    coefficients = {"cls": 0.5, "max": 0.5}  # noqa: RUF012
+    heads_are_classes = True
+    own_branch = "full"
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        embedding: bool = True,
+        hidden: int = 512,
+        query: str = "linear",
+        query_size: int = 128,
+        dropout: float = 0.25,
+        loss: str = "ce",
+    ) -> None:
+        super().__init__()
+        self.classes = self.heads = classes
+        width = hidden if embedding else in_features
+        layers = [Linear(in_features, hidden), nn.ReLU(), Dropout(dropout)] if embedding else []
+        self.embedding = nn.Sequential(*layers)
+        self.instance_classifier = Linear(width, classes)
+        self._query = (width, query_size, query)
+        self.query = _query(*self._query)
+        self.classifier = Linear(classes * width, classes)
+        self.query_size, self.loss = query_size, loss
+        self.trunk_size = query_size + classes
+        xavier(self)
+
+    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
+        return self.embedding(features)
+
+    def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
+        """q(z_j), and beside it what each instance says by itself, c_j."""
+        return torch.cat([self.query(instances), self.instance_classifier(instances)], dim=-1)
+
+    def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
+        return self._likeness(trunk[..., : self.query_size], self._said(trunk), offsets)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.classifier(pooled.flatten(-2))
+
+    def instance_logits(self, trunk: Tensor) -> Tensor:
+        return self._said(trunk)
+
+    def second_attention(self) -> nn.Module:
+        second = _query(*self._query)
+        xavier(second)
+        return second
+
+    def attend_with(self, attention: nn.Module, instances: Tensor, trunk: Tensor, offsets: Offsets) -> Tensor:
+        return self._likeness(attention(instances), self._said(trunk), offsets)
+
+    def attend_at_random(self, trunk: Tensor, u: Tensor, offsets: Offsets, draw: Draw) -> Tensor:
+        said = draw((u.shape[-2], u.shape[-1]), u).expand(u.shape)
+        return self._likeness(trunk[..., : self.query_size], said, offsets)
+
+    def compared(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
+        answered = logits.argmax(-1).index_select(-1, offsets.bag_of)[..., None, None]
+        column = scores.gather(-1, answered.expand(*scores.shape[:-1], 1))
+        return column * math.sqrt(self.query_size)
+
+    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
+        assert prediction.instance_logits is not None
+        measure = cross_entropy if self.loss == "ce" else _one_hot_loss
+        largest = bag_max(prediction.instance_logits, prediction.offsets)
+        return {"cls": measure(prediction.logits, labels), "max": measure(largest, labels)}
+
+    def _said(self, trunk: Tensor) -> Tensor:
+        return trunk[..., self.query_size :]
+
+    def _likeness(self, queries: Tensor, said: Tensor, offsets: Offsets) -> Tensor:
+        """u_jc = q(z_j) . q(z_{m_c}) / sqrt(s). queries (..., n, s), said (..., n, k) -> (..., n, k)."""
+        rows = bag_argmax(said, offsets)  # (..., b, k)
+        index = rows.flatten(-2).unsqueeze(-1)
+        critical = queries.gather(-2, index.expand(*index.shape[:-1], self.query_size)).unflatten(-2, rows.shape[-2:])
+        return bag_project(queries, critical, offsets) / math.sqrt(self.query_size)
+
+
+def _query(inputs: int, size: int, kind: str) -> nn.Module:
+    if kind == "linear":
+        return Linear(inputs, size)
+    return nn.Sequential(Linear(inputs, size), nn.ReLU(), Linear(size, size), nn.Tanh())
+
+
+def _one_hot_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross-entropy of every class against the one-hot label, their mean. (..., b, k) -> (..., b)."""
+    target = one_hot(labels, logits.shape[-1]).expand(logits.shape)
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+
+
+register("dsmil", DSMIL, "DSMIL as the paper ran it: embedding, linear query, cross-entropy")
+register(
+    "dsmil.official",
+    DSMIL,
+    "DSMIL as published: raw features, nonlinear query, binary cross-entropy",
+    embedding=False,
+    query="nonlinear",
+    loss="bce",
+)

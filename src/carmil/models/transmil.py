@@ -1,0 +1,496 @@
+"""TransMIL (Shao et al., 2021): a class token that reads the bag through two layers of Nystrom attention.
+
+H0 = [class token, relu(E x_1), ..., relu(E x_N), the first rows again until S^2 are full],   S = ceil(sqrt N)
+H1 = H0 + Nystrom(LN H0),   H2 = H1 + depthwise 7x7, 5x5 and 3x3 convolutions on the S x S map (the class token stays)
+H3 = H2 + Nystrom'(LN H2),  F = W LN(H3[class token])
+
+Nystrom(X) = O [A V + depthwise convolution of V along the tokens],   Q, K, V = X W' (h heads of size e)
+A = softmax(Q K~'/sqrt e) pinv(softmax(Q~ K~'/sqrt e)) softmax(Q~ K'/sqrt e)
+with landmarks Q~, K~: means of m runs of consecutive tokens. As published, zeros in front of the class token fill the tokens
+up to a multiple of m, without a mask. The pseudo-inverse is six steps of an iteration whose start is scaled for each bag and
+head by itself, so that a bag does not depend on its company. A is never multiplied out.
+
+The scores u_j are the class token's row of A' of the last layer, head mean, at the bag's own instances. They are shares already,
+not logits, and can be negative. CAR's branch is a second last layer with a row of its own. Every other learned branch tilts the
+row: in each head w_j = A_j e^{delta_j} sum|A| / sum(|A| e^delta), delta = u_cf - u at the instances and 0 elsewhere. CIA's row is
+the softmax of its random scores over the instances, in all heads the same.
+
+r models, n instances, b bags, g bags with the same S, t tokens, p zeros in front, d features, k classes, j maps.
+Leading axes, such as that of a population's models, come along.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from carmil.errors import CarmilError
+from carmil.models.contract import AttendingModel, Branch, Counterfactual, Prediction
+from carmil.models.layers import LayerNorm, Linear
+from carmil.models.noise import Noise, Noisy
+from carmil.models.pooling import Offsets
+from carmil.models.registry import register
+
+_KEPT = 2**24  # a softmax of more numbers than this is computed again for its gradient, not kept
+
+
+class TransMIL(AttendingModel):
+    softmax_pooling = False
+    own_branch = "full"
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        hidden: int = 512,
+        heads: int = 8,
+        landmarks: int | None = None,
+        pinv_iterations: int = 6,
+        dropout: float = 0.1,
+        kernel: int = 33,
+    ) -> None:
+        super().__init__()
+        if hidden < heads:
+            raise CarmilError(f"hidden is {hidden} with {heads} heads: expected at least one feature a head")
+        self.classes, self.trunk_size = classes, hidden
+        self._layer: dict[str, Any] = dict(
+            features=hidden,
+            heads=heads,
+            landmarks=hidden // 2 if landmarks is None else landmarks,
+            iterations=pinv_iterations,
+            dropout=dropout,
+            kernel=kernel,
+        )
+        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU())
+        self.class_token = nn.Parameter(torch.randn(hidden))
+        self.first = NystromLayer(**self._layer)
+        self.position = PositionEncoding(hidden)
+        self.last = NystromLayer(**self._layer)
+        self.norm = LayerNorm(hidden)
+        self.classifier = Linear(hidden, classes)
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
+        offsets = Offsets.of(offsets, features.device)
+        layout = Layout.of(offsets)
+        tokens = self._tokens(features, layout)
+        views = [self.last.view(h) for h in tokens]
+        u, z = _scores(views, layout), _instances(views, layout)
+        maps: list[Tensor] = [view.row for view in views]
+        u_cf: Tensor | None = None
+        if branch is not None and not getattr(branch, "full", False):
+            u_cf = branch(self, z, z, u, offsets)
+            u_cf = u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])
+            maps = _with_counterfactual(views, layout, u, u_cf, learned=getattr(branch, "learned", True))
+        Z = self._read(self.last, views, maps, layout)
+        if branch is not None and u_cf is None:
+            second = cast("NystromLayer", cast("Any", branch).attention)
+            views = [second.view(h) for h in tokens]
+            u_cf = _scores(views, layout).unsqueeze(-2)
+            Z = torch.cat([Z, self._read(second, views, [view.row for view in views], layout)], dim=-2)
+        F = self.classify(Z.flatten(-3, -2).unsqueeze(-2)).unflatten(-2, Z.shape[-3:-1])
+        return Prediction(
+            logits=F[..., 0, :],
+            offsets=offsets,
+            scores=u,
+            instances=z,
+            pooled=Z[..., :1, :],
+            counterfactual=None if u_cf is None else Counterfactual(scores=u_cf, logits=F[..., 1:, :]),
+        )
+
+    def rollout(self, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
+        """Attention rollout: the class token's row of a2 a1 at the instances, a = rows of (A + I)/2 divided by their sums.
+
+        A is the head mean, zeros in front included as in the reference. The reference divides column j by row j's sum, its
+        normalisation lacking keepdim; here each row is divided by its own. Answers (..., n, 1).
+        """
+        layout = Layout.of(Offsets.of(offsets, features.device))
+        x = self.embedding(features)
+        parts = []
+        for group in layout.groups:
+            h = self._begin(x, group)
+            row = self.last.view(self._next(h, group)).row.mean(-3)  # (..., g, 1, p+t)
+            zeros = row.shape[-1] - group.tokens
+            row = row + pad(row.new_ones(1), (zeros, group.tokens - 1))
+            row = row / row.sum(-1, keepdim=True)
+            attention, _ = self.first.attention(h)
+            row = row / (attention.row_sums().mean(-2).unsqueeze(-2) + 1)
+            row = attention.reach(row.unsqueeze(-3)).mean(-3) + row
+            parts.append(row[..., zeros + 1 :].mT)
+        return layout.instances(parts)
+
+    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
+        """The instances' tokens as the last layer sees them, normalised: (..., n, in) -> z (..., n, d)."""
+        layout = Layout.of(offsets)
+        return layout.instances([_each(self.last.norm, h)[..., 1:, :] for h in self._tokens(features, layout)])
+
+    def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
+        return instances
+
+    def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
+        raise CarmilError("TransMIL scores instances by its class token, which they do not carry: use forward's scores")
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Class tokens after the last layer (..., b, 1, d) -> F (..., b, k)."""
+        return self.classifier(self.norm(pooled.squeeze(-2)))
+
+    def second_attention(self) -> nn.Module:
+        return NystromLayer(**self._layer)
+
+    def attend_with(self, attention: nn.Module, instances: Tensor, trunk: Tensor, offsets: Offsets) -> Tensor:
+        return self.score(instances, instances, offsets)
+
+    def _tokens(self, features: Tensor, layout: "Layout") -> list[Tensor]:
+        """H2 of each group, (..., g, t, d)."""
+        x = self.embedding(features)
+        return [self._next(self._begin(x, group), group) for group in layout.groups]
+
+    def _begin(self, x: Tensor, group: "Group") -> Tensor:
+        """H0: the class token before the instances, the first of which are repeated. (..., n, d) -> (..., g, t, d)."""
+        bags, tokens = group.source.shape
+        tiles = x.index_select(-2, group.tiles).unflatten(-2, (bags, tokens - 1))
+        first = self.class_token.unsqueeze(-2).unsqueeze(-2).expand(*tiles.shape[:-2], 1, -1)
+        return torch.cat([first, tiles], dim=-2)
+
+    def _next(self, h: Tensor, group: "Group") -> Tensor:
+        return self.position(self.first(h, group), group.side)
+
+    def _read(self, layer: "NystromLayer", views: list["View"], maps: list[Tensor], layout: "Layout") -> Tensor:
+        """Class tokens after the layer, one for each map: -> (..., b, j, d)."""
+        read = [layer.read(*three) for three in zip(views, maps, layout.groups, strict=True)]
+        return layout.bags(read)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Bags whose instances fill a square of the same side S; t = 1 + S^2.
+
+    source (g, t): the instance a token is made of, for the class token the bag's first.
+    kind (g, t): 0 an instance, 1 an instance again, 2 the class token.
+    """
+
+    side: int
+    source: Tensor
+    kind: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return self.source.shape[-1]
+
+    @property
+    def tiles(self) -> Tensor:
+        """(g S^2) the instances of the squares."""
+        return self.source[:, 1:].flatten()
+
+    @property
+    def own(self) -> Tensor:
+        """(g, S^2) is this token the instance itself, not its repetition?"""
+        return self.kind[:, 1:] == 0
+
+    def spread(self, x: Tensor) -> Tensor:
+        """What instances have, at the tokens of their squares: (..., n, j) -> (..., g, j, S^2)."""
+        return x.index_select(-2, self.tiles).unflatten(-2, (len(self.source), self.tokens - 1)).mT
+
+
+class Layout:
+    """Which bags go through the network together, and the way back from their tokens to instances and bags."""
+
+    def __init__(self, offsets: Offsets) -> None:
+        device = offsets.starts.device
+        sides: dict[int, list[int]] = {}
+        for bag, size in enumerate(offsets.lengths):
+            sides.setdefault(math.isqrt(size - 1) + 1, []).append(bag)
+        self.groups: list[Group] = []
+        order: list[int] = []
+        firsts = [0] * offsets.bags  # where a bag's instances begin among the squares of all groups
+        place = 0
+        for side, bags in sides.items():
+            self.groups.append(_group(side, torch.tensor(bags, device=device), offsets))
+            order += bags
+            for bag in bags:
+                firsts[bag] = place
+                place += side * side
+        shift = torch.tensor(firsts, device=device) - offsets.starts[:-1]
+        self._instance = torch.arange(offsets.instances, device=device) + shift[offsets.bag_of]
+        self._bag = torch.tensor(order, device=device).argsort()
+
+    @classmethod
+    def of(cls, offsets: Offsets) -> "Layout":
+        return offsets.planned("squares and class tokens", lambda: cls(offsets))
+
+    def instances(self, parts: Sequence[Tensor]) -> Tensor:
+        """Of each group (..., g, S^2, c) -> (..., n, c)."""
+        return torch.cat([part.flatten(-3, -2) for part in parts], dim=-2).index_select(-2, self._instance)
+
+    def bags(self, parts: Sequence[Tensor]) -> Tensor:
+        """Of each group (..., g, j, d) -> (..., b, j, d)."""
+        return torch.cat(list(parts), dim=-3).index_select(-3, self._bag)
+
+
+def _group(side: int, bags: Tensor, offsets: Offsets) -> Group:
+    places = torch.arange(side * side, device=bags.device)
+    sizes, starts = offsets.sizes[bags].unsqueeze(-1), offsets.starts[bags].unsqueeze(-1)
+    source = torch.cat([starts, starts + places % sizes], dim=-1)
+    kind = torch.cat([torch.full_like(starts, 2), (places >= sizes).to(starts.dtype)], dim=-1)
+    return Group(side, source, kind)
+
+
+@dataclass(frozen=True)
+class NystromAttention:
+    """A = softmax(q k~'/sqrt e) inverse softmax(q~ k'/sqrt e) of each head, in its factors; s tokens ask.
+
+    queries (..., h, s, e), keys (..., h, p+t, e), landmarks q~ and k~ (..., h, m, e), inverse (..., h, m, m).
+    """
+
+    queries: Tensor
+    keys: Tensor
+    query_landmarks: Tensor
+    key_landmarks: Tensor
+    inverse: Tensor
+
+    def gather(self, values: Tensor) -> Tensor:
+        """A v: (..., h, p+t, e) -> (..., h, s, e)."""
+        seen = _attend(self.query_landmarks, self.keys, values)
+        return _attend(self.queries, self.key_landmarks, self.inverse @ seen)
+
+    def reach(self, weights: Tensor) -> Tensor:
+        """w A: (..., h, i, s) -> (..., h, i, p+t)."""
+        landmarks = weigh_softmax(weights, self.queries, self.key_landmarks) @ self.inverse
+        return weigh_softmax(landmarks, self.query_landmarks, self.keys)
+
+    def row_sums(self) -> Tensor:
+        """A 1, (..., h, s); the rows of the last factor sum to one."""
+        sums = self.inverse.sum(-1, keepdim=True).expand_as(self.key_landmarks)
+        return _attend(self.queries, self.key_landmarks, sums)[..., 0]
+
+
+@dataclass(frozen=True)
+class View:
+    """What the class tokens of a group see: h (..., g, t, d) normalised, their row of A (..., g, h, 1, p+t), the values."""
+
+    entering: Tensor
+    normed: Tensor
+    row: Tensor
+    values: Tensor
+
+    @property
+    def zeros(self) -> int:
+        return self.row.shape[-1] - self.entering.shape[-2]
+
+
+class NystromLayer(nn.Module):
+    """h + O [A V + convolution of V], from LN h."""
+
+    def __init__(
+        self, *, features: int, heads: int, landmarks: int, iterations: int, dropout: float, kernel: int
+    ) -> None:
+        super().__init__()
+        self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
+        self.inner = heads * (features // heads)
+        self.norm = LayerNorm(features)
+        self.qkv = Linear(features, 3 * self.inner, bias=False)
+        self.residual = Depthwise(heads, (kernel, 1), bias=False)
+        self.out = Linear(self.inner, features)
+        self.dropout = TokenDropout(dropout)
+
+    def forward(self, h: Tensor, group: Group) -> Tensor:
+        """All tokens: (..., g, t, d) -> (..., g, t, d)."""
+        attention, values = self.attention(h)
+        tokens = h.shape[-2]
+        mixed = attention.gather(values)[..., -tokens:, :] + self.residual(values[..., -tokens:, :])
+        y = self.out(mixed.transpose(-3, -2).flatten(-2).flatten(-3, -2))
+        y = self.dropout(y.unsqueeze(-2), group.source.flatten(), group.kind.flatten())
+        return h + y.squeeze(-2).unflatten(-2, h.shape[-3:-1])
+
+    def attention(self, h: Tensor) -> tuple[NystromAttention, Tensor]:
+        """A with all tokens asking, and the values."""
+        x = self._padded(_each(self.norm, h))
+        q, k, v = self._project(x, 0, 3)
+        return self._factors(x, q, k), v
+
+    def view(self, h: Tensor) -> View:
+        """What the class token sees; nobody else asks."""
+        normed = _each(self.norm, h)
+        x = self._padded(normed)
+        k, v = self._project(x, 1, 3)
+        first = x.shape[-2] - h.shape[-2]
+        (q,) = self._project(x[..., first : first + 1, :], 0, 1)
+        return View(h, normed, self._factors(x, q, k).reach(q.new_ones(1, 1)), v)
+
+    def read(self, view: View, maps: Tensor, group: Group) -> Tensor:
+        """The class token after this layer if these were its rows of A: maps (..., g, h, j, p+t) -> (..., g, j, d)."""
+        weight = self.residual.weight[..., 0, :, 0]
+        reach = view.values[..., view.zeros :, :][..., : weight.shape[-1] // 2 + 1, :]
+        taps = weight[..., weight.shape[-1] // 2 :][..., : reach.shape[-2]].unsqueeze(-3).unsqueeze(-1)
+        mixed = maps @ view.values + (taps * reach).sum(-2, keepdim=True)
+        y = _each(self.out, mixed.transpose(-3, -2).flatten(-2))
+        return view.entering[..., :1, :] + self.dropout(y, group.source[:, 0], group.kind[:, 0])
+
+    def _padded(self, x: Tensor) -> Tensor:
+        return pad(x, (0, 0, -x.shape[-2] % self.landmarks, 0))
+
+    def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
+        """Queries, keys and values are thirds 0, 1, 2 of one projection. (..., g, t, d) -> each (..., g, h, t, e)."""
+        weight = self.qkv.weight[..., first * self.inner : last * self.inner, :]
+        y = (x.flatten(-3, -2) @ weight.mT).unflatten(-2, x.shape[-3:-1])
+        return tuple(part.transpose(-3, -2) for part in y.unflatten(-1, (last - first, self.heads, -1)).unbind(-3))
+
+    def _factors(self, x: Tensor, q: Tensor, k: Tensor) -> NystromAttention:
+        # The projection has no bias, so that the mean's projection is the projections' mean.
+        landmarks = x.unflatten(-2, (self.landmarks, -1)).mean(-2)
+        q_, k_ = self._project(landmarks, 0, 2)
+        return NystromAttention(q, k, q_, k_, pseudo_inverse(_softmax(q_, k_), self.iterations))
+
+
+class PositionEncoding(nn.Module):
+    """PPEG: x + three depthwise convolutions of the square map, done as the one that is their sum."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.wide, self.middle, self.narrow = (Depthwise(features, (size, size)) for size in (7, 5, 3))
+
+    def forward(self, h: Tensor, side: int) -> Tensor:
+        """(..., g, 1 + side^2, d) -> the same; the class token passes."""
+        weight = self.wide.weight + pad(self.middle.weight, (1,) * 4) + pad(self.narrow.weight, (2,) * 4)
+        biases = [conv.bias for conv in (self.wide, self.middle, self.narrow) if conv.bias is not None]
+        tiles = h[..., 1:, :]
+        square = depthwise(tiles.mT.unflatten(-1, (side, side)), weight, torch.stack(biases).sum(0))
+        return torch.cat([h[..., :1, :], tiles + square.flatten(-2).mT], dim=-2)
+
+
+class Depthwise(nn.Module):
+    """A convolution of each channel by itself, zeros around. Initialised as torch's: uniform in +-1/sqrt(kernel)."""
+
+    bias: Tensor | None
+
+    def __init__(self, channels: int, kernel: tuple[int, int], *, bias: bool = True) -> None:
+        super().__init__()
+        if not all(size % 2 for size in kernel):
+            raise CarmilError(f"a convolution of {kernel[0]} x {kernel[1]}: expected odd sizes, which have a middle")
+        bound = 1 / math.sqrt(math.prod(kernel))
+        self.weight = nn.Parameter(torch.empty(channels, 1, *kernel).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return depthwise(x, self.weight, self.bias)
+
+
+class TokenDropout(Noisy):
+    """Dropout whose draws follow the instance a token is made of, and tell apart what kind of token it is."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor, source: Tensor, kind: Tensor) -> Tensor:
+        """x (..., t, j, d), source and kind (t): the j readings of a token lose the same features."""
+        if not self.training or self.p == 0:
+            return x
+        shape = (x.shape[-3], x.shape[-1])
+        if self.noise is None:
+            drawn = self.draw(shape, x)
+        else:
+            own = Noise(self.noise.seeds, self.noise.steps)
+            own.rows = 3 * (source if self.noise.rows is None else self.noise.rows[source]) + kind
+            drawn = own.uniform(shape, self.site)
+        return x * (drawn >= self.p).unsqueeze(-2) / (1 - self.p)
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., g, c, height, width), weight (c, 1, ...) or of r models (r, c, 1, ...), whose channels then lie side by side."""
+    padding = [weight.shape[-2] // 2, weight.shape[-1] // 2]
+    if weight.ndim == 4:
+        y = conv2d(x.reshape(-1, *x.shape[-3:]), weight, bias, padding=padding, groups=len(weight))
+        return y.reshape(x.shape)
+    models, channels = weight.shape[:2]
+    bias = None if bias is None else bias.flatten()
+    side_by_side = x.transpose(0, 1).flatten(1, 2)
+    y = conv2d(side_by_side, weight.flatten(0, 1), bias, padding=padding, groups=models * channels)
+    return y.unflatten(1, (models, channels)).transpose(0, 1)
+
+
+def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
+    """z = a' / (largest row sum |a| * largest column sum |a|), then z <- z (13 - az (15 - az (7 - az))) / 4. (..., m, m)."""
+    size = a.abs()
+    z = a.mT / (size.sum(-1).amax(-1) * size.sum(-2).amax(-1))[..., None, None]
+    one = torch.eye(a.shape[-1], device=a.device, dtype=a.dtype)
+    for _ in range(iterations):
+        az = a @ z
+        z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
+    return z
+
+
+def weigh_softmax(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """w softmax(q k'/sqrt e), a few heads at a time: (..., h, i, s), (..., h, s, e), (..., h, t, e) -> (..., h, i, t)."""
+    heads = queries.shape[-3]
+    weights = weights.expand(*queries.shape[:-2], *weights.shape[-2:])
+    of_a_head = queries[..., 0, :, 0].numel() * keys.shape[-2]
+    if of_a_head * heads <= _KEPT:
+        return _weigh(weights, queries, keys)
+    at_once = max(1, _KEPT // of_a_head)
+    parts = zip(*(x.split(at_once, dim=-3) for x in (weights, queries, keys)), strict=True)
+    return torch.cat([checkpoint(_weigh, *part, use_reentrant=False, preserve_rng_state=False) for part in parts], -3)
+
+
+def tilt(rows: Tensor, delta: Tensor) -> Tensor:
+    """A_j e^{delta_j} sum|A| / sum(|A| e^delta). rows (..., g, h, 1, t), delta (..., g, 1, j, t) -> (..., g, h, j, t)."""
+    delta = delta.clamp(-30, 30)
+    tilted = rows * (delta - delta.amax(-1, keepdim=True)).exp()
+    return tilted * rows.abs().sum(-1, keepdim=True) / tilted.abs().sum(-1, keepdim=True).clamp_min(1e-30)
+
+
+def _with_counterfactual(views: list[View], layout: Layout, u: Tensor, u_cf: Tensor, *, learned: bool) -> list[Tensor]:
+    """The factual rows and the counterfactual ones after them, (..., g, h, 1+j, p+t) of each group."""
+    maps = []
+    for view, group in zip(views, layout.groups, strict=True):
+        own, front = group.own.unsqueeze(-2), (view.zeros + 1, 0)
+        if learned:
+            delta = group.spread((u_cf - u.unsqueeze(-2)).squeeze(-1)) * own
+            other = tilt(view.row, pad(delta, front).unsqueeze(-3))
+        else:
+            shares = group.spread(u_cf.squeeze(-1)).masked_fill(~own, float("-inf")).softmax(-1)
+            other = pad(shares, front).unsqueeze(-3)
+        maps.append(torch.cat([view.row, other.expand(*view.row.shape[:-2], *other.shape[-2:])], dim=-2))
+    return maps
+
+
+def _scores(views: list[View], layout: Layout) -> Tensor:
+    """u (..., n, 1)."""
+    return layout.instances([view.row.mean(-3)[..., view.zeros + 1 :].mT for view in views])
+
+
+def _instances(views: list[View], layout: Layout) -> Tensor:
+    """z (..., n, d)."""
+    return layout.instances([view.normed[..., 1:, :] for view in views])
+
+
+def _each(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer for rows (..., n, d) on tokens of bags (..., g, t, d)."""
+    return layer(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
+
+
+def _softmax(queries: Tensor, keys: Tensor) -> Tensor:
+    return (queries / math.sqrt(queries.shape[-1]) @ keys.mT).softmax(-1)
+
+
+def _weigh(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    return weights @ _softmax(queries, keys)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """softmax(q k'/sqrt e) v, whose softmax is never whole in memory."""
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (queries, keys, values))
+    return scaled_dot_product_attention(q, k, v).reshape(*queries.shape[:-1], values.shape[-1])
+
+
+register(
+    "transmil",
+    TransMIL,
+    "a class token that reads the bag through two layers of Nystrom attention",
+    permutation_invariant=False,
+)

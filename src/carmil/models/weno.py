@@ -1,0 +1,139 @@
+"""WENO (Qu et al., 2022): a bag-level teacher and an instance-level student that teach each other. Two classes only.
+
+z_j = BN(E x_j),   t_j = teacher(z_j),   u_j = w' tanh(V t_j),   F = W sum_j softmax(u)_j t_j,   s_j = student(z_j)
+teacher's pass:  -log p_y of the bag; after `smooth_epochs`, in positive bags only instances that the student finds hard
+                 (s_j <= 1/2; if there is none, the most positive one) may be attended
+student's pass:  p_j = u_j scaled by the pass's smallest and largest to (0, 1), 0 in negative bags;
+                 -mean_j [0.1 (1 - p_j) log(1 - s_j) + 0.9 p_j log s_j]
+Both passes train the shared encoder E. The original takes 512 instances a step of the student's pass; ours takes whole bags.
+"""
+
+from collections.abc import Container
+
+import torch
+from torch import Tensor, nn
+
+from carmil.errors import CarmilError
+from carmil.models.attention import Attention
+from carmil.models.contract import BagModel, Prediction
+from carmil.models.layers import BatchNorm, Dropout, Linear
+from carmil.models.pooling import Offsets, bag_max, bag_mean, bag_softmax, bag_weighted_sum
+from carmil.models.registry import register
+
+
+class WENO(BagModel):
+    """init_std: of the linear weights, as the original; None for torch's own start."""
+
+    coefficients = {"cls": 1.0, "student": 1.0}  # noqa: RUF012
+    phases = ("teacher", "student")
+    lowest: Tensor
+    highest: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        hidden: int = 512,
+        teacher: int = 1024,
+        attention: int = 512,
+        student: int = 4096,
+        dropout: float = 0.5,
+        smooth_epochs: int = 10,
+        init_std: float | None = 0.01,
+    ) -> None:
+        super().__init__()
+        if classes != 2:
+            raise CarmilError(f"weno tells positive bags from negative ones: it takes 2 classes, not {classes}")
+        self.classes, self.smooth_epochs = classes, smooth_epochs
+        self.encoder, self.normalised = Linear(in_features, hidden), BatchNorm(hidden)
+        self.teacher = nn.Sequential(
+            Dropout(dropout), Linear(hidden, teacher), nn.ReLU(), Dropout(dropout), Linear(teacher, teacher), nn.ReLU()
+        )
+        self.attention = Attention(teacher, attention, gated=False)
+        self.classifier = Linear(teacher, classes)
+        self.student = nn.Sequential(
+            Linear(hidden, student), nn.ReLU(), Linear(student, student), nn.ReLU(), Linear(student, classes)
+        )
+        # Smallest and largest attention score of this epoch's teacher pass.
+        self.register_buffer("lowest", torch.full((1,), float("inf")))
+        self.register_buffer("highest", torch.full((1,), float("-inf")))
+        self.phase, self.mining = "teacher", False
+        if init_std is not None:
+            for module in self.modules():
+                if isinstance(module, Linear):
+                    nn.init.normal_(module.weight, std=init_std)
+                    nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    def begin(self, phase: str, epoch: int) -> None:
+        self.phase, self.mining = phase, epoch > self.smooth_epochs
+        if phase == "teacher":
+            self.lowest.fill_(float("inf"))
+            self.highest.fill_(float("-inf"))
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
+        offsets = Offsets.of(offsets, features.device)
+        z = self.normalised(self.encoder(features))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase != "student"):
+            t = self.teacher(z)
+            u = self.attention(t)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
+            said = self.student(z)
+        maps = torch.cat([u, self._mined(u, said.detach().softmax(-1)[..., 1:], offsets)], dim=-1)
+        weights = bag_softmax(maps, offsets)
+        F = self.classifier(bag_weighted_sum(weights, t, offsets).flatten(-3, -2)).unflatten(-2, (offsets.bags, 2))
+        if self.training and self.phase == "teacher":
+            self._remember(u.detach())
+        return Prediction(
+            logits=F[..., 0, :],
+            offsets=offsets,
+            scores=u,
+            instances=t,
+            weights=weights[..., :1],
+            instance_logits=said,
+            extras={"mined_logits": F[..., 1, :]},
+        )
+
+    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
+        assert prediction.scores is not None
+        assert prediction.instance_logits is not None
+        if not self.training or self.phase != "student":
+            mined = self.training and self.mining
+            positive = labels.bool().unsqueeze(-1)
+            logits = (
+                torch.where(positive, prediction.extras["mined_logits"], prediction.logits)
+                if mined
+                else prediction.logits
+            )
+            own = logits.softmax(-1).gather(-1, labels.expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+            return {"cls": -(own + 1e-5).log()}
+        low, high = self.lowest.unsqueeze(-2), self.highest.unsqueeze(-2)
+        p = ((prediction.scores.detach() - low) / (high - low).clamp_min(1e-12)).clamp(1e-5, 1 - 1e-5).squeeze(-1)
+        p = p * labels[prediction.offsets.bag_of]
+        log_said = prediction.instance_logits.log_softmax(-1)
+        loss = -(0.1 * (1 - p) * log_said[..., 0] + 0.9 * p * log_said[..., 1])
+        return {"student": bag_mean(loss.unsqueeze(-1), prediction.offsets).squeeze(-1)}
+
+    def _mined(self, u: Tensor, said: Tensor, offsets: Offsets) -> Tensor:
+        """u with -inf where the student is sure already; of a bag it is sure of altogether, the most positive one stays."""
+        if not (self.training and self.mining):
+            return u
+        hard = said <= 0.5
+        any_hard = bag_max(hard.to(u.dtype), offsets).index_select(-2, offsets.bag_of) > 0
+        most = said == bag_max(said, offsets).index_select(-2, offsets.bag_of)
+        return u.masked_fill(~torch.where(any_hard, hard, most), float("-inf"))
+
+    def _remember(self, u: Tensor) -> None:
+        """Keeps the range of the scores (..., n, 1), of a model's own training bags only."""
+        counted = self.normalised.counted
+        low, high = (u, u) if counted is None else (u.where(counted, torch.inf), u.where(counted, -torch.inf))
+        self.lowest.copy_(torch.minimum(self.lowest, low.amin(-2)))
+        self.highest.copy_(torch.maximum(self.highest, high.amax(-2)))
+
+
+register(
+    "weno",
+    WENO,
+    "WENO: a bag-level teacher and an instance-level student (two classes only)",
+    inert=("score.bias", "encoder.bias"),
+)
