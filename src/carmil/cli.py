@@ -164,6 +164,8 @@ def crc(
 ) -> None:
     """All methods on nuclei of colorectal cancer, a bag a patient, with known instances; five folds.
 
+    Killed and started again, it goes on with the models that are not there yet.
+
     Example: carmil reproduce crc --data DIR --models abmil.gated,car/abmil.gated
     """
     from carmil.report.tables import print_tables
@@ -173,7 +175,7 @@ def crc(
     where = _device(device)
     rows = run_crc(data, names, _folder(out), device=where, seed=seed)
     print_tables([table(rows)])
-    for line in conditions(where, seed):
+    for line in conditions(seed):
         typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'crc.md'}, {out / 'crc.json'}")
 

@@ -79,9 +79,12 @@ class WENO(BagModel):
             u = self.attention(t)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
             said = self.student(z)
-        maps = torch.cat([u, self._mined(u, said.detach().softmax(-1)[..., 1:], offsets)], dim=-1)
+        maps = u
+        if self.training and self.mining:
+            maps = torch.cat([u, self._mined(u, said.detach().softmax(-1)[..., 1:], offsets)], dim=-1)
         weights = bag_softmax(maps, offsets)
-        F = self.classifier(bag_weighted_sum(weights, t, offsets).flatten(-3, -2)).unflatten(-2, (offsets.bags, 2))
+        pooled = bag_weighted_sum(weights, t, offsets)
+        F = self.classifier(pooled.flatten(-3, -2)).unflatten(-2, pooled.shape[-3:-1])
         if self.training and self.phase == "teacher":
             self._remember(u.detach())
         return Prediction(
@@ -91,20 +94,15 @@ class WENO(BagModel):
             instances=t,
             weights=weights[..., :1],
             instance_logits=said,
-            extras={"mined_logits": F[..., 1, :]},
+            extras={"mined_logits": F[..., -1, :]},
         )
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         assert prediction.scores is not None
         assert prediction.instance_logits is not None
         if not self.training or self.phase != "student":
-            mined = self.training and self.mining
             positive = labels.bool().unsqueeze(-1)
-            logits = (
-                torch.where(positive, prediction.extras["mined_logits"], prediction.logits)
-                if mined
-                else prediction.logits
-            )
+            logits = torch.where(positive, prediction.extras["mined_logits"], prediction.logits)
             own = logits.softmax(-1).gather(-1, labels.expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
             return {"cls": -(own + 1e-5).log()}
         low, high = self.lowest.unsqueeze(-2), self.highest.unsqueeze(-2)
@@ -116,8 +114,6 @@ class WENO(BagModel):
 
     def _mined(self, u: Tensor, said: Tensor, offsets: Offsets) -> Tensor:
         """u with -inf where the student is sure already; of a bag it is sure of altogether, the most positive one stays."""
-        if not (self.training and self.mining):
-            return u
         hard = said <= 0.5
         any_hard = bag_max(hard.to(u.dtype), offsets).index_select(-2, offsets.bag_of) > 0
         most = said == bag_max(said, offsets).index_select(-2, offsets.bag_of)

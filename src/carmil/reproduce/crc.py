@@ -6,10 +6,12 @@ model sees its own training bags, chooses its epoch on validation bags taken fro
 b bags, n instances, f folds.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from carmil.reproduce.table1 import Figure, figure, shown
 from carmil.training.loop import TRAIN, UNUSED, VALIDATION, Recipe, fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
-from carmil.training.runs import machine_line
+from carmil.training.runs import config_key, machine_line
 
 FOLDS = 5
 VALIDATION_SHARE = 0.15
@@ -48,6 +50,7 @@ class Row:
     evidence: str
     auc: Figure
     auprc: Figure | None
+    machine: str
 
 
 def load_crc(folder: Path) -> Bags:
@@ -89,23 +92,46 @@ def fold_roles(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def run_crc(folder: Path, models: Sequence[str], out: Path, *, device: str, seed: int = 0) -> list[Row]:
-    """Trains and measures every model, and writes crc.md and crc.json."""
+    """Trains and measures every model that `out` does not have yet, and writes crc.md and crc.json after each."""
     known = list_models()
     for model in models:
         if model not in known:
             raise CarmilError(unknown("model", model, known))
     bags = load_crc(folder)
     assert bags.labels is not None
+    study = {
+        "recipe": asdict(RECIPE),
+        "seed": seed,
+        "bags": hashlib.sha256(bags.features.numpy().tobytes()).hexdigest(),
+    }
     roles, tested = fold_roles(bags.labels, seed)
-    rows: list[Row] = []
+    rows = _finished(out / "crc.json", config_key(study))
     for model in models:
-        rows += _measured(model, bags, roles, tested, device)
-        write_text(out / "crc.json", json.dumps([vars(row) for row in rows], indent=2))
-        write_text(
-            out / "crc.md",
-            "\n".join(["# crc", "", *(f"- {line}" for line in conditions(device, seed)), "", table(rows).markdown()]),
-        )
-    return rows
+        if model not in {row.model for row in rows}:
+            rows += _measured(model, bags, roles, tested, device)
+            facts = {"key": config_key(study), "study": study, "rows": [asdict(row) for row in rows]}
+            write_text(out / "crc.json", json.dumps(facts, indent=2))
+            write_text(out / "crc.md", markdown(rows, conditions(seed)))
+    return [row for row in rows if row.model in models]
+
+
+def _finished(path: Path, key: str) -> list[Row]:
+    """The rows of the same study that are there already."""
+    try:
+        facts = json.loads(path.read_text())
+        if facts["key"] != key:
+            return []
+        return [
+            Row(**{name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}) for row in facts["rows"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _row(facts: dict[str, Any]) -> Row:
+    """A row as it was written: JSON knows no tuples."""
+    auc, auprc = (facts[name] and (facts[name][0], facts[name][1]) for name in ("auc", "auprc"))
+    return Row(facts["model"], facts["evidence"], auc, auprc, facts["machine"])
 
 
 def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, device: str) -> list[Row]:
@@ -116,14 +142,15 @@ def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, device: str)
     probabilities = predict(population, bags).probabilities
     assert bags.labels is not None
     aucs = [bag_auc(probabilities[fold][test], bags.labels[test]) for fold, test in enumerate(tested)]
-    rows = [Row(name, "none", figure(aucs), None)]
+    where = f"{device}: {machine_line()}"
+    rows = [Row(name, "none", figure(aucs), None, where)]
     methods = [method for method in evidence_of(name) if method not in ("single", "random")]
     for method in methods:
         agreement = []
         for fold, test in enumerate(tested):
             part = bags[test]
             agreement.append(_auprc(explain(population.member(fold), part, method)[:, 1], part))
-        rows.append(Row(name, method, figure(aucs), figure(agreement)))
+        rows.append(Row(name, method, figure(aucs), figure(agreement), where))
     return rows[1:] or rows
 
 
@@ -137,16 +164,20 @@ def _auprc(scores: Tensor, bags: Bags) -> float:
     return float(found[(positives > 0) & (positives < offsets.sizes)].mean())
 
 
-def conditions(device: str, seed: int) -> list[str]:
+def conditions(seed: int) -> list[str]:
     return [
         f"mean ± standard deviation over {FOLDS} folds by patient, in per cent; fold seed {seed}, one initialisation a fold",
         f"Adam, learning rate 2e-4, weight decay 1e-5, {RECIPE.epochs} epochs, one bag a step; the epoch with the lowest "
         f"cross-entropy on validation bags, {VALIDATION_SHARE:.0%} of the training folds",
         "AUPRC+: average precision of the map for the positive class, over test bags with cancerous nuclei and others",
-        f"measured on {device}: {machine_line()}",
     ]
 
 
+def markdown(rows: Sequence[Row], lines: Sequence[str]) -> str:
+    return "\n".join(["# CRC nuclei", "", *(f"- {line}" for line in lines), "", table(rows).markdown()])
+
+
 def table(rows: Sequence[Row]) -> ResultTable:
-    lines = tuple((row.model, row.evidence, shown(row.auc), shown(row.auprc)) for row in rows)
-    return ResultTable("CRC nuclei, five folds by patient", ("model", "evidence", "AUC", "AUPRC+"), lines, names=2)
+    lines = tuple((row.model, row.evidence, shown(row.auc), shown(row.auprc), row.machine) for row in rows)
+    heads = ("model", "evidence", "AUC", "AUPRC+", "measured on")
+    return ResultTable("Five folds by patient", heads, lines, names=2)
