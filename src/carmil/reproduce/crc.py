@@ -121,9 +121,7 @@ def _finished(path: Path, key: str) -> list[Row]:
         facts = json.loads(path.read_text())
         if facts["key"] != key:
             return []
-        return [
-            Row(**{name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}) for row in facts["rows"]
-        ]
+        return [_row(row) for row in facts["rows"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
