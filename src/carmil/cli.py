@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints."""
 
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -158,6 +159,7 @@ def table1(
 def crc(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[str, typer.Option(help="Names with commas between.  [default: all methods]")] = "",
+    epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the folds.")] = 0,
     out: OutOption = Path("crc"),
     device: DeviceOption = Device.auto,
@@ -169,13 +171,14 @@ def crc(
     Example: carmil reproduce crc --data DIR --models abmil.gated,car/abmil.gated
     """
     from carmil.report.tables import print_tables
-    from carmil.reproduce.crc import MODELS, conditions, run_crc, table
+    from carmil.reproduce.crc import MODELS, RECIPE, conditions, run_crc, table
 
     names = [name.strip() for name in (models or MODELS).split(",") if name.strip()]
     where = _device(device)
-    rows = run_crc(data, names, _folder(out), device=where, seed=seed)
+    recipe = replace(RECIPE, epochs=epochs)
+    rows = run_crc(data, names, _folder(out), device=where, seed=seed, recipe=recipe)
     print_tables([table(rows)])
-    for line in conditions(seed):
+    for line in conditions(seed, recipe):
         typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'crc.md'}, {out / 'crc.json'}")
 

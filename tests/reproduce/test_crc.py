@@ -46,16 +46,16 @@ def test_folds_test_every_bag_once_and_never_train_on_it():
 
 
 def test_the_command_measures_and_goes_on_where_it_was(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(crc, "RECIPE", dataclasses.replace(crc.RECIPE, epochs=8, warmup=2))
+    recipe = dataclasses.replace(crc.RECIPE, epochs=8, warmup=2)
     out = tmp_path / "out"
-    first = crc.run_crc(small, ["mean"], out, device="cpu")
-    rows = crc.run_crc(small, ["mean", "abmil"], out, device="cpu")
+    first = crc.run_crc(small, ["mean"], out, device="cpu", recipe=recipe)
+    rows = crc.run_crc(small, ["mean", "abmil"], out, device="cpu", recipe=recipe)
     assert rows[: len(first)] == first
     kinds = {(row.model, row.evidence) for row in rows}
     assert kinds == {("mean", "patch_scores"), ("abmil", "path"), ("abmil", "attention")}
     assert all(row.auc[0] > 60 for row in rows)
     monkeypatch.setattr(crc, "fit", None)
-    assert crc.run_crc(small, ["mean", "abmil"], out, device="cpu") == rows
+    assert crc.run_crc(small, ["mean", "abmil"], out, device="cpu", recipe=recipe) == rows
     assert "abmil" in (out / "crc.md").read_text()
 
 

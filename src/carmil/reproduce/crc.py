@@ -39,7 +39,7 @@ MODELS = (
     "mean,max,abmil.gated,car/abmil.gated,clam.sb,car/clam.sb,clam.mb,acmil,car/acmil,rrt,car/rrt,"
     "additive,dsmil,car/dsmil,transmil,car/transmil,targeted/abmil.gated,cia/abmil.gated"
 )
-RECIPE = Recipe(epochs=40, batch=1, optimizer="adam", weight_decay=1e-5, shuffle=True, warmup=5, patience=40)
+RECIPE = Recipe(epochs=100, batch=1, optimizer="adam", weight_decay=1e-5, shuffle=True, warmup=5, patience=50)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def fold_roles(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return roles, tested
 
 
-def run_crc(folder: Path, models: Sequence[str], out: Path, *, device: str, seed: int = 0) -> list[Row]:
+def run_crc(
+    folder: Path, models: Sequence[str], out: Path, *, device: str, seed: int = 0, recipe: Recipe = RECIPE
+) -> list[Row]:
     """Trains and measures every model that `out` does not have yet, and writes crc.md and crc.json after each."""
     known = list_models()
     for model in models:
@@ -108,10 +110,10 @@ def run_crc(folder: Path, models: Sequence[str], out: Path, *, device: str, seed
     rows = _finished(out / "crc.json", config_key(study))
     for model in models:
         if model not in {row.model for row in rows}:
-            rows += _measured(model, bags, roles, tested, device)
+            rows += _measured(model, bags, roles, tested, recipe, device)
             facts = {"key": config_key(study), "study": study, "rows": [asdict(row) for row in rows]}
             write_text(out / "crc.json", json.dumps(facts, indent=2))
-            write_text(out / "crc.md", markdown(rows, conditions(seed)))
+            write_text(out / "crc.md", markdown(rows, conditions(seed, recipe)))
     return [row for row in rows if row.model in models]
 
 
@@ -132,11 +134,11 @@ def _row(facts: dict[str, Any]) -> Row:
     return Row(facts["model"], facts["evidence"], auc, auprc, facts["machine"])
 
 
-def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, device: str) -> list[Row]:
+def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, recipe: Recipe, device: str) -> list[Row]:
     members = [Member(seed=fold, lr=2e-4) for fold in range(FOLDS)]
     population = Population(lambda: create_model(name, bags.width, 2), members, device=device)
-    with training_progress(name, RECIPE.epochs, FOLDS) as on_epoch:
-        fit(population, bags, roles, RECIPE, on_epoch=on_epoch)
+    with training_progress(name, recipe.epochs, FOLDS) as on_epoch:
+        fit(population, bags, roles, recipe, on_epoch=on_epoch)
     probabilities = predict(population, bags).probabilities
     assert bags.labels is not None
     aucs = [bag_auc(probabilities[fold][test], bags.labels[test]) for fold, test in enumerate(tested)]
@@ -162,10 +164,10 @@ def _auprc(scores: Tensor, bags: Bags) -> float:
     return float(found[(positives > 0) & (positives < offsets.sizes)].mean())
 
 
-def conditions(seed: int) -> list[str]:
+def conditions(seed: int, recipe: Recipe = RECIPE) -> list[str]:
     return [
         f"mean ± standard deviation over {FOLDS} folds by patient, in per cent; fold seed {seed}, one initialisation a fold",
-        f"Adam, learning rate 2e-4, weight decay 1e-5, {RECIPE.epochs} epochs, one bag a step; the epoch with the lowest "
+        f"Adam, learning rate 2e-4, weight decay 1e-5, at most {recipe.epochs} epochs, one bag a step; the epoch with the lowest "
         f"cross-entropy on validation bags, {VALIDATION_SHARE:.0%} of the training folds",
         "AUPRC+: average precision of the map for the positive class, over test bags with cancerous nuclei and others",
     ]
