@@ -24,7 +24,7 @@ from carmil.training.loop import Recipe
 from carmil.training.population import Member
 from carmil.training.runs import Run, machine_line
 
-TABLE_TASKS = ("adjacent_pairs", "four_bags")
+ALL_MODELS = ("abmil", "additive", "transmil", "car/abmil", "targeted/abmil")
 MEASURES = {"auc": "AUC", "auprc_pos": "AUPRC+", "auprc_both": "AUPRC±"}
 
 WHOSE = ("ours", "paper")
