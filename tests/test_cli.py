@@ -66,6 +66,9 @@ def test_the_public_api_is_what_dir_shows():
         (["--pool", "both"], "'both' is not one of 'disjoint', 'shared'"),
         (["--repetitions", "ten"], "Invalid value for '--repetitions'"),
         (["--gamma", "1"], "No such option: --gamma"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
+        (["--out", "features.npy/x"], "--out features.npy/x cannot be written"),
+        (["--lr", "inf"], "a learning rate of inf"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeypatch, said, words, expected):

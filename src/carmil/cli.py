@@ -1,5 +1,6 @@
 """The command line: parses, calls, prints."""
 
+import os
 import sys
 from dataclasses import replace
 from enum import StrEnum
@@ -110,7 +111,7 @@ def table1(
         float | None, typer.Option("--lambda", help="Weight of the distance.  [default: the branch's own]")
     ] = None,
     distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = Distance.l1,
-    seed: Annotated[int, typer.Option(help="Of the bags.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bags.")] = 0,
     out: OutOption = Path("table1"),
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -124,7 +125,7 @@ def table1(
     from carmil.models.registry import unknown
     from carmil.report.tables import print_tables
     from carmil.reproduce.digit_data import load_digits
-    from carmil.reproduce.table1 import ALL_MODELS, Settings, conditions, run_table1, tables
+    from carmil.reproduce.table1 import ALL_MODELS, Settings, run_table1, tables
 
     settings = Settings(
         models=ALL_MODELS if models == "all" else tuple(name.strip() for name in models.split(",") if name.strip()),
@@ -135,7 +136,7 @@ def table1(
         lambda_=lambda_,
         distance=distance.value,
     )
-    names = [name.strip() for name in tasks.split(",")]
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
     for name in names:
         if name not in TASKS:
             raise CarmilError(unknown("task", name, TASKS))
@@ -151,9 +152,9 @@ def table1(
         seed=seed,
         device=where,
     )
-    rows = run_table1(data.studies, settings, data.about, out, device=where)
+    rows, lines = run_table1(data.studies, settings, data.about, out, device=where)
     print_tables(tables(rows))
-    for line in conditions(settings, data.about, where):
+    for line in lines:
         typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'table1.md'}, {out / 'table1.json'}, {out / 'runs'}")
 
@@ -163,7 +164,7 @@ def crc(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[str, typer.Option(help="Names with commas between.  [default: all methods]")] = "",
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the folds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
     out: OutOption = Path("crc"),
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -177,6 +178,8 @@ def crc(
     from carmil.reproduce.crc import MODELS, RECIPE, conditions, run_crc, table
 
     names = [name.strip() for name in (models or MODELS).split(",") if name.strip()]
+    if not names:
+        raise CarmilError("no model named: expected for example --models abmil.gated,car/abmil.gated")
     where = _device(device)
     recipe = replace(RECIPE, epochs=epochs)
     rows = run_crc(data, names, _folder(out), device=where, seed=seed, recipe=recipe)
@@ -227,6 +230,8 @@ def main() -> None:
         sys.exit(app(standalone_mode=False))
     except CarmilError as error:
         _fail(str(error), 2)
+    except OSError as error:
+        _fail(f"{error}: is there room, and may one write there?", 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; what was finished is kept", 130)
     except _ClickError as error:
@@ -259,4 +264,7 @@ def _device(device: Device) -> str:
 def _folder(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise CarmilError(f"--out {out} is a file: expected a folder, or a name that is free")
+    there = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise CarmilError(f"--out {out} cannot be written: {there} is not a folder one may write to")
     return out

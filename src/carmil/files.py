@@ -31,9 +31,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         yield aside
         os.chmod(aside, 0o777 & ~_umask())
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(aside, path)
+        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            if path.exists():
+                os.replace(path, old)  # onto an empty folder: the old one steps aside, and is never half there
+            os.replace(aside, path)
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

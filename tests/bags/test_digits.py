@@ -162,6 +162,12 @@ def test_features_of_another_length_are_refused(tmp_path, bundled):
     np.save(path, np.zeros((5000, 3), dtype=int))
     with pytest.raises(CarmilError, match="floating-point"):
         array_features(path, bundled)
+    np.savez(tmp_path / "several.npz", a=np.zeros(3))
+    with pytest.raises(CarmilError, match="holds several arrays"):
+        array_features(tmp_path / "several.npz", bundled)
+    path.write_bytes(b"")
+    with pytest.raises(CarmilError, match="cannot be read"):
+        array_features(path, bundled)
     path.write_text("no array")
     with pytest.raises(CarmilError, match="cannot be read"):
         array_features(path, bundled)

@@ -32,6 +32,11 @@ def test_average_precision_is_scikit_learns_ties_included(sizes, levels, seed):
                 assert ours[bag, c].isnan()
 
 
+def test_equal_infinite_scores_are_a_tie():
+    scores, targets = torch.tensor([[float("inf")], [float("inf")]]), torch.tensor([[True], [False]])
+    assert average_precision(scores, targets, Offsets(torch.tensor([0, 2]))) == 0.5
+
+
 def xmil_reference(supporting, refuting, truth, size):
     """The benchmark's loop over bags and classes."""
     plus, both = [], []

@@ -91,3 +91,44 @@ def test_an_explainer_that_is_not_there_or_does_not_fit_is_named():
         explain(model_of(), bags, "paht")
     with pytest.raises(CarmilError, match="needs a model with a targeted branch"):
         explain(model_of("car/abmil"), bags, "targeted")
+
+
+def test_large_logits_cost_no_more_pieces_than_small_ones(monkeypatch):
+    """What a linear classifier's rounding does must not look like a kink."""
+    from carmil.evidence import path
+
+    points = []
+    gradient = path._gradient
+    monkeypatch.setattr(path, "_gradient", lambda model, at: points.append(len(at)) or gradient(model, at))
+    model, x = model_of(), torch.randn(30, 16) * 10 + 300
+    evidence = path_evidence(model, x, torch.tensor([0, 10, 30]))
+    assert points == [2 * path.FIRST_CUTS]
+    assert torch.isfinite(evidence).all()
+
+
+def test_a_model_asked_for_what_it_does_not_have_goes_on_as_it_was():
+    model, bags = create_model("mean", 16, 4, hidden=8).train(), Bags.from_list([torch.randn(3, 16)])
+    with pytest.raises(CarmilError, match="path evidence needs attention pooling, which MeanMIL does not have"):
+        explain(model, bags, "path")
+    with pytest.raises(CarmilError, match="MeanMIL does not attend"):
+        explain(model, bags, "attention")
+    with pytest.raises(CarmilError, match="no scores of single instances"):
+        explain(model_of(), bags, "patch_scores")
+    with pytest.raises(CarmilError, match="no layers of self-attention"):
+        explain(model_of(), bags, "rollout")
+    assert model.training
+
+
+def test_single_is_the_answer_for_the_instance_alone_and_random_is_the_same_every_time():
+    model, bags = model_of(), Bags.from_list([torch.randn(5, 16), torch.randn(3, 16)])
+    single = explain(model, bags, "single")
+    for j in range(8):
+        alone = model(bags.features[j : j + 1], torch.tensor([0, 1])).logits.softmax(-1)[0]
+        assert torch.allclose(single[j], alone, atol=1e-6)
+    assert torch.equal(explain(model, bags, "random"), explain(model, bags, "random"))
+
+
+def test_a_map_a_class_is_shown_class_by_class():
+    model, bags = create_model("clam.mb", 16, 4, hidden=8, attention=6), Bags.from_list([torch.randn(9, 16)])
+    attention = explain(model, bags, "attention")
+    assert torch.allclose(attention, model.eval()(bags.features, bags.offsets).scores)

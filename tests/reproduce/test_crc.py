@@ -59,9 +59,31 @@ def test_the_command_measures_and_goes_on_where_it_was(small, tmp_path, monkeypa
     assert "abmil" in (out / "crc.md").read_text()
 
 
-def test_a_folder_that_is_not_crcs_is_named(tmp_path):
+def test_another_study_is_not_written_over(small, tmp_path):
+    recipe = dataclasses.replace(crc.RECIPE, epochs=6, warmup=2)
+    crc.run_crc(small, ["mean"], tmp_path / "out", device="cpu", recipe=recipe)
+    with pytest.raises(CarmilError, match="holds another study"):
+        crc.run_crc(small, ["mean"], tmp_path / "out", device="cpu", recipe=recipe, seed=1)
+
+
+def test_a_folder_that_is_not_crcs_is_named(small, tmp_path):
     with pytest.raises(CarmilError, match=r"has no features.npy"):
-        crc.load_crc(tmp_path)
+        crc.load_crc(tmp_path / "nowhere")
+    table = pd.read_csv(small / "instances.csv", dtype={"patient_id": str})
+    for broken, words in (
+        (table.drop(columns="patient_id"), "expected a column 'patient_id' without gaps"),
+        (table.assign(is_cancerous=2), "is_cancerous must be 0 or 1"),
+        (table.iloc[:5], "400 rows of features for 5 instances"),
+    ):
+        broken.to_csv(small / "instances.csv", index=False)
+        with pytest.raises(CarmilError) as raised:
+            crc.load_crc(small)
+        assert words in str(raised.value)
+    (small / "instances.csv").write_text("")
+    with pytest.raises(CarmilError, match="cannot be read as a table"):
+        crc.load_crc(small)
+    with pytest.raises(CarmilError, match="expected at least 10 of each"):
+        crc.fold_roles(torch.tensor([0, 1, 0, 1]), 0)
 
 
 def test_the_real_cohort_has_the_published_counts(shared_data):

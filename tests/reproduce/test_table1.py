@@ -13,7 +13,8 @@ def table(tmp_path_factory):
     out = tmp_path_factory.mktemp("table1")
     settings = Settings(models=("abmil", "car/abmil", "targeted/abmil"), repetitions=2, epochs=3)
     data = load_digits(["adjacent_pairs", "four_bags"], sizes=(60, 30, 40))
-    return out, settings, data, run_table1(data.studies, settings, data.about, out, device="cpu")
+    rows, _ = run_table1(data.studies, settings, data.about, out, device="cpu")
+    return out, settings, data, rows
 
 
 def test_every_row_names_its_rule_and_controls_stand_beside(table):
@@ -52,7 +53,14 @@ def test_what_is_printed_is_what_the_runs_measured(table):
 def test_started_again_it_reads_what_is_finished(table, monkeypatch):
     out, settings, data, rows = table
     monkeypatch.setattr("carmil.reproduce.digit_runs.fit", None)
-    assert run_table1(data.studies, settings, data.about, out, device="cpu") == rows
+    assert run_table1(data.studies, settings, data.about, out, device="cpu")[0] == rows
+
+
+def test_a_model_that_cannot_be_built_is_named_before_anything_is_trained(table, tmp_path):
+    _, _, data, _ = table
+    with pytest.raises(CarmilError, match="weno tells positive bags from negative ones"):
+        run_table1(data.studies, Settings(models=("weno",), epochs=1), data.about, tmp_path, device="cpu")
+    assert not list(tmp_path.iterdir())
 
 
 def test_figures_are_means_with_their_spread():
@@ -97,7 +105,7 @@ def test_path_evidence_finds_the_digits_that_matter(tmp_path, shared_data):
         pool="shared",
     )
     settings = Settings(models=("car/abmil",), repetitions=1, epochs=60)
-    rows = run_table1(data.studies, settings, data.about, tmp_path, device="cpu")
+    rows, _ = run_table1(data.studies, settings, data.about, tmp_path, device="cpu")
     ours = {(r.evidence, r.negative): r.ours for r in rows if r.ours}
     assert ours["path", "mirror"]["auc"][0] > 99
     assert ours["path", "mirror"]["auprc_both"][0] > 95

@@ -78,6 +78,29 @@ def test_training_learns_the_rule():
     assert ((answers.probabilities.argmax(-1) == fresh.labels).float().mean(1) > 0.9).all()
 
 
+def test_features_of_any_floating_type_are_trained_on():
+    data = bags()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        trained = population(MEMBERS[:1])
+        fit(trained, Bags(data.features.to(dtype), data.offsets, data.labels), roles(), QUICK)
+        results.append(trained.weights)
+    assert torch.equal(*results)
+
+
+def test_losses_that_are_told_are_those_of_models_still_running():
+    told = []
+    fit(
+        population(MEMBERS),
+        bags(),
+        roles(),
+        QUICK,
+        on_epoch=lambda epoch, losses, running: told.append((losses, running)),
+    )
+    assert all(losses["total"] > 0.05 for losses, _ in told)
+    assert told[-1][1] == 0 or len(told) == QUICK.epochs
+
+
 def test_a_model_keeps_the_weights_of_its_best_validation_epoch():
     data, trained = bags(), population(MEMBERS[2:3])
     history = fit(trained, data, roles(), QUICK)
@@ -164,6 +187,12 @@ def test_warm_start_takes_the_baseline_and_leaves_the_branch():
     [
         (lambda: population([]), "a population of 0 models"),
         (lambda: Member(lr=0.0), "a learning rate of 0.0"),
+        (lambda: Member(lr=float("inf")), "a learning rate of inf"),
+        (lambda: population([Member(coefficients={"alpha": 1.0})]), "unknown loss term 'alpha'"),
+        (
+            lambda: fit(population([Member(lr=1e30)]), bags(), roles(), QUICK),
+            "never had a finite validation loss: lower its learning rate (1e+30)",
+        ),
         (lambda: Recipe(epochs=0), "epochs is 0: expected at least 1"),
         (lambda: Recipe(optimizer="lion"), "unknown optimizer 'lion'"),
         (lambda: fit(population(MEMBERS), bags(), roles(30), QUICK), "expected (4 models, 40 bags)"),

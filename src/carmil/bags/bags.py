@@ -134,15 +134,8 @@ class Bags:
 
     def parts(self, max_instances: int) -> list["Bags"]:
         """The bags in order, in runs of at most `max_instances` instances; a larger bag is a run of its own."""
-        if len(self.features) <= max_instances:
-            return [self]
-        parts, first = [], 0
-        ends = self.offsets.tolist()
-        for last in range(1, len(self) + 1):
-            if last == len(self) or ends[last + 1] - ends[first] > max_instances:
-                parts.append(self[first:last])
-                first = last
-        return parts
+        runs = runs_of(self.sizes.tolist(), max_instances)
+        return [self] if len(runs) == 1 else [self[first:last] for first, last in runs]
 
     @property
     def sizes(self) -> Tensor:
@@ -191,6 +184,17 @@ def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     new_offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     shift = offsets[chosen] - new_offsets[:-1]
     return new_offsets, torch.arange(int(new_offsets[-1])) + torch.repeat_interleave(shift, sizes)
+
+
+def runs_of(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Cuts a row of sizes into runs (first, behind the last) of at most `most` together; a larger one is a run of its own."""
+    runs, first, total = [], 0, 0
+    for i, size in enumerate(sizes):
+        if i > first and total + size > most:
+            runs.append((first, i))
+            first, total = i, 0
+        total += size
+    return [*runs, (first, len(sizes))]
 
 
 def _joined(parts: Sequence[Tensor | np.ndarray] | None) -> Tensor | None:

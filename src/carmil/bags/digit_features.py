@@ -25,16 +25,24 @@ def pixel_features(digits: DigitImages, fit_on: np.ndarray, *, components: int =
     return ((pixels - centre) @ directions / scale).astype(np.float32)
 
 
-def array_features(path: Path, digits: DigitImages) -> np.ndarray:
-    """Features from a .npy file, one row an image in the order of the images; stays on disk until rows are asked for."""
+def read_features(path: Path) -> np.ndarray:
+    """A floating-point (rows, features) matrix from a .npy file; stays on disk until rows are asked for. No pickle."""
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise CarmilError(f"{path} cannot be read as a .npy array ({error})") from error
+    if not isinstance(features, np.ndarray):
+        raise CarmilError(f"{path} holds several arrays: expected one, as numpy.save writes it")
     if features.ndim != 2 or features.dtype.kind != "f":
         raise CarmilError(
-            f"{path} holds {features.dtype} of shape {features.shape}: expected floating-point (images, features)"
+            f"{path} holds {features.dtype} of shape {features.shape}: expected floating-point (rows, features)"
         )
+    return features
+
+
+def array_features(path: Path, digits: DigitImages) -> np.ndarray:
+    """Features from a .npy file, one row an image in the order of the images."""
+    features = read_features(path)
     if len(features) != len(digits.images):
         raise CarmilError(
             f"{path} has {len(features):,} rows for {len(digits.images):,} images ({digits.source}): "

@@ -6,6 +6,7 @@ import os
 import struct
 import urllib.error
 import urllib.request
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,5 +106,5 @@ def _read_idx(path: Path) -> np.ndarray:
         if zeros != 0 or kind != 8:
             raise ValueError("not unsigned bytes")
         return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
-    except (OSError, EOFError, ValueError, struct.error) as error:
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise CarmilError(f"{path} is not a whole idx file ({error}): fetch it again") from error

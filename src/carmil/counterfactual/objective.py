@@ -5,6 +5,8 @@ L = CE(F(u), y) + alpha CE(F(u) - F(u_cf), y) + lambda D(u, u_cf)        D: mean
 b bags, n instances, k classes, h heads, m counterfactual maps.
 """
 
+import math
+
 from torch import Tensor
 
 from carmil.errors import CarmilError
@@ -36,7 +38,7 @@ def cosine_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
 def checked_weights(alpha: float, lambda_: float, distance: str) -> None:
     """alpha and lambda are not negative, the distance is one we have."""
     for name, value in (("alpha", alpha), ("lambda", lambda_)):
-        if not value >= 0:
+        if not 0 <= value < math.inf:
             raise CarmilError(f"{name} is {value}: expected a number >= 0")
     if distance not in DISTANCES:
         raise CarmilError(f"unknown distance {distance!r}: expected one of {', '.join(DISTANCES)}")

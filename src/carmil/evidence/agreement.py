@@ -43,7 +43,7 @@ def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tens
     precision = (found - before) / (place - first + 1)
     # A hit counts with the precision at the end of its group of equal scores.
     ends = torch.ones_like(ranked, dtype=torch.bool)
-    ends[..., :-1, :] = (ranked.diff(dim=-2) != 0) | (first.diff(dim=0) != 0)
+    ends[..., :-1, :] = (ranked[..., 1:, :] != ranked[..., :-1, :]) | (first.diff(dim=0) != 0)
     end = torch.where(ends, place, offsets.instances).flip(-2).cummin(-2).values.flip(-2)
     return bag_sum(hits * precision.gather(-2, end), offsets) / bag_sum(hits, offsets)
 

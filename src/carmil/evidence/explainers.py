@@ -143,9 +143,11 @@ def explain(model: BagModel, bags: Bags, method: str = "path", *, max_instances:
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    parts = [
-        explainer.explain(model, part.features.to(device).float(), Offsets(part.offsets, device)).cpu()
-        for part in bags.parts(max_instances)
-    ]
-    model.train(was_training)
+    try:
+        parts = [
+            explainer.explain(model, part.features.to(device).float(), Offsets(part.offsets, device)).cpu()
+            for part in bags.parts(max_instances)
+        ]
+    finally:
+        model.train(was_training)
     return torch.cat(parts)

@@ -7,6 +7,8 @@
 n instances, b bags, d features, h heads, k classes. Only the three verbs of a model are used.
 """
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -40,14 +42,17 @@ def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, toleranc
     """G (b, k, h, d): the mean of dF_c/dZ on the straight line from start to end (b, h, d).
 
     Midpoint rule on pieces of the line; a piece is halved while what its midpoint promises differs from what the logits
-    really do over it. A linear classifier needs no halving, a ReLU layer only around its kinks.
+    really do over it. A linear classifier needs no halving, a ReLU layer only around its kinks. In double precision, so that
+    the difference is never rounding.
     """
+    dtype, model = start.dtype, copy.deepcopy(model).double()
+    start, end = start.double(), end.double()
     bags = len(start)
     total = start.new_zeros(bags, model.classes, *start.shape[1:])
     with torch.no_grad():
         scale = (model.classify(end) - model.classify(start)).abs().clamp_min(1.0)  # (b, k)
     bag = torch.arange(bags, device=start.device).repeat_interleave(FIRST_CUTS)
-    left = torch.arange(FIRST_CUTS, device=start.device).repeat(bags) / FIRST_CUTS
+    left = torch.arange(FIRST_CUTS, device=start.device, dtype=start.dtype).repeat(bags) / FIRST_CUTS
     width = 1.0 / FIRST_CUTS
     for depth in range(DEEPEST):
         slope = _gradient(model, _point(start, end, bag, left + width / 2))
@@ -63,7 +68,7 @@ def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, toleranc
                 break
             bag, left = bag[rough].repeat(2), torch.cat([left[rough], left[rough] + width / 2])
             width /= 2
-    return total
+    return total.to(dtype)
 
 
 def _point(start: Tensor, end: Tensor, bag: Tensor, t: Tensor) -> Tensor:

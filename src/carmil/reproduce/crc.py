@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
+from carmil.bags.digit_features import read_features
 from carmil.counterfactual import create_model, list_models
 from carmil.errors import CarmilError
 from carmil.evidence import average_precision, bag_auc, explain
@@ -35,6 +36,7 @@ from carmil.training.runs import config_key, machine_line
 
 FOLDS = 5
 VALIDATION_SHARE = 0.15
+LEARNING_RATE = 2e-4
 MODELS = (
     "mean,max,abmil.gated,car/abmil.gated,clam.sb,car/clam.sb,clam.mb,acmil,car/acmil,rrt,car/rrt,"
     "additive,dsmil,car/dsmil,transmil,car/transmil,targeted/abmil.gated,cia/abmil.gated"
@@ -60,8 +62,16 @@ def load_crc(folder: Path) -> Bags:
     for name in ("features.npy", "instances.csv"):
         if not (folder / name).is_file():
             raise CarmilError(f"{folder} has no {name}: expected the folder with crc's features.npy and instances.csv")
-    features = np.load(folder / "features.npy", mmap_mode="r", allow_pickle=False)
-    table = pd.read_csv(folder / "instances.csv", dtype={"patient_id": str})
+    features = read_features(folder / "features.npy")
+    try:
+        table = pd.read_csv(folder / "instances.csv", dtype={"patient_id": str})
+    except ValueError as error:
+        raise CarmilError(f"{folder / 'instances.csv'} cannot be read as a table ({error})") from error
+    for column in ("patient_id", "is_cancerous"):
+        if column not in table or table[column].isna().any():
+            raise CarmilError(f"{folder / 'instances.csv'}: expected a column {column!r} without gaps")
+    if not table["is_cancerous"].isin((0, 1)).all():
+        raise CarmilError(f"{folder / 'instances.csv'}: is_cancerous must be 0 or 1")
     if len(table) != len(features):
         raise CarmilError(f"{folder}: {len(features):,} rows of features for {len(table):,} instances")
     order = np.argsort(table["patient_id"].to_numpy(), kind="stable")
@@ -79,6 +89,10 @@ def fold_roles(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
 
     y = labels.numpy()
+    if np.bincount(y, minlength=2).min() < 2 * FOLDS:
+        raise CarmilError(
+            f"{np.bincount(y, minlength=2).tolist()} bags of the classes: expected at least {2 * FOLDS} of each"
+        )
     roles = torch.full((FOLDS, len(y)), UNUSED)
     tested = torch.zeros(FOLDS, len(y), dtype=torch.bool)
     for fold, (rest, test) in enumerate(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(y, y)):
@@ -101,10 +115,15 @@ def run_crc(
             raise CarmilError(unknown("model", model, known))
     bags = load_crc(folder)
     assert bags.labels is not None
+    assert bags.instance_labels is not None
+    content = (bags.features, bags.offsets, bags.instance_labels)
     study = {
-        "recipe": asdict(RECIPE),
+        "recipe": asdict(recipe),
+        "lr": LEARNING_RATE,
         "seed": seed,
-        "bags": hashlib.sha256(bags.features.numpy().tobytes()).hexdigest(),
+        "folds": FOLDS,
+        "validation_share": VALIDATION_SHARE,
+        "bags": hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in content)).hexdigest()[:16],
     }
     roles, tested = fold_roles(bags.labels, seed)
     rows = _finished(out / "crc.json", config_key(study))
@@ -121,11 +140,14 @@ def _finished(path: Path, key: str) -> list[Row]:
     """The rows of the same study that are there already."""
     try:
         facts = json.loads(path.read_text())
-        if facts["key"] != key:
-            return []
-        return [_row(row) for row in facts["rows"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        rows = [_row(row) for row in facts["rows"]]
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): remove it or choose another --out") from error
+    if facts["key"] != key:
+        raise CarmilError(f"{path} holds another study (other data, seed or epochs): choose another --out")
+    return rows
 
 
 def _row(facts: dict[str, Any]) -> Row:
@@ -135,7 +157,7 @@ def _row(facts: dict[str, Any]) -> Row:
 
 
 def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, recipe: Recipe, device: str) -> list[Row]:
-    members = [Member(seed=fold, lr=2e-4) for fold in range(FOLDS)]
+    members = [Member(seed=fold, lr=LEARNING_RATE) for fold in range(FOLDS)]
     population = Population(lambda: create_model(name, bags.width, 2), members, device=device)
     with training_progress(name, recipe.epochs, FOLDS) as on_epoch:
         fit(population, bags, roles, recipe, on_epoch=on_epoch)
@@ -167,7 +189,8 @@ def _auprc(scores: Tensor, bags: Bags) -> float:
 def conditions(seed: int, recipe: Recipe = RECIPE) -> list[str]:
     return [
         f"mean ± standard deviation over {FOLDS} folds by patient, in per cent; fold seed {seed}, one initialisation a fold",
-        f"Adam, learning rate 2e-4, weight decay 1e-5, at most {recipe.epochs} epochs, one bag a step; the epoch with the lowest "
+        f"Adam, learning rate {LEARNING_RATE:g}, weight decay 1e-5, at most {recipe.epochs} epochs, one bag a step; "
+        "the epoch with the lowest "
         f"cross-entropy on validation bags, {VALIDATION_SHARE:.0%} of the training folds",
         "AUPRC+: average precision of the map for the positive class, over test bags with cancerous nuclei and others",
     ]

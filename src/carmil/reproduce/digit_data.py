@@ -56,7 +56,8 @@ def load_digits(
         name = f"{features.name} ({array.shape[1]} wide, sha256 {_file_fingerprint(features)})"
     elif encoder == "resnet18":
         array = resnet18_features(images, weights=weights, device=device, track=tracked)
-        name = f"ImageNet ResNet18 ({weights.name if weights else 'torchvision weights'}), 512 wide"
+        whose = f"{weights.name}, sha256 {_file_fingerprint(weights)}" if weights else "torchvision's weights"
+        name = f"ImageNet ResNet18 ({whose}), 512 wide"
     else:
         array = pixel_features(images, train_rows)
         name = f"{array.shape[1]} principal components of the pixels, fitted on training images"

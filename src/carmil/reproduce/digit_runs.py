@@ -81,6 +81,7 @@ class Experiment:
             "members": [asdict(member) for member in self.members],
             "recipe": asdict(self.recipe),
             "data": dict(self.data),
+            "evidence": evidence_of(self.model),
         }
 
 

@@ -22,7 +22,7 @@ from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
 from carmil.training.loop import Recipe
 from carmil.training.population import Member
-from carmil.training.runs import Run, machine_line
+from carmil.training.runs import Run
 
 ALL_MODELS = ("abmil", "additive", "transmil", "car/abmil", "targeted/abmil")
 MEASURES = {"auc": "AUC", "auprc_pos": "AUPRC+", "auprc_both": "AUPRC±"}
@@ -114,19 +114,37 @@ class Settings:
 
 def run_table1(
     studies: Mapping[str, DigitStudy], settings: Settings, data: Mapping[str, Any], out: Path, *, device: str
-) -> list[Row]:
-    """Trains what is not yet in `out`, and writes table1.md and table1.json there."""
+) -> tuple[list[Row], list[str]]:
+    """Trains what is not yet in `out`, and writes table1.md and table1.json there. Gives the rows and what they depend on."""
+    experiments = [
+        Experiment(
+            TASKS[task],
+            model,
+            settings.members(model),
+            Recipe(epochs=settings.epochs, optimizer=optimizer_of(model)),
+            {**data, "task": task},
+        )
+        for task in studies
+        for model in settings.models
+    ]
+    for experiment in experiments:
+        experiment.build(
+            studies[experiment.task.name].train.bags.width
+        )  # what cannot be built is known before any training
     rows: list[Row] = []
-    for task, study in studies.items():
-        for model in settings.models:
-            recipe = Recipe(epochs=settings.epochs, optimizer=optimizer_of(model))
-            experiment = Experiment(TASKS[task], model, settings.members(model), recipe, {**data, "task": task})
-            run = run_experiment(experiment, study, out / "runs" / task / model.replace("/", "-"), device=device)
-            rows += rows_of_run(task, model, run)
+    machines: list[str] = []
+    for experiment in experiments:
+        task, model = experiment.task.name, experiment.model
+        folder = out / "runs" / task / model.replace("/", "-")
+        run = run_experiment(experiment, studies[task], folder, device=device)
+        rows += rows_of_run(task, model, run)
+        machines.append(run.measured_on)
+    for task in studies:
         rows += missing_rows(task, settings.models)
-    write_text(out / "table1.json", json.dumps(_as_json(rows, settings, data, device), indent=2))
-    write_text(out / "table1.md", markdown(rows, conditions(settings, data, device)))
-    return rows
+    lines = conditions(settings, data, machines)
+    write_text(out / "table1.json", json.dumps(_as_json(rows, lines), indent=2))
+    write_text(out / "table1.md", markdown(rows, lines))
+    return rows, lines
 
 
 def rows_of_run(task: str, model: str, run: Run) -> list[Row]:
@@ -163,8 +181,9 @@ def missing_rows(task: str, measured: Sequence[str]) -> list[Row]:
 
 def figure(values: Sequence[float]) -> Figure:
     """Mean and standard deviation over the models, in per cent; of one model there is no deviation."""
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
-    return 100 * float(np.mean(values)), 100 * spread
+    known = np.asarray(values, dtype=float)  # None, as JSON has it, becomes NaN
+    spread = float(known.std(ddof=1)) if len(known) > 1 else float("nan")
+    return 100 * float(known.mean()), 100 * spread
 
 
 def shown(value: Figure | None) -> str:
@@ -205,7 +224,7 @@ def markdown(rows: Sequence[Row], lines: Sequence[str]) -> str:
     return "\n".join([*parts, *(table.markdown() for table in tables(rows)), "Negative rules:", "", *rules, ""])
 
 
-def conditions(settings: Settings, data: Mapping[str, Any], device: str) -> list[str]:
+def conditions(settings: Settings, data: Mapping[str, Any], machines: Sequence[str]) -> list[str]:
     """What the figures depend on, a line each."""
     return [
         f"mean ± standard deviation over {settings.repetitions} initialisations on the same bags, in per cent",
@@ -215,16 +234,16 @@ def conditions(settings: Settings, data: Mapping[str, Any], device: str) -> list
         f"ours: SGD, momentum 0.9 ({', '.join(ADAM)}: Adam), learning rate {settings.lr:g}, at most {settings.epochs} epochs, "
         "patience 100; "
         "the epoch with the lowest validation cross-entropy of the factual answer",
-        f"measured on {device}: {machine_line()}",
+        f"measured on {'; and on '.join(dict.fromkeys(machines))}",
     ]
 
 
-def _as_json(rows: Sequence[Row], settings: Settings, data: Mapping[str, Any], device: str) -> dict[str, Any]:
+def _as_json(rows: Sequence[Row], lines: Sequence[str]) -> dict[str, Any]:
     def named(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | None]]:
         return {name: {"mean": mean, "std": None if np.isnan(std) else std} for name, (mean, std) in figures.items()}
 
     return {
-        "conditions": conditions(settings, data, device),
+        "conditions": list(lines),
         "negative_rules": NEGATIVE_RULES,
         "rows": [
             {

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import Bags, rows_of
+from carmil.bags.bags import Bags, rows_of, runs_of
 from carmil.errors import CarmilError
+from carmil.models.contract import cross_entropy
 from carmil.models.pooling import Offsets
 from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.population import Population
@@ -79,13 +80,14 @@ def fit(
 
     roles (r, b) or (b). After `warmup` epochs a strictly lower mean validation cross-entropy is a new best; `patience`
     epochs without one, and the model stops. `on_epoch(epoch, mean losses, models still running)` is told of progress.
+    A model that never had a finite validation loss is an error: there are no weights of it to keep.
     """
     roles = _checked_roles(population, bags, roles).to(population.device)
     bags = bags.to(population.device)
     state = _State(population, recipe)
-    validation = _whole(bags, (roles == VALIDATION).any(0))
+    validation = _validation_parts(bags, (roles == VALIDATION).any(0), len(population))
     records: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
-    step = _Stepper(state)
+    step = _Stepper(state, replayed=bags.features.is_cuda and len(set(bags.sizes.tolist())) == 1)
     for epoch in range(recipe.epochs):
         population.train()
         losses: dict[str, Tensor] = {}
@@ -95,17 +97,23 @@ def fit(
             for batch in _batches(bags, roles[state.rows] == TRAIN, recipe, epoch):
                 for name, value in step(batch).items():
                     sums[name] = sums[name] + value if name in sums else value.clone()
-            steps = sums.pop("steps").clamp_min(1)
+            steps = sums.pop("steps")  # 0 for a model that has stopped: its losses become NaN
             losses |= {name: value / steps for name, value in sums.items()}
         population.train(False)
         state.population.begin("validation", epoch)
-        judged = _validation_loss(state.population, roles[state.rows], validation)
+        judged = _validation_loss(state.population, bags, roles[state.rows], validation)
         records.append((losses, judged, state.rows))
         running = state.after_epoch(epoch, judged)
         if on_epoch is not None:
             on_epoch(epoch, {name: float(value.nanmean()) for name, value in losses.items()}, running)
         if running == 0:
             break
+    lost = (state.best_epoch < 0).nonzero().flatten().tolist()
+    if lost:
+        raise CarmilError(
+            f"model {lost[0]} (of {len(lost)} such) never had a finite validation loss: lower its learning rate "
+            f"({population.members[lost[0]].lr:g}) or look at its features"
+        )
     population.weights, population.buffers = state.best, state.best_buffers
     return _history(records, state)
 
@@ -157,8 +165,9 @@ class _State:
 class _Stepper:
     """One training step of the population; on a GPU, where bags share one size, replayed as a CUDA graph."""
 
-    def __init__(self, state: _State) -> None:
+    def __init__(self, state: _State, *, replayed: bool) -> None:
         self.state = state
+        self.replayed = replayed and len(state.population.model.phases) == 1
         self._graph: torch.cuda.CUDAGraph | None = None
         self._key: tuple[int, ...] = ()
         self._inputs: Batch | None = None
@@ -166,8 +175,7 @@ class _Stepper:
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """Steps on the batch; each model's losses on it (r), zero for a model that took no step, and `steps` (r)."""
-        several_phases = len(self.state.population.model.phases) > 1
-        if batch.features.device.type != "cuda" or batch.offsets.size is None or several_phases:
+        if not self.replayed or batch.offsets.size is None:
             return self._step(batch)
         key = (len(self.state.rows), batch.offsets.bags, batch.offsets.size)
         if key != self._key:
@@ -264,22 +272,23 @@ def _gathered(bags: Bags, chosen: Tensor, share: Tensor) -> Batch:
     return Batch(features, labels, Offsets(offsets, device), rows, share)
 
 
-def _whole(bags: Bags, used: Tensor) -> list[tuple[Tensor, Batch]]:
-    """The validation bags, gathered once into a few large batches."""
+def _validation_parts(bags: Bags, used: Tensor, models: int) -> list[Tensor]:
+    """Positions of the validation bags, in runs small enough to be answered by all models at once."""
     chosen = used.cpu().nonzero().squeeze(-1)
-    parts = chosen.split(512)
-    return [(part.to(bags.features.device), _gathered(bags, part, torch.empty(0))) for part in parts]
+    runs = runs_of(bags.sizes[chosen].tolist(), max(1, 2**20 // models))
+    return [chosen[first:last] for first, last in runs]
 
 
 @torch.no_grad()
-def _validation_loss(population: Population, roles: Tensor, parts: list[tuple[Tensor, Batch]]) -> Tensor:
-    """(r) mean cross-entropy of each model on its own validation bags."""
+def _validation_loss(population: Population, bags: Bags, roles: Tensor, parts: list[Tensor]) -> Tensor:
+    """(r) mean cross-entropy of each model's answers for its own validation bags; the same measure for every method."""
     sums = torch.zeros(len(population), device=population.device)
     counts = torch.zeros_like(sums)
-    for chosen, batch in parts:
-        mask = (roles[:, chosen] == VALIDATION).float()
-        losses = population.losses(population(batch.features, batch.offsets), batch.labels)
-        sums += (losses["cls"] * mask).sum(-1)
+    for chosen in parts:
+        mask = (roles[:, chosen.to(roles.device)] == VALIDATION).float()
+        batch = _gathered(bags, chosen, mask)
+        prediction = population(batch.features, batch.offsets)
+        sums += (cross_entropy(prediction.logits, batch.labels) * mask).sum(-1)
         counts += mask.sum(-1)
     return sums / counts
 

@@ -4,6 +4,7 @@ r models, p parameters each, q buffered values (running statistics). A single mo
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from carmil.models.contract import BagModel, Prediction
 from carmil.models.layers import BatchNorm
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
+from carmil.models.registry import unknown
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Member:
     coefficients: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
+        if not 0 < self.lr < math.inf:
             raise CarmilError(f"a learning rate of {self.lr}: expected a number > 0")
 
 
@@ -54,6 +56,10 @@ class Population:
         self._weight_slots = _slots(model, model.named_parameters())
         self._buffer_slots = _slots(model, model.named_buffers())
         self._release()
+        for member in members:
+            for term in member.coefficients:
+                if term not in model.coefficients:
+                    raise CarmilError(unknown("loss term", term, model.coefficients))
         self.coefficients = {
             term: torch.tensor([member.coefficients.get(term, default) for member in members], device=device)
             for term, default in model.coefficients.items()
@@ -81,6 +87,7 @@ class Population:
         weights: others than its own, to differentiate by. rows (n): which instances of the cohort these are, for the noise.
         counted (r, b): which bags a model may learn statistics from, all of them if not given.
         """
+        features = features.to(self.weights.dtype)
         self.noise.rows = rows
         self._bind(self.weights if weights is None else weights)
         for normed in self._normed:
@@ -91,7 +98,7 @@ class Population:
         """Each loss term for each model and bag, (r, b), and under `total` their weighted sum."""
         losses = self.model.losses(prediction, labels, self.terms)
         weighted = [self.coefficients[term].unsqueeze(-1) * losses[term] for term in losses if term in self.terms]
-        losses["total"] = torch.stack(weighted).sum(0)
+        losses["total"] = torch.stack(weighted).sum(0) if weighted else torch.zeros_like(next(iter(losses.values())))
         return losses
 
     def train(self, on: bool = True) -> None:

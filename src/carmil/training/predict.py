@@ -24,10 +24,11 @@ class Answers:
 @torch.no_grad()
 def predict(population: Population, bags: Bags, *, max_instances: int = 2**17) -> Answers:
     """Answers of every model for every bag, on the CPU."""
+    was_training = population.model.training
     population.train(False)
     parts = []
     for part in bags.parts(max_instances):
-        prediction = population(part.features.to(population.device).float(), Offsets(part.offsets, population.device))
+        prediction = population(part.features.to(population.device), Offsets(part.offsets, population.device))
         cf = prediction.counterfactual
         parts.append(
             (
@@ -37,5 +38,6 @@ def predict(population: Population, bags: Bags, *, max_instances: int = 2**17) -
                 None if cf is None else cf.logits.softmax(-1).cpu(),
             )
         )
+    population.train(was_training)
     joined = [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*parts, strict=True)]
     return Answers(*joined)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ evidence/maps.safetensors   maps of every model over the test instances
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -38,6 +39,7 @@ class Run:
     history: dict[str, Any]
     maps: dict[str, Tensor]
     weights: dict[str, Tensor]
+    measured_on: str
 
 
 def config_key(config: Mapping[str, Any]) -> str:
@@ -84,10 +86,11 @@ def write_run(
             "key": config_key(config),
             "config": config,
             "machine": machine(),
+            "measured_on": f"{population.device.type}: {machine_line()}",
             "training_seconds": round(seconds, 2),
         }
         write_text(aside / "run.json", json.dumps(facts, indent=2, default=str))
-        write_text(aside / "metrics.json", json.dumps(dict(metrics), indent=2))
+        write_text(aside / "metrics.json", json.dumps(_plain(dict(metrics)), indent=2))
         write_text(aside / "history.json", json.dumps(_plain(asdict(history))))
         save_file(
             {name: tensor.contiguous().cpu() for name, tensor in population.state().items()},
@@ -100,6 +103,7 @@ def write_run(
 
 
 def read_run(folder: Path) -> Run:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
@@ -111,8 +115,9 @@ def read_run(folder: Path) -> Run:
             history=json.loads((folder / "history.json").read_text()),
             maps=load_file(folder / "evidence" / "maps.safetensors"),
             weights=load_file(folder / "weights.safetensors"),
+            measured_on=facts["measured_on"],
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CarmilError(f"{folder} is not a whole run ({error}): remove it and run again") from error
 
 
@@ -145,14 +150,14 @@ def _predictions(answers: Answers, bag_ids: tuple[str, ...], labels: Tensor, pop
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as nested lists; NaN, which JSON does not know, as null."""
+    """Tensors as nested lists; NaN and infinity, which JSON does not know, as null."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cpu_name() -> str:
