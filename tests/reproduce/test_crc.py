@@ -7,7 +7,7 @@ import torch
 
 from carmil.errors import CarmilError
 from carmil.reproduce import crc
-from carmil.training.loop import TRAIN, UNUSED, VALIDATION
+from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
 
 
 @pytest.fixture

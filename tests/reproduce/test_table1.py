@@ -5,7 +5,7 @@ import pytest
 from carmil.errors import CarmilError
 from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.table1 import PAPER, Settings, figure, markdown, run_table1, shown
-from carmil.training.loop import Recipe
+from carmil.training.recipe import Recipe
 
 
 @pytest.fixture(scope="module")

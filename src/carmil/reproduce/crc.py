@@ -29,9 +29,10 @@ from carmil.progress import training_progress
 from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_runs import evidence_of
 from carmil.reproduce.table1 import Figure, figure, shown
-from carmil.training.loop import TRAIN, UNUSED, VALIDATION, Recipe, fit
+from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
+from carmil.training.recipe import TRAIN, UNUSED, VALIDATION, Recipe
 from carmil.training.runs import config_key, machine_line
 
 FOLDS = 5

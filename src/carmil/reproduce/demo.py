@@ -9,7 +9,7 @@ from carmil.report.digits import gallery, learning_curves, write_report
 from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import Experiment, run_experiment
 from carmil.reproduce.table1 import Row, Settings, rows_of_run, tables
-from carmil.training.loop import Recipe
+from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
 
 MODELS = ("abmil", "car/abmil")

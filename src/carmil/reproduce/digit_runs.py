@@ -15,9 +15,10 @@ from carmil.counterfactual import create_model
 from carmil.evidence import bag_performance, evidence_agreement, explain
 from carmil.models import registry
 from carmil.progress import training_progress
-from carmil.training.loop import TRAIN, VALIDATION, Recipe, fit
+from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import Answers, predict
+from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 from carmil.training.runs import Run, has_run, read_run, write_run
 
 # xMIL's template: 20 units everywhere, ungated attention, one hidden output layer, no dropout. What a method adds of its own

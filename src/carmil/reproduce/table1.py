@@ -20,8 +20,8 @@ from carmil.files import write_text
 from carmil.models.registry import unknown
 from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
-from carmil.training.loop import Recipe
 from carmil.training.population import Member
+from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
 
 ALL_MODELS = ("abmil", "additive", "transmil", "car/abmil", "targeted/abmil")

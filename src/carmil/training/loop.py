@@ -13,39 +13,10 @@ from carmil.bags.bags import Bags, rows_of, runs_of
 from carmil.errors import CarmilError
 from carmil.models.contract import cross_entropy
 from carmil.models.pooling import Offsets
-from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.population import Population
-
-UNUSED, TRAIN, VALIDATION = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a population is trained. The defaults are those of the digit-bag benchmark (xMIL's template)."""
-
-    epochs: int = 1000
-    batch: int = 16
-    optimizer: str = "sgd"
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    shuffle: bool = False
-    warmup: int = 10
-    patience: int = 100
-    study_seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, low in (
-            ("epochs", 1),
-            ("batch", 1),
-            ("warmup", 0),
-            ("patience", 1),
-            ("weight_decay", 0),
-            ("momentum", 0),
-        ):
-            if not getattr(self, name) >= low:
-                raise CarmilError(f"{name} is {getattr(self, name)}: expected at least {low}")
-        if self.optimizer not in OPTIMIZERS:
-            raise CarmilError(f"unknown optimizer {self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")
+from carmil.training.recipe import TRAIN, VALIDATION, Recipe
+from carmil.training.stepping import Batch, Stepper
+from carmil.training.stopping import State
 
 
 @dataclass(frozen=True)
@@ -56,18 +27,6 @@ class History:
     validation: Tensor
     best_epoch: Tensor
     epochs_run: Tensor
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some bags on the device: `rows` (n) are their instances in the cohort; `share` (r, b) says who trains on which
-    bag, and sums to 1 for a model that has one here."""
-
-    features: Tensor
-    labels: Tensor
-    offsets: Offsets
-    rows: Tensor
-    share: Tensor
 
 
 OnEpoch = Callable[[int, dict[str, float], int], None]
@@ -84,10 +43,10 @@ def fit(
     """
     roles = _checked_roles(population, bags, roles).to(population.device)
     bags = bags.to(population.device)
-    state = _State(population, recipe)
+    state = State(population, recipe)
     validation = _validation_parts(bags, (roles == VALIDATION).any(0), len(population))
     records: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
-    step = _Stepper(state, replayed=bags.features.is_cuda and len(set(bags.sizes.tolist())) == 1)
+    step = Stepper(state, replayed=bags.features.is_cuda and len(set(bags.sizes.tolist())) == 1)
     for epoch in range(recipe.epochs):
         population.train()
         losses: dict[str, Tensor] = {}
@@ -116,126 +75,6 @@ def fit(
         )
     population.weights, population.buffers = state.best, state.best_buffers
     return _history(records, state)
-
-
-class _State:
-    """Early stopping and best weights of every model; `population` holds those still running, `rows` says which."""
-
-    def __init__(self, population: Population, recipe: Recipe) -> None:
-        r, device = len(population), population.device
-        self.population, self.recipe = population, recipe
-        self.rows = torch.arange(r, device=device)
-        self.active = torch.ones(r, dtype=torch.bool, device=device)
-        self.best, self.best_buffers = population.weights.clone(), population.buffers.clone()
-        self.best_loss = torch.full((r,), float("inf"), device=device)
-        self.best_epoch = torch.full((r,), -1, dtype=torch.long, device=device)
-        self.waited = torch.zeros(r, dtype=torch.long, device=device)
-        self.epochs_run = torch.zeros(r, dtype=torch.long, device=device)
-        lr = torch.tensor([member.lr for member in population.members], device=device)
-        options = {"momentum": recipe.momentum} if recipe.optimizer == "sgd" else {}
-        self.optimizer: Optimizer = OPTIMIZERS[recipe.optimizer](
-            population.weights, lr, weight_decay=recipe.weight_decay, **options
-        )
-
-    def after_epoch(self, epoch: int, judged: Tensor) -> int:
-        """Books the epoch's validation losses (models in the population); says how many models go on."""
-        rows = self.rows
-        self.epochs_run[rows] += self.active.long()
-        if epoch >= self.recipe.warmup or epoch == self.recipe.epochs - 1:
-            better = self.active & (judged < self.best_loss[rows])
-            self.best[rows[better]] = self.population.weights[better]
-            self.best_buffers[rows[better]] = self.population.buffers[better]
-            self.best_loss[rows[better]] = judged[better]
-            self.best_epoch[rows[better]] = epoch
-            self.waited[rows] = torch.where(better, 0, self.waited[rows] + 1)
-            self.active &= self.waited[rows] < self.recipe.patience
-        running = int(self.active.sum())
-        if 0 < running <= len(rows) // 2:
-            self._compact()
-        return running
-
-    def _compact(self) -> None:
-        """Half of the models have stopped: leave them out. Halving keeps the number of shapes small."""
-        keep = self.active.nonzero().squeeze(-1)
-        self.population = self.population.subset(keep)
-        self.optimizer.take(keep)
-        self.rows, self.active = self.rows[keep], self.active[keep]
-
-
-class _Stepper:
-    """One training step of the population; on a GPU, where bags share one size, replayed as a CUDA graph."""
-
-    def __init__(self, state: _State, *, replayed: bool) -> None:
-        self.state = state
-        self.replayed = replayed and len(state.population.model.phases) == 1
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._key: tuple[int, ...] = ()
-        self._inputs: Batch | None = None
-        self._outputs: dict[str, Tensor] = {}
-
-    def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        """Steps on the batch; each model's losses on it (r), zero for a model that took no step, and `steps` (r)."""
-        if not self.replayed or batch.offsets.size is None:
-            return self._step(batch)
-        key = (len(self.state.rows), batch.offsets.bags, batch.offsets.size)
-        if key != self._key:
-            if self._graph is None or key[0] != self._key[0]:
-                self._capture(batch, key)
-                return self._outputs
-            return self._step(batch)  # a last, smaller batch
-        assert self._inputs is not None and self._graph is not None
-        self._inputs.features.copy_(batch.features)
-        self._inputs.labels.copy_(batch.labels)
-        self._inputs.rows.copy_(batch.rows)
-        self._inputs.share.copy_(batch.share)
-        self._graph.replay()
-        return self._outputs
-
-    def _step(self, batch: Batch) -> dict[str, Tensor]:
-        state, population = self.state, self.state.population
-        active = state.active & (batch.share.sum(-1) > 0)
-        weights = population.weights.detach().requires_grad_()
-        counted = batch.share > 0
-        prediction = population(batch.features, batch.offsets, weights=weights, rows=batch.rows, counted=counted)
-        losses = population.losses(prediction, batch.labels)
-        means = {name: (value * batch.share).sum(-1) for name, value in losses.items()}
-        (gradient,) = torch.autograd.grad(means["total"].sum(), weights)
-        state.optimizer.step(population.weights, gradient, active)
-        population.noise.steps += active.long()
-        on = active.to(gradient.dtype)
-        return {**{name: value.detach() * on for name, value in means.items()}, "steps": on}
-
-    def _capture(self, batch: Batch, key: tuple[int, ...]) -> None:
-        """Records the step on buffers of its own. Recording does not run it; the first replay does."""
-        self._inputs = Batch(
-            batch.features.clone(), batch.labels.clone(), batch.offsets, batch.rows.clone(), batch.share.clone()
-        )
-        before = _Snapshot(self.state)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._step(self._inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        before.restore()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = self._step(self._inputs)
-        self._key = key
-        self._graph.replay()
-
-
-class _Snapshot:
-    """What a step changes, put back after the warm-up that recording a CUDA graph needs."""
-
-    def __init__(self, state: _State) -> None:
-        population = state.population
-        self._live = [population.weights, population.buffers, population.noise.steps, *state.optimizer.state]
-        self._copies = [tensor.detach().clone() for tensor in self._live]
-
-    def restore(self) -> None:
-        for tensor, copy in zip(self._live, self._copies, strict=True):
-            tensor.data.copy_(copy)
 
 
 def _batches(bags: Bags, train: Tensor, recipe: Recipe, epoch: int) -> Iterator[Batch]:
@@ -310,7 +149,7 @@ def _checked_roles(population: Population, bags: Bags, roles: Tensor) -> Tensor:
     return roles
 
 
-def _history(records: list[tuple[dict[str, Tensor], Tensor, Tensor]], state: _State) -> History:
+def _history(records: list[tuple[dict[str, Tensor], Tensor, Tensor]], state: State) -> History:
     r = len(state.best)
     gone = torch.arange(len(records)).unsqueeze(-1) >= state.epochs_run.cpu()
 

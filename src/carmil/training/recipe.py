@@ -1,0 +1,38 @@
+"""What is asked of a training: which bags are for what, and how to go about it."""
+
+from dataclasses import dataclass
+
+from carmil.errors import CarmilError
+from carmil.training.optimizers import OPTIMIZERS
+
+# What a bag is to a model. A test bag has no role: it cannot be named here.
+UNUSED, TRAIN, VALIDATION = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a population is trained. The defaults are those of the digit-bag benchmark (xMIL's template)."""
+
+    epochs: int = 1000
+    batch: int = 16
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    shuffle: bool = False
+    warmup: int = 10
+    patience: int = 100
+    study_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("epochs", 1),
+            ("batch", 1),
+            ("warmup", 0),
+            ("patience", 1),
+            ("weight_decay", 0),
+            ("momentum", 0),
+        ):
+            if not getattr(self, name) >= low:
+                raise CarmilError(f"{name} is {getattr(self, name)}: expected at least {low}")
+        if self.optimizer not in OPTIMIZERS:
+            raise CarmilError(f"unknown optimizer {self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")

@@ -1,0 +1,52 @@
+"""Who is still running, since when nothing got better, and the best weights so far. r models."""
+
+import torch
+from torch import Tensor
+
+from carmil.training.optimizers import OPTIMIZERS, Optimizer
+from carmil.training.population import Population
+from carmil.training.recipe import Recipe
+
+
+class State:
+    """Early stopping and best weights of every model; `population` holds those still running, `rows` says which."""
+
+    def __init__(self, population: Population, recipe: Recipe) -> None:
+        r, device = len(population), population.device
+        self.population, self.recipe = population, recipe
+        self.rows = torch.arange(r, device=device)
+        self.active = torch.ones(r, dtype=torch.bool, device=device)
+        self.best, self.best_buffers = population.weights.clone(), population.buffers.clone()
+        self.best_loss = torch.full((r,), float("inf"), device=device)
+        self.best_epoch = torch.full((r,), -1, dtype=torch.long, device=device)
+        self.waited = torch.zeros(r, dtype=torch.long, device=device)
+        self.epochs_run = torch.zeros(r, dtype=torch.long, device=device)
+        lr = torch.tensor([member.lr for member in population.members], device=device)
+        options = {"momentum": recipe.momentum} if recipe.optimizer == "sgd" else {}
+        self.optimizer: Optimizer = OPTIMIZERS[recipe.optimizer](
+            population.weights, lr, weight_decay=recipe.weight_decay, **options
+        )
+
+    def after_epoch(self, epoch: int, judged: Tensor) -> int:
+        """Books the epoch's validation losses (models in the population); says how many models go on."""
+        rows = self.rows
+        self.epochs_run[rows] += self.active.long()
+        if epoch >= self.recipe.warmup or epoch == self.recipe.epochs - 1:
+            better = self.active & (judged < self.best_loss[rows])
+            self.best[rows[better]] = self.population.weights[better]
+            self.best_buffers[rows[better]] = self.population.buffers[better]
+            self.best_loss[rows[better]] = judged[better]
+            self.best_epoch[rows[better]] = epoch
+            self.waited[rows] = torch.where(better, 0, self.waited[rows] + 1)
+            self.active &= self.waited[rows] < self.recipe.patience
+        running = int(self.active.sum())
+        if 0 < running <= len(rows) // 2:
+            self._compact()
+        return running
+
+    def _compact(self) -> None:
+        """Half of the models have stopped: leave them out. Halving keeps the number of shapes small."""
+        keep = self.active.nonzero().squeeze(-1)
+        self.population = self.population.subset(keep)
+        self.optimizer.take(keep)
+        self.rows, self.active = self.rows[keep], self.active[keep]
