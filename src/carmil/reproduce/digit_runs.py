@@ -38,7 +38,8 @@ TEMPLATE: dict[str, dict[str, Any]] = {
     "weno": {"teacher": 20, "attention": 20, "student": 20, "dropout": 0.0, "init_std": None},
 }
 
-# SGD with momentum, as the template, except where that does not get off the ground; there Adam, as xMIL's additive model.
+# SGD with momentum, as the template. Adam for additive, as xMIL has it, and by our own choice for these others: SGD was not
+# tried on them (xMIL trains TransMIL with SGD).
 ADAM = ("additive", "acmil", "dsmil", "dsmil.official", "transmil", "rrt", "weno")
 
 
