@@ -13,7 +13,7 @@ from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence.path import path_evidence
 from carmil.models.contract import AttendingModel, BagModel
-from carmil.models.pooling import Offsets
+from carmil.models.pooling import Offsets, bag_softmax
 from carmil.models.registry import unknown
 
 Explain = Callable[[BagModel, Tensor, Offsets], Tensor]
@@ -31,14 +31,17 @@ class Explainer:
 
 
 def _attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """The scores u before the softmax: a map a class if the heads are the classes', else their mean, the same for every class."""
+    """The scores u before the softmax: a map a class if the heads are the classes'. Several other heads are one map, which
+    is the same for every class: log mean_h softmax(u_h), the logarithm of the weight that an instance has in their mean."""
     with torch.no_grad():
         u = model(features, offsets).scores
     if u is None:
         raise CarmilError(f"{type(model).__name__} does not attend: there is no attention to show")
     if getattr(model, "heads_are_classes", False):
         return u
-    return u.mean(-1, keepdim=True).expand(-1, model.classes).contiguous()
+    if u.shape[-1] > 1:
+        u = bag_softmax(u, offsets).mean(-1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny).log()
+    return u.expand(-1, model.classes).contiguous()
 
 
 def _path(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:

@@ -38,11 +38,16 @@ from carmil.training.runs import config_key, machine_line
 FOLDS = 5
 VALIDATION_SHARE = 0.15
 LEARNING_RATE = 2e-4
+# ACMIL hides 6 of a map's top 10 instances, which were tiles among thousands. Here they are nuclei in bags of 6 to 699, and
+# its validation loss is much lower without; its authors too say that this may be so.
+OPTIONS: dict[str, dict[str, Any]] = {"acmil": {"masked_share": 0.0}}
 MODELS = (
     "mean,max,abmil.gated,car/abmil.gated,clam.sb,car/clam.sb,clam.mb,acmil,car/acmil,rrt,car/rrt,"
     "additive,dsmil,car/dsmil,transmil,car/transmil,targeted/abmil.gated,cia/abmil.gated"
 )
-RECIPE = Recipe(epochs=100, batch=1, optimizer="adam", weight_decay=1e-5, shuffle=True, warmup=5, patience=50)
+RECIPE = Recipe(
+    epochs=100, batch=1, optimizer="adam", weight_decay=1e-5, shuffle=True, schedule="cosine", warmup=5, patience=50
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ def run_crc(
     study = {
         "recipe": asdict(recipe),
         "lr": LEARNING_RATE,
+        "options": OPTIONS,
         "seed": seed,
         "folds": FOLDS,
         "validation_share": VALIDATION_SHARE,
@@ -159,7 +165,8 @@ def _row(facts: dict[str, Any]) -> Row:
 
 def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, recipe: Recipe, device: str) -> list[Row]:
     members = [Member(seed=fold, lr=LEARNING_RATE) for fold in range(FOLDS)]
-    population = Population(lambda: create_model(name, bags.width, 2), members, device=device)
+    options = OPTIONS.get(name.rpartition("/")[2], {})
+    population = Population(lambda: create_model(name, bags.width, 2, **options), members, device=device)
     with training_progress(name, recipe.epochs, FOLDS) as on_epoch:
         fit(population, bags, roles, recipe, on_epoch=on_epoch)
     probabilities = predict(population, bags).probabilities
@@ -190,7 +197,8 @@ def _auprc(scores: Tensor, bags: Bags) -> float:
 def conditions(seed: int, recipe: Recipe = RECIPE) -> list[str]:
     return [
         f"mean ± standard deviation over {FOLDS} folds by patient, in per cent; fold seed {seed}, one initialisation a fold",
-        f"Adam, learning rate {LEARNING_RATE:g}, weight decay 1e-5, at most {recipe.epochs} epochs, one bag a step; "
+        f"Adam, learning rate {LEARNING_RATE:g} falling by a cosine over {recipe.epochs} epochs, "
+        "weight decay 1e-5, one bag a step; ACMIL without masking; "
         "the epoch with the lowest "
         f"cross-entropy on validation bags, {VALIDATION_SHARE:.0%} of the training folds",
         "AUPRC+: average precision of the map for the positive class, over test bags with cancerous nuclei and others",

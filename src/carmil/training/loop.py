@@ -49,6 +49,7 @@ def fit(
     step = Stepper(state, replayed=bags.features.is_cuda and len(set(bags.sizes.tolist())) == 1)
     for epoch in range(recipe.epochs):
         population.train()
+        state.optimizer.slow_down(recipe.pace(epoch))
         losses: dict[str, Tensor] = {}
         for phase in population.model.phases:
             state.population.begin(phase, epoch)

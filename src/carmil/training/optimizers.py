@@ -13,9 +13,14 @@ class Optimizer(ABC):
     """State is a list of tensors whose first axis is the population's, so that it can be compacted with it."""
 
     def __init__(self, weights: Tensor, lr: Tensor, *, weight_decay: float = 0.0) -> None:
-        self.lr = lr
+        self.full_lr = lr
+        self.lr = lr.clone()
         self.weight_decay = weight_decay
         self.state: list[Tensor] = []
+
+    def slow_down(self, pace: float) -> None:
+        """Sets every row's learning rate to this part of its full one, in place: a recorded step reads it too."""
+        self.lr.copy_(self.full_lr * pace)
 
     @torch.no_grad()
     def step(self, weights: Tensor, gradient: Tensor, active: Tensor) -> None:
@@ -29,7 +34,7 @@ class Optimizer(ABC):
         """What to subtract, (r, p), zero in rows that are not active (active: (r, 1))."""
 
     def take(self, rows: Tensor) -> None:
-        self.lr = self.lr[rows]
+        self.full_lr, self.lr = self.full_lr[rows], self.lr[rows]
         self.state = [tensor[rows] for tensor in self.state]
 
 

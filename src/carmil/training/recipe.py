@@ -1,5 +1,6 @@
 """What is asked of a training: which bags are for what, and how to go about it."""
 
+import math
 from dataclasses import dataclass
 
 from carmil.errors import CarmilError
@@ -22,6 +23,7 @@ class Recipe:
     warmup: int = 10
     patience: int = 100
     study_seed: int = 0
+    schedule: str = "constant"
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -36,3 +38,9 @@ class Recipe:
                 raise CarmilError(f"{name} is {getattr(self, name)}: expected at least {low}")
         if self.optimizer not in OPTIMIZERS:
             raise CarmilError(f"unknown optimizer {self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")
+        if self.schedule not in ("constant", "cosine"):
+            raise CarmilError(f"unknown schedule {self.schedule!r}: expected constant or cosine")
+
+    def pace(self, epoch: int) -> float:
+        """What the learning rates are multiplied by in this epoch; a cosine falls from 1 towards 0 over all epochs."""
+        return 0.5 * (1 + math.cos(math.pi * epoch / self.epochs)) if self.schedule == "cosine" else 1.0
