@@ -132,3 +132,11 @@ def test_a_map_a_class_is_shown_class_by_class():
     model, bags = create_model("clam.mb", 16, 4, hidden=8, attention=6), Bags.from_list([torch.randn(9, 16)])
     attention = explain(model, bags, "attention")
     assert torch.allclose(attention, model.eval()(bags.features, bags.offsets).scores)
+
+
+def test_several_heads_are_one_map_by_the_weight_an_instance_has_in_their_mean():
+    model = create_model("acmil", 6, 2).eval()
+    bags = Bags.from_list([torch.randn(9, 6), torch.randn(4, 6)])
+    offsets = Offsets(bags.offsets)
+    weights = bag_softmax(model(bags.features, offsets).scores, offsets).mean(-1)
+    assert torch.allclose(explain(model, bags, "attention")[:, 0].exp(), weights, atol=1e-6)

@@ -204,3 +204,13 @@ def test_what_cannot_be_trained_is_named(make, words):
     with pytest.raises(CarmilError) as raised:
         make()
     assert words in str(raised.value)
+
+
+def test_a_cosine_takes_the_learning_rate_of_every_model_from_full_to_none():
+    recipe = Recipe(epochs=4, schedule="cosine")
+    assert [round(recipe.pace(epoch), 4) for epoch in range(5)] == [1.0, 0.8536, 0.5, 0.1464, 0.0]
+    weights = torch.zeros(2, 1)
+    optimizer = OPTIMIZERS["sgd"](weights, torch.tensor([0.1, 0.2]))
+    optimizer.slow_down(recipe.pace(2))
+    optimizer.step(weights, torch.ones(2, 1), torch.tensor([True, True]))
+    assert torch.allclose(weights, torch.tensor([[-0.05], [-0.1]]))
