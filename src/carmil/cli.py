@@ -22,6 +22,10 @@ app = typer.Typer(
 )
 reproduce = typer.Typer(help="The paper's tables and figures, one recipe each.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
+cohort = typer.Typer(
+    help="Cohorts of features: pack them into a store, look at them, write them for other tools.", no_args_is_help=True
+)
+app.add_typer(cohort, name="cohort")
 
 
 class Device(StrEnum):
@@ -40,6 +44,25 @@ class Distance(StrEnum):
     cosine = "cosine"
 
 
+class StoreType(StrEnum):
+    float16 = "float16"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Layout(StrEnum):
+    clam = "clam"
+    trident = "trident"
+
+
+class SplitForm(StrEnum):
+    carmil = "carmil"
+    clam = "clam"
+    patho_bench = "patho-bench"
+    stamp = "stamp"
+
+
+ColumnOption = Annotated[str | None, typer.Option(help="Name of that column.  [default: found by looking]")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 
@@ -122,7 +145,7 @@ def table1(
     Example: carmil reproduce table1 --mnist DIR --features FILE.npy --pool shared
     """
     from carmil.bags.digits import TASKS
-    from carmil.models.registry import unknown
+    from carmil.errors import unknown
     from carmil.report.tables import print_tables
     from carmil.reproduce.digit_data import load_digits
     from carmil.reproduce.table1 import ALL_MODELS, Settings, run_table1, tables
@@ -204,6 +227,263 @@ def complexity(out: OutOption = Path("complexity")) -> None:
     typer.echo(f"\nwritten: {out / 'complexity.md'}, {out / 'complexity.json'}")
 
 
+@cohort.command("build")
+def cohort_build(
+    source: Annotated[
+        Path, typer.Argument(help="Folder (or file) of features, as CLAM, TRIDENT, STAMP, ... wrote it.")
+    ],
+    out: Annotated[Path, typer.Option(help="The store to make.")],
+    dtype: Annotated[StoreType, typer.Option(help="How features are kept.")] = StoreType.float16,
+    truth: Annotated[
+        str | None, typer.Option(help="Column (or array) that knows which instances are positive.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave out what cannot be read, and say so.")
+    ] = False,
+) -> None:
+    """Pack a cohort into one memory-mapped store: read once, then ready at once.
+
+    The layout is found by looking. Killed and started again, it goes on and ends with the same bytes.
+
+    Example: carmil cohort build features_uni_v2 --out cohort
+    """
+    from carmil.bags.store import build_store
+    from carmil.progress import counted
+
+    with counted(f"packing {source.name}", "bags") as on_bag:
+        store = build_store(
+            source,
+            _folder(out),
+            dtype=dtype.value,
+            truth=truth,
+            workers=workers,
+            skip_broken=skip_broken,
+            say=_say,
+            on_bag=on_bag,
+        )
+    typer.echo(
+        f"written: {out}, {len(store.entries)} bags of {store.rows:,} instances x {store.width} features, {store.dtype}"
+    )
+    if store.labels is not None:
+        typer.echo(f"labels that came with the cohort: {store.labels}")
+
+
+@cohort.command("info")
+def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None:
+    """What is in a store.
+
+    Example: carmil cohort info cohort
+    """
+    from carmil.bags.store import open_store
+    from carmil.report.tables import ResultTable, print_tables
+
+    found = open_store(store)
+    sizes = sorted(entry.rows for entry in found.entries)
+    units = {entry.unit for entry in found.entries}
+    lines = (
+        ("bags", f"{len(found.entries):,}"),
+        ("instances", f"{found.rows:,}; a bag {sizes[0]:,} to {sizes[-1]:,}, median {sizes[len(sizes) // 2]:,}"),
+        ("features", f"{found.width} wide, {found.dtype}"),
+        ("encoder", found.encoder or "not known"),
+        ("coordinates", ", ".join(sorted(unit or "none" for unit in units))),
+        ("instance labels", "yes" if all(entry.truth for entry in found.entries) else "no"),
+        ("labels", "labels.csv" if found.labels else "none"),
+        ("packed from", found.origin),
+        ("empty slides", ", ".join(found.empty) or "none"),
+        ("left out", ", ".join(found.left_out) or "none"),
+        ("fingerprint", found.fingerprint),
+    )
+    print_tables([ResultTable(str(store), ("what", "value"), lines, names=2)])
+
+
+@cohort.command("check")
+def cohort_check(
+    source: Annotated[Path, typer.Argument(help="A store, or a folder of features.")],
+    labels: Annotated[Path | None, typer.Option(help="Table of labels to compare with.")] = None,
+    truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
+) -> None:
+    """Read everything once and list what is wrong; status 1 if anything is.
+
+    Missing, truncated or not finite features, another width or encoder than most, slides without labels, labels without slides.
+
+    Example: carmil cohort check features_uni_v2 --labels labels.csv
+    """
+    from carmil.bags.readers import find_bags
+    from carmil.bags.store import Problem, check_bags, check_store, is_store, open_store
+    from carmil.bags.tables import match, read_labels
+    from carmil.progress import counted
+    from carmil.report.tables import ResultTable, print_tables
+
+    with counted(f"checking {source.name}", "bags") as on_bag:
+        if is_store(source):
+            store = open_store(source)
+            ids, problems = store.ids, check_store(store, on_bag=on_bag)
+        else:
+            found = find_bags(source, truth=truth)
+            for line in found.said:
+                _say(line)
+            ids = tuple(bag.id for bag in found.sources)
+            problems = check_bags(found, workers=workers, on_bag=on_bag)
+    if labels is not None:
+        table = read_labels(labels)
+        matched = match(table, ids)
+        for line in (*table.said, *matched.said):
+            _say(line)
+        problems += [Problem(name, "no label", f"not in {labels.name}") for name in matched.unlabelled]
+        problems += [Problem(name, "no features", f"in {labels.name}, no such bag") for name in matched.missing]
+    if not problems:
+        typer.echo(f"{len(ids)} bags, nothing wrong")
+        return
+    lines = tuple((problem.bag or "all", problem.kind, problem.what) for problem in problems)
+    print_tables([ResultTable(f"{len(problems)} problems in {len(ids)} bags", ("bag", "kind", "what"), lines, names=3)])
+    raise typer.Exit(1)
+
+
+@cohort.command("export")
+def cohort_export(
+    store: Annotated[Path, typer.Argument(help="A store.")],
+    out: OutOption,
+    layout: Annotated[Layout, typer.Option(help="Whose files to write.")] = Layout.trident,
+) -> None:
+    """Write a store's bags as files that other tools read.
+
+    Example: carmil cohort export cohort --out features --layout trident
+    """
+    from carmil.bags.store import open_store
+    from carmil.bags.writers import write_bag
+    from carmil.progress import tracked
+
+    found = open_store(store)
+    for i in tracked(range(len(found.entries)), f"writing {layout.value}"):
+        write_bag(found.bag(i), _folder(out), layout.value)
+    typer.echo(f"written: {len(found.entries)} bags as {layout.value} under {out}")
+
+
+@app.command()
+def split(
+    labels: Annotated[Path, typer.Option(help="Table with slide, patient and label.")],
+    out: Annotated[Path, typer.Option(help="File (clam: folder) to write.")] = Path("splits.tsv"),
+    audit_only: Annotated[Path | None, typer.Option("--audit", help="Audit this split instead of making one.")] = None,
+    folds: Annotated[int, typer.Option(min=2, help="How many.")] = 5,
+    inner: Annotated[int, typer.Option(min=1, help="Inner folds, for nested cross-validation.")] = 1,
+    validation: Annotated[float, typer.Option(help="Share of the training patients that validate.")] = 0.15,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    form: Annotated[SplitForm, typer.Option(help="Whose files to write.")] = SplitForm.carmil,
+    slide: ColumnOption = None,
+    patient: ColumnOption = None,
+    label: ColumnOption = None,
+    site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
+) -> None:
+    """Divide patients into folds, stratified by label, or audit a split that there is.
+
+    A patient in two parts of a fold is an error.
+
+    Examples: carmil split --labels labels.csv --folds 5 --out splits.tsv
+    carmil split --labels labels.csv --audit splits_0.csv
+    """
+    from carmil.bags.splits import audit, make_splits, read_splits, write_splits
+    from carmil.bags.tables import read_labels
+
+    table = read_labels(labels, slide=slide, patient=patient, label=label, site=site)
+    for line in table.said:
+        _say(line)
+    numbers = [table.classes.index(name) for name in table.labels]
+    who = (table.slides, table.patients, numbers)
+    if audit_only is not None:
+        splits = read_splits(audit_only, *who, validation=validation, seed=seed)
+    else:
+        sites = table.sites if site is not None else None
+        splits = make_splits(*who, folds=folds, inner=inner, validation=validation, seed=seed, sites=sites)
+    errors, remarks = audit(splits, numbers, table.classes)
+    for line in (*splits.said, *remarks):
+        _say(line)
+    if errors:
+        raise CarmilError(f"{errors[0]}{f' (and {len(errors) - 1} more)' if len(errors) > 1 else ''}")
+    if audit_only is None:
+        write_splits(out, splits, form=form.value, labels=numbers, classes=table.classes)
+        typer.echo(f"written: {out}")
+    typer.echo(f"{splits.folds} folds of {len(set(splits.patients))} patients, {len(splits.slides)} slides: sound")
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Option(help="YAML with any of these settings; the command line wins.")] = None,
+    bags: Annotated[Path | None, typer.Option(help="A store, or a folder of features.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="CSV, TSV or Parquet: slide, patient, label.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run.")] = None,
+    model: Annotated[str | None, typer.Option(help="See `carmil models`.  [default: car/abmil.gated]")] = None,
+    folds: Annotated[int | None, typer.Option(help="By patient, stratified.  [default: 5]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Initialisations a fold.  [default: 1]")] = None,
+    inner: Annotated[int | None, typer.Option(help="Inner folds (nested).  [default: 1]")] = None,
+    reshuffle: Annotated[bool | None, typer.Option("--reshuffle", help="Other folds for every seed.")] = None,
+    splits: Annotated[
+        Path | None, typer.Option(help="A split that there is: ours, CLAM's, Patho-Bench's, STAMP's.")
+    ] = None,
+    official: Annotated[bool | None, typer.Option("--official", help="The table's own train/val/test column.")] = None,
+    patients: Annotated[
+        str | None, typer.Option(help="Slides of a patient: mean, max or one-bag.  [default: mean]")
+    ] = None,
+    slide: ColumnOption = None,
+    patient: ColumnOption = None,
+    label: ColumnOption = None,
+    site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
+    positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
+    truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most.  [default: 100]")] = None,
+    patience: Annotated[int | None, typer.Option(help="Epochs without a better one.  [default: 20]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Bags a step.  [default: 1]")] = None,
+    lr: Annotated[
+        str | None, typer.Option(help="Or several with commas: the best on validation.  [default: 2e-4]")
+    ] = None,
+    alpha: Annotated[str | None, typer.Option(help="Weight(s) of the counterfactual term.")] = None,
+    lambda_: Annotated[str | None, typer.Option("--lambda", help="Weight(s) of the distance.")] = None,
+    distance: Annotated[Distance | None, typer.Option(help="Between the two maps (CAR).")] = None,
+    class_weights: Annotated[str | None, typer.Option(help="none or balanced.  [default: none]")] = None,
+    warm_start: Annotated[Path | None, typer.Option(help="Run of the model without its branch, same folds.")] = None,
+    threshold: Annotated[
+        str | None, typer.Option(help="balanced, f1, 0.5, sensitivity=0.95, specificity=0.9.  [default: balanced]")
+    ] = None,
+    abstain: Annotated[
+        float | None, typer.Option(help="Share of validation cases too close to call.  [default: 0]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of folds and initialisations.  [default: 0]")] = None,
+    device: Annotated[Device | None, typer.Option(help="Where to compute.  [default: auto]")] = None,
+) -> None:
+    """Cross-validate a model on your features and labels; figures, predictions of every slide, a report.
+
+    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end.
+    Killed and started again with the same words, it goes on.
+
+    Example: carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
+    """
+    from carmil.report.tables import print_tables
+    from carmil.studies.settings import Settings, read_settings
+    from carmil.studies.shown import figures_lines, figures_table
+    from carmil.studies.train import run_study
+
+    words = {
+        name: value
+        for name, value in locals().copy().items()
+        if name in Settings.__dataclass_fields__ and value is not None
+    }
+    for name in ("lr", "alpha", "lambda_"):
+        if name in words and "," in words[name]:
+            words[name] = [part.strip() for part in words[name].split(",")]
+    given = {} if config is None else read_settings(config)
+    where = "command line" if config is None else str(config)
+    settings = Settings.of({**given, **words}, where=where)
+    _folder(settings.out)
+    if settings.device == "cuda":
+        _device(Device.cuda)
+    run = run_study(settings, say=_say)
+    print_tables([figures_table([run])])
+    for line in figures_lines(run):
+        typer.echo(f"- {line}")
+    typer.echo(f"\nwritten: {settings.out / 'report.html'}, predictions.parquet, metrics.json, card.md")
+
+
 @app.command()
 def models() -> None:
     """The models there are. A counterfactual branch goes in front of the name: car/abmil."""
@@ -243,6 +523,11 @@ def main() -> None:
 
 # The parser's errors; typer brings its own copy of click and shows only this one by name.
 _ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+def _say(line: str) -> None:
+    """What was guessed or left out, for the person at the terminal."""
+    typer.echo(f"  {line}", err=True)
 
 
 def _fail(message: str, status: int) -> None:

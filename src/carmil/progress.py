@@ -45,3 +45,20 @@ def training_progress(title: str, epochs: int, models: int) -> Iterator[Callable
 def tracked(steps: Iterable[int], title: str) -> Iterable[int]:
     """`steps`, with a bar."""
     return track(steps, title, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def counted(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to be told (done, in all) of things that are done one by one."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(things),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -4,7 +4,7 @@ n instances of all bags together, b bags, d features, k classes.
 `offsets` (b+1) says where each bag starts; bag i is rows offsets[i]:offsets[i+1] of `features`. Nothing is padded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -109,6 +109,15 @@ class Bags:
             **joined,
         )
 
+    @classmethod
+    def trusted(cls, features: Tensor, offsets: Tensor, ids: tuple[str, ...], **others: Any) -> "Bags":
+        """Bags whose parts were checked when they were written: nothing is read to look at it again."""
+        new = object.__new__(cls)
+        given = {"features": features, "offsets": offsets, "ids": ids, **others}
+        for field in fields(cls):
+            object.__setattr__(new, field.name, given.get(field.name))
+        return new
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -132,10 +141,16 @@ class Bags:
         }
         return self._trusted(**moved)
 
-    def parts(self, max_instances: int) -> list["Bags"]:
-        """The bags in order, in runs of at most `max_instances` instances; a larger bag is a run of its own."""
-        runs = runs_of(self.sizes.tolist(), max_instances)
-        return [self] if len(runs) == 1 else [self[first:last] for first, last in runs]
+    def parts(self, max_instances: int, chosen: Tensor | None = None) -> Iterator["Bags"]:
+        """The bags, or the chosen ones (positions), in order, one run of at most `max_instances` instances after the other.
+
+        A larger bag is a run of its own. Only the run at hand is copied.
+        """
+        if chosen is None:
+            chosen = torch.arange(len(self))
+        runs = runs_of(self.sizes[chosen].tolist(), max_instances)
+        whole = len(runs) == 1 and len(chosen) == len(self) and bool((chosen.diff() > 0).all())
+        return iter([self]) if whole else (self[chosen[first:last]] for first, last in runs)
 
     @property
     def sizes(self) -> Tensor:
@@ -172,10 +187,7 @@ class Bags:
 
     def _trusted(self, **changes: Any) -> "Bags":
         """A copy with changes that need no second look: their parts were checked when first built."""
-        new = object.__new__(Bags)
-        for field in fields(self):
-            object.__setattr__(new, field.name, changes.get(field.name, getattr(self, field.name)))
-        return new
+        return Bags.trusted(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
 
 
 def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
 from carmil.evidence.path import path_evidence
 from carmil.models.contract import AttendingModel, BagModel
 from carmil.models.pooling import Offsets, bag_softmax
-from carmil.models.registry import unknown
 
 Explain = Callable[[BagModel, Tensor, Offsets], Tensor]
 

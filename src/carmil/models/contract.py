@@ -54,13 +54,15 @@ class BagModel(nn.Module):
     coefficients: dict[str, float] = {"cls": 1.0}  # noqa: RUF012
     # Passes over the bags that make an epoch. Nearly all methods have one.
     phases: tuple[str, ...] = ("train",)
+    # How much of a bag's label is spread over all classes while training; a recipe sets it.
+    label_smoothing: float = 0.0
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         raise NotImplementedError
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         """The terms of the loss that are asked for, for each bag, (..., b); when validating, always `cls`, which is judged by."""
-        return {"cls": cross_entropy(prediction.logits, labels)}
+        return {"cls": cross_entropy(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}
 
     def begin(self, phase: str, epoch: int) -> None:
         """Told before every pass of the training, and with phase "validation" before validation."""
@@ -154,10 +156,12 @@ class AttendingModel(BagModel):
         )
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log softmax(logits)_y. logits (..., b, k), labels (b) or (..., b) -> (..., b)."""
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-log softmax(logits)_y, a part of y spread over all classes. logits (..., b, k), labels (b) or (..., b) -> (..., b)."""
     labels = labels.expand(logits.shape[:-1]).unsqueeze(-1)
-    return -torch.log_softmax(logits, dim=-1).gather(-1, labels).squeeze(-1)
+    surprise = -torch.log_softmax(logits, dim=-1)
+    loss = surprise.gather(-1, labels).squeeze(-1)
+    return loss if smoothing == 0 else (1 - smoothing) * loss + smoothing * surprise.mean(-1)
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:

@@ -61,8 +61,8 @@ class Dropout(Noisy):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        kept = self.draw((x.shape[-2], x.shape[-1]), x) >= self.p
-        return x * kept / (1 - self.p)
+        kept = self.kept((x.shape[-2], x.shape[-1]), 1 - self.p, x)
+        return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
 
 
 class LayerNorm(nn.Module):

@@ -8,8 +8,6 @@ and whenever they stop, on any device.
 import torch
 from torch import Tensor, nn
 
-_MASK = 0xFFFFFFFF
-
 
 class Noise:
     """The streams of r models: `seeds` (r) and how many steps each has taken, `steps` (r).
@@ -24,13 +22,25 @@ class Noise:
 
     def uniform(self, shape: tuple[int, int], site: int) -> Tensor:
         """(r, *shape) numbers in [0, 1), fresh for every step and site; a first axis of n follows the instances."""
-        rows = self.rows
-        if rows is None or len(rows) != shape[0]:
-            rows = torch.arange(shape[0], device=self.seeds.device)
-        key = _mix(_mix(_mix(self.seeds) ^ self.steps) ^ site)
-        columns = torch.arange(shape[1], device=key.device)
-        bits = _mix(_mix(_mix(rows).unsqueeze(-1) ^ columns) ^ key[:, None, None])
-        return (bits >> 8).float() * 2.0**-24
+        rows = self._rows(shape[0])
+        return (self._bits(rows, shape[1], site) >> 8 & 0xFFFFFF).float() * 2.0**-24
+
+    def kept(self, shape: tuple[int, int], share: float, site: int) -> Tensor:
+        """(r, *shape) true where an element is kept, with probability `share` (in steps of 2^-16): half the work of `uniform`."""
+        rows = self._rows(shape[0])
+        halves = self._bits(rows, (shape[1] + 1) // 2, site).view(torch.int16)
+        return halves[..., : shape[1]] < round(share * 2**16) - 2**15
+
+    def _rows(self, count: int) -> Tensor:
+        if self.rows is not None and len(self.rows) == count:
+            return self.rows
+        return torch.arange(count, device=self.seeds.device)
+
+    def _bits(self, rows: Tensor, columns: int, site: int) -> Tensor:
+        """(r, rows, columns) int32, all 32 bits random."""
+        key = _mix(_mix(_mix(self.seeds) ^ self.steps.int()) ^ site)
+        place = _mix(_mix(rows).unsqueeze(-1) ^ torch.arange(columns, device=key.device, dtype=torch.int32))
+        return _mix(place ^ key[:, None, None])
 
 
 class Noisy(nn.Module):
@@ -45,10 +55,19 @@ class Noisy(nn.Module):
             return torch.rand(shape, device=like.device)
         return self.noise.uniform(shape, self.site)
 
+    def kept(self, shape: tuple[int, int], share: float, like: Tensor) -> Tensor:
+        """True with probability `share`: (*shape) alone, (r, *shape) in a population."""
+        if self.noise is None:
+            return torch.rand(shape, device=like.device) < share
+        return self.noise.kept(shape, share, self.site)
+
 
 def _mix(x: Tensor) -> Tensor:
     """A bijection of 32-bit integers under which neighbours become unrelated (two rounds of xor-shift-multiply)."""
-    x = x & _MASK
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
-    return x ^ (x >> 16)
+    x = x.to(torch.int32, copy=True)
+    x ^= (x >> 16) & 0xFFFF  # the sign is not to be shifted in
+    x *= 0x7FEB352D
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x846CA68B - 2**32
+    x ^= (x >> 16) & 0xFFFF
+    return x

@@ -1,12 +1,11 @@
 """Models by name."""
 
-import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
 from carmil.models.contract import AttendingModel, BagModel
 
 
@@ -62,11 +61,3 @@ def create(name: str, in_features: int, classes: int, **options: Any) -> BagMode
             raise CarmilError(f"{name!r}: {unknown('option', option, takes)}")
     build: Any = entry.build
     return build(in_features, classes, **{**entry.options, **options})
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One line for a name that is not there: what was given, what is close, what there is."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {kind} {name!r}; {hint}there is: {', '.join(known)}"

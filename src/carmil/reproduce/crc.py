@@ -20,15 +20,14 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.bags.digit_features import read_features
 from carmil.counterfactual import create_model, list_models
-from carmil.errors import CarmilError
-from carmil.evidence import average_precision, bag_auc, explain
+from carmil.errors import CarmilError, unknown
+from carmil.evidence import bag_auc, explain
 from carmil.files import write_text
-from carmil.models.pooling import Offsets
-from carmil.models.registry import unknown
 from carmil.progress import training_progress
 from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_runs import evidence_of
 from carmil.reproduce.table1 import Figure, figure, shown
+from carmil.studies.truth import auprc
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
@@ -179,19 +178,9 @@ def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, recipe: Reci
         agreement = []
         for fold, test in enumerate(tested):
             part = bags[test]
-            agreement.append(_auprc(explain(population.member(fold), part, method)[:, 1], part))
+            agreement.append(auprc(explain(population.member(fold), part, method)[:, 1], part))
         rows.append(Row(name, method, figure(aucs), figure(agreement), where))
     return rows[1:] or rows
-
-
-def _auprc(scores: Tensor, bags: Bags) -> float:
-    """Mean average precision over the bags that have cancerous nuclei and others. scores (n)."""
-    assert bags.instance_labels is not None
-    truth = bags.instance_labels.bool().unsqueeze(-1)
-    offsets = Offsets(bags.offsets)
-    found = average_precision(scores.unsqueeze(-1), truth, offsets).squeeze(-1)
-    positives = torch.stack([part.sum() for part in truth.squeeze(-1).split(offsets.lengths)])
-    return float(found[(positives > 0) & (positives < offsets.sizes)].mean())
 
 
 def conditions(seed: int, recipe: Recipe = RECIPE) -> list[str]:

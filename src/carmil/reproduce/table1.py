@@ -14,10 +14,9 @@ import numpy as np
 from carmil.bags.digits import TASKS, DigitStudy
 from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import branch_coefficients
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
 from carmil.evidence import EXPLAINERS, NEGATIVE_RULES
 from carmil.files import write_text
-from carmil.models.registry import unknown
 from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
 from carmil.training.population import Member

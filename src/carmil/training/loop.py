@@ -4,57 +4,62 @@ r models, b bags. Every model has its own bags to train on and to validate on; n
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags, rows_of, runs_of
 from carmil.errors import CarmilError
-from carmil.models.contract import cross_entropy
+from carmil.models.contract import cross_entropy, one_hot
 from carmil.models.pooling import Offsets
+from carmil.training.checkpoint import Checkpoint
+from carmil.training.curves import Curves, History
+from carmil.training.memory import keep_freed_memory
 from carmil.training.population import Population
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State
 
-
-@dataclass(frozen=True)
-class History:
-    """What happened: loss terms by epoch and model, (epochs, r), NaN after a model stopped; and each model's best epoch."""
-
-    train: dict[str, Tensor]
-    validation: Tensor
-    best_epoch: Tensor
-    epochs_run: Tensor
-
-
 OnEpoch = Callable[[int, dict[str, float], int], None]
 
 
 def fit(
-    population: Population, bags: Bags, roles: Tensor, recipe: Recipe, *, on_epoch: OnEpoch | None = None
+    population: Population,
+    bags: Bags,
+    roles: Tensor,
+    recipe: Recipe,
+    *,
+    on_epoch: OnEpoch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> History:
     """Trains every model on its TRAIN bags and leaves it with the weights of its best epoch on its VALIDATION bags.
 
     roles (r, b) or (b). After `warmup` epochs a strictly lower mean validation cross-entropy is a new best; `patience`
     epochs without one, and the model stops. `on_epoch(epoch, mean losses, models still running)` is told of progress.
+    With a `checkpoint`, a training that was killed goes on from it, and on a CPU ends with the same bits.
     A model that never had a finite validation loss is an error: there are no weights of it to keep.
     """
     roles = _checked_roles(population, bags, roles).to(population.device)
+    if population.device.type == "cpu":
+        keep_freed_memory()
     bags = bags.to(population.device)
     state = State(population, recipe)
-    validation = _validation_parts(bags, (roles == VALIDATION).any(0), len(population))
-    records: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
+    validation = _validation_parts(bags, (roles == VALIDATION).any(0), population.at_once)
+    weights = _bag_weights(bags, roles == TRAIN, recipe)
+    population.smooth_labels(recipe.label_smoothing)
+    curves = Curves(recipe.epochs, len(population))
+    begun = 0 if checkpoint is None else checkpoint.load(state, curves)
     step = Stepper(state, replayed=bags.features.is_cuda and len(set(bags.sizes.tolist())) == 1)
-    for epoch in range(recipe.epochs):
+    for epoch in range(begun, recipe.epochs):
+        if not state.active.any():
+            break
         population.train()
         state.optimizer.slow_down(recipe.pace(epoch))
         losses: dict[str, Tensor] = {}
         for phase in population.model.phases:
             state.population.begin(phase, epoch)
             sums: dict[str, Tensor] = {}
-            for batch in _batches(bags, roles[state.rows] == TRAIN, recipe, epoch):
+            for batch in _batches(bags, weights[state.rows], recipe, epoch):
                 for name, value in step(batch).items():
                     sums[name] = sums[name] + value if name in sums else value.clone()
             steps = sums.pop("steps")  # 0 for a model that has stopped: its losses become NaN
@@ -62,12 +67,12 @@ def fit(
         population.train(False)
         state.population.begin("validation", epoch)
         judged = _validation_loss(state.population, bags, roles[state.rows], validation)
-        records.append((losses, judged, state.rows))
+        curves.add(epoch, losses, judged, state.rows)
         running = state.after_epoch(epoch, judged)
         if on_epoch is not None:
             on_epoch(epoch, {name: float(value.nanmean()) for name, value in losses.items()}, running)
-        if running == 0:
-            break
+        if checkpoint is not None:
+            checkpoint.save_if_due(epoch, state, curves)
     lost = (state.best_epoch < 0).nonzero().flatten().tolist()
     if lost:
         raise CarmilError(
@@ -75,11 +80,24 @@ def fit(
             f"({population.members[lost[0]].lr:g}) or look at its features"
         )
     population.weights, population.buffers = state.best, state.best_buffers
-    return _history(records, state)
+    return curves.history(state)
 
 
-def _batches(bags: Bags, train: Tensor, recipe: Recipe, epoch: int) -> Iterator[Batch]:
-    """One pass over the bags that somebody trains on. train (r, b) bool.
+def _bag_weights(bags: Bags, train: Tensor, recipe: Recipe) -> Tensor:
+    """(r, b) how much a bag counts to a model that trains on it, 0 to the others; balanced: each class alike, in all one a bag."""
+    weights = train.float()
+    if recipe.class_weights == "balanced":
+        assert bags.labels is not None
+        one = one_hot(bags.labels, bags.classes)  # (b, k)
+        counts = weights @ one
+        weights = weights * (
+            (weights.sum(-1, keepdim=True) / (counts > 0).sum(-1, keepdim=True) / counts.clamp_min(1)) @ one.mT
+        )
+    return weights
+
+
+def _batches(bags: Bags, weights: Tensor, recipe: Recipe, epoch: int) -> Iterator[Batch]:
+    """One pass over the bags that somebody trains on. weights (r, b), 0 where a model does not.
 
     Order and division into batches depend on (study seed, epoch) and the cohort alone; a bag that nobody here trains on
     is then left out. So a model meets its bags in the same steps whoever else is in the population.
@@ -88,12 +106,12 @@ def _batches(bags: Bags, train: Tensor, recipe: Recipe, epoch: int) -> Iterator[
     if recipe.shuffle:
         generator = torch.Generator().manual_seed(recipe.study_seed * 1_000_003 + epoch)
         order = torch.randperm(len(bags), generator=generator)
-    used = train.any(0).cpu()
+    used = (weights > 0).any(0).cpu()
     for chosen in order.split(recipe.batch):
         chosen = chosen[used[chosen]]
         if len(chosen) > 0:
-            mask = train[:, chosen.to(train.device)].float()
-            yield _gathered(bags, chosen, mask / mask.sum(-1, keepdim=True).clamp_min(1))
+            counts = weights[:, chosen.to(weights.device)]
+            yield _gathered(bags, chosen, counts / (counts > 0).sum(-1, keepdim=True).clamp_min(1))
 
 
 def _gathered(bags: Bags, chosen: Tensor, share: Tensor) -> Batch:
@@ -112,10 +130,10 @@ def _gathered(bags: Bags, chosen: Tensor, share: Tensor) -> Batch:
     return Batch(features, labels, Offsets(offsets, device), rows, share)
 
 
-def _validation_parts(bags: Bags, used: Tensor, models: int) -> list[Tensor]:
+def _validation_parts(bags: Bags, used: Tensor, at_once: int) -> list[Tensor]:
     """Positions of the validation bags, in runs small enough to be answered by all models at once."""
     chosen = used.cpu().nonzero().squeeze(-1)
-    runs = runs_of(bags.sizes[chosen].tolist(), max(1, 2**20 // models))
+    runs = runs_of(bags.sizes[chosen].tolist(), at_once)
     return [chosen[first:last] for first, last in runs]
 
 
@@ -148,21 +166,3 @@ def _checked_roles(population: Population, bags: Bags, roles: Tensor) -> Tensor:
     if bags.classes > population.model.classes:
         raise CarmilError(f"labels go up to {bags.classes - 1}, the model has {population.model.classes} classes")
     return roles
-
-
-def _history(records: list[tuple[dict[str, Tensor], Tensor, Tensor]], state: State) -> History:
-    r = len(state.best)
-    gone = torch.arange(len(records)).unsqueeze(-1) >= state.epochs_run.cpu()
-
-    def table(values: list[Tensor]) -> Tensor:
-        full = torch.full((len(records), r), float("nan"))
-        for line, value, (_, _, rows) in zip(full, values, records, strict=True):
-            line[rows.cpu()] = value.detach().float().cpu()
-        return full.masked_fill(gone, float("nan"))
-
-    return History(
-        train={name: table([losses[name] for losses, _, _ in records]) for name in records[0][0]},
-        validation=table([judged for _, judged, _ in records]),
-        best_epoch=state.best_epoch.cpu(),
-        epochs_run=state.epochs_run.cpu(),
-    )

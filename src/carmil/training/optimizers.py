@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 
 class Optimizer(ABC):
@@ -67,6 +68,37 @@ class Adam(Optimizer):
         super().__init__(weights, lr, weight_decay=weight_decay)
         self.betas, self.eps = betas, eps
         self.state = [torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(lr).unsqueeze(-1)]
+
+    def step(self, weights: Tensor, gradient: Tensor, active: Tensor) -> None:
+        if weights.is_cuda:  # may be recorded: the same operations whoever is active
+            super().step(weights, gradient, active)
+        else:
+            self._step_in_one_pass(weights, gradient, active)
+
+    @torch.no_grad()
+    def _step_in_one_pass(self, weights: Tensor, gradient: Tensor, active: Tensor) -> None:
+        """torch's fused kernel on the active rows: where memory is slow, passes over (r, p) are what a step costs."""
+        rows = active.nonzero().flatten().tolist()
+        rates = self.lr.tolist()
+        mean, square, steps = self.state
+        for lr in {rates[row] for row in rows}:
+            alike = [row for row in rows if rates[row] == lr]
+            adam(
+                params=[weights[row] for row in alike],
+                grads=[gradient[row] for row in alike],
+                exp_avgs=[mean[row] for row in alike],
+                exp_avg_sqs=[square[row] for row in alike],
+                max_exp_avg_sqs=[],
+                state_steps=[steps[row, 0] for row in alike],
+                fused=True,
+                amsgrad=False,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                lr=lr,
+                weight_decay=self.weight_decay,
+                eps=self.eps,
+                maximize=False,
+            )
 
     def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
         mean, square, steps = self.state

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
 from carmil.models.contract import BagModel, Prediction
 from carmil.models.layers import BatchNorm
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
-from carmil.models.registry import unknown
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,11 @@ class Population:
     def device(self) -> torch.device:
         return self.weights.device
 
+    @property
+    def at_once(self) -> int:
+        """How many instances all models may be asked about at once: few enough for memory, enough to be quick."""
+        return max(1, (2**20 if self.weights.is_cuda else 2**14) // len(self))
+
     def __call__(
         self,
         features: Tensor,
@@ -103,6 +107,11 @@ class Population:
 
     def train(self, on: bool = True) -> None:
         self.model.train(on)
+
+    def smooth_labels(self, share: float) -> None:
+        for module in self.model.modules():
+            if isinstance(module, BagModel):
+                module.label_smoothing = share
 
     def begin(self, phase: str, epoch: int) -> None:
         """Tells the architecture which pass comes next; it may reset its buffers."""

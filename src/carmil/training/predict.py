@@ -22,19 +22,22 @@ class Answers:
 
 
 @torch.no_grad()
-def predict(population: Population, bags: Bags, *, max_instances: int = 2**17) -> Answers:
-    """Answers of every model for every bag, on the CPU."""
+def predict(population: Population, bags: Bags, *, chosen: Tensor | None = None, maps: bool = True) -> Answers:
+    """Answers of every model for every bag, or for the chosen ones (positions), on the CPU.
+
+    Without `maps` only the answers for the bags are kept: the scores of all instances of a large cohort are large.
+    """
     was_training = population.model.training
     population.train(False)
     parts = []
-    for part in bags.parts(max_instances):
+    for part in bags.parts(population.at_once, chosen):
         prediction = population(part.features.to(population.device), Offsets(part.offsets, population.device))
         cf = prediction.counterfactual
         parts.append(
             (
                 prediction.logits.softmax(-1).cpu(),
-                None if prediction.scores is None else prediction.scores.cpu(),
-                None if cf is None else cf.scores.cpu(),
+                prediction.scores.cpu() if maps and prediction.scores is not None else None,
+                cf.scores.cpu() if maps and cf is not None else None,
                 None if cf is None else cf.logits.softmax(-1).cpu(),
             )
         )

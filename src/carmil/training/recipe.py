@@ -24,6 +24,8 @@ class Recipe:
     patience: int = 100
     study_seed: int = 0
     schedule: str = "constant"
+    class_weights: str = "none"
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -38,6 +40,10 @@ class Recipe:
                 raise CarmilError(f"{name} is {getattr(self, name)}: expected at least {low}")
         if self.optimizer not in OPTIMIZERS:
             raise CarmilError(f"unknown optimizer {self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")
+        if not 0 <= self.label_smoothing < 1:
+            raise CarmilError(f"label_smoothing is {self.label_smoothing}: expected at least 0 and less than 1")
+        if self.class_weights not in ("none", "balanced"):
+            raise CarmilError(f"unknown class_weights {self.class_weights!r}: expected none or balanced")
         if self.schedule not in ("constant", "cosine"):
             raise CarmilError(f"unknown schedule {self.schedule!r}: expected constant or cosine")
 

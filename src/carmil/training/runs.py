@@ -24,7 +24,7 @@ from torch import Tensor
 from carmil import __version__
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
-from carmil.training.loop import History
+from carmil.training.curves import History
 from carmil.training.population import Population
 from carmil.training.predict import Answers
 
@@ -90,8 +90,8 @@ def write_run(
             "training_seconds": round(seconds, 2),
         }
         write_text(aside / "run.json", json.dumps(facts, indent=2, default=str))
-        write_text(aside / "metrics.json", json.dumps(_plain(dict(metrics)), indent=2))
-        write_text(aside / "history.json", json.dumps(_plain(asdict(history))))
+        write_text(aside / "metrics.json", json.dumps(plain(dict(metrics)), indent=2))
+        write_text(aside / "history.json", json.dumps(plain(asdict(history))))
         save_file(
             {name: tensor.contiguous().cpu() for name, tensor in population.state().items()},
             aside / "weights.safetensors",
@@ -149,14 +149,14 @@ def _predictions(answers: Answers, bag_ids: tuple[str, ...], labels: Tensor, pop
     return pd.DataFrame(columns)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Tensors as nested lists; NaN and infinity, which JSON does not know, as null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, Tensor):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

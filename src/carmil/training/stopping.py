@@ -50,3 +50,23 @@ class State:
         self.population = self.population.subset(keep)
         self.optimizer.take(keep)
         self.rows, self.active = self.rows[keep], self.active[keep]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a training which is to go on later must know."""
+        population = self.population
+        kept = {name: getattr(self, name) for name in _KEPT}
+        kept |= {"weights": population.weights, "buffers": population.buffers, "steps": population.noise.steps}
+        return kept | {f"optimizer.{i}": tensor for i, tensor in enumerate(self.optimizer.state)}
+
+    def restore(self, kept: dict[str, Tensor]) -> None:
+        """Takes up where `tensors` was asked."""
+        rows = kept["rows"].to(self.rows.device)
+        if len(rows) < len(self.rows):
+            self.population = self.population.subset(rows)
+            self.optimizer.take(rows)
+            self.rows, self.active = rows, self.active[rows]
+        for name, tensor in self.tensors().items():
+            tensor.copy_(kept[name])
+
+
+_KEPT = ("rows", "active", "best", "best_buffers", "best_loss", "best_epoch", "waited", "epochs_run")

@@ -1,0 +1,396 @@
+"""How arrays lie in a file: one view of h5, npy, npz, pt and safetensors, whoever wrote it.
+
+Nothing is read before it is asked for, nothing outside the file is followed and no pickle is ever executed. Whatever
+the libraries raise over a damaged file leaves here as one `CarmilError` that names the file.
+"""
+
+import math
+import mmap
+import os
+import pickle
+import re
+import stat
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from carmil.errors import CarmilError
+
+# How the name of a file ends, and what is in it.
+KINDS = {
+    ".h5": "h5",
+    ".hdf5": "h5",
+    ".npy": "npy",
+    ".npz": "npz",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".safetensors": "safetensors",
+}
+
+_AGAIN = "it may be cut short or damaged; copy or extract it again"
+_CONVERT = {
+    "pt": "torch.save(torch.as_tensor(torch.load('{name}', weights_only=False)), '{name}')",
+    "npy": "numpy.save('{name}', numpy.load('{name}', allow_pickle=True).astype('float32'))",
+    "npz": "numpy.savez('{name}', features=numpy.load('{name}', allow_pickle=True)['features'].astype('float32'))",
+}
+_MOST_UNFOLDED = 100  # features do not compress a hundredfold; a bomb does
+_SMALL = 64 * 2**20  # bytes that may unfold from next to nothing, e.g. labels that are all zero
+_SAFETENSORS_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """One array of a file, not read yet. `told` gives an attribute of the array, or None."""
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], np.ndarray]
+    told: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """An open file. `get` gives an array by its name, `told` an attribute of the whole file, or None."""
+
+    path: Path
+    names: tuple[str, ...]
+    get: Callable[[str], Held]
+    told: Callable[[str], Any]
+
+
+def kind_of(path: Path) -> str | None:
+    """What a file of this name holds; None if it is nothing we read arrays from."""
+    return KINDS.get(path.suffix.lower())
+
+
+@contextmanager
+def opened(path: Path, inside: str = "") -> Iterator[Contents]:
+    """The arrays of a file, or of the group `inside` of an h5 file, as long as the block lasts."""
+    with one_line_errors(path):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CarmilError(f"{path} is not an ordinary file: expected a file of features")
+        with path.open("rb") as stream:
+            start = stream.read(8)
+        if not start:
+            raise CarmilError(f"{path} is empty (0 bytes): copy or extract it again")
+        # torchmil keeps instance labels as npy under a name that ends in .h5
+        kind = "npy" if start.startswith(np.lib.format.MAGIC_PREFIX) else kind_of(path)
+        if kind not in _OPENERS:
+            raise CarmilError(f"{path} is no file of features: expected one of {', '.join(KINDS)}")
+        if kind == "npy" and start[:1] == b"\x80":
+            raise _needs_pickle(path, "npy")
+        with _OPENERS[kind](path, inside) as contents:
+            yield contents
+
+
+def groups_of(path: Path) -> tuple[tuple[str, str | None], ...]:
+    """The groups at the top of an h5 file and the label each is given, as ACMIL keeps its slides."""
+    import h5py
+
+    found = []
+    with one_line_errors(path), h5py.File(path, "r", locking="best-effort") as file:
+        for name in file:
+            item = _own(file, name, path=path)
+            if isinstance(item, h5py.Group):
+                found.append((name, as_text(_h5_attribute(item, "label", path=path))))
+    return tuple(found)
+
+
+@contextmanager
+def one_line_errors(path: Path) -> Iterator[None]:
+    """Turns all that can go wrong while `path` is read into one `CarmilError`.
+
+    The libraries promise no list of what they raise on garbage (seen: OSError, KeyError, ValueError, RuntimeError,
+    EOFError, IndexError, OverflowError, AssertionError, BadZipFile, SafetensorError, zlib.error, SyntaxError, ...).
+    """
+    try:
+        yield
+    except CarmilError:
+        raise
+    except FileNotFoundError as error:
+        raise CarmilError(f"{path} is not there: it was moved or deleted, or a link leads nowhere") from error
+    except PermissionError as error:
+        raise CarmilError(f"{path} may not be read by this user: change its permissions (chmod u+r)") from error
+    except MemoryError as error:
+        raise CarmilError(f"{path} asks for more memory than there is: {_AGAIN}") from error
+    except pickle.UnpicklingError as error:
+        if not re.search(r"GLOBAL \S+|Unsupported class", str(error)):
+            raise CarmilError(f"{path} cannot be read ({_short(error)}): {_AGAIN}") from error
+        raise _needs_pickle(path, "pt") from error
+    except Exception as error:
+        raise CarmilError(f"{path} cannot be read ({_short(error)}): {_AGAIN}") from error
+
+
+def as_text(value: Any) -> str | None:
+    """An attribute as words; None where tools write nothing, or the word None."""
+    if isinstance(value, np.ndarray | np.generic) and np.size(value) == 1:
+        value = np.asarray(value).reshape(()).item()
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return None if value is None or str(value) in ("", "None") else str(value)
+
+
+def as_number(value: Any, where: str) -> float | None:
+    """An attribute as a positive number; of (x, y) the first, for tiles are square."""
+    if as_text(np.ravel(value)[0] if np.size(value) else None) is None:
+        return None
+    number = float(np.ravel(value)[0])
+    if not (math.isfinite(number) and number > 0):
+        raise CarmilError(f"{where} is {number:g}: expected a positive number")
+    return number
+
+
+@contextmanager
+def _h5(path: Path, inside: str) -> Iterator[Contents]:
+    import h5py
+
+    with h5py.File(path, "r", locking="best-effort") as file:
+        group = _own(file, inside, path=path) if inside else file
+        if not isinstance(group, h5py.Group):
+            raise CarmilError(f"{path} has no group {inside!r} any more: look for its bags again")
+
+        def get(name: str) -> Held:
+            dataset = _own(group, name, path=path)
+            where = f"{path}: {name}"
+            if not isinstance(dataset, h5py.Dataset):
+                raise CarmilError(f"{where} is a group: expected an array")
+            if dataset.shape is None:
+                raise CarmilError(f"{where} has no values: expected an array")
+            return Held(
+                where,
+                dataset.shape,
+                str(dataset.dtype),
+                lambda: _h5_values(dataset, where),
+                lambda attribute: _h5_attribute(dataset, attribute, path=path),
+            )
+
+        yield Contents(path, tuple(group), get, lambda attribute: _h5_attribute(group, attribute, path=path))
+
+
+def _own(group: Any, name: str, *, path: Path) -> Any:
+    """What is in this very file under that name: links can name any other file of the machine, so none is followed."""
+    import h5py
+
+    link = group.get(name, getlink=True)
+    if not isinstance(link, h5py.HardLink):
+        raise CarmilError(f"{path}: {name} is a link to elsewhere, which is not followed: copy the data into the file")
+    item = group[name]
+    if isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
+        raise CarmilError(
+            f"{path}: {name} keeps its values in other files, which are not read: copy them into the file"
+        )
+    return item
+
+
+def _h5_attribute(owner: Any, name: str, *, path: Path) -> Any:
+    """Numbers and words only: HDF5 crashes over a damaged attribute of a richer type."""
+    from h5py import h5t
+
+    if name not in owner.attrs:
+        return None
+    kind = owner.attrs.get_id(name).get_type()
+    if not isinstance(kind, h5t.TypeStringID | h5t.TypeIntegerID | h5t.TypeFloatID):
+        raise CarmilError(f"{path}: the attribute {name} is neither number nor words: {_AGAIN}")
+    if isinstance(kind, h5t.TypeStringID) and kind.is_variable_str():
+        _check_heaps(owner.file, path)
+    return owner.attrs[name]
+
+
+def _check_heaps(file: Any, path: Path) -> None:
+    """HDF5 walks through a damaged heap of strings for ever, so each is walked here first."""
+    if file.id.get_create_plist().get_sizes() != (8, 8):
+        return
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
+        for start, end in _between_values(file, len(held)):
+            at = held.find(b"GCOL\1\0\0\0", start, end)
+            while at >= 0:
+                if not _ends(held, at):
+                    raise CarmilError(f"{path} has damaged attributes: {_AGAIN}")
+                at = held.find(b"GCOL\1\0\0\0", at + 8, end)
+
+
+def _between_values(file: Any, length: int) -> Iterator[tuple[int, int]]:
+    """The parts of the file that are not the values of an array in one piece: a search need not go through those."""
+    import h5py
+
+    start = 0
+    arrays = [file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+    offsets = {item.id.get_offset(): item.id.get_storage_size() for item in arrays if isinstance(item, h5py.Dataset)}
+    for offset in sorted(offset for offset in offsets if offset is not None):
+        yield start, offset
+        start = offset + offsets[offset]
+    yield start, length
+
+
+def _ends(held: mmap.mmap, heap: int) -> bool:
+    """Whether the objects of a global heap, each with its length in front, lead to the heap's end."""
+    (size,) = struct.unpack_from("<Q", held, heap + 8)
+    at, end = heap + 16, heap + size
+    if end > len(held):
+        return False
+    while at + 16 <= end:
+        number, length = struct.unpack_from("<H6xQ", held, at)
+        if number == 0 and length < 16:
+            return False
+        at += length if number == 0 else 16 + -(-length // 8) * 8
+    return at <= end
+
+
+def _h5_values(dataset: Any, where: str) -> np.ndarray:
+    declared = math.prod(dataset.shape) * dataset.dtype.itemsize
+    stored = min(dataset.id.get_storage_size(), os.path.getsize(dataset.file.filename))
+    unfolded = max(stored * _MOST_UNFOLDED, _SMALL if stored else 0)
+    _must_hold(where, declared, unfolded if dataset.id.get_create_plist().get_nfilters() else stored)
+    return dataset[()]
+
+
+@contextmanager
+def _npy(path: Path, inside: str) -> Iterator[Contents]:
+    with path.open("rb") as stream:
+        shape, fortran, dtype = _npy_header(stream, f"{path}")
+        offset = stream.tell()
+
+    def read() -> np.ndarray:
+        if dtype.hasobject:
+            raise _needs_pickle(path, "npy")
+        _must_hold(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+    held = Held(f"{path}", shape, str(dtype), read, _nothing_told)
+    yield Contents(path, ("",), lambda _: held, _nothing_told)
+
+
+@contextmanager
+def _npz(path: Path, inside: str) -> Iterator[Contents]:
+    with zipfile.ZipFile(path) as archive:
+
+        def get(name: str) -> Held:
+            info, where = archive.getinfo(f"{name}.npy"), f"{path}: {name}"
+            with archive.open(info) as stream:
+                shape, fortran, dtype = _npy_header(stream, where)
+                offset = stream.tell()
+
+            def read() -> np.ndarray:
+                if dtype.hasobject:
+                    raise _needs_pickle(path, "npz")
+                declared = math.prod(shape) * dtype.itemsize
+                stored = min(info.compress_size, path.stat().st_size)
+                _must_hold(where, info.file_size, max(stored * _MOST_UNFOLDED, _SMALL))
+                _must_hold(where, declared, info.file_size - offset)
+                with archive.open(info) as stream:
+                    stream.read(offset)
+                    values = np.frombuffer(stream.read(), dtype, count=math.prod(shape))
+                return values.reshape(shape, order="F" if fortran else "C")
+
+            return Held(where, shape, str(dtype), read, _nothing_told)
+
+        names = tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+
+        def told(name: str) -> Any:
+            return get(name).read() if name in names else None
+
+        yield Contents(path, names, get, told)
+
+
+@contextmanager
+def _pt(path: Path, inside: str) -> Iterator[Contents]:
+    import torch
+
+    with warnings.catch_warnings(action="ignore"):  # torch's, about what we refuse a line later
+        # The old format of torch before 1.6 is no zip, and cannot be mapped.
+        loaded = torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
+    several = isinstance(loaded, dict)
+    values = loaded if several else {"": loaded}
+
+    def get(name: str) -> Held:
+        tensor, where = values[name], f"{path}: {name}" if several else f"{path}"
+        if not isinstance(tensor, torch.Tensor):
+            raise CarmilError(f"{where} is a {type(tensor).__name__}: expected one tensor (instances, features)")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise CarmilError(f"{where} is a {tensor.layout} tensor on {tensor.device}: expected a plain dense one")
+
+        def read() -> np.ndarray:
+            # A tensor may repeat one value without end (stride 0): what it says it holds, the file must hold.
+            _must_hold(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            return (plain.float() if tensor.dtype == torch.bfloat16 else plain).numpy()
+
+        return Held(where, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), read, _nothing_told)
+
+    def told(name: str) -> Any:
+        value = values.get(name)
+        return value if isinstance(value, str | int | float) else None
+
+    yield Contents(path, tuple(name for name in values if isinstance(name, str)), get, told)
+
+
+@contextmanager
+def _safetensors(path: Path, inside: str) -> Iterator[Contents]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        told = (file.metadata() or {}).get
+
+        def get(name: str) -> Held:
+            part = file.get_slice(name)
+            dtype = _SAFETENSORS_NAMES.get(part.get_dtype(), part.get_dtype().replace("I", "int").replace("U", "uint"))
+
+            def read() -> np.ndarray:
+                if dtype != "bfloat16":
+                    return file.get_tensor(name)
+                with safe_open(path, framework="pt") as again:  # numpy has no bfloat16
+                    return again.get_tensor(name).float().numpy()
+
+            return Held(f"{path}: {name}", tuple(part.get_shape()), dtype, read, _nothing_told)
+
+        yield Contents(path, tuple(file.keys()), get, told)
+
+
+_OPENERS = {"h5": _h5, "npy": _npy, "npz": _npz, "pt": _pt, "safetensors": _safetensors}
+
+
+def _npy_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise CarmilError(f"{where} is npy of version {version}: expected 1.0 or 2.0, as numpy.save writes numbers")
+    shape, fortran, dtype = readers[version](stream)
+    if any(length < 0 for length in shape):
+        raise CarmilError(f"{where} declares the shape {shape}: {_AGAIN}")
+    return shape, fortran, dtype
+
+
+def _must_hold(where: str, declared: int, may_be: int) -> None:
+    """Before memory is asked for: a header can declare any shape."""
+    if declared > may_be:
+        raise CarmilError(f"{where} declares {declared:,} bytes, and the file holds {may_be:,} at most: {_AGAIN}")
+
+
+def _needs_pickle(path: Path, kind: str) -> CarmilError:
+    how = _CONVERT[kind].format(name=path.name)
+    return CarmilError(
+        f"{path} can only be read by unpickling it, which may run any code and is not done: "
+        f"if you trust it, convert it where it was written, python: {how}"
+    )
+
+
+def _nothing_told(name: str) -> None:
+    return None
+
+
+def _short(error: Exception) -> str:
+    """The library's own words on one line, and not too many of them."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:160]}" if words else type(error).__name__

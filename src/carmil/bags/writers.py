@@ -1,0 +1,192 @@
+"""Bags written the way other tools write them. What a layout has no place for is left out; what it would get wrong is refused."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carmil.bags.readers import Bag
+from carmil.errors import CarmilError
+from carmil.files import whole_file, write_text
+
+
+def write_bag(bag: Bag, folder: Path, layout: str) -> Path:
+    """Writes one bag below `folder` as the tool named by `layout` would, and gives the file with its features."""
+    if layout not in _WRITERS:
+        raise CarmilError(f"no layout {layout!r} to write {bag.id!r} in: expected one of {', '.join(_WRITERS)}")
+    return _WRITERS[layout](bag, folder)
+
+
+def _write_clam(bag: Bag, folder: Path) -> Path:
+    """h5_files and pt_files; patches too where the size of a tile is known. Without coordinates CLAM has pt_files only."""
+    places = _level0(bag, "CLAM")
+    tensor = folder / "pt_files" / f"{bag.id}.pt"
+    _save_tensor(tensor, bag.features)
+    if places is None:
+        return tensor
+    path = folder / "h5_files" / f"{bag.id}.h5"
+    with _new_h5(path) as file:
+        for name, values in (("features", bag.features), ("coords", places.astype(np.int32))):
+            width = values.shape[1]
+            file.create_dataset(name, data=values, chunks=(32, width), maxshape=(None, width))
+    if bag.tile_size is not None:
+        # CLAM wants a whole number of pixels; the downsample takes up what is left of a pixel.
+        size = max(1, round(bag.tile_size))
+        with _new_h5(folder / "patches" / f"{bag.id}.h5") as file:
+            coords = file.create_dataset("coords", data=places, chunks=(32, 2), maxshape=(None, 2))
+            downsample = np.array([bag.tile_size / size] * 2)
+            coords.attrs.update(
+                patch_size=size, patch_level=0, downsample=downsample, name=bag.id, save_path=str(folder)
+            )
+    return path
+
+
+def _write_trident(bag: Bag, folder: Path) -> Path:
+    """features_ENCODER, one row a chunk as TRIDENT's own."""
+    places = _level0(bag, "TRIDENT")
+    home = folder / f"features_{re.sub(r'[^A-Za-z0-9._-]', '_', bag.encoder or 'unknown')}"
+    path = home / f"{bag.id}.h5"
+    with _new_h5(path) as file:
+        width = bag.features.shape[1]
+        features = file.create_dataset("features", data=bag.features, chunks=(1, width), maxshape=(None, width))
+        features.attrs.update(name=bag.id, savetodir=str(home), encoder=str(bag.encoder))
+        if places is not None:
+            coords = file.create_dataset("coords", data=places, chunks=(1, 2), maxshape=(None, 2))
+            coords.attrs.update(name=bag.id, savetodir=str(home), patch_size_level0=_number(bag.tile_size))
+    return path
+
+
+def _write_stamp(bag: Bag, folder: Path) -> Path:
+    if bag.coordinates is None or bag.coordinate_unit != "um":
+        raise CarmilError(
+            f"bag {bag.id!r} has coordinates in {bag.coordinate_unit}: STAMP's files need micrometres; multiply by the "
+            "slide's micrometres per pixel first"
+        )
+    path = folder / f"{bag.id}.h5"
+    with _new_h5(path) as file:
+        file["feats"] = bag.features
+        file["coords"] = bag.coordinates.astype(np.float32)
+        file.attrs.update(extractor=bag.encoder or "unknown", unit="um", feat_type="tile")
+        if bag.tile_size is not None:
+            file.attrs["tile_size_um"] = bag.tile_size
+    return path
+
+
+def _write_torchmil(bag: Bag, folder: Path) -> Path:
+    """A folder for each of features, coords and inst_labels; labels belong to the cohort, not to a bag."""
+    places = _level0(bag, "torchmil")
+    for name, values in (("coords", places), ("inst_labels", bag.instance_labels)):
+        if values is not None:
+            _save_npy(folder / name / f"{bag.id}.npy", values)
+    return _save_npy(folder / "features" / f"{bag.id}.npy", bag.features)
+
+
+def _write_slideflow(bag: Bag, folder: Path) -> Path:
+    places = _level0(bag, "slideflow")
+    if places is not None:
+        with whole_file(folder / f"{bag.id}.index.npz") as aside, aside.open("wb") as stream:
+            np.savez(stream, places)
+    extractor = None if bag.encoder is None else {"class": bag.encoder, "kwargs": {}}
+    write_text(folder / "bags_config.json", json.dumps({"extractor": extractor}, indent=1))
+    return _save_tensor(folder / f"{bag.id}.pt", bag.features)
+
+
+def _write_npy(bag: Bag, folder: Path) -> Path:
+    return _save_npy(folder / f"{bag.id}.npy", bag.features)
+
+
+def _write_npz(bag: Bag, folder: Path) -> Path:
+    path = folder / f"{bag.id}.npz"
+    with whole_file(path) as aside, aside.open("wb") as stream:
+        held: dict[str, Any] = {**_arrays(bag), **_words(bag)}
+        np.savez(stream, **held)
+    return path
+
+
+def _write_pt(bag: Bag, folder: Path) -> Path:
+    """A bare tensor if features are all there is, otherwise a dict of tensors, words and numbers."""
+    import torch
+
+    path, arrays, words = folder / f"{bag.id}.pt", _arrays(bag), _words(bag)
+    if len(arrays) == 1 and not words:
+        return _save_tensor(path, bag.features)
+    with whole_file(path) as aside:
+        torch.save({name: torch.from_numpy(values) for name, values in arrays.items()} | words, aside)
+    return path
+
+
+def _write_safetensors(bag: Bag, folder: Path) -> Path:
+    from safetensors.numpy import save_file
+
+    path = folder / f"{bag.id}.safetensors"
+    with whole_file(path) as aside:
+        save_file(_arrays(bag), aside, metadata={name: str(value) for name, value in _words(bag).items()})
+    return path
+
+
+_WRITERS: dict[str, Callable[[Bag, Path], Path]] = {
+    "clam": _write_clam,
+    "trident": _write_trident,
+    "stamp": _write_stamp,
+    "torchmil": _write_torchmil,
+    "slideflow": _write_slideflow,
+    "npy": _write_npy,
+    "npz": _write_npz,
+    "pt": _write_pt,
+    "safetensors": _write_safetensors,
+}
+
+
+def _arrays(bag: Bag) -> dict[str, np.ndarray]:
+    arrays = {"features": bag.features, "coords": bag.coordinates, "instance_labels": bag.instance_labels}
+    return {name: np.ascontiguousarray(values) for name, values in arrays.items() if values is not None}
+
+
+def _words(bag: Bag) -> dict[str, str | float]:
+    words = {"coordinate_unit": bag.coordinate_unit, "tile_size": bag.tile_size, "encoder": bag.encoder}
+    return {name: value for name, value in words.items() if value is not None}
+
+
+def _level0(bag: Bag, tool: str) -> np.ndarray | None:
+    """Whole level-0 pixels, which is all that the tool knows."""
+    if bag.coordinates is None:
+        return None
+    if bag.coordinate_unit != "level0_px":
+        raise CarmilError(
+            f"bag {bag.id!r} has coordinates in {bag.coordinate_unit}: {tool}'s files need level-0 pixels; divide by the "
+            "slide's micrometres per pixel first"
+        )
+    return np.rint(bag.coordinates).astype(np.int64)
+
+
+def _number(size: float | None) -> int | float | str:
+    """As TRIDENT does: None is a word, whole pixels are an int."""
+    if size is None:
+        return "None"
+    return int(size) if float(size).is_integer() else float(size)
+
+
+@contextmanager
+def _new_h5(path: Path) -> Iterator[Any]:
+    import h5py
+
+    with whole_file(path) as aside, h5py.File(aside, "w") as file:
+        yield file
+
+
+def _save_npy(path: Path, values: np.ndarray) -> Path:
+    with whole_file(path) as aside, aside.open("wb") as stream:
+        np.save(stream, values)
+    return path
+
+
+def _save_tensor(path: Path, values: np.ndarray) -> Path:
+    import torch
+
+    with whole_file(path) as aside:
+        torch.save(torch.from_numpy(np.ascontiguousarray(values)), aside)
+    return path

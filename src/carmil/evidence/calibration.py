@@ -1,0 +1,100 @@
+"""Does 80% mean right four times in five? b bags, k classes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from carmil.errors import CarmilError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often the likeliest class was right, by its probability: edges (bins+1), the others (bins), NaN if empty."""
+
+    edges: Floats
+    count: NDArray[np.int64]
+    confidence: Floats
+    accuracy: Floats
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: |accuracy - confidence| of the bins, weighted by their bags."""
+        filled = self.count > 0
+        return float((self.count * self._gaps)[filled].sum() / self.count.sum())
+
+    @property
+    def mce(self) -> float:
+        """Maximum calibration error: that of the worst bin, however few its bags."""
+        return float(np.nanmax(self._gaps))
+
+    @property
+    def _gaps(self) -> Floats:
+        return np.abs(self.accuracy - self.confidence)
+
+
+def reliability(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, adaptive: bool = False) -> Reliability:
+    """Bins of the likeliest class' probability: of equal width, or `adaptive`, at its quantiles, of equal mass.
+
+    A bin has its upper edge in it. Equal probabilities are never parted: adaptive bins may differ in mass, or be empty.
+    """
+    if bins < 1:
+        raise CarmilError(f"{bins} bins: expected at least one")
+    given, truth = _cases(probabilities, labels)
+    confidence, right = given.max(1), given.argmax(1) == truth
+    places = np.linspace(0, 1, bins + 1)
+    edges = np.quantile(confidence, places) if adaptive else places
+    bin_of = np.searchsorted(edges[1:-1], confidence)
+    count = np.bincount(bin_of, minlength=bins)
+    sums = (np.bincount(bin_of, weights=values, minlength=bins) for values in (confidence, right))
+    with np.errstate(invalid="ignore"):
+        mean_confidence, accuracy = (total / count for total in sums)
+    return Reliability(edges=edges, count=count, confidence=mean_confidence, accuracy=accuracy)
+
+
+def brier(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Mean squared distance from the truth. Two classes: of class 1 alone, 0 to 1; more: over all classes, 0 to 2."""
+    given, truth = _cases(probabilities, labels)
+    squared = (given - np.eye(given.shape[1])[truth]) ** 2
+    return float((squared[:, 1] if given.shape[1] == 2 else squared.sum(1)).mean())
+
+
+def negative_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Mean -log p of the true class; a p of 0 counts as float64's eps, so that one bag does not make it infinite."""
+    given, truth = _cases(probabilities, labels)
+    of_truth = given[np.arange(len(truth)), truth]
+    return float(-np.log(of_truth.clip(np.finfo(np.float64).eps)).mean())
+
+
+def class_probabilities(probabilities: ArrayLike) -> Floats:
+    """(b, k) float64, or one line about what is wrong with them."""
+    try:
+        given = np.asarray(probabilities, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise CarmilError("probabilities hold something that is not a number: expected (bags, classes)") from None
+    if given.ndim != 2 or given.shape[1] < 2 or not len(given):
+        raise CarmilError(
+            f"probabilities have shape {given.shape}: expected (bags, classes), at least one bag, two classes"
+        )
+    if not ((given >= 0) & (given <= 1)).all():
+        row = (~((given >= 0) & (given <= 1))).any(1).argmax()
+        raise CarmilError(f"probabilities of bag {row} are {given[row].tolist()}: expected numbers from 0 to 1")
+    total = given.sum(1)
+    if (off := np.abs(total - 1) > 1e-2).any():
+        raise CarmilError(
+            f"probabilities of bag {off.argmax()} sum to {total[off][0]:.3g}: expected 1; are these logits?"
+        )
+    return given
+
+
+def _cases(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
+    given, truth = class_probabilities(probabilities), np.asarray(labels)
+    if truth.shape != (len(given),):
+        raise CarmilError(f"labels have shape {truth.shape}, probabilities {given.shape}: expected one label a bag")
+    wrong = ~np.isin(truth, np.arange(given.shape[1]))
+    if wrong.any():
+        known = f"expected 0 to {given.shape[1] - 1}"
+        raise CarmilError(f"label {truth[wrong][0].item()!r} of bag {wrong.argmax()}: {known}")
+    return given, truth.astype(np.int64)

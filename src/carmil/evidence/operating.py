@@ -1,0 +1,245 @@
+"""From a probability to an answer: the threshold, chosen on validation bags, and the answers better not given.
+
+b bags, k classes. Of two classes p is the probability of class 1, and the answer is 1 if p >= threshold.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from carmil.errors import CarmilError, unknown
+from carmil.evidence.calibration import class_probabilities
+from carmil.evidence.statistics import finite_numbers, two_class_cases
+
+Floats = NDArray[np.float64]
+
+RULES = {
+    "balanced": "maximises balanced accuracy",
+    "f1": "maximises macro F1",
+    "fixed": "0.5, or the number given",
+    "sensitivity": "sensitivity=0.95: the highest threshold with at least that sensitivity",
+    "specificity": "specificity=0.9: the lowest threshold with at least that specificity",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a threshold is chosen.
+
+    value is what `sensitivity` and `specificity` have to reach; of the others the threshold, if none is chosen.
+    """
+
+    name: str
+    value: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.name not in RULES:
+            raise CarmilError(f"{unknown('threshold rule', self.name, RULES)}, or a number such as 0.5")
+        if not 0 <= self.value <= 1:
+            raise CarmilError(f"threshold rule {str(self)!r}: expected a number from 0 to 1")
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        """balanced, f1, fixed, 0.5, sensitivity=0.95 or specificity=0.9."""
+        name, equals, number = (part.strip() for part in text.partition("="))
+        if not equals and (value := _number(name)) is not None:
+            return cls("fixed", value)
+        if name not in ("sensitivity", "specificity"):
+            rule = cls(name)
+            if equals:
+                raise CarmilError(f"threshold rule {text!r}: {name} takes no number; expected {name!r} alone")
+            return rule
+        if (value := _number(number)) is None:
+            raise CarmilError(f"threshold rule {text!r}: expected a number to reach, such as {name}=0.95")
+        return cls(name, value)
+
+    def __str__(self) -> str:
+        match self.name:
+            case "fixed":
+                return f"{self.value}"
+            case "sensitivity" | "specificity":
+                return f"{self.name}={self.value}"
+            case _:
+                return self.name
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A threshold, the rule that chose it, what it reached on validation, and what a reader should know about that."""
+
+    threshold: float
+    rule: Rule
+    sensitivity: float
+    specificity: float
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Cases right and wrong at each of several thresholds, all of shape (thresholds)."""
+
+    tp: NDArray[np.int64]
+    fn: NDArray[np.int64]
+    tn: NDArray[np.int64]
+    fp: NDArray[np.int64]
+
+    @classmethod
+    def at(cls, thresholds: Floats, labels: NDArray[np.bool_], p: Floats) -> "_Answers":
+        positives, negatives = np.sort(p[labels]), np.sort(p[~labels])
+        fn, tn = positives.searchsorted(thresholds), negatives.searchsorted(thresholds)
+        return cls(tp=len(positives) - fn, fn=fn, tn=tn, fp=len(negatives) - tn)
+
+    @property
+    def sensitivity(self) -> Floats:
+        return _ratio(self.tp, self.tp + self.fn)
+
+    @property
+    def specificity(self) -> Floats:
+        return _ratio(self.tn, self.tn + self.fp)
+
+    @property
+    def balanced_accuracy(self) -> Floats:
+        return (self.sensitivity + self.specificity) / 2
+
+    @property
+    def f1_macro(self) -> Floats:
+        """NaN without both classes, like balanced accuracy."""
+        wrong = self.fp + self.fn
+        f1 = (_ratio(2 * self.tp, 2 * self.tp + wrong) + _ratio(2 * self.tn, 2 * self.tn + wrong)) / 2
+        return np.where(np.isnan(self.balanced_accuracy), np.nan, f1)
+
+
+def threshold(labels: ArrayLike, p: ArrayLike, rule: str | Rule) -> OperatingPoint:
+    """The rule's threshold on validation bags: 0.5, or halfway between two neighbours of 0, p and 1.
+
+    Of equally good ones that nearest 0.5. Where p is 0 or 1 itself, 0 (all answers are 1) and just above 1 (none is)
+    are there for what no other threshold reaches.
+    """
+    rule = Rule.parse(rule) if isinstance(rule, str) else rule
+    truth, given = _cases(labels, p)
+    chosen, said = rule.value, ""
+    if truth.all() or not truth.any():
+        said = _one_class(rule, int(truth[0]))
+    elif rule.name != "fixed":
+        chosen = _best(rule, truth, given)
+        if chosen <= given.min() or chosen > given.max():
+            said = f"{rule}: every validation bag is answered {int(chosen <= given.min())} at this threshold"
+    reached = _Answers.at(np.array([chosen]), truth, given)
+    return OperatingPoint(
+        threshold=float(chosen),
+        rule=rule,
+        sensitivity=float(reached.sensitivity[0]),
+        specificity=float(reached.specificity[0]),
+        said=said,
+    )
+
+
+def at_threshold(labels: ArrayLike, p: ArrayLike, threshold: float) -> dict[str, float]:
+    """What the answers are worth at a threshold; NaN for a share of nothing, or a mean over a class without bags."""
+    truth, given = _cases(labels, p)
+    found = _Answers.at(np.array([_finite(threshold)]), truth, given)
+    measured = {
+        "sensitivity": found.sensitivity,
+        "specificity": found.specificity,
+        "ppv": _ratio(found.tp, found.tp + found.fp),
+        "npv": _ratio(found.tn, found.tn + found.fn),
+        "f1_macro": found.f1_macro,
+        "balanced_accuracy": found.balanced_accuracy,
+        "accuracy": (found.tp + found.tn) / len(truth),
+    }
+    return {name: float(value[0]) for name, value in measured.items()}
+
+
+def confidence(probabilities: ArrayLike, threshold: float | None = None) -> Floats:
+    """(b) how far an answer is from another: |p - threshold| of p (b) or (b, 2), the likeliest's lead of (b, k)."""
+    given = np.asarray(probabilities)
+    if given.ndim == 2 and given.shape[1] != 2:
+        if threshold is not None:
+            raise CarmilError(f"a threshold for {given.shape[1]} classes: it belongs to two; leave it out")
+        second, likeliest = np.sort(class_probabilities(given), axis=1)[:, -2:].T
+        return likeliest - second
+    p = class_probabilities(given)[:, 1] if given.ndim == 2 else _probabilities(given)
+    return np.abs(p - (0.5 if threshold is None else _finite(threshold)))
+
+
+def abstention(probabilities: ArrayLike, share: float, threshold: float | None = None) -> float:
+    """The confidence below which a share of these validation answers lies, or less where confidences are equal."""
+    if not 0 <= share < 1:
+        raise CarmilError(f"a share of {share:g} answers withheld: expected at least 0 and less than 1")
+    ranked = np.sort(confidence(probabilities, threshold))
+    withheld = min(math.floor(share * len(ranked) + 1e-9), len(ranked) - 1)  # 0.29 x 100 is 29
+    return float(_between(ranked[withheld - 1], ranked[withheld])) if withheld else 0.0
+
+
+def answered(probabilities: ArrayLike, cut: float, threshold: float | None = None) -> NDArray[np.bool_]:
+    """(b) is the answer confident enough to be given? `cut` is from `abstention`, with the same threshold."""
+    return confidence(probabilities, threshold) >= _finite(cut, "cut")
+
+
+def _best(rule: Rule, labels: NDArray[np.bool_], p: Floats) -> float:
+    candidates = _candidates(p)
+    answers = _Answers.at(candidates, labels, p)
+    match rule.name:
+        case "sensitivity":
+            return candidates[answers.sensitivity >= rule.value].max()
+        case "specificity":
+            return candidates[answers.specificity >= rule.value].min()
+        case _:
+            worth = answers.balanced_accuracy if rule.name == "balanced" else answers.f1_macro
+            best = candidates[worth >= worth.max() - 1e-12]
+            return best[np.abs(best - 0.5).argmin()]  # as near from both sides: the lower, which misses less
+
+
+def _candidates(p: Floats) -> Floats:
+    """Sorted thresholds, one at least for every way to part the bags."""
+    neighbours = np.unique([0.0, *p, 1.0])
+    return np.unique([0.0, 0.5, *_between(neighbours[:-1], neighbours[1:]), np.nextafter(1.0, 2.0)])
+
+
+def _between(low: Floats, high: Floats) -> Floats:
+    """Halfway, and above low even where float64 has nothing between the two."""
+    middle = low + (high - low) / 2
+    return np.where(middle > low, middle, high)
+
+
+def _one_class(rule: Rule, only: int) -> str:
+    if rule.name in ("sensitivity", "specificity"):
+        raise CarmilError(f"{rule} cannot be set: all validation bags are of class {only}; use balanced or fixed")
+    kept = f"the threshold is {rule.value:g} as given" if rule.name == "fixed" else f"{rule} falls back to 0.5"
+    return f"all validation bags are of class {only}: {kept}, and one of sensitivity and specificity is not known"
+
+
+def _cases(labels: ArrayLike, p: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
+    truth, given = two_class_cases(labels, p=p)
+    return truth, _probabilities(given)
+
+
+def _probabilities(p: ArrayLike) -> Floats:
+    """(b) p of class 1 in [0, 1]."""
+    given = finite_numbers(p, "p")
+    if not len(given):
+        raise CarmilError("p is empty: expected the probability of class 1 of at least one bag")
+    outside = ~((given >= 0) & (given <= 1))
+    if outside.any():
+        raise CarmilError(f"p is {given[outside][0]:g} at bag {outside.argmax()}: expected a probability from 0 to 1")
+    return given
+
+
+def _ratio(part: NDArray, whole: NDArray) -> Floats:
+    """NaN for a part of nothing."""
+    return np.divide(part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _finite(value: float, name: str = "threshold") -> float:
+    if not math.isfinite(value):
+        raise CarmilError(f"{name} is {value}: expected a finite number")
+    return value

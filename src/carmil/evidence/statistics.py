@@ -1,0 +1,300 @@
+"""How sure a figure is, and whether two of them differ by more than chance.
+
+b cases (bags, or patients of several bags), k classes, r resamples; differences are first minus second.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from carmil.errors import CarmilError
+from carmil.evidence.performance import bag_auc
+
+Floats = NDArray[np.float64]
+Measure = Callable[..., float]
+
+CHUNK = 2**21  # resampled rows in memory at once
+ROUNDING = 1e-28  # a variance of components in [-1, 1] below this is what float64 leaves of zero
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and where it may lie. `left_out` resamples had no value; `p`, two-sided, is there for a difference."""
+
+    low: float
+    high: float
+    value: float
+    level: float = 0.95
+    left_out: int = 0
+    p: float = math.nan
+
+
+@dataclass(frozen=True)
+class Test:
+    """A two-sided test of no difference; n is the number of pairs or cases it rests on."""
+
+    __test__ = False  # pytest: a result, not a class of tests
+
+    statistic: float
+    p: float
+    difference: float
+    n: int
+
+
+def bootstrap(
+    measure: Measure,
+    *arrays: ArrayLike,
+    groups: ArrayLike | None = None,
+    repeats: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Percentile interval of measure(*arrays) over resampled rows, or groups: the slides of a patient go together.
+
+    A resample on which the measure is NaN (of one class only, say) is left out and counted. bag_auc has a fast way.
+    """
+    rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
+    draws = _draws(len(rows[0]), groups, repeats=repeats, seed=seed)
+    values = np.concatenate([_resampled(measure, counts, *rows) for counts in draws])
+    return _percentiles(float(measure(*rows)), values, level)
+
+
+def bootstrap_difference(
+    measure: Measure,
+    labels: ArrayLike,
+    first: ArrayLike,
+    second: ArrayLike,
+    *,
+    groups: ArrayLike | None = None,
+    repeats: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Interval and p of measure(first, labels) - measure(second, labels), both on the same resamples.
+
+    p is twice the smaller share of resamples on either side of zero, and so says what the interval says; it cannot be
+    smaller than 2 / (r + 1).
+    """
+    labels, first, second = _rows(labels=labels, first=first, second=second)
+    draws = _draws(len(labels), groups, repeats=repeats, seed=seed)
+    values = np.concatenate(
+        [_resampled(measure, counts, first, labels) - _resampled(measure, counts, second, labels) for counts in draws]
+    )
+    return _percentiles(float(measure(first, labels) - measure(second, labels)), values, level, against_zero=True)
+
+
+def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
+    """t = mean(d) / (sd(d) / sqrt(n)) over the differences d of n folds.
+
+    Differences that never vary leave nothing to estimate: p is 1 where they are zero, else 0.
+    """
+    from scipy.special import stdtr
+
+    first, second = finite_numbers(first, "first"), finite_numbers(second, "second")
+    _same_length(first=first, second=second)
+    n = len(first)
+    if n < 2:
+        raise CarmilError(f"a paired t-test of {n} pair{'s' * (n != 1)}: expected at least two folds")
+    differences = first - second
+    # 0.9 - 0.8 and 0.8 - 0.7 are the same difference, whatever float64 says.
+    rounding = 8 * np.finfo(np.float64).eps * max(np.abs(first).max(), np.abs(second).max())
+    mean, spread = float(differences.mean()), float(differences.std(ddof=1))
+    if spread <= rounding:
+        return _unvarying(0.0 if abs(mean) <= rounding else mean, n)
+    t = mean / (spread / math.sqrt(n))
+    return Test(statistic=t, p=float(2 * stdtr(n - 1, -abs(t))), difference=mean, n=n)
+
+
+def delong(labels: ArrayLike, first_scores: ArrayLike, second_scores: ArrayLike) -> Test:
+    """Do two AUCs on the same two-class cases differ (DeLong 1988)? Where nothing varies, p is that of `paired_t`."""
+    labels, first, second = two_class_cases(labels, first_scores=first_scores, second_scores=second_scores)
+    difference, variance = _mean_and_variance(
+        *(a - b for a, b in zip(_components(labels, first), _components(labels, second), strict=True))
+    )
+    if variance <= ROUNDING:
+        return _unvarying(difference, len(labels))
+    z = difference / math.sqrt(variance)
+    return Test(statistic=z, p=math.erfc(abs(z) / math.sqrt(2)), difference=difference, n=len(labels))
+
+
+def delong_interval(labels: ArrayLike, scores: ArrayLike, level: float = 0.95) -> Interval:
+    """AUC -+ z sd by DeLong's variance, cut to [0, 1].
+
+    Classes that do not overlap have no variance: [1, 1] then is what the formula says, and surer than anyone can be.
+    """
+    labels, scores = two_class_cases(labels, scores=scores)
+    value, variance = _mean_and_variance(*_components(labels, scores))
+    reach = NormalDist().inv_cdf((1 + _checked_level(level)) / 2) * math.sqrt(variance)
+    return Interval(low=max(0.0, value - reach), high=min(1.0, value + reach), value=value, level=level)
+
+
+def holm(p_values: ArrayLike) -> Floats:
+    """Holm's step-down adjustment of m p-values: (m - rank) p, never falling, at most 1. NaN, no test, stays NaN."""
+    given = np.asarray(p_values, dtype=np.float64)
+    adjusted = np.full(given.shape, np.nan)
+    there = np.flatnonzero(~np.isnan(given))
+    p = given[there]
+    if ((p < 0) | (p > 1)).any():
+        raise CarmilError(f"p-value {p[(p < 0) | (p > 1)][0]:g}: expected numbers from 0 to 1")
+    order = p.argsort(kind="stable")
+    steps = (len(p) - np.arange(len(p))) * p[order]
+    adjusted[there[order]] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted
+
+
+def two_class_cases(labels: ArrayLike, **scores: ArrayLike) -> tuple[NDArray, ...]:
+    """(b) labels as bool and (b) scores, or one line about what is wrong with them."""
+    given = np.asarray(labels)
+    measured = {name: finite_numbers(values, name) for name, values in scores.items()}
+    _same_length(labels=given, **measured)
+    if not len(given):
+        raise CarmilError("no cases: expected at least one label and its score")
+    wrong = ~np.isin(given, (0, 1))
+    if wrong.any():
+        raise CarmilError(f"label {given[wrong][0].item()!r} of case {wrong.argmax()}: expected 0 or 1")
+    return given == 1, *measured.values()
+
+
+def finite_numbers(values: ArrayLike, name: str) -> Floats:
+    """(b) finite float64."""
+    try:
+        numbers = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise CarmilError(f"{name} holds something that is not a number: expected one number a case") from None
+    if numbers.ndim != 1:
+        raise CarmilError(f"{name} has shape {numbers.shape}: expected one number a case")
+    lost = ~np.isfinite(numbers)
+    if lost.any():
+        raise CarmilError(f"{name} is {numbers[lost][0]} at case {lost.argmax()}: expected finite numbers")
+    return numbers
+
+
+def _draws(b: int, groups: ArrayLike | None, *, repeats: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """(some of r, b) how often each row is in a resample, as many resamples at once as memory likes."""
+    unit = np.arange(b) if groups is None else _units(groups, b)
+    units = int(unit.max()) + 1
+    if units < 2:
+        raise CarmilError(f"1 {'row' if groups is None else 'group'} to resample: expected at least two")
+    if repeats < 1:
+        raise CarmilError(f"{repeats} resamples: expected at least one")
+    rng = np.random.default_rng(seed)
+    at_once = max(1, CHUNK // b)
+    for start in range(0, repeats, at_once):
+        some = min(at_once, repeats - start)
+        drawn = rng.integers(units, size=(some, units)) + units * np.arange(some)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units)[:, unit]
+
+
+def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
+    """(b) which group a row is of, counted from 0."""
+    import pandas as pd
+
+    given = np.asarray(groups)
+    _same_length(rows=np.empty(b), groups=given)
+    unit = pd.factorize(given)[0]
+    if unit.min() < 0:
+        raise CarmilError(f"row {unit.argmin()} has no group: expected one, such as its patient, for every row")
+    return unit.astype(np.int64)
+
+
+def _resampled(measure: Measure, counts: NDArray[np.int64], *arrays: NDArray) -> Floats:
+    """(r) the measure of each resample; counts (r, b)."""
+    if measure is bag_auc:
+        return _resampled_auc(counts, *arrays)
+    places = np.arange(counts.shape[1])
+    drawn = (np.repeat(places, count) for count in counts)
+    return np.array([measure(*(array[rows] for array in arrays)) for rows in drawn], dtype=np.float64)
+
+
+def _resampled_auc(counts: NDArray[np.int64], probabilities: NDArray, labels: NDArray) -> Floats:
+    """bag_auc of every resample at once: rows are sorted once, and a resample only weighs them."""
+    classes = probabilities.shape[1]
+    if classes > 2:
+        probabilities = probabilities / probabilities.sum(1, keepdims=True)
+    areas = []
+    for c in range(classes) if classes > 2 else (1,):
+        order = probabilities[:, c].argsort(kind="stable")
+        ranked, positive = probabilities[order, c], labels[order] == c
+        ties = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
+        weights = counts[:, order].astype(np.float64)
+        wins = np.add.reduceat(weights * positive, ties, axis=1)
+        losses = np.add.reduceat(weights * ~positive, ties, axis=1)
+        won = (wins * (losses.cumsum(1) - losses / 2)).sum(1)  # a tie is half won
+        with np.errstate(invalid="ignore"):
+            areas.append(won / (wins.sum(1) * losses.sum(1)))
+    return np.mean(areas, axis=0)
+
+
+def _percentiles(value: float, resampled: Floats, level: float, *, against_zero: bool = False) -> Interval:
+    tail = (1 - _checked_level(level)) / 2
+    values = resampled[~np.isnan(resampled)]
+    left_out = len(resampled) - len(values)
+    if not len(values):
+        return Interval(low=math.nan, high=math.nan, value=value, level=level, left_out=left_out)
+    low, high = np.quantile(values, (tail, 1 - tail))
+    p = math.nan
+    if against_zero:
+        p = min(1.0, 2 * (1 + min((values <= 0).sum(), (values >= 0).sum())) / (1 + len(values)))
+    return Interval(low=float(low), high=float(high), value=value, level=level, left_out=left_out, p=float(p))
+
+
+def _components(labels: NDArray, scores: Floats) -> tuple[Floats, Floats]:
+    """For each positive the share of negatives below it, for each negative that of positives above it; ties are half.
+
+    A positive's midrank among all, less that among positives, counts the negatives below (Sun & Xu 2014): no pairs.
+    """
+    from scipy.stats import rankdata
+
+    positives, negatives = scores[labels], scores[~labels]
+    if len(positives) < 2 or len(negatives) < 2:
+        raise CarmilError(
+            f"class 1 has {len(positives)} of the cases, class 0 {len(negatives)}: DeLong's variance needs two of each"
+        )
+    ranks = rankdata(scores)
+    below = (ranks[labels] - rankdata(positives)) / len(negatives)
+    above = 1 - (ranks[~labels] - rankdata(negatives)) / len(positives)
+    return below, above
+
+
+def _mean_and_variance(positives: Floats, negatives: Floats) -> tuple[float, float]:
+    """AUC, or a difference of two, from its components: both kinds have that mean, and vary independently."""
+    variance = positives.var(ddof=1) / len(positives) + negatives.var(ddof=1) / len(negatives)
+    return float(positives.mean()), float(variance)
+
+
+def _unvarying(difference: float, n: int) -> Test:
+    if difference == 0:
+        return Test(statistic=0.0, p=1.0, difference=0.0, n=n)
+    return Test(statistic=math.copysign(math.inf, difference), p=0.0, difference=difference, n=n)
+
+
+def _rows(**arrays: ArrayLike) -> tuple[NDArray, ...]:
+    if not arrays:
+        raise CarmilError("nothing to resample: expected at least one array after the measure")
+    given = {name: np.asarray(array) for name, array in arrays.items()}
+    for name, array in given.items():
+        if not array.ndim or not len(array):
+            raise CarmilError(f"{name} has no rows: nothing to resample")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CarmilError(f"{name} has a value that is not finite: leave such rows out first")
+    _same_length(**given)
+    return tuple(given.values())
+
+
+def _same_length(**arrays: NDArray) -> None:
+    (first, expected), *others = ((name, len(np.atleast_1d(array))) for name, array in arrays.items())
+    for name, found in others:
+        if found != expected:
+            raise CarmilError(
+                f"{first} has {expected} entries, {name} {found}: expected the same cases in the same order"
+            )
+
+
+def _checked_level(level: float) -> float:
+    if not 0 < level < 1:
+        raise CarmilError(f"a level of {level:g}: expected a number between 0 and 1, such as 0.95")
+    return level

@@ -1,0 +1,145 @@
+"""The bags of a study with their labels and patients. b bags of the store, l of them with a label."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.bags.splits import Splits, make_splits, official_splits, read_splits
+from carmil.bags.store import Dtype, Store, build_store, is_store, open_store, regroup
+from carmil.bags.tables import LabelTable, match, read_labels
+from carmil.errors import CarmilError
+from carmil.progress import counted
+from carmil.studies.settings import Settings
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """`bags` are all of the store's; those at `known` (l) have a label, a patient and, in a study, a role."""
+
+    store: Store
+    bags: Bags
+    known: Tensor
+    patients: tuple[str, ...]
+    sites: tuple[str, ...] | None
+    official: tuple[str, ...] | None
+    classes: tuple[str, ...]
+
+    @property
+    def slides(self) -> tuple[str, ...]:
+        return tuple(self.bags.ids[i] for i in self.known.tolist())
+
+    @property
+    def labels(self) -> Tensor:
+        """(l)"""
+        assert self.bags.labels is not None
+        return self.bags.labels[self.known]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any feature, label or patient."""
+        told = repr((self.store.fingerprint, self.slides, self.patients, self.labels.tolist(), self.classes))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def opened(path: Path, aside: Path, *, dtype: Dtype, truth: str | None, say: Say) -> Store:
+    """The store at `path`; a folder of files is packed into one at `aside` first."""
+    if is_store(path):
+        return open_store(path)
+    say(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
+    with counted(f"packing {path.name}", "bags") as on_bag:
+        return build_store(path, aside, dtype=dtype, truth=truth, say=say, on_bag=on_bag)
+
+
+def labelled(store: Store, table: LabelTable, *, one_bag: Path | None, say: Say) -> Cohort:
+    """Joins bags and labels. one_bag: all slides of a patient become one bag, in a store of that name if need be."""
+    found = match(table, store.ids)
+    for line in (*table.said, *found.said):
+        say(line)
+    patients, official = found.patients, found.official
+    labels = dict(zip((store.ids[i] for i in found.bags), found.labels, strict=True))
+    sites = found.sites
+    if one_bag is not None:
+        of = dict(zip((store.ids[i] for i in found.bags), patients, strict=True))
+        labels = _of_patients(of, labels, "labels")
+        sites = None if sites is None else tuple(_of_patients(of, dict(zip(of, sites, strict=True)), "sites").values())
+        if official is not None:
+            official = tuple(_of_patients(of, dict(zip(of, official, strict=True)), "official splits").values())
+        store = regroup(store, of, one_bag)
+        patients = tuple(labels)
+        say(f"one bag a patient: {len(of)} slides of {len(patients)} patients")
+    numbers = torch.tensor([labels.get(name, 0) for name in store.ids])
+    at = {name: i for i, name in enumerate(store.ids)}
+    bags = replace_labels(store.bags(), numbers)
+    return Cohort(store, bags, torch.tensor([at[name] for name in labels]), patients, sites, official, table.classes)
+
+
+def of_settings(settings: Settings, *, say: Say) -> Cohort:
+    """The cohort a study is about."""
+    out = settings.out
+    table = read_labels(
+        settings.labels,
+        slide=settings.slide,
+        patient=settings.patient,
+        label=settings.label,
+        site=settings.site,
+        split=settings.split,
+        positive=settings.positive,
+    )
+    store = opened(settings.bags, out / "cohort", dtype=settings.dtype, truth=settings.truth, say=say)
+    return labelled(store, table, one_bag=out / "patients" if settings.patients == "one-bag" else None, say=say)
+
+
+def divided(cohort: Cohort, settings: Settings, *, say: Say) -> list[Splits]:
+    """The folds of the study: one division for all seeds, or with `reshuffle` one for each."""
+    who = (cohort.slides, cohort.patients, cohort.labels.tolist())
+    share = settings.validation
+    if settings.splits is not None:
+        splits = [read_splits(settings.splits, *who, seed=settings.seed, validation=share)]
+    elif settings.official:
+        if cohort.official is None:
+            raise CarmilError(f"{settings.labels} has no column with an official split: name it with --split")
+        splits = [official_splits(*who, cohort.official, seed=settings.seed, validation=share)]
+    else:
+        seeds = range(settings.seed, settings.seed + (settings.seeds if settings.reshuffle else 1))
+        sites = cohort.sites if settings.site is not None else None
+        splits = [
+            make_splits(*who, folds=settings.folds, inner=settings.inner, sites=sites, seed=seed, validation=share)
+            for seed in seeds
+        ]
+    for line in splits[0].said:
+        say(line)
+    return splits
+
+
+def roles_of(splits: Sequence[Splits], cohort: Cohort) -> Tensor:
+    """(d, f, b) what every bag of the store is in each fold of each division, as carmil.bags.splits numbers it."""
+    at = {name: i for i, name in enumerate(cohort.bags.ids)}
+    roles = torch.zeros(len(splits), len(splits[0].roles), len(cohort.bags), dtype=torch.long)
+    for i, split in enumerate(splits):
+        columns = torch.tensor([at[slide] for slide in split.slides])
+        roles[i, :, columns] = torch.from_numpy(np.asarray(split.roles)).long()
+    return roles
+
+
+def replace_labels(bags: Bags, labels: Tensor) -> Bags:
+    return Bags.trusted(**{**vars(bags), "labels": labels})
+
+
+def _of_patients(of: dict[str, str], values: dict[str, Any], what: str) -> dict[str, Any]:
+    """One value a patient; two different ones are an error, since one bag has one."""
+    merged: dict[str, Any] = {}
+    for slide, patient in of.items():
+        if merged.setdefault(patient, values[slide]) != values[slide]:
+            raise CarmilError(
+                f"patient {patient!r} has slides with different {what}: one bag a patient needs one; use --patients mean or max"
+            )
+    return merged

@@ -1,0 +1,97 @@
+"""Figures of a study: fold by fold, then mean ± standard deviation over the folds; intervals over patients. k classes."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from carmil.evidence.calibration import brier, reliability
+from carmil.evidence.operating import answered, at_threshold
+from carmil.evidence.performance import bag_auc, bag_performance
+from carmil.evidence.statistics import bootstrap, delong_interval
+from carmil.studies.answers import numbers, probabilities
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = {
+    "auc": "AUC",
+    "f1_macro": "F1",
+    "balanced_accuracy": "balanced accuracy",
+    "accuracy": "accuracy",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "ece": "ECE",
+    "auprc_attention": "AUPRC+ attention",
+    "auprc_path": "AUPRC+ path",
+}
+
+
+def measured(
+    frame: "pd.DataFrame", classes: Sequence[str], *, threshold: float | None, cut: float | None = None
+) -> dict[str, float]:
+    """Figures of some answers. threshold: of two classes; without it the likeliest class is the answer.
+
+    cut: below this confidence there is no answer; then also the share that is answered, and how well that is.
+    """
+    p, y = probabilities(frame, classes), numbers(frame, classes)
+    figures = bag_performance(p, y)
+    figures["accuracy"] = float((p.argmax(1) == y).mean())
+    if threshold is not None:
+        figures |= at_threshold(y, p[:, 1], threshold)
+    figures["ece"] = reliability(p, y).ece
+    figures["brier"] = brier(p, y)
+    if cut is not None:
+        sure = answered(p if threshold is None else p[:, 1], cut, threshold)
+        right = (p.argmax(1) if threshold is None else (p[:, 1] >= threshold).astype(int)) == y
+        figures["answered"] = float(sure.mean())
+        figures["accuracy_answered"] = float(right[sure].mean()) if sure.any() else float("nan")
+    return figures
+
+
+def summarised(by_fold: "pd.DataFrame") -> dict[str, dict[str, float]]:
+    """Mean and standard deviation over the folds of each figure, each fold's being the mean over its seeds."""
+    figures = [name for name in by_fold.columns if name not in ("fold", "seed")]
+    folds = by_fold.groupby("fold")[figures].mean()
+    spread = folds.std(ddof=1) if len(folds) > 1 else folds.iloc[0] * np.nan
+    return {name: {"mean": float(folds[name].mean()), "std": float(spread[name])} for name in figures}
+
+
+def intervals(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, dict[str, float]]:
+    """95 % intervals over patients of the answers from all test folds together (the mean over the seeds)."""
+    p, y = probabilities(frame, classes), numbers(frame, classes)
+    groups = frame["patient"].to_numpy()
+    found: dict[str, Any] = {"auc": bootstrap(lambda a, b: bag_auc(b, a), y, p, groups=groups)}
+    found["balanced_accuracy"] = bootstrap(lambda a, b: bag_performance(b, a)["balanced_accuracy"], y, p, groups=groups)
+    if len(classes) == 2 and len(set(groups)) == len(groups) and 0 < y.sum() < len(y):
+        found["auc_delong"] = delong_interval(y, p[:, 1])
+    return {
+        name: {"value": interval.value, "low": interval.low, "high": interval.high} for name, interval in found.items()
+    }
+
+
+def calibration(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, Any]:
+    found = reliability(probabilities(frame, classes), numbers(frame, classes))
+    return {
+        "ece": found.ece,
+        "mce": found.mce,
+        "edges": found.edges.tolist(),
+        "count": found.count.tolist(),
+        "confidence": found.confidence.tolist(),
+        "accuracy": found.accuracy.tolist(),
+    }
+
+
+def mean_over_seeds(frame: "pd.DataFrame", classes: Sequence[str]) -> "pd.DataFrame":
+    """One line a slide or patient and fold: the mean of the answers that differ in their seed only."""
+    values = [name for name in frame.columns if name.startswith(("p_", "cf_"))]
+    keys = [name for name in ("fold", "slide", "patient", "label") if name in frame]
+    return frame.groupby(keys, sort=False)[values].mean().reset_index()
+
+
+def line(summary: Mapping[str, Mapping[str, float]], name: str) -> str:
+    """94.9 ± 4.0, in per cent."""
+    mean, std = summary[name]["mean"], summary[name]["std"]
+    if mean is None or np.isnan(mean):
+        return "–"
+    return f"{100 * mean:.1f}" if std is None or np.isnan(std) else f"{100 * mean:.1f} ± {100 * std:.1f}"

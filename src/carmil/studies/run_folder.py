@@ -1,0 +1,150 @@
+"""A study's run is a folder; everything a report shows is computed from it.
+
+run.json               what was asked and of which data: settings, versions, machine, fingerprints, what was said
+splits.tsv             who was trained, validated and tested on what (splits_1.tsv ... where each seed has its own)
+checkpoint.safetensors where a killed training goes on; gone when it has ended
+weights.safetensors    every parameter of the models that were kept, stacked
+models.json            which fold and seed each of them is of, its epoch, hyper-parameters, threshold
+history.json           learning curves of all models
+predictions.parquet    what is answered for every slide by the fold in which it was tested
+metrics.json           figures; written last: a run that has it is finished
+card.md, report.html   for people
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from carmil import __version__
+from carmil.counterfactual import create_model
+from carmil.errors import CarmilError
+from carmil.files import whole_file, write_text
+from carmil.training.population import Member, Population
+from carmil.training.protocol import GridPoint, Trained
+from carmil.training.runs import config_key, machine, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A finished run, read back."""
+
+    folder: Path
+    facts: dict[str, Any]
+    models: list[dict[str, Any]]
+    metrics: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.facts["classes"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.facts["settings"]
+
+    def predictions(self) -> "pd.DataFrame":
+        return read_table(self.folder / "predictions.parquet")
+
+    def history(self) -> dict[str, Any]:
+        return _json(self.folder / "history.json")
+
+    def population(self, device: str = "cpu") -> Population:
+        """The models that were kept, in the order of `models`."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        facts = self.facts
+        members = [Member(seed=model["seed"], lr=model["lr"]) for model in self.models]
+        options = facts["settings"]["options"] or {}
+        population = Population(
+            lambda: create_model(facts["settings"]["model"], facts["width"], len(self.classes), **options),
+            members,
+            device=device,
+        )
+        try:
+            population.load_state(load_file(self.folder / "weights.safetensors"))
+        except (OSError, SafetensorError) as error:
+            raise CarmilError(f"{self.folder / 'weights.safetensors'} cannot be read ({error}): train again") from error
+        return population
+
+
+def begin(folder: Path, facts: dict[str, Any]) -> str:
+    """Writes run.json, or finds the same run begun before; gives the run's key. Another run there is refused."""
+    key = config_key({name: facts[name] for name in ("settings", "data", "classes", "splits")})
+    there = folder / "run.json"
+    if there.exists():
+        begun = _json(there)
+        if begun.get("key") != key:
+            differing = [
+                name for name, value in facts["settings"].items() if begun.get("settings", {}).get(name) != value
+            ]
+            why = f"its {', '.join(differing)} differ" if differing else "its data or splits differ"
+            raise CarmilError(f"{folder} holds another run ({why}): choose another --out or remove it")
+        return key
+    write_text(there, json.dumps({"carmil": __version__, "key": key, "machine": machine(), **facts}, indent=2))
+    return key
+
+
+def finished(folder: Path) -> bool:
+    return (folder / "metrics.json").is_file()
+
+
+def read_run(folder: Path) -> StudyRun:
+    if not (folder / "run.json").is_file():
+        raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` wrote")
+    if not finished(folder):
+        raise CarmilError(f"{folder} is a run that has not ended: start `carmil train` again with the same words")
+    facts = _json(folder / "run.json")
+    if "splits" not in facts:
+        raise CarmilError(f"{folder} is a run of another kind: expected one that `carmil train` wrote")
+    return StudyRun(folder, facts, _json(folder / "models.json"), _json(folder / "metrics.json"))
+
+
+def write_models(folder: Path, trained: Trained, grid: list[GridPoint], points: list[dict[str, Any]]) -> None:
+    """Weights, models.json and history.json. points: what else is known of each model."""
+    from safetensors.torch import save_file
+
+    with whole_file(folder / "weights.safetensors") as aside:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in trained.population.state().items()}, aside)
+    models = [
+        {**asdict(kept), "lr": grid[kept.point].lr, "settings": dict(grid[kept.point].settings), **point}
+        for kept, point in zip(trained.kept, points, strict=True)
+    ]
+    write_text(folder / "history.json", json.dumps(plain(asdict(trained.history))))
+    write_text(folder / "models.json", json.dumps(plain(models), indent=2))
+
+
+def write_table(path: Path, frame: "pd.DataFrame") -> None:
+    with whole_file(path) as aside:
+        frame.to_parquet(aside, index=False)
+
+
+def read_table(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): train again") from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): remove the run and train again") from error
+
+
+def pick_device(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"

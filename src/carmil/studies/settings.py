@@ -1,0 +1,164 @@
+"""What a study is asked to do; the words of the command line and of a YAML file."""
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from carmil.bags.store import Dtype
+from carmil.errors import CarmilError, unknown
+
+Many = float | list[float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A study. Where a list may stand, all its values are trained and the best on validation bags is taken."""
+
+    bags: Path
+    labels: Path
+    out: Path
+    model: str = "car/abmil.gated"
+    options: dict[str, Any] | None = None
+
+    # Columns of the label table, guessed unless named.
+    slide: str | None = None
+    patient: str | None = None
+    label: str | None = None
+    site: str | None = None
+    split: str | None = None
+    positive: str | None = None
+    truth: str | None = None
+
+    # Who is trained on what.
+    folds: int = 5
+    seeds: int = 1
+    inner: int = 1
+    splits: Path | None = None
+    official: bool = False
+    validation: float = 0.15
+    reshuffle: bool = False
+    patients: Literal["mean", "max", "one-bag"] = "mean"
+    seed: int = 0
+
+    # How.
+    epochs: int = 100
+    batch: int = 1
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: Many = 2e-4
+    weight_decay: float = 1e-5
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup: int = 5
+    patience: int = 20
+    class_weights: Literal["none", "balanced"] = "none"
+    label_smoothing: float = 0.0
+    alpha: Many | None = None
+    lambda_: Many | None = None
+    distance: Literal["l1", "cosine"] | None = None
+    standardise: bool = False
+    warm_start: Path | None = None
+
+    # What is made of the answers.
+    threshold: str = "balanced"
+    abstain: float = 0.0
+
+    dtype: Dtype = "float16"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("folds", 2, 1000),
+            ("seeds", 1, 1000),
+            ("inner", 1, 100),
+            ("validation", 0.01, 0.9),
+            ("seed", 0, 2**31),
+            ("abstain", 0, 0.99),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise CarmilError(f"{name} is {getattr(self, name)}: expected {low} to {high}")
+        if self.splits is not None and (self.official or self.inner > 1 or self.reshuffle):
+            raise CarmilError(
+                "splits from a file leave no room for official, inner or reshuffle: give one or the other"
+            )
+        if self.official and (self.inner > 1 or self.reshuffle):
+            raise CarmilError("an official split leaves no room for inner or reshuffle: give one or the other")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], *, where: str) -> "Settings":
+        """Settings from words; `where` they come from is named in a complaint."""
+        kinds = typing.get_type_hints(cls)
+        for name in given:
+            if name not in kinds:
+                raise CarmilError(f"{where}: {unknown('setting', name, kinds)}")
+        for field in fields(cls)[:3]:
+            if given.get(field.name) is None:
+                raise CarmilError(f"{where}: {field.name!r} is missing; expected {_MEANT[field.name]}")
+        return cls(**{name: _as(kinds[name], value, f"{where}: {name}") for name, value in given.items()})
+
+    def asked(self) -> dict[str, Any]:
+        """All settings as JSON knows them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+_MEANT = {"bags": "a store or a folder of features", "labels": "a table", "out": "a folder for the run"}
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A YAML file's keys and values."""
+    import yaml
+
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CarmilError(f"{path} cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise CarmilError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        raise CarmilError(f"{path}: expected lines such as 'model: car/abmil.gated'")
+    return {"lambda_" if name == "lambda" else name: value for name, value in given.items()}
+
+
+def _as(kind: Any, value: Any, where: str) -> Any:
+    """The value as the kind of its setting, or one line that says what was expected."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kinds = typing.get_args(kind)
+        if value is None and types.NoneType in kinds:
+            return None
+        if isinstance(value, list) and list[float] in kinds:
+            if not value:
+                raise CarmilError(f"{where} is an empty list: expected at least one number")
+            return [_as(float, item, where) for item in value]
+        kind = next(one for one in kinds if one is not types.NoneType)
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise CarmilError(f"{where} is {value!r}: expected one of {', '.join(typing.get_args(kind))}")
+        return value
+    if typing.get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise CarmilError(f"{where} is {value!r}: expected names and values")
+        return value
+    if kind is Path or kind is str:
+        if not isinstance(value, (str, Path, int)) or isinstance(value, bool):
+            raise CarmilError(f"{where} is {value!r}: expected text")
+        return kind(str(value))
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise CarmilError(f"{where} is {value!r}: expected true or false")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise CarmilError(f"{where} is {value!r}: expected a number")
+    try:
+        number = float(value)  # YAML reads 2e-4 as text
+    except ValueError:
+        raise CarmilError(f"{where} is {value!r}: expected a number") from None
+    if not math.isfinite(number):
+        raise CarmilError(f"{where} is {value!r}: expected a finite number")
+    if kind is int:
+        if number != int(number):
+            raise CarmilError(f"{where} is {value!r}: expected a whole number")
+        return int(number)
+    return number

@@ -1,0 +1,43 @@
+"""A study's figures in words and tables."""
+
+from collections.abc import Sequence
+
+from carmil.report.tables import ResultTable
+from carmil.studies.figures import SHOWN, line
+from carmil.studies.run_folder import StudyRun
+
+
+def figures_table(runs: Sequence[StudyRun]) -> ResultTable:
+    """A line a run: mean ± standard deviation over the folds, in per cent."""
+    names = [name for name in SHOWN if any(name in run.metrics["summary"] for run in runs)]
+    lines = tuple(
+        (run.name, *(line(run.metrics["summary"], name) if name in run.metrics["summary"] else "–" for name in names))
+        for run in runs
+    )
+    return ResultTable(
+        "Test folds: mean ± standard deviation over the folds, per cent",
+        ("run", *(SHOWN[name] for name in names)),
+        lines,
+    )
+
+
+def figures_lines(run: StudyRun) -> list[str]:
+    """What the figures are of, and how sure they are."""
+    facts, settings = run.facts, run.settings
+    counts = ", ".join(f"{n} {name}" for name, n in zip(facts["classes"], facts["class_counts"], strict=True))
+    folds = len({model["fold"] for model in run.models})
+    found = [
+        f"{settings['model']}: {folds} folds x {settings['seeds']} seeds; "
+        f"{facts['slides']} slides of {facts['patients']} patients: {counts}",
+        f"figures are of {run.metrics['level']}s; "
+        f"epoch, hyper-parameters and threshold ({settings['threshold']}) were chosen on validation bags",
+    ]
+    for name, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy of the likeliest class")):
+        interval = run.metrics["intervals"].get(name)
+        if interval and interval["value"] is not None:
+            low, high = 100 * interval["low"], 100 * interval["high"]
+            found.append(
+                f"all test folds together: {words} {100 * interval['value']:.1f}, "
+                f"95 % interval {low:.1f} to {high:.1f} (bootstrap over patients)"
+            )
+    return found

@@ -1,0 +1,41 @@
+"""Learning curves. r models."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from carmil.training.stopping import State
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened: loss terms by epoch and model, (epochs, r), NaN after a model stopped; and each model's best epoch."""
+
+    train: dict[str, Tensor]
+    validation: Tensor
+    best_epoch: Tensor
+    epochs_run: Tensor
+
+
+class Curves:
+    """A history in the making: tables of all epochs, NaN where nothing is known yet."""
+
+    def __init__(self, epochs: int, models: int) -> None:
+        self._shape = (epochs, models)
+        self.tables: dict[str, Tensor] = {}
+
+    def add(self, epoch: int, losses: dict[str, Tensor], judged: Tensor, rows: Tensor) -> None:
+        """Books an epoch of the models `rows`."""
+        for name, values in {**losses, "validation": judged}.items():
+            table = self.tables.setdefault(name, torch.full(self._shape, float("nan")))
+            table[epoch, rows.cpu()] = values.detach().float().cpu()
+
+    def history(self, state: State) -> History:
+        run = state.epochs_run.cpu()
+        last = int(run.max())
+        gone = torch.arange(last).unsqueeze(-1) >= run
+        tables = {name: table[:last].masked_fill(gone, float("nan")) for name, table in self.tables.items()}
+        return History(
+            validation=tables.pop("validation"), train=tables, best_epoch=state.best_epoch.cpu(), epochs_run=run
+        )

@@ -1,0 +1,492 @@
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from carmil.bags.readers import Bag, Source, find_bags, peek, read_bag
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+
+LAYOUTS = ("clam", "trident", "stamp", "torchmil", "slideflow", "npy", "npz", "pt", "safetensors")
+# What a layout has a place for, besides features.
+COORDINATES = set(LAYOUTS) - {"npy"}
+TILE_SIZE = {"clam", "trident", "stamp", "npz", "pt", "safetensors"}
+ENCODER = {"trident", "stamp", "slideflow", "npz", "pt", "safetensors"}
+INSTANCE_LABELS = {"torchmil", "npz", "pt", "safetensors"}
+
+
+def features(rows: int = 5, width: int = 4, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(rows).normal(size=(rows, width)).astype(dtype)
+
+
+def grid(rows: int = 5, step: float = 512) -> np.ndarray:
+    return np.stack([np.arange(rows) % 3, np.arange(rows) // 3], axis=1).astype(np.float32) * np.float32(step)
+
+
+def a_bag(id: str = "00123", *, rows: int = 5, dtype: str = "float32", unit: str = "level0_px") -> Bag:
+    return Bag(id, features(rows, dtype=dtype), grid(rows), unit, 512.0, "uni_v1", np.arange(rows, dtype=np.int64) % 2)
+
+
+def written(folder: Path, layout: str, *bags: Bag) -> Path:
+    for bag in bags:
+        write_bag(bag, folder, layout)
+    return folder
+
+
+def only(path: Path, **asked) -> Bag:
+    (source,) = find_bags(path, **asked).sources
+    return read_bag(source)
+
+
+@pytest.mark.parametrize("rows", [5, 1, 0])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_written_is_read_back_the_same(tmp_path, layout, dtype, rows):
+    bag = a_bag(rows=rows, dtype=dtype, unit="um" if layout == "stamp" else "level0_px")
+    found = find_bags(written(tmp_path / "out", layout, bag))
+    (source,) = found.sources
+    again = read_bag(source)
+    assert (found.layout, source.layout, again.id) == (layout, layout, "00123")
+    assert again.features.dtype == dtype and again.features.flags.c_contiguous
+    np.testing.assert_array_equal(again.features, bag.features)
+    if layout in COORDINATES:
+        np.testing.assert_array_equal(again.coordinates, bag.coordinates)
+        assert again.coordinates.dtype == np.float32
+    assert again.coordinate_unit == (bag.coordinate_unit if layout in COORDINATES else None)
+    assert again.tile_size == (512.0 if layout in TILE_SIZE else None)
+    assert again.encoder == ("uni_v1" if layout in ENCODER else None)
+    if layout in INSTANCE_LABELS:
+        np.testing.assert_array_equal(again.instance_labels, bag.instance_labels)
+    else:
+        assert again.instance_labels is None
+    header = peek(source)
+    assert (header.rows, header.width, header.dtype, header.encoder) == (rows, 4, dtype, again.encoder)
+
+
+@pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"stamp"}))
+def test_features_alone_are_enough(tmp_path, layout):
+    bag = Bag("a", features())
+    again = only(written(tmp_path, layout, bag))
+    np.testing.assert_array_equal(again.features, bag.features)
+    assert (again.coordinates, again.coordinate_unit, again.tile_size, again.encoder) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sources_are_sorted_by_id_and_travel_to_other_processes(tmp_path, layout):
+    unit = "um" if layout == "stamp" else "level0_px"
+    found = find_bags(
+        written(tmp_path, layout, *(a_bag(id, unit=unit) for id in ("2", "10", "007", "TCGA-A1.9f-2.svs")))
+    )
+    assert [source.id for source in found.sources] == ["007", "10", "2", "TCGA-A1.9f-2.svs"]
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert all(source.path.is_absolute() for source in found.sources)
+    assert pickle.loads(pickle.dumps(read_bag(found.sources[0]))).id == "007"
+
+
+@pytest.mark.parametrize(
+    ("layout", "unit", "words"),
+    [
+        ("stamp", "level0_px", "need micrometres"),
+        ("clam", "um", "need level-0 pixels"),
+        ("trident", "um", "need level-0 pixels"),
+        ("torchmil", "um", "need level-0 pixels"),
+        ("slideflow", "um", "need level-0 pixels"),
+        ("zarr", "um", "expected one of clam"),
+    ],
+)
+def test_a_unit_that_a_layout_does_not_know_is_not_written(tmp_path, layout, unit, words):
+    with pytest.raises(CarmilError, match=words):
+        write_bag(a_bag(unit=unit), tmp_path, layout)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_micrometres_stay_micrometres_in_plain_files(tmp_path):
+    for layout in ("npz", "pt", "safetensors"):
+        assert only(written(tmp_path / layout, layout, a_bag(unit="um"))).coordinate_unit == "um"
+
+
+def clam_folder(root: Path, *, ids=("s1",), kinds=("h5_files", "pt_files"), patches=True) -> Path:
+    """RESULTS/patches and FEATS side by side, as CLAM's two scripts leave them."""
+    for id in ids:
+        for kind in kinds:
+            (root / "FEATS" / kind).mkdir(parents=True, exist_ok=True)
+        if "h5_files" in kinds:
+            with h5py.File(root / "FEATS" / "h5_files" / f"{id}.h5", "w") as file:
+                file.create_dataset("features", data=features(40), chunks=(32, 4), maxshape=(None, 4))
+                file.create_dataset("coords", data=grid(40).astype(np.int32), chunks=(32, 2), maxshape=(None, 2))
+        if "pt_files" in kinds:
+            torch.save(torch.from_numpy(features(40)), root / "FEATS" / "pt_files" / f"{id}.pt")
+        if patches:
+            (root / "patches").mkdir(exist_ok=True)
+            with h5py.File(root / "patches" / f"{id}.h5", "w") as file:
+                coords = file.create_dataset("coords", data=grid(40).astype(np.int64))
+                coords.attrs["patch_size"] = 256
+                coords.attrs["patch_level"] = 1
+                coords.attrs["downsample"] = np.array([2.0, 2.0])
+                coords.attrs["downsampled_level_dim"] = np.array([1000, 1000])
+                coords.attrs["level_dim"] = np.array([1000, 1000])
+                coords.attrs["name"] = id
+                coords.attrs["save_path"] = "RESULTS/patches"
+    return root / "FEATS"
+
+
+@pytest.mark.parametrize("kinds", [("h5_files", "pt_files"), ("h5_files",), ("pt_files",)])
+@pytest.mark.parametrize("inner", [False, True])
+def test_clam_takes_the_size_of_a_tile_from_the_patches(tmp_path, kinds, inner):
+    folder = clam_folder(tmp_path, kinds=kinds)
+    found = find_bags(folder / kinds[0] if inner else folder)
+    bag = read_bag(found.sources[0])
+    assert found.layout == "clam"
+    assert (bag.tile_size, bag.coordinate_unit) == (512.0, "level0_px")
+    np.testing.assert_array_equal(bag.features, features(40))
+    np.testing.assert_array_equal(bag.coordinates, grid(40))
+
+
+def test_clam_says_what_it_chose(tmp_path):
+    folder = clam_folder(tmp_path, patches=False)
+    torch.save(torch.zeros(2, 4), folder / "pt_files" / "extra.pt")
+    found = find_bags(folder)
+    assert [source.id for source in found.sources] == ["s1"]
+    assert "read h5_files, not pt_files: they have coordinates" in found.said
+    assert "left 1 slide aside that are in pt_files only: extra" in found.said
+    assert any("the size of a tile is unknown for 1 slide" in sentence for sentence in found.said)
+    assert read_bag(found.sources[0]).tile_size is None
+
+
+def test_one_file_of_a_clam_folder_is_one_bag_with_its_patches(tmp_path):
+    folder = clam_folder(tmp_path, ids=("s1", "s2"))
+    bag = only(folder / "h5_files" / "s2.h5")
+    assert (bag.id, bag.tile_size) == ("s2", 512.0)
+
+
+def trident_job(
+    root: Path, *, encoders=("uni_v1",), ids=("s1",), dtype="float32", overlap="20x_256px_0px_overlap"
+) -> Path:
+    for encoder in encoders:
+        home = root / overlap / f"features_{encoder}"
+        home.mkdir(parents=True)
+        for i, id in enumerate(ids):
+            with h5py.File(home / f"{id}.h5", "w") as file:
+                stored = file.create_dataset("features", data=features(dtype=dtype), chunks=(1, 4), maxshape=(None, 4))
+                stored.attrs.update(name=id, savetodir="out", encoder=encoder)
+                coords = file.create_dataset("coords", data=grid().astype(np.int64), chunks=(1, 2), maxshape=(None, 2))
+                coords.attrs.update(
+                    patch_size=256, patch_size_level0=512 * (i + 1), level0_magnification=40, target_magnification=20,
+                    overlap=0, name=id, savetodir="out", level0_width=9999, level0_height=9999,
+                )  # fmt: skip
+    for beside in ("thumbnails", "contours", f"{overlap}/patches", f"{overlap}/slide_features_titan"):
+        (root / beside).mkdir(parents=True, exist_ok=True)
+    with h5py.File(root / overlap / "patches" / "s1_patches.h5", "w") as file:
+        file["coords"] = grid()
+    return root
+
+
+@pytest.mark.parametrize("inner", ["", "20x_256px_0px_overlap", "20x_256px_0px_overlap/features_uni_v1"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_trident_is_found_from_the_job_down_and_each_slide_has_its_own_tile_size(tmp_path, inner, dtype):
+    found = find_bags(trident_job(tmp_path, ids=("s1", "s2"), dtype=dtype) / inner)
+    bags = [read_bag(source) for source in found.sources]
+    assert found.layout == "trident"
+    assert [bag.tile_size for bag in bags] == [512.0, 1024.0]
+    assert {bag.encoder for bag in bags} == {"uni_v1"} and {bag.coordinate_unit for bag in bags} == {"level0_px"}
+    np.testing.assert_array_equal(bags[0].features, features(dtype=dtype))
+
+
+def test_two_encoders_of_a_trident_job_are_not_chosen_between(tmp_path):
+    with pytest.raises(CarmilError, match=r"several folders .*features_conch.*features_uni.*give the path of one"):
+        find_bags(trident_job(tmp_path, encoders=("uni", "conch")))
+
+
+def test_trident_without_attributes_takes_the_encoder_from_the_folder(tmp_path):
+    home = tmp_path / "features_conch_v15"
+    home.mkdir()
+    with h5py.File(home / "a.h5", "w") as file:
+        file["features"] = features()
+    assert only(home).encoder == "conch_v15"
+
+
+def stamp_file(path: Path, *, coords=None, **attrs) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file["feats"] = features(dtype="float16")
+        file["coords"] = (grid(step=256) if coords is None else coords).astype(np.float32)
+        file.attrs.update(attrs)
+    return path
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"stamp_version": "2.4.0", "unit": "um", "tile_size_um": 256.0, "tile_size_px": 224, "feat_type": "tile"},
+        {"stamp_version": "2.0.0", "unit": "um", "tile_size": 256.0},
+    ],
+)
+def test_stamp_is_in_micrometres(tmp_path, attrs):
+    stamp_file(tmp_path / "uni-1a2b3c4d" / "s1.h5", extractor="uni", code_hash="1a2b", **attrs)
+    found = find_bags(tmp_path)
+    bag = read_bag(found.sources[0])
+    assert found.layout == "stamp"
+    assert any("uni-1a2b3c4d" in sentence for sentence in found.said)
+    assert (bag.coordinate_unit, bag.tile_size, bag.encoder, bag.features.dtype) == ("um", 256.0, "uni", np.float16)
+    np.testing.assert_array_equal(bag.coordinates, grid(step=256))
+
+
+def test_an_old_stamp_file_becomes_micrometres_as_stamp_does_it_and_says_so(tmp_path):
+    stamp_file(tmp_path / "s1.h5", coords=grid(step=224), extractor="ctranspath")
+    found = find_bags(tmp_path)
+    bag = read_bag(found.sources[0])
+    assert any("old STAMP files without a unit" in sentence for sentence in found.said)
+    assert (bag.coordinate_unit, bag.tile_size) == ("um", 256.0)
+    np.testing.assert_allclose(bag.coordinates, grid(step=256), rtol=1e-6)
+
+
+def torchmil_folder(root: Path, *, suffix="npy", truth="patch_labels", labels=True) -> Path:
+    def save(kind: str, key: str, id: str, values: np.ndarray) -> None:
+        path = root / kind / f"{id}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == "npy" or key == "instances":
+            with path.open("wb") as stream:
+                np.save(stream, values)
+        else:
+            with h5py.File(path, "w") as file:
+                file[key] = values
+
+    for number, id in enumerate(("0001", "0002")):
+        save("features/features_uni", "features", id, features())
+        save("coords", "coords", id, grid().astype(int))
+        save(truth, "instances", id, np.arange(5) == 4 * number + 6)
+        if labels:
+            save("labels", "labels", id, np.array(number))
+    return root
+
+
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+@pytest.mark.parametrize("inner", ["", "features", "features/features_uni"])
+@pytest.mark.parametrize("truth", ["inst_labels", "patch_labels"])
+def test_torchmil_knows_labels_of_bags_and_of_instances(tmp_path, suffix, inner, truth):
+    found = find_bags(torchmil_folder(tmp_path, suffix=suffix, truth=truth) / inner)
+    assert found.layout == "torchmil"
+    assert [(source.id, source.label) for source in found.sources] == [("0001", "0"), ("0002", "1")]
+    bag = read_bag(found.sources[1])
+    assert (bag.coordinate_unit, bag.instance_labels.dtype, bag.instance_labels.tolist()) == (
+        "level0_px",
+        "int64",
+        [0] * 5,
+    )
+    np.testing.assert_array_equal(bag.coordinates, grid())
+
+
+def test_a_bag_is_positive_if_any_instance_is(tmp_path):
+    torchmil_folder(tmp_path, labels=False)
+    np.save(tmp_path / "patch_labels" / "0002.npy", np.array([0, 0, 1, 0, 0]))
+    assert [source.label for source in find_bags(tmp_path).sources] == ["0", "1"]
+
+
+def test_slideflow_bags_come_with_their_index_and_the_name_of_the_encoder(tmp_path):
+    torch.save(torch.from_numpy(features()), tmp_path / "s1.pt")
+    np.savez(tmp_path / "s1.index.npz", grid().astype(int))
+    config = {"extractor": {"class": "slideflow.model.extractors.retccl.RetCCLFeatures", "kwargs": {}}, "tile_px": 299}
+    (tmp_path / "bags_config.json").write_text(json.dumps(config))
+    found = find_bags(tmp_path)
+    bag = read_bag(found.sources[0])
+    assert (found.layout, len(found.sources)) == ("slideflow", 1)
+    assert any("centre of a tile" in sentence for sentence in found.said)
+    assert (bag.encoder, bag.coordinate_unit) == ("RetCCLFeatures", "level0_px")
+    np.testing.assert_array_equal(bag.coordinates, grid())
+
+
+@pytest.mark.parametrize("key", ["features", "feats", "feat", "embeddings", "patch_embeddings"])
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "chunks": (2, 4)}, {"chunks": (3, 3)}])
+def test_any_h5_file_with_features_under_a_known_name_is_read(tmp_path, key, options):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset(key, data=features(), **options)
+        file["coords"] = grid()
+    found = find_bags(tmp_path)
+    assert found.layout == "h5"
+    assert "the files name no unit: coordinates are taken as level-0 pixels" in found.said
+    np.testing.assert_array_equal(read_bag(found.sources[0]).features, features())
+
+
+def test_acmil_keeps_all_slides_in_one_file(tmp_path):
+    with h5py.File(tmp_path / "patch_feats_pretrain_medical_ssl.h5", "w") as file:
+        for number, id in enumerate(("tumor_001", "002")):
+            group = file.create_group(id)
+            group["feat"], group["coords"] = features(number + 3), grid(number + 3)
+            group.attrs["label"] = number
+    for path in (tmp_path, tmp_path / "patch_feats_pretrain_medical_ssl.h5"):
+        found = find_bags(path)
+        assert found.layout == "acmil"
+        assert [(source.id, source.label, peek(source).rows) for source in found.sources] == [
+            ("002", "1", 4),
+            ("tumor_001", "0", 3),
+        ]
+        np.testing.assert_array_equal(read_bag(found.sources[1]).features, features(3))
+
+
+WIDE = features(dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("a.npy", lambda path: np.save(path, WIDE)),
+        ("a.npy", lambda path: np.save(path, np.asfortranarray(WIDE))),
+        ("a.npy", lambda path: np.save(path, WIDE.astype(">f4"))),
+        ("a.npy", lambda path: np.save(path, WIDE[None])),
+        ("a.npz", lambda path: np.savez(path, WIDE)),
+        ("a.npz", lambda path: np.savez_compressed(path, features=WIDE[None])),
+        ("a.npz", lambda path: np.savez(path, embeddings=np.asfortranarray(WIDE.astype(">f8")))),
+        ("a.pt", lambda path: torch.save(torch.from_numpy(WIDE), path)),
+        ("a.pt", lambda path: torch.save(torch.from_numpy(WIDE)[None], path)),
+        ("a.pt", lambda path: torch.save(torch.from_numpy(WIDE.T.copy()).T, path)),
+        ("a.pt", lambda path: torch.save({"features": torch.from_numpy(WIDE), "epoch": 3}, path)),
+        ("a.pth", lambda path: torch.save(torch.from_numpy(WIDE), path, _use_new_zipfile_serialization=False)),
+        ("a.pt", lambda path: torch.save(torch.nn.Parameter(torch.from_numpy(WIDE)), path)),
+        ("a.safetensors", lambda path: save_file({"features": torch.from_numpy(WIDE)[None]}, path)),
+        ("a.h5", lambda path: h5py.File(path, "w").create_dataset("features", data=WIDE[None]).file.close()),
+        ("a.hdf5", lambda path: h5py.File(path, "w").create_dataset("feats", data=WIDE.astype(">f8")).file.close()),
+    ],
+)
+def test_however_a_matrix_is_stored_it_arrives_as_rows_of_float32(tmp_path, name, save):
+    save(tmp_path / name)
+    (source,) = find_bags(tmp_path).sources
+    bag = read_bag(source)
+    assert (source.id, bag.features.dtype, bag.features.dtype.isnative) == ("a", np.float32, True)
+    assert bag.features.flags.c_contiguous and bag.features.flags.owndata and bag.features.flags.writeable
+    np.testing.assert_array_equal(bag.features, WIDE.astype(np.float32))
+    assert (peek(source).rows, peek(source).width, peek(source).dtype) == (5, 4, "float32")
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_bfloat16_becomes_float32(tmp_path, name):
+    values = torch.from_numpy(features()).bfloat16()
+    if name == "a.pt":
+        torch.save(values, tmp_path / name)
+    else:
+        save_file({"features": values}, tmp_path / name)
+    (source,) = find_bags(tmp_path / name).sources
+    assert peek(source).dtype == "float32"
+    np.testing.assert_array_equal(read_bag(source).features, values.float().numpy())
+
+
+def test_what_is_too_large_for_float32_becomes_infinite_in_silence(tmp_path):
+    np.save(tmp_path / "a.npy", np.full((2, 2), 1e300))
+    assert np.isinf(only(tmp_path).features).all()
+
+
+def test_kinds_may_stand_side_by_side_and_what_is_no_feature_is_said(tmp_path):
+    np.save(tmp_path / "a.npy", features())
+    torch.save(torch.from_numpy(features()), tmp_path / "b.pt")
+    (tmp_path / ".b.pt.unfinished.pt").write_bytes(b"")
+    (tmp_path / "labels.csv").write_text("slide_id,label\n")
+    found = find_bags(tmp_path)
+    assert [(source.id, source.layout) for source in found.sources] == [("a", "npy"), ("b", "pt")]
+    assert found.layout == "npy+pt"
+    assert found.said == ("left 1 file aside that are no features: labels.csv",)
+
+
+def matrix_folder(root: Path, table: str, rows: int = 4) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    np.save(root / "features.npy", features(rows, dtype="float16"))
+    (root / "instances.csv").write_text(table)
+    return root
+
+
+def test_rows_of_a_matrix_go_to_the_bag_their_line_names(tmp_path):
+    folder = matrix_folder(tmp_path, "slide_id,patient_id,tumour\n007,1,0\n7,1,1\n007,1,False\n7,2,0\n")
+    found = find_bags(folder, truth="tumour")
+    assert [(source.id, source.label, peek(source).rows) for source in found.sources] == [
+        ("007", "0", 2),
+        ("7", "1", 2),
+    ]
+    assert found.said == ("a bag is a slide_id of instances.csv, which has patient_id as well",)
+    bag = read_bag(found.sources[1])
+    np.testing.assert_array_equal(bag.features, features(4, dtype="float16")[[1, 3]])
+    assert (bag.instance_labels.tolist(), bag.instance_labels.dtype) == ([1, 0], np.int64)
+    assert [source.label for source in find_bags(folder / "features.npy").sources] == [None, None]
+
+
+def test_a_changed_table_is_read_again(tmp_path):
+    folder = matrix_folder(tmp_path, "bag\na\na\nb\nb\n")
+    (a, b) = find_bags(folder).sources
+    assert len(read_bag(a).features) == 2
+    (folder / "instances.csv").write_text("bag\na\na\na\nb\n")
+    os.utime(folder / "instances.csv", ns=(1, 1))
+    assert (len(read_bag(a).features), len(read_bag(b).features)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("bags", "ids"), [(np.array([1, 0, 1, 2]), ["0", "1", "2"]), (np.array(["a", "a", "c", "d"]), ["a", "c", "d"])]
+)
+def test_an_npz_may_hold_all_bags(tmp_path, bags, ids):
+    path = tmp_path / "cohort.npz"
+    np.savez(path, features=features(4), bags=bags, labels=[7, 8, 9], inst=[0, 0, 0, 1])
+    found = find_bags(path, truth="inst")
+    assert found.layout == "matrix_npz"
+    assert [(source.id, source.label) for source in found.sources] == list(zip(ids, ["7", "8", "9"], strict=True))
+    for source in found.sources:
+        np.testing.assert_array_equal(read_bag(source).features, features(4)[bags.astype(str) == source.id])
+    assert read_bag(found.sources[2]).instance_labels.tolist() == [1]
+
+
+def test_folders_that_link_in_a_circle_are_walked_once(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    with pytest.raises(CarmilError, match="holds no features"):
+        find_bags(tmp_path)
+    np.save(tmp_path / "a" / "b" / "s.npy", features())
+    assert [source.id for source in find_bags(tmp_path).sources] == ["s"]
+
+
+def test_a_relative_path_is_as_good(tmp_path, monkeypatch):
+    clam_folder(tmp_path)
+    monkeypatch.chdir(tmp_path / "FEATS" / "h5_files")
+    assert only(Path()).tile_size == 512.0
+
+
+def test_the_colon_cancer_cohort_is_ninety_eight_patients(shared_data):
+    found = find_bags(shared_data / "crc", truth="is_cancerous")
+    assert (found.layout, len(found.sources)) == ("matrix", 98)
+    assert sum(source.label == "1" for source in found.sources) == 51
+    bags = [read_bag(source) for source in found.sources]
+    assert sum(len(bag.features) for bag in bags) == 20280
+    assert (min(len(bag.features) for bag in bags), max(len(bag.features) for bag in bags)) == (6, 699)
+    assert all((bag.instance_labels.max() == 1) == (s.label == "1") for bag, s in zip(bags, found.sources, strict=True))
+    first = next(bag for bag in bags if bag.id == "1")
+    whole = np.load(shared_data / "crc" / "features.npy", mmap_mode="r")
+    np.testing.assert_array_equal(first.features, whole[: len(first.features)])
+
+
+def test_musk_is_ninety_two_molecules(shared_data):
+    found = find_bags(shared_data / "mil" / "musk1.npz")
+    assert len(found.sources) == 92
+    assert sum(source.label == "1" for source in found.sources) == 47
+    bags = [read_bag(source) for source in found.sources]
+    assert sum(len(bag.features) for bag in bags) == 476 and bags[0].features.shape[1] == 166
+    assert peek(found.sources[0]).rows == len(bags[0].features)
+
+
+def test_a_source_is_a_plain_value():
+    source = Source("a", Path("/x/a.h5"), "h5")
+    assert source == pickle.loads(pickle.dumps(source)) and hash(source)
+
+
+def test_reading_needs_torch_only_for_tensors():
+    """The module itself asks for numpy alone; its package is not looked at here."""
+    code = (
+        "import sys, types; package = types.ModuleType('carmil.bags'); import carmil; "
+        "package.__path__ = [carmil.__path__[0] + '/bags']; sys.modules['carmil.bags'] = package; "
+        "import carmil.bags.readers, carmil.bags.writers; "
+        "print([name for name in ('torch', 'h5py', 'pandas', 'safetensors') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,345 @@
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from carmil.bags.tables import LabelTable, bare_id, match, read_labels, read_table
+from carmil.errors import CarmilError
+
+PLAIN = "case_id,slide_id,label\np1,a,normal\np1,b,normal\np2,c,tumor\np3,d,tumor\n"
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(content: str | bytes, name: str = "labels.csv") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def test_a_plain_table_is_read_as_it_stands(table):
+    labels = read_labels(table(PLAIN))
+    assert labels.slides == ("a", "b", "c", "d")
+    assert labels.patients == ("p1", "p1", "p2", "p3")
+    assert labels.labels == ("normal", "normal", "tumor", "tumor")
+    assert labels.classes == ("normal", "tumor")
+    assert labels.sites is None
+    assert labels.official is None
+
+
+def test_every_guess_is_said(table):
+    assert read_labels(table(PLAIN)).said == (
+        "slide column: 'slide_id' (guessed)",
+        "patient column: 'case_id' (guessed)",
+        "label column: 'label' (guessed)",
+        "classes: 'normal' (2 slides), 'tumor' (2 slides)",
+        "positive class: 'tumor' (guessed: the last in the alphabet; name the other with 'positive')",
+    )
+
+
+def test_what_is_named_is_not_guessed(table):
+    labels = read_labels(table(PLAIN), slide="slide_id", patient="case_id", label="label", positive="normal")
+    assert labels.said == ("classes: 'tumor' (2 slides), 'normal' (2 slides)",)
+    assert labels.classes == ("tumor", "normal")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PLAIN.encode("utf-8-sig"),
+        PLAIN.encode("utf-16"),
+        PLAIN.replace(",", ";").encode(),
+        PLAIN.replace(",", "\t").encode(),
+        PLAIN.replace("\n", "\r\n").encode(),
+        PLAIN.replace("\n", "\r").encode(),
+        PLAIN.replace("\n", "\n\n").encode(),
+        PLAIN.replace("\n", ",,\n").encode(),
+        PLAIN.replace("normal", '"normal"').replace(",", " , ").replace(' "normal"', '"normal"').encode(),
+        (b",case_id,slide_id,label\n0,p1,a,normal\n1,p1,b,normal\n2,p2,c,tumor\n3,p3,d,tumor\n"),
+        PLAIN.replace("case_id,slide_id,label", "Patient ID,WSI,Diagnosis").encode(),
+        PLAIN.replace("slide_id", "FILENAME").replace(",a,", ",a.h5,").replace(",d,", ",/data/d.SVS,").encode(),
+    ],
+    ids=[
+        *("byte order mark", "utf-16", "semicolons", "tabs", "crlf", "cr", "blank lines", "empty cells behind"),
+        *("quotes and blanks", "running number", "other names", "extensions and folders"),
+    ],
+)
+def test_the_same_table_in_another_dress_says_the_same(table, content):
+    dressed, plain = read_labels(table(content)), read_labels(table(PLAIN, "plain.csv"))
+    for part in ("slides", "patients", "labels", "classes"):
+        assert getattr(dressed, part) == getattr(plain, part)
+
+
+def test_parquet_says_the_same_as_csv(table, tmp_path):
+    frame = pd.DataFrame(
+        {"case_id": ["p1", "p1", "p2", "p3"], "slide_id": ["a", "b", "c", "d"], "label": [0.0, 0.0, 1.0, None]}
+    )
+    frame.to_parquet(tmp_path / "labels.parquet")
+    labels = read_labels(tmp_path / "labels.parquet")
+    assert (labels.slides, labels.labels) == (("a", "b", "c"), ("0", "0", "1"))
+    assert "1 rows without a label are left out (line 4)" in labels.said
+    assert "labels are whole numbers written like '0.0': read without the point" in labels.said
+
+
+def test_nothing_becomes_a_number_or_nothing_on_the_way(table):
+    frame = read_table(table("slide,label,note\n00123,NA,\n1e5,None,nan\n"))
+    assert frame.to_dict("list") == {"slide": ["00123", "1e5"], "label": ["NA", "None"], "note": ["", "nan"]}
+    assert list(frame.index) == [2, 3]
+
+
+def test_latin_letters_are_read_and_said(table):
+    labels = read_labels(table(PLAIN.replace("tumor", "bösartig").encode("latin-1")))
+    assert labels.classes == ("bösartig", "normal")
+    assert "labels.csv is not UTF-8: read as Latin-1; look at ids and labels with special letters" in labels.said
+
+
+def test_letters_spelled_in_two_ways_are_one_id():
+    assert bare_id("Mu\u0308ller_1.svs") == bare_id("M\u00fcller_1.h5") == "M\u00fcller_1"
+
+
+@pytest.mark.parametrize(
+    ("written", "bare"),
+    [
+        ("s1.svs", "s1"),
+        ("s1.ome.tiff", "s1"),
+        ("s1.svs.h5", "s1"),
+        ("TCGA-3C-AALI-01Z-00-DX1.F6E9.svs", "TCGA-3C-AALI-01Z-00-DX1.F6E9"),
+        ("C:\\slides\\s1.ndpi", "s1"),
+        ("s1.2", "s1.2"),
+        (".h5", ".h5"),
+    ],
+)
+def test_an_id_has_no_folder_and_no_extension(written, bare):
+    assert bare_id(written) == bare
+
+
+def test_numbers_are_ordered_as_numbers_and_words_by_the_alphabet(table):
+    rows = "".join(f"s{i},{i % 11}\n" for i in range(33))
+    assert read_labels(table("slide,label\n" + rows)).classes == tuple(str(i) for i in range(11))
+    words = "slide,label\na,b\nb,b\nc,C\nd,C\ne,a\nf,a\n"
+    assert read_labels(table(words)).classes == ("a", "b", "C")
+
+
+def test_rows_without_a_label_are_left_out_and_counted(table):
+    labels = read_labels(table(PLAIN + "p4,e,\np5,f,NaN\n"))
+    assert labels.slides == ("a", "b", "c", "d")
+    assert "2 rows without a label are left out (lines 6, 7)" in labels.said
+
+
+def test_a_slide_that_comes_twice_counts_once(table):
+    labels = read_labels(table(PLAIN + "p3,d.svs,tumor\n"))
+    assert labels.slides == ("a", "b", "c", "d")
+    assert "1 rows repeat a slide and are counted once ('d')" in labels.said
+
+
+def test_a_patient_of_two_labels_is_said(table):
+    labels = read_labels(table(PLAIN + "p1,e,tumor\n"))
+    assert "1 patients have slides of different labels ('p1')" in labels.said
+
+
+def test_a_table_without_patients_makes_each_slide_its_own(table):
+    labels = read_labels(table("slide,label\na,0\nb,1\nc,1\n"))
+    assert labels.patients == labels.slides
+    assert "no patient column: each slide is its own patient" in labels.said
+
+
+def test_the_only_column_of_ids_is_the_slides(table):
+    labels = read_labels(table("PATIENT,label\na,0\nb,1\nc,1\n"))
+    assert labels.slides == labels.patients == ("a", "b", "c")
+    assert "slide column: 'PATIENT', the only column of ids; each one is its own patient" in labels.said
+
+
+def test_slides_of_one_tcga_case_are_one_patient_even_without_a_column(table):
+    rows = "TCGA-A2-A0CM-01Z-00-DX1,0\nTCGA-A2-A0CM-01Z-00-DX2,0\nTCGA-3C-AALI-01Z-00-DX1,1\n"
+    labels = read_labels(table("slide_id,label\n" + rows), site="tcga")
+    assert labels.patients == ("TCGA-A2-A0CM", "TCGA-A2-A0CM", "TCGA-3C-AALI")
+    assert labels.sites == ("A2", "A2", "3C")
+    assert "no patient column: patients are read from the TCGA barcodes ('TCGA-A2-A0CM')" in labels.said
+
+
+def test_sites_and_official_parts_come_from_their_columns(table):
+    content = "slide,label,hospital,split\na,0,X,train\nb,1,Y,Val\nc,1,Y,\n"
+    labels = read_labels(table(content), site="hospital")
+    assert labels.sites == ("X", "Y", "Y")
+    assert labels.official == ("train", "Val", "")
+
+
+def test_a_column_called_set_that_is_no_split_is_not_taken_for_one(table):
+    assert read_labels(table("slide,label,set\na,0,TCGA\nb,1,CPTAC\nc,1,CPTAC\n")).official is None
+
+
+def test_two_slide_columns_are_said(table):
+    labels = read_labels(table("slide_id,image_id,label\na,1,0\nb,2,1\nc,3,1\n"))
+    assert labels.slides == ("a", "b", "c")
+    assert "slide column: 'slide_id' (guessed; 'image_id' would do too)" in labels.said
+
+
+def test_two_label_columns_that_say_the_same_are_one(table):
+    labels = read_labels(table("slide,label,diagnosis\na,0,normal\nb,1,tumor\nc,1,tumor\n"))
+    assert labels.labels == ("0", "1", "1")
+    assert "label column: 'label' (guessed; 'diagnosis' would do too)" in labels.said
+
+
+def test_the_only_other_column_is_the_label(table):
+    labels = read_labels(table("slide_id,HRD\na,low\nb,high\nc,high\n"))
+    assert labels.labels == ("low", "high", "high")
+    assert "label column: 'HRD' (guessed)" in labels.said
+
+
+def test_a_column_may_be_named_in_other_letters(table):
+    assert read_labels(table(PLAIN.replace("label", "Sub Type")), label="sub_type").classes == ("normal", "tumor")
+
+
+def test_a_named_label_is_kept_apart_from_a_column_called_label(table):
+    content = "slide,label,site,er\na,0,X,neg\nb,0,Y,pos\nc,1,Y,pos\n"
+    labels = read_labels(table(content), label="er", site="site")
+    assert (labels.labels, labels.sites) == (("neg", "pos", "pos"), ("X", "Y", "Y"))
+
+
+def lines(header: str, rows: int, row: str) -> str:
+    return header + "\n" + "".join(row.format(i=i) + "\n" for i in range(rows))
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        ("", {}, "is empty"),
+        (" \n\n", {}, "is empty"),
+        ("slide,label\n", {}, "has a header but no rows"),
+        (b"PK\x03\x04rest", {}, "is a spreadsheet; save it as CSV"),
+        (b"\x89HDF\r\n\x1a\n\0\0", {}, "is not a text file"),
+        (b"PAR1 and then nonsense", {}, "cannot be read as Parquet"),
+        ("slide,label\na,0\nb,1,2\n", {}, "line 3 has 3 cells, the header 2"),
+        ("slide,label,site\na,0\n", {}, "line 2 has 2 cells, the header 3"),
+        ('slide,label\n"a,0\nb,1\n', {}, "cannot be read"),
+        ("slide,label,label\na,0,1\n", {}, "column 'label' is there twice"),
+        (PLAIN, {"label": "lable"}, "unknown label column 'lable'; did you mean 'label'? there is: case_id, label"),
+        (PLAIN, {"slide": "wsi"}, "unknown slide column 'wsi'"),
+        (PLAIN, {"site": "tcga"}, "slide 'a' in line 2 is no TCGA barcode"),
+        (PLAIN, {"label": "slide_id", "slide": "slide_id"}, "cannot be id and label at once"),
+        (PLAIN, {"positive": "tumour"}, "unknown positive class 'tumour'; did you mean 'tumor'?"),
+        (PLAIN + "p4,e,other\n", {"positive": "tumor"}, "has 3 classes: a positive one can be named of two"),
+        (PLAIN + "p3,d,normal\n", {}, "slide 'd' has label 'tumor' in line 5 and 'normal' in line 6"),
+        (PLAIN + "p4,d,tumor\n", {}, "slide 'd' has patient 'p3' in line 5 and 'p4' in line 6"),
+        (PLAIN + "p4,,tumor\n", {}, "column 'slide_id' has no id in line 6"),
+        (PLAIN + ",e,tumor\n", {}, "column 'case_id' has no id in line 6"),
+        (PLAIN + f"p4,{'e' * 256},tumor\n", {}, "in line 6, column 'slide_id', has 256 bytes; expected at most 255"),
+        (PLAIN + "p4,e,Tumor\n", {}, "labels 'Tumor' and 'tumor', the same but for their spelling"),
+        ("slide,label\na,1\nb,01\nc,2\nd,2\n", {}, "labels '01' and '1', the same but for their spelling"),
+        ("slide,label\na,\nb,NA\n", {}, "has no label in any of its 2 rows"),
+        ("slide,label\na,0\nb,0\n", {}, "has one class only, '0'"),
+        (lines("slide,label", 40, "s{i},{i}.5"), {}, "looks like a number to predict"),
+        (lines("slide,age", 150, "s{i},{i}"), {}, "regression and survival are not supported"),
+        (lines("slide,label", 101, "s{i},name {i}"), {}, "has 101 different labels for 101 slides"),
+        (lines("slide,label", 5, "s{i},name {i}"), {}, "has 5 different labels for 5 slides"),
+        ("slide,os_months,os_event\na,3.1,1\nb,2,0\n", {}, "look like survival, and there is no label column"),
+        ("slide,a,b\na,0,1\nb,1,0\n", {}, "no label column found among 'slide', 'a', 'b'; name it with 'label'"),
+        ("slide,label,target\na,0,1\nb,1,1\nc,1,0\n", {}, "'label' and 'target' could both be the label"),
+        ("one,two,label\na,b,0\na,c,1\n", {}, "no column of slide ids found among 'one', 'two', 'label'"),
+        ("slide,label,site\na,0,X\nb,1,\n", {"site": "site"}, "column 'site' has no site in line 3"),
+    ],
+)
+def test_what_cannot_be_a_label_table_is_named_in_one_line(table, content, options, words):
+    path = table(content)
+    with pytest.raises(CarmilError) as raised:
+        read_labels(path, **options)
+    assert words in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    (tmp_path / "labels.xlsx").write_bytes(b"anything")
+    for path, words in (
+        (tmp_path / "none.csv", "there is no such file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "labels.xlsx", "save it as CSV"),
+    ):
+        with pytest.raises(CarmilError, match=words):
+            read_table(path)
+
+
+def labelled(*slides: str, patients: tuple[str, ...] = ()) -> LabelTable:
+    labels = tuple("ab"[i % 2] for i in range(len(slides)))
+    return LabelTable(Path("labels.csv"), slides, patients or slides, labels, ("a", "b"))
+
+
+def test_bags_find_their_labels_in_the_order_of_the_bags():
+    found = match(labelled("s1", "s2", "s3", patients=("p1", "p1", "p2")), ["s3.h5", "s1", "other"])
+    assert found.bags == (0, 1)
+    assert found.slides == ("s3", "s1")
+    assert found.patients == ("p2", "p1")
+    assert found.labels == (0, 0)
+    assert found.unlabelled == ("other",)
+    assert found.missing == ("s2",)
+    assert "1 of 3 bags have no label and are left out ('other')" in found.said
+    assert "WARNING: no bag has the label 'b'" in found.said
+
+
+def test_losing_more_than_half_is_said_loudly():
+    found = match(labelled("s1", "s2"), ["s1", "s2", "x", "y", "z"])
+    assert (
+        "WARNING: more than half is lost: 3 of 5 bags have no label and are left out ('x', 'y' and 1 more)"
+        in found.said
+    )
+
+
+def test_ids_that_became_floats_find_their_bags():
+    found = match(labelled("12.0", "13.0", "x"), ["12", "13"])
+    assert (found.slides, found.patients, found.labels) == (("12", "13"), ("12", "13"), (0, 1))
+    assert "2 slide ids end in '.0' (saved as numbers): '12.0' read as '12'" in found.said
+    assert found.missing == ("x",)
+
+
+def test_a_table_of_cases_labels_the_slides_of_each():
+    found = match(labelled("TCGA-1", "TCGA-1-2", "TCGA-3"), ["TCGA-1-DX1", "TCGA-1-2.DX1", "TCGA-1_DX2", "TCGA-33-DX1"])
+    assert found.slides == ("TCGA-1-DX1", "TCGA-1-2.DX1", "TCGA-1_DX2")
+    assert found.patients == ("TCGA-1", "TCGA-1-2", "TCGA-1")
+    assert found.labels == (0, 1, 0)
+    assert found.unlabelled == ("TCGA-33-DX1",)
+    assert found.missing == ("TCGA-3",)
+    assert "the table's ids are taken as patients: 3 bags are named after 2 of them" in found.said
+
+
+@pytest.mark.parametrize(
+    ("bags", "words"),
+    [
+        (["x", "y"], "the table has ids like '1', the bags like 'x'; expected equal ids"),
+        (["001", "002"], "has lost its leading zeros: save its ids as text"),
+        (["1.h5", "1.pt"], "bags '1.h5' and '1.pt' are both slide '1'"),
+        ([], "no bags to match"),
+    ],
+)
+def test_bags_that_do_not_fit_the_table_are_named(bags, words):
+    with pytest.raises(CarmilError) as raised:
+        match(labelled("1", "2"), bags)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_bracs_has_seven_classes_and_official_parts(shared_data):
+    labels = read_labels(shared_data / "tables" / "bracs_acmil.csv")
+    assert len(labels.slides) == len(set(labels.patients)) == 547
+    assert labels.classes == tuple("0123456")
+    assert labels.official is not None
+    assert [labels.official.count(part) for part in ("train", "val", "test")] == [395, 65, 87]
+    assert "split column: 'split_info' (guessed)" in labels.said
+
+
+def test_camelyon_has_patients_of_two_slides_and_some_of_two_labels(shared_data):
+    labels = read_labels(shared_data / "tables" / "camelyon16_acmil.csv")
+    assert (len(labels.slides), len(set(labels.patients))) == (399, 362)
+    assert (labels.labels.count("0"), labels.labels.count("1")) == (239, 160)
+    assert any(sentence.startswith("10 patients have slides of different labels") for sentence in labels.said)
+
+
+def test_a_table_without_a_header_loses_no_row(shared_data):
+    labels = read_labels(shared_data / "tables" / "tcga_brca_rrt.csv", site="tcga", positive="ILC")
+    assert labels.slides[0] == "TCGA-E2-A154"
+    assert (labels.labels.count("IDC"), labels.labels.count("ILC")) == (779, 198)
+    assert labels.sites is not None and labels.sites[0] == "E2"
+    assert "tcga_brca_rrt.csv has no header line: its two columns are taken as slide and label" in labels.said
+    found = match(labels, ["TCGA-E2-A154-01Z-00-DX1.0BD4.svs", "TCGA-LL-A5YM-01Z-00-DX1"])
+    assert (found.patients, found.labels) == (("TCGA-E2-A154", "TCGA-LL-A5YM"), (0, 0))
