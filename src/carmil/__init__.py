@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from carmil.bags import TASKS, Bags, sample_study
+    from carmil.bags.store import open_store
     from carmil.counterfactual import create_model, list_models
     from carmil.errors import CarmilError
     from carmil.evidence import EXPLAINERS, bag_performance, evidence_agreement, explain
     from carmil.models import BagModel, Prediction
+    from carmil.studies.estimator import MILClassifier
     from carmil.training import Member, Population, Recipe, fit
 
 __version__ = "0.1.0"
@@ -25,6 +27,8 @@ _HOMES = {
     "bag_performance": "evidence",
     "evidence_agreement": "evidence",
     "explain": "evidence",
+    "MILClassifier": "studies.estimator",
+    "open_store": "bags.store",
     "BagModel": "models",
     "Prediction": "models",
     "Member": "training",
@@ -39,6 +43,7 @@ __all__ = [
     "BagModel",
     "Bags",
     "CarmilError",
+    "MILClassifier",
     "Member",
     "Population",
     "Prediction",
@@ -49,6 +54,7 @@ __all__ = [
     "explain",
     "fit",
     "list_models",
+    "open_store",
     "sample_study",
 ]
 

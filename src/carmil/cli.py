@@ -485,6 +485,93 @@ def train(
 
 
 @app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
+    bags: Annotated[Path, typer.Option(help="New slides: a store, or a folder of features of the same encoder.")],
+    out: OutOption = Path("predictions"),
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Answers for new slides, by the mean of a run's models.
+
+    Features of another encoder or width than the run was trained on are refused.
+
+    Example: carmil predict run --bags new_features --out predictions
+    """
+    from carmil.studies.external import predict_bags
+
+    frame = predict_bags(run, bags, _folder(out), truth=None, device=_device(device), say=_say)
+    typer.echo(frame.head(10).to_string(index=False))
+    if len(frame) > 10:
+        typer.echo(f"... and {len(frame) - 10} more")
+    typer.echo(f"\nwritten: {out / 'predictions.csv'}, predictions.parquet ({len(frame)} slides)")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
+    bags: Annotated[Path, typer.Option(help="Another cohort: a store, or a folder of features of the same encoder.")],
+    labels: Annotated[Path, typer.Option(help="Its table of labels, with the run's classes.")],
+    out: OutOption = Path("evaluation"),
+    slide: ColumnOption = None,
+    patient: ColumnOption = None,
+    label: ColumnOption = None,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """A run's figures on an external cohort. Nothing is fitted: thresholds are those of the run's validation bags.
+
+    Example: carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
+    """
+    from carmil.report.tables import print_tables
+    from carmil.studies import external
+    from carmil.studies.shown import evaluation_table
+
+    named = {"slide": slide, "patient": patient, "label": label}
+    found = external.evaluate(run, bags, labels, _folder(out), named=named, device=_device(device), say=_say)
+    print_tables([evaluation_table(found)])
+    typer.echo(f"\nwritten: {out / 'evaluation.json'}, predictions.parquet")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two or more runs on the same cases.")],
+    out: Annotated[Path | None, typer.Option(help="Also write the table as markdown.")] = None,
+) -> None:
+    """Compare runs pair by pair: paired t-test over folds, bootstrap and DeLong over cases, Holm's correction.
+
+    Example: carmil compare run_abmil run_car
+    """
+    from carmil.files import write_text
+    from carmil.report.tables import print_tables
+    from carmil.studies.compare import compare_runs, comparison_table
+    from carmil.studies.run_folder import read_run
+    from carmil.studies.shown import figures_table
+
+    read = [read_run(run) for run in runs]
+    tables = [figures_table(read), comparison_table(compare_runs(read))]
+    print_tables(tables)
+    if out is not None:
+        write_text(out, "\n".join(table.markdown() for table in tables))
+        typer.echo(f"written: {out}")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The page.  [default: RUN/report.html]")] = None,
+) -> None:
+    """Write a run's report again, as one HTML file, from what is in its folder.
+
+    Example: carmil report run
+    """
+    from carmil.report.run import write_report
+    from carmil.studies.run_folder import read_run
+
+    page = out or run / "report.html"
+    write_report(read_run(run), page)
+    typer.echo(f"written: {page}")
+
+
+@app.command()
 def models() -> None:
     """The models there are. A counterfactual branch goes in front of the name: car/abmil."""
     from rich.console import Console

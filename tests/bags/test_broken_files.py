@@ -120,6 +120,21 @@ def virtual_h5(path: Path) -> Path:
     return path
 
 
+def endless_heap(path: Path) -> Path:
+    """HDF5 2.0 never comes back from this one, were it asked."""
+    h5(path, {"encoder": "uni"}, features=GOOD)
+    content = bytearray(path.read_bytes())
+    heap = content.index(b"GCOL")
+    content[heap + 24 : heap + 32] = b"\xff" * 8
+    return raw(path, bytes(content))
+
+
+def rich_attribute(path: Path) -> Path:
+    with h5py.File(h5(path, features=GOOD), "a") as file:
+        file.attrs["encoder"] = np.zeros(2, "i4,f4")
+    return path
+
+
 def stamp(path: Path, step: float = 256, **attrs) -> Path:
     return h5(path, {"extractor": "uni", **attrs}, feats=GOOD, coords=(GRID * step).astype("f4"))
 
@@ -144,7 +159,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "text as h5": ("s.h5", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
     "text as npy": ("s.npy", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
     "text as npz": ("s.npz", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
-    "text as pt": ("s.pt", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
+    "text as pt": ("s.pt", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "as torch.save writes"),
     "text as safetensors": (
         "s.safetensors",
         lambda p: raw(p, "version https://git-lfs.github.com\n"),
@@ -190,6 +205,8 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "h5 of another's data": ("s.h5", virtual_h5, "in other files, which are not read"),
     "h5 never filled": ("s.h5", chunks_never_written, "declares 4,096,000,000,000 bytes"),
     "h5 bomb": ("s.h5", bomb_h5, "declares 256,000,000,000 bytes"),
+    "h5 with a heap without end": ("s.h5", endless_heap, "damaged attributes"),
+    "h5 with an encoder of numbers": ("s.h5", rich_attribute, "neither number nor words"),
     "STAMP in pixels": ("s.h5", lambda p: stamp(p, unit="px"), "expected 'um'"),
     "STAMP in level-0 pixels": ("s.h5", lambda p: stamp(p, unit="level0_px"), "expected 'um'"),
     "STAMP of a slide": ("s.h5", lambda p: stamp(p, unit="um", feat_type="slide"), "of a whole slide"),
@@ -397,6 +414,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "matrix with an empty table": (lambda f: matrix(f, ""), "cannot be read"),
     "matrix with a binary table": (lambda f: matrix(f, b"bag\n\xff\xfe\x00\n"), "cannot be read"),
     "matrix of bags that climb": (lambda f: matrix(f, "bag\n" + "../a\n" * 6), "without slashes"),
+    "two cohorts": (
+        lambda f: [npz(f / f"{n}.npz", X=GOOD, bag=[0, 0, 0, 1, 1, 1]) for n in ("one", "two")],
+        "holds a whole cohort",
+    ),
     "groups in a damaged h5": (lambda f: raw(f / "all.h5", b"\x89HDF\r\n\x1a\n" + bytes(600)), "cannot be read"),
     "group without features": (lambda f: h5(f / "all.h5", **{"s1/other": GOOD}), "found other"),
 }
@@ -477,9 +498,6 @@ def test_a_source_of_another_kind_is_refused(tmp_path):
         read_bag(Source("s", tmp_path / "s.txt", "npy"))
 
 
-# Files that are cut short or whose bytes are flipped
-
-
 def good_file(folder: Path, suffix: str) -> Path:
     path = folder / f"slide.{suffix}"
     if suffix == "h5":
@@ -542,7 +560,7 @@ def test_flipped_bytes_give_a_bag_or_a_sentence(tmp_path, suffix):
     path = tmp_path / "flipped" / f"slide.{suffix}"
     path.parent.mkdir()
     refused = 0
-    for seed in range(400):
+    for seed in range(300):
         path.write_bytes(flipped(whole, seed))
         refused += bag_or_sentence(path) is None
     assert refused > 20
@@ -554,17 +572,14 @@ def test_flipped_bytes_in_an_h5_file_neither_crash_nor_hang(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; import test_broken_files as t; "
         "whole = Path(sys.argv[1]).read_bytes(); folder = Path(sys.argv[1]).parent / 'flipped'; folder.mkdir();\n"
-        "for seed in range(600):\n"
+        "for seed in range(400):\n"
         "    path = folder / 'slide.h5'; print(seed, flush=True); path.write_bytes(t.flipped(whole, seed))\n"
         "    t.bag_or_sentence(path)\n"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "slide.h5"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, (done.stdout.split()[-1:], done.stderr[-2000:])
-    assert done.stdout.split()[-1] == "599"
-
-
-# Nothing that comes from a file is executed
+    assert done.stdout.split()[-1] == "399"
 
 
 class Payload:
@@ -592,7 +607,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, name, sav
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     save(tmp_path / name, Payload(tmp_path / "trace"))
     (tmp_path / "trace").unlink(missing_ok=True)
-    with pytest.raises(CarmilError, match=rf"{name}.*(unpickling|cannot be read)"):
+    with pytest.raises(CarmilError, match=rf"{name}.*(unpickling|is not as torch.save writes it)"):
         read_all(tmp_path / name)
     assert not (tmp_path / "trace").exists()
 

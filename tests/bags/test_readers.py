@@ -430,6 +430,7 @@ def test_an_npz_may_hold_all_bags(tmp_path, bags, ids):
     path = tmp_path / "cohort.npz"
     np.savez(path, features=features(4), bags=bags, labels=[7, 8, 9], inst=[0, 0, 0, 1])
     found = find_bags(path, truth="inst")
+    assert found == find_bags(tmp_path, truth="inst")
     assert found.layout == "matrix_npz"
     assert [(source.id, source.label) for source in found.sources] == list(zip(ids, ["7", "8", "9"], strict=True))
     for source in found.sources:

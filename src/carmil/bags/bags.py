@@ -170,7 +170,7 @@ class Bags:
 
     def _positions(self, which: int | slice | Sequence[int] | Tensor | np.ndarray) -> Tensor:
         everything = torch.arange(len(self))
-        if isinstance(which, int):
+        if isinstance(which, (int, np.integer)):
             if not -len(self) <= which < len(self):
                 raise IndexError(f"bag {which} of {len(self)}")
             return everything[which].reshape(1)

@@ -123,7 +123,7 @@ def one_line_errors(path: Path) -> Iterator[None]:
         raise CarmilError(f"{path} asks for more memory than there is: {_AGAIN}") from error
     except pickle.UnpicklingError as error:
         if not re.search(r"GLOBAL \S+|Unsupported class", str(error)):
-            raise CarmilError(f"{path} cannot be read ({_short(error)}): {_AGAIN}") from error
+            raise CarmilError(f"{path} is not as torch.save writes it: {_AGAIN}") from error
         raise _needs_pickle(path, "pt") from error
     except Exception as error:
         raise CarmilError(f"{path} cannot be read ({_short(error)}): {_AGAIN}") from error

@@ -136,10 +136,9 @@ def read_bag(source: Source) -> Bag:
         return Bag(source.id, features, *place, _encoder(contents, held, source), labels)
 
 
-# Reading: what the arrays of a file mean
-
-
 def _features_in(contents: Contents) -> Held:
+    if _is_matrix(contents):
+        raise CarmilError(f"{contents.path} holds a whole cohort, not one bag: give the path of this file alone")
     names = (*FEATURE_NAMES, "arr_0", "X", "") if kind_of(contents.path) != "h5" else FEATURE_NAMES
     name = next((name for name in names if name in contents.names), None)
     if name is None:
@@ -172,8 +171,9 @@ def _dtype_when_read(held: Held) -> str:
 
 def _features(held: Held) -> np.ndarray:
     shape, dtype = _rows_and_width(held), _dtype_when_read(held)
+    values = held.read()
     with np.errstate(over="ignore"):
-        return _owned(held.read().reshape(shape), dtype)
+        return _owned(values if values.shape == shape else values.reshape(shape), dtype)
 
 
 def _owned(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -284,7 +284,7 @@ def _instance_labels(contents: Contents, source: Source, rows: int) -> np.ndarra
 
 def _whole_numbers(held: Held, rows: int) -> np.ndarray:
     if held.shape not in ((rows,), (rows, 1), (1, rows)):
-        raise CarmilError(f"{held.where} has the shape {held.shape}: expected ({rows},), a label for each instance")
+        raise CarmilError(f"{held.where} has the shape {held.shape}: expected ({rows},), one whole number each")
     return _as_labels(held.read().reshape(rows), held.where)
 
 
@@ -314,9 +314,6 @@ def _slideflow_encoder(config: Path) -> str | None:
         extractor = (json.loads(config.read_text(encoding="utf-8")) or {}).get("extractor") or {}
         name = as_text(extractor.get("class"))
     return None if name is None else name.rsplit(".", 1)[-1]
-
-
-# Matrices: the bags of a cohort in one array
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,6 +359,11 @@ def _rows_of_matrix(path: Path, table: _Table, rows: np.ndarray) -> np.ndarray:
         _one_line_a_row(path, length, table)
         with np.errstate(over="ignore"):
             return _owned(held.read().reshape(length, width)[rows], dtype)
+
+
+def _is_matrix(contents: Contents) -> bool:
+    names = set(contents.names)
+    return kind_of(contents.path) == "npz" and bool(names & {"bag", "bags"} and names & {"X", "features"})
 
 
 def _one_line_a_row(path: Path, rows: int, table: _Table) -> None:
@@ -458,9 +460,6 @@ def _npz_labels(held: Held, bags: np.ndarray) -> dict[str, str]:
     return {str(name): as_text(label) or "" for name, label in zip(ids, held.read(), strict=True)}
 
 
-# Finding: which layout is this?
-
-
 def _find_in(folder: Path, truth: str | None, depth: int = 0, seen: frozenset[str] = frozenset()) -> Found | None:
     files, folders = _listed(folder)
     if folder.name.startswith("slide_features_"):
@@ -472,6 +471,9 @@ def _find_in(folder: Path, truth: str | None, depth: int = 0, seen: frozenset[st
     for look in (_by_torchmil, _by_clam, _by_trident):
         if (found := look(folder, folders)) is not None:
             return found
+    arrays = [path for path in files.values() if kind_of(path)]
+    if len(arrays) == 1 and kind_of(arrays[0]) == "npz":
+        return _in_file(arrays[0], truth)
     return _in_files(files) or _one_below(folder, folders, truth, depth, seen)
 
 
@@ -501,8 +503,8 @@ def _in_file(path: Path, truth: str | None) -> Found | None:
         return _in_matrix(path, beside, truth)
     if kind_of(path) == "npz":
         with opened(path) as contents:
-            names = set(contents.names)
-        if names & {"bag", "bags"} and names & {"X", "features"}:
+            matrix = _is_matrix(contents)
+        if matrix:
             return _in_npz_matrix(path, truth)
     if kind_of(path) is None:
         return None

@@ -89,9 +89,11 @@ def mean_over_seeds(frame: "pd.DataFrame", classes: Sequence[str]) -> "pd.DataFr
     return frame.groupby(keys, sort=False)[values].mean().reset_index()
 
 
-def line(summary: Mapping[str, Mapping[str, float]], name: str) -> str:
+def line(summary: Mapping[str, Mapping[str, float | None]], name: str) -> str:
     """94.9 ± 4.0, in per cent."""
-    mean, std = summary[name]["mean"], summary[name]["std"]
-    if mean is None or np.isnan(mean):
-        return "–"
-    return f"{100 * mean:.1f}" if std is None or np.isnan(std) else f"{100 * mean:.1f} ± {100 * std:.1f}"
+    mean, std = percent(summary[name]["mean"]), percent(summary[name]["std"])
+    return mean if std == "–" else f"{mean} ± {std}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None or np.isnan(value) else f"{100 * value:.1f}"

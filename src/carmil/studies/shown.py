@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from carmil.report.tables import ResultTable
-from carmil.studies.figures import SHOWN, line
+from carmil.studies.external import Evaluation
+from carmil.studies.figures import SHOWN, line, percent
 from carmil.studies.run_folder import StudyRun
 
 
@@ -41,3 +42,14 @@ def figures_lines(run: StudyRun) -> list[str]:
                 f"95 % interval {low:.1f} to {high:.1f} (bootstrap over patients)"
             )
     return found
+
+
+def evaluation_table(found: Evaluation) -> ResultTable:
+    """All models together, and the mean ± standard deviation of each by itself, in per cent."""
+    names = [name for name in SHOWN if name in found.figures]
+    lines = [
+        (SHOWN[name], percent(found.figures[name]), line(found.each, name) if name in found.each else "–")
+        for name in names
+    ]
+    title = f"{found.run.name} on {found.cases} {found.level}s of another cohort, per cent"
+    return ResultTable(title, ("figure", "all models together", "each by itself"), tuple(lines))

@@ -1,0 +1,100 @@
+"""Plots of shares against shares as SVG that takes its colours from the page, light or dark. c bins."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SIZE = 320
+LEFT, BOTTOM, TOP, RIGHT = 44, 40, 10, 12
+COLOURS = 6  # that the page knows; a seventh line has the first colour again, dashed
+MOST_POINTS = 500
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line from share to share, and the point of it (or near it) that the answers are at."""
+
+    points: Points
+    dot: tuple[float, float] | None = None
+
+
+def share_svg(lines: Sequence[Line], *, guide: Points = (), x_label: str, y_label: str) -> str:
+    """Lines in the unit square; `guide` is what chance would give."""
+    parts = _frame(x_label, y_label)
+    if guide:
+        parts.append(f'<polyline class="guide" points="{_path(guide)}"/>')
+    parts += [f'<polyline class="line {colour(i)}" points="{_path(line.points)}"/>' for i, line in enumerate(lines)]
+    for i, line in enumerate(lines):
+        if line.dot is not None:
+            x, y = line.dot
+            parts.append(f'<circle class="dot {colour(i)}" cx="{_x(x):.1f}" cy="{_y(y):.1f}" r="4.5"/>')
+    return "".join([*parts, "</svg>"])
+
+
+def reliability_svg(calibration: dict[str, Any]) -> str:
+    """How often the likeliest class was right (with its 95 % interval) at each confidence; below, how many cases are there."""
+    parts = _frame("probability of the likeliest class", "share of right answers")
+    parts.append(f'<polyline class="guide" points="{_path([(0, 0), (1, 1)])}"/>')
+    edges, most = calibration["edges"], max(calibration["count"])
+    bins = zip(calibration["count"], calibration["confidence"], calibration["accuracy"], strict=True)
+    for i, (count, confidence, accuracy) in enumerate(bins):
+        if not count:
+            continue
+        left, width, high = _x(edges[i]), _x(edges[i + 1]) - _x(edges[i]), 0.2 * count / most
+        parts.append(
+            f'<rect class="mass" x="{left + 1:.1f}" width="{width - 2:.1f}" y="{_y(high):.1f}" '
+            f'height="{_y(0) - _y(high):.1f}"><title>{count} cases</title></rect>'
+        )
+        low, up = wilson(accuracy, count)
+        place = _x(confidence)
+        parts.append(f'<line class="line s0" x1="{place:.1f}" x2="{place:.1f}" y1="{_y(low):.1f}" y2="{_y(up):.1f}"/>')
+        parts.append(
+            f'<circle class="dot s0" cx="{place:.1f}" cy="{_y(accuracy):.1f}" r="4.5">'
+            f"<title>{count} cases: {confidence:.1%} sure, {accuracy:.1%} right</title></circle>"
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def colour(i: int) -> str:
+    """The CSS classes of line i, for the plot and its legend."""
+    return f"s{i % COLOURS}" + (" dashed" if i >= COLOURS else "")
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` cases."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    reach = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def _frame(x_label: str, y_label: str) -> list[str]:
+    parts = [f'<svg viewBox="0 0 {SIZE} {SIZE}" role="img" aria-label="{y_label} by {x_label}" class="plot">']
+    middle_x, middle_y = _x(0.5), _y(0.5)
+    for tick in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        x, y = _x(tick), _y(tick)
+        parts.append(f'<line class="grid" x1="{_x(0)}" x2="{_x(1)}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_y(0)}" y2="{_y(1)}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{SIZE - BOTTOM + 15}" text-anchor="middle">{tick:g}</text>')
+    parts.append(f'<text x="{middle_x:.1f}" y="{SIZE - 6}" text-anchor="middle">{x_label}</text>')
+    parts.append(f'<text transform="translate(12 {middle_y:.1f}) rotate(-90)" text-anchor="middle">{y_label}</text>')
+    return parts
+
+
+def _path(points: Points) -> str:
+    """No more points than an eye can tell apart."""
+    step = max(1, math.ceil(len(points) / MOST_POINTS))
+    kept = [*points[:-1:step], points[-1]]
+    return " ".join(f"{_x(x):.1f},{_y(y):.1f}" for x, y in kept)
+
+
+def _x(share: float) -> float:
+    return LEFT + (SIZE - LEFT - RIGHT) * share
+
+
+def _y(share: float) -> float:
+    return SIZE - BOTTOM - (SIZE - BOTTOM - TOP) * share

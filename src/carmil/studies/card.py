@@ -1,0 +1,303 @@
+"""The card of a run: what was trained, on what, how it was judged, what it is not good for, and how to do it again."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from pathlib import Path, PurePath
+from typing import Any
+
+from carmil.bags.splits import TEST, TRAIN, VALIDATION
+from carmil.report.tables import ResultTable
+from carmil.studies.figures import SHOWN, line, percent
+from carmil.studies.run_folder import StudyRun
+from carmil.studies.settings import Settings
+
+PATHS = ("bags", "labels", "splits", "warm_start")
+YAML_ONLY = (  # settings that have no word on the command line
+    "options",
+    "split",
+    "validation",
+    "optimizer",
+    "weight_decay",
+    "schedule",
+    "warmup",
+    "label_smoothing",
+    "standardise",
+    "dtype",
+)
+INTERVALS = {
+    "auc": ("AUC", "bootstrap over patients"),
+    "auc_delong": ("AUC", "DeLong"),
+    "balanced_accuracy": ("balanced accuracy of the likeliest class", "bootstrap over patients"),
+}
+LIMITS = (
+    "Research use only. This is no medical device; no decision about a patient may rest on it.",
+    "The figures are of this cohort's test folds. Scanners, stains, sites and encoders it has not seen may change "
+    "them: carmil evaluate measures that on another cohort.",
+)
+
+
+def card(run: StudyRun) -> str:
+    """Markdown."""
+    sections = {
+        "What was trained": _listed(trained(run)),
+        "On what": _listed(data(run)),
+        "Protocol": _bullets(protocol(run)),
+        "Figures": _figures(run),
+        "Limits": _bullets([*LIMITS, *_limits(run)]),
+        "What was said on the way": _bullets(remarks(run)),
+        "What each model chose, on validation bags": _table(choices(run)),
+        "Versions and machine": _listed(machine(run)),
+        "The command": _again(run),
+    }
+    title = f"# {_plain(run.settings['model'])}: {_plain(run.name)}\n\n**Research use only.**\n"
+    return "\n".join([title, *(f"## {heading}\n\n{text}\n" for heading, text in sections.items())])
+
+
+def trained(run: StudyRun) -> dict[str, str]:
+    folds = len({model["fold"] for model in run.models})
+    inner = len({model["inner"] for model in run.models})
+    seeds = len({model["seed"] for model in run.models})
+    nested = f" x {inner} inner folds" if inner > 1 else ""
+    return {
+        "model": run.settings["model"],
+        "options": _said(run.settings["options"]) if run.settings["options"] else "the model's defaults",
+        "models kept": f"{len(run.models)}: {_count(folds, 'fold')}{nested} x {_count(seeds, 'seed')}",
+        "run": run.facts["key"],
+    }
+
+
+def data(run: StudyRun) -> dict[str, str]:
+    facts = run.facts
+    return {
+        "slides": f"{facts['slides']} of {_count(facts['patients'], 'patient')}",
+        "classes": ", ".join(f"{name} ({n})" for name, n in zip(run.classes, facts["class_counts"], strict=True)),
+        "features": PurePath(run.settings["bags"]).name,
+        "labels": PurePath(run.settings["labels"]).name,
+        "encoder": f"{facts['encoder'] or 'not known'}, {facts['width']} features a tile",
+        "fingerprint": f"{facts['data']} (features, labels and patients); {facts['store']} (features)",
+    }
+
+
+def protocol(run: StudyRun) -> list[str]:
+    """How the figures came about, and what they are of."""
+    settings = run.settings
+    selection = (
+        "Epoch, hyper-parameters and threshold were chosen on validation bags only; a test fold was looked at once."
+    )
+    if len(run.classes) > 2:
+        selection = "Epoch and hyper-parameters were chosen on validation bags only; a test fold was looked at once."
+    return [
+        _folds(run),
+        selection,
+        f"Answers: {_answer_rule(run)}.",
+        f"Figures are of {run.metrics['level']}s{_merged(run)}.",
+        f"Training: at most {_count(settings['epochs'], 'epoch')}, patience {settings['patience']}, "
+        f"{settings['optimizer']}, {_count(settings['batch'], 'bag')} a step.",
+    ]
+
+
+def choices(run: StudyRun) -> ResultTable:
+    """What each model that was kept chose on its validation bags; epochs count from 0."""
+    settings = list(dict.fromkeys(name for model in run.models for name in model["settings"]))
+    named = [name for name in ("inner", "seed") if len({model[name] for model in run.models}) > 1]
+    heads = ["fold", *named, "epoch", "validation loss", *(name.rstrip("_") for name in settings)]
+    two, abstains = len(run.classes) == 2, any(model["abstain_below"] is not None for model in run.models)
+    if two:
+        heads += ["threshold", "sensitivity there", "specificity there"]
+    if abstains:
+        heads.append("no answer if nearer than")
+    if any(model.get("threshold_said") for model in run.models):
+        heads.append("remark")
+    lines = []
+    for model in run.models:
+        cells = [str(model[name]) for name in ("fold", *named, "best_epoch")]
+        cells += [_number(model["validation_loss"]), *(_said(model["settings"].get(name)) for name in settings)]
+        if two:
+            cells.append(_number(model["threshold"]))
+            cells += [percent(model[f"validation_{name}"]) for name in ("sensitivity", "specificity")]
+        if abstains:
+            cells.append(_number(model["abstain_below"]))
+        if "remark" in heads:
+            cells.append(model["threshold_said"] or "–")
+        lines.append(tuple(cells))
+    return ResultTable("What each model chose", tuple(heads), tuple(lines), names=1 + len(named))
+
+
+def settings_shown(run: StudyRun) -> dict[str, str]:
+    """All settings in words; of a path the last part, since the rest is about the machine."""
+    return {
+        name.rstrip("_"): PurePath(value).name if name in PATHS and value else _said(value)
+        for name, value in run.settings.items()
+    }
+
+
+def machine(run: StudyRun) -> dict[str, str]:
+    return {"carmil": run.facts["carmil"], **run.facts["machine"]}
+
+
+def remarks(run: StudyRun) -> list[str]:
+    """Everything that was said (guesses, slides left out), without the machine's folders."""
+    folders = {str(Path(run.settings[name]).parent) for name in PATHS if run.settings.get(name)}
+    folders |= {str(run.folder.parent), str(run.folder.resolve().parent)}
+    lines = []
+    for text in run.facts["said"]:
+        for folder in sorted(folders - {"/", "."}, key=len, reverse=True):
+            text = text.replace(f"{folder}/", "")
+        lines.append(re.sub(r"(?<![^\s'\"(=])/(?:[^\s/'\"]+/)+", "", text))
+    return lines
+
+
+def command(run: StudyRun) -> str:
+    """`carmil train` with what differs from its defaults. The last parts of paths only."""
+    words = ["carmil", "train"]
+    if yaml_part(run):
+        words += ["--config", "study.yaml"]
+    for name, value in _asked(run).items():
+        if name in YAML_ONLY:
+            continue
+        words.append("--" + name.rstrip("_").replace("_", "-"))
+        if value is not True:
+            words.append(_said(value))
+    return shlex.join([*words, "--out", run.name])
+
+
+def yaml_part(run: StudyRun) -> str:
+    """The settings that only a YAML file can say, if any."""
+    import yaml
+
+    rest = {name: value for name, value in _asked(run).items() if name in YAML_ONLY}
+    return yaml.safe_dump(rest, sort_keys=False) if rest else ""
+
+
+def _asked(run: StudyRun) -> dict[str, Any]:
+    """The settings that differ from their defaults; bags, labels and model in any case."""
+    defaults = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
+    return {
+        name: PurePath(value).name if name in PATHS and value else value
+        for name, value in run.settings.items()
+        if name == "model" or value != defaults.get(name)
+    }
+
+
+def _folds(run: StudyRun) -> str:
+    settings, divisions = run.settings, run.facts["splits"]
+    roles = [fold for division in divisions for fold in division]
+    if settings["splits"] is not None:
+        origin = f"folds from {PurePath(settings['splits']).name}"
+    elif settings["official"]:
+        origin = "the table's own train/val/test column"
+    else:
+        origin = f"{settings['folds']} folds by patient, stratified by class (seed {settings['seed']})"
+        if settings["inner"] > 1:
+            origin += f", each with {settings['inner']} inner folds"
+        if settings["site"] is not None:
+            origin += ", no site in two of them"
+        if len(divisions) > 1:
+            origin += f", drawn anew for each of {len(divisions)} seeds"
+    counts = ", ".join(
+        f"{_range([fold.count(role) for fold in roles])} {words}"
+        for role, words in ((TRAIN, "to train on"), (VALIDATION, "to validate on"), (TEST, "to test on"))
+    )
+    return f"{origin[0].upper()}{origin[1:]}; bags a fold: {counts}."
+
+
+def _answer_rule(run: StudyRun) -> str:
+    if len(run.classes) > 2:
+        rule = "the likeliest class"
+    else:
+        rule = f"“{run.classes[1]}” from each fold's own threshold on ({run.settings['threshold']})"
+    share = run.settings["abstain"]
+    return rule + (f"; too close to call below the confidence of {share:.0%} of the validation cases" if share else "")
+
+
+def _merged(run: StudyRun) -> str:
+    """By which rule slides become a patient's answer."""
+    if run.metrics["level"] == "slide":
+        return (
+            ", since slides of a patient have different labels" if run.facts["patients"] < run.facts["slides"] else ""
+        )
+    return {
+        "mean": " (the mean of the probabilities of their slides)",
+        "max": " (the largest probability among their slides)",
+        "one-bag": " (all slides of a patient are one bag)",
+    }[run.metrics["rule"]]
+
+
+def _limits(run: StudyRun) -> list[str]:
+    roles = [fold for division in run.facts["splits"] for fold in division]
+    validated = [fold.count(VALIDATION) for fold in roles]
+    found = [
+        f"What was chosen rests on {_range(validated)} validation bags a fold: the fewer, the more chance is in the "
+        "epoch and the threshold."
+    ]
+    if run.facts["encoder"] is None:
+        found.append("The encoder of the features is not known: that other features fit cannot be checked by its name.")
+    return found
+
+
+def _figures(run: StudyRun) -> str:
+    summary = run.metrics["summary"]
+    lines = tuple((SHOWN[name], line(summary, name)) for name in SHOWN if name in summary)
+    main = ResultTable("", ("figure", "mean ± standard deviation over the folds, per cent"), lines)
+    found = tuple(
+        (words, how, percent(interval["value"]), f"{percent(interval['low'])} to {percent(interval['high'])}")
+        for name, (words, how) in INTERVALS.items()
+        if (interval := run.metrics["intervals"].get(name))
+    )
+    sure = ResultTable("", ("all test folds together", "interval by", "per cent", "95 % interval"), found, names=2)
+    ece = f"Expected calibration error of all test folds together: {percent(run.metrics['calibration']['ece'])} %."
+    return "\n\n".join([_table(main), _table(sure), ece])
+
+
+def _again(run: StudyRun) -> str:
+    told = f"```sh\n{command(run)}\n```"
+    rest = yaml_part(run)
+    return told + (f"\n\nwith study.yaml:\n\n```yaml\n{rest}```" if rest else "")
+
+
+def _said(value: Any) -> str:
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ",".join(_said(item) for item in value)
+        case dict():
+            return ", ".join(f"{name}={_said(item)}" for name, item in value.items())
+        case _:
+            return str(value)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _plain(text: str) -> str:
+    """Text from a file as markdown that says just that: no tag, no cell of a table, no second line."""
+    return re.sub(r"([\\`*|])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_plain(text)}" for text in lines)
+
+
+def _listed(values: dict[str, str]) -> str:
+    return "\n".join(f"- {name}: {_plain(value)}" for name, value in values.items())
+
+
+def _table(table: ResultTable) -> str:
+    cells = tuple(tuple(_plain(cell) for cell in row) for row in table.lines)
+    _, _, *rows = ResultTable(table.title, table.heads, cells, table.names).markdown().splitlines()
+    return "\n".join(rows)

@@ -1,0 +1,227 @@
+"""A classifier of bags with scikit-learn's manners. b bags, n instances, k classes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from torch import Tensor
+
+from carmil import __version__
+from carmil.bags.bags import Bags
+from carmil.bags.splits import TRAIN, make_splits
+from carmil.counterfactual import create_model
+from carmil.counterfactual.branches import branch_coefficients
+from carmil.errors import CarmilError
+from carmil.evidence import explain
+from carmil.files import whole_file, write_text
+from carmil.studies.cohort import replace_labels
+from carmil.studies.run_folder import pick_device
+from carmil.training.population import Member, Population
+from carmil.training.predict import predict
+from carmil.training.protocol import GridPoint, train_protocol
+from carmil.training.recipe import VALIDATION, Recipe
+
+SomeBags = Bags | Sequence[Any]
+
+
+class MILClassifier(ClassifierMixin, BaseEstimator):
+    """Attention-based multiple-instance learning: `fit(bags, y).predict_proba(bags)`.
+
+    `bags` are a carmil.Bags, or a sequence of (instances, features) arrays, one a bag. A part of the bags, stratified and
+    if `groups` are given by group (patient), is kept aside to choose the epoch. Several seeds answer together.
+    """
+
+    def __init__(
+        self,
+        model: str = "car/abmil.gated",
+        *,
+        options: dict[str, Any] | None = None,
+        epochs: int = 100,
+        batch: int = 1,
+        lr: float = 2e-4,
+        weight_decay: float = 1e-5,
+        schedule: str = "cosine",
+        warmup: int = 5,
+        patience: int = 20,
+        validation: float = 0.15,
+        class_weights: str = "none",
+        alpha: float | None = None,
+        lambda_: float | None = None,
+        distance: str | None = None,
+        seeds: int = 1,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.model = model
+        self.options = options
+        self.epochs = epochs
+        self.batch = batch
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.warmup = warmup
+        self.patience = patience
+        self.validation = validation
+        self.class_weights = class_weights
+        self.alpha = alpha
+        self.lambda_ = lambda_
+        self.distance = distance
+        self.seeds = seeds
+        self.seed = seed
+        self.device = device
+
+    def fit(self, bags: SomeBags, y: Sequence[Any] | np.ndarray | None = None, groups: Any = None) -> "MILClassifier":
+        """Trains on bags and their labels; without y the labels of the Bags."""
+        found = _as_bags(bags)
+        if y is None:
+            if found.labels is None:
+                raise CarmilError("no labels: give y, or Bags that have them")
+            y = found.labels.numpy()
+        if len(y) != len(found):
+            raise CarmilError(f"{len(y)} labels for {len(found)} bags")
+        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
+        if len(self.classes_) < 2:
+            raise CarmilError("all bags have the same label: expected two classes or more")
+        found = replace_labels(found, torch.from_numpy(labels.astype(np.int64)))
+        self.n_features_in_ = found.width
+        given = {"alpha": self.alpha, "lambda_": self.lambda_, "distance": self.distance}
+        coefficients = branch_coefficients(self.model, **{name: v for name, v in given.items() if v is not None})
+        recipe = Recipe(
+            epochs=self.epochs,
+            batch=self.batch,
+            optimizer="adam",
+            weight_decay=self.weight_decay,
+            shuffle=True,
+            warmup=min(self.warmup, self.epochs - 1),
+            patience=self.patience,
+            study_seed=self.seed,
+            schedule=self.schedule,
+            class_weights=self.class_weights,
+        )
+        trained = train_protocol(
+            self._build,
+            found,
+            self._roles(found, labels, groups),
+            recipe=recipe,
+            seeds=range(self.seed, self.seed + self.seeds),
+            grid=[GridPoint(self.lr, coefficients)],
+            device=pick_device(self.device),
+        )
+        self.population_, self.history_ = trained.population, trained.history
+        return self
+
+    def predict_proba(self, bags: SomeBags) -> np.ndarray:
+        """(b, k) in the order of `classes_`: the mean over the seeds."""
+        answers = predict(self._fitted(), self._same_width(_as_bags(bags)), maps=False)
+        return answers.probabilities.mean(0).numpy()
+
+    def predict(self, bags: SomeBags) -> np.ndarray:
+        return self.classes_[self.predict_proba(bags).argmax(1)]
+
+    def explain(self, bags: SomeBags, method: str = "path") -> list[np.ndarray]:
+        """Evidence of every instance for every class, a (n, k) array a bag; the mean over the seeds."""
+        population, found = self._fitted(), self._same_width(_as_bags(bags))
+        maps = torch.stack([explain(population.member(row), found, method) for row in range(len(population))]).mean(0)
+        return [part.numpy() for part in maps.split(found.sizes.tolist())]
+
+    def save_pretrained(self, folder: str | Path, *, push_to: str | None = None) -> None:
+        """Writes config.json and weights.safetensors; with push_to="owner/name" also to the Hugging Face hub (carmil[hub])."""
+        from safetensors.torch import save_file
+
+        population, folder = self._fitted(), Path(folder)
+        classes = [value.item() if hasattr(value, "item") else value for value in self.classes_]
+        facts = {
+            "carmil": __version__,
+            "parameters": {name: value for name, value in self.get_params().items() if name != "device"},
+            "classes": classes,
+            "features": self.n_features_in_,
+        }
+        write_text(folder / "config.json", json.dumps(facts, indent=2))
+        with whole_file(folder / "weights.safetensors") as aside:
+            save_file({name: tensor.contiguous().cpu() for name, tensor in population.state().items()}, aside)
+        if push_to is not None:
+            _hub().upload_folder(repo_id=push_to, folder_path=str(folder))
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, device: str = "auto") -> "MILClassifier":
+        """A classifier that `save_pretrained` wrote: a local folder, or the name of a repository on the Hugging Face hub."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        folder = Path(name)
+        if not folder.is_dir():
+            if str(name).count("/") != 1 or str(name).startswith((".", "/")):
+                raise CarmilError(
+                    f"{name} is no folder: expected one with config.json, or a hub name such as owner/name"
+                )
+            folder = Path(_hub().snapshot_download(str(name), allow_patterns=["config.json", "weights.safetensors"]))
+        try:
+            facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            loaded = cls(**facts["parameters"], device=device)
+            loaded.classes_ = np.array(facts["classes"])
+            loaded.n_features_in_ = int(facts["features"])
+            members = [Member(seed=loaded.seed + i, lr=loaded.lr) for i in range(loaded.seeds)]
+            loaded.population_ = Population(loaded._build, members, device=pick_device(device))
+            loaded.population_.load_state(load_file(folder / "weights.safetensors"))
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise CarmilError(f"{folder} holds no classifier that could be read ({error})") from error
+        return loaded
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "population_")
+
+    def _build(self) -> Any:
+        return create_model(self.model, self.n_features_in_, len(self.classes_), **(self.options or {}))
+
+    def _roles(self, bags: Bags, labels: np.ndarray, groups: Any) -> Tensor:
+        """(b) TRAIN, and VALIDATION for the part that chooses the epoch."""
+        names = tuple(str(i) for i in range(len(bags)))
+        patients = names if groups is None else tuple(str(group) for group in groups)
+        if len(patients) != len(bags):
+            raise CarmilError(f"{len(patients)} groups for {len(bags)} bags")
+        # One of as many folds as give the share that is asked for; its test part validates.
+        folds = max(2, round(1 / self.validation))
+        fewest = min(
+            len({p for p, label in zip(patients, labels, strict=True) if label == c}) for c in np.unique(labels)
+        )
+        if fewest < 2:
+            raise CarmilError("a class has one bag (or group) only: expected two, one of them to choose the epoch by")
+        roles = make_splits(names, patients, labels.tolist(), folds=min(folds, fewest), seed=self.seed).roles[0]
+        return torch.where(torch.from_numpy(roles) == 3, VALIDATION, TRAIN).long().unsqueeze(0)
+
+    def _fitted(self) -> Population:
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self)
+        return self.population_
+
+    def _same_width(self, bags: Bags) -> Bags:
+        if bags.width != self.n_features_in_:
+            raise CarmilError(f"bags of {bags.width} features, the model was trained on {self.n_features_in_}")
+        return bags
+
+
+def _as_bags(bags: SomeBags) -> Bags:
+    if isinstance(bags, Bags):
+        return bags
+    if len(bags) > 0 and isinstance(bags[0], Bags):  # what scikit-learn makes of Bags when it picks some
+        return Bags.concatenate(bags)
+    return Bags.from_list([torch.as_tensor(np.asarray(bag, dtype=np.float32)) for bag in bags])
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise CarmilError("the Hugging Face hub needs an extra: pip install 'carmil[hub]'") from error
+    return huggingface_hub

@@ -1,0 +1,161 @@
+"""`carmil evaluate` and `carmil predict`: a run's models on bags they have never seen. k classes."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from carmil.bags.bags import Bags
+from carmil.bags.store import Store
+from carmil.bags.tables import read_labels
+from carmil.errors import CarmilError
+from carmil.files import write_text
+from carmil.studies.answers import answered, by_patient, columns
+from carmil.studies.cohort import Cohort, Say, labelled, opened
+from carmil.studies.figures import calibration, intervals, measured
+from carmil.studies.run_folder import StudyRun, pick_device, read_run, write_table
+from carmil.training.runs import machine, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an external cohort gave: figures of all models answering together, and of each by itself."""
+
+    run: StudyRun
+    figures: dict[str, float]
+    intervals: dict[str, dict[str, float]]
+    each: dict[str, dict[str, float]]
+    cases: int
+    level: str
+
+
+def predict_bags(
+    run_folder: Path, bags: Path, out: Path, *, truth: str | None, device: str, say: Say
+) -> "pd.DataFrame":
+    """Answers for every bag, by the mean of all models of the run; written to out/predictions.parquet and .csv."""
+    run = read_run(run_folder)
+    store = _fitting(run, bags, out, truth, say)
+    frame = _ensemble(run, store.bags(), torch.arange(len(store.entries)), device)
+    _decide(frame, run)
+    write_table(out / "predictions.parquet", frame)
+    write_text(out / "predictions.csv", frame.to_csv(index=False))
+    return frame
+
+
+def evaluate(
+    run_folder: Path,
+    bags: Path,
+    labels: Path,
+    out: Path,
+    *,
+    named: dict[str, str | None],
+    device: str,
+    say: Say,
+) -> Evaluation:
+    """The run's figures on another cohort. Thresholds are those the run chose on its validation bags; nothing is fitted."""
+    run = read_run(run_folder)
+    store = _fitting(run, bags, out, named.pop("truth", None), say)
+    table = read_labels(labels, **named)
+    surplus = [name for name in table.classes if name not in run.classes]
+    if surplus:
+        raise CarmilError(
+            f"{labels} has the class {surplus[0]!r}, the run knows {', '.join(run.classes)}: map or drop it"
+        )
+    rule = run.metrics["rule"]
+    cohort = labelled(store, table, one_bag=out / "patients" if rule == "one-bag" else None, say=say)
+    frame = _told(_ensemble(run, cohort.bags, cohort.known, device), cohort)
+    _decide(frame, run)
+    judged, level = frame, "slide"
+    if run.metrics["level"] == "patient" and rule != "one-bag":
+        judged, level = by_patient(frame, run.classes, rule), "patient"
+    at, cut = _common(run, "threshold"), _common(run, "abstain_below")
+    figures = measured(judged, run.classes, threshold=at, cut=cut)
+    found = Evaluation(
+        run, figures, intervals(judged, run.classes), _each(run, cohort, rule, level, device), len(judged), level
+    )
+    write_table(out / "predictions.parquet", frame)
+    facts = {
+        "run": run.facts["key"],
+        "data": cohort.fingerprint,
+        "machine": machine(),
+        "level": level,
+        "figures": figures,
+        "intervals": found.intervals,
+        "calibration": calibration(judged, run.classes),
+        "each_model": found.each,
+    }
+    write_text(out / "evaluation.json", json.dumps(plain(facts), indent=2))
+    return found
+
+
+def _fitting(run: StudyRun, bags: Path, out: Path, truth: str | None, say: Say) -> Store:
+    """The store of these bags, if the run's models may look at it: the same encoder and width."""
+    store = opened(bags, out / "cohort", dtype="float16", truth=truth, say=say)
+    if store.width != run.facts["width"]:
+        raise CarmilError(
+            f"{bags} has {store.width} features a tile, the run was trained on {run.facts['width']}: use its encoder"
+        )
+    mine, theirs = run.facts["encoder"], store.encoder
+    if mine != theirs and mine is not None and theirs is not None:
+        raise CarmilError(f"{bags} was encoded by {theirs}, the run was trained on {mine}: use its encoder")
+    if mine is None or theirs is None:
+        say(
+            f"the encoder of {'the run' if mine is None else bags} is not known: that it is the same could not be checked"
+        )
+    return store
+
+
+def _ensemble(run: StudyRun, bags: Bags, chosen: torch.Tensor, device: str) -> "pd.DataFrame":
+    population = run.population(pick_device(device))
+    return answered(population, range(len(run.models)), bags, chosen, run.classes)
+
+
+def _told(frame: "pd.DataFrame", cohort: Cohort) -> "pd.DataFrame":
+    patient = dict(zip(cohort.slides, cohort.patients, strict=True))
+    frame.insert(1, "patient", [patient[slide] for slide in frame["slide"]])
+    frame.insert(2, "label", [cohort.classes[i] for i in cohort.labels.tolist()])
+    return frame
+
+
+def _common(run: StudyRun, what: str) -> float | None:
+    """One number for all models: the median of those that each chose on its validation bags."""
+    values = [model[what] for model in run.models if model[what] is not None]
+    return float(np.median(values)) if values else None
+
+
+def _decide(frame: "pd.DataFrame", run: StudyRun) -> None:
+    """Adds the answer, or "no answer" where the run abstains."""
+    from carmil.evidence.operating import answered as sure_enough
+
+    p = frame[columns(run.classes)].to_numpy(dtype=np.float64)
+    at, cut = _common(run, "threshold"), _common(run, "abstain_below")
+    chosen = p.argmax(1) if at is None else (p[:, 1] >= at).astype(int)
+    answers = np.array(run.classes, dtype=object)[chosen]
+    if cut is not None:
+        answers[~sure_enough(p if at is None else p[:, 1], cut, at)] = "no answer"
+    frame["answer"] = answers
+
+
+def _each(run: StudyRun, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of each figure over the models by themselves, each with its own threshold."""
+    population = run.population(pick_device(device))
+    lines: list[dict[str, Any]] = []
+    for row, model in enumerate(run.models):
+        frame = _told(answered(population, [row], cohort.bags, cohort.known, run.classes), cohort)
+        if level == "patient":
+            frame = by_patient(frame, run.classes, rule)
+        lines.append(measured(frame, run.classes, threshold=model["threshold"]))
+    return {
+        name: {
+            "mean": float(np.mean([line[name] for line in lines])),
+            "std": float(np.std([line[name] for line in lines], ddof=1)),
+        }
+        for name in lines[0]
+        if len(lines) > 1
+    }

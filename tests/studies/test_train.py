@@ -1,0 +1,252 @@
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from carmil.bags.splits import read_splits
+from carmil.bags.tables import read_labels
+from carmil.errors import CarmilError
+from carmil.studies.run_folder import read_run
+from carmil.studies.settings import Settings, read_settings
+from carmil.studies.train import grid_of, run_study
+
+from .conftest import SMALL, make_files
+
+
+def test_a_study_learns_the_rule_and_tests_every_slide_once(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", epochs=25, seeds=2))
+    frame = run.predictions()
+    assert run.metrics["summary"]["auc"]["mean"] > 0.9
+    assert run.metrics["level"] == "patient"
+    assert (frame.groupby("slide").size() == 2).all()  # once a seed
+    assert frame["slide"].nunique() == 48
+    splits = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str)
+    tested = {(row["slide"], fold) for _, row in splits.iterrows() for fold in range(3) if row[f"fold_{fold}"] == "test"}
+    assert set(zip(frame["slide"], frame["fold"], strict=True)) == tested
+    assert np.allclose(frame[["p_a", "p_b"]].sum(axis=1), 1)
+    assert {"cf_a", "cf_b"} <= set(frame.columns)
+
+
+def poisoned(files, tested: set[str], folder):
+    """The same cohort with the features and labels of some slides replaced by noise."""
+    rng = np.random.default_rng(99)
+    (folder / "features").mkdir(parents=True)
+    for path in files.features.rglob("*.npy"):
+        values = np.load(path)
+        if path.stem in tested:
+            values = rng.normal(size=values.shape).astype(values.dtype) * 7
+        np.save(folder / "features" / path.name, values)
+    table = pd.read_csv(files.labels, dtype=str)
+    mine = table["slide_id"].isin(tested)
+    table.loc[mine, "label"] = np.where(table.loc[mine, "label"] == "a", "b", "a")
+    table.to_csv(folder / "labels.csv", index=False)
+    return replace(files, features=folder / "features", labels=folder / "labels.csv")
+
+
+@pytest.mark.parametrize("fold", [0, 2])
+def test_a_test_fold_of_noise_changes_nothing_that_was_chosen(files, tmp_path, fold):
+    """Its features and labels are replaced BEFORE training: epochs, hyper-parameters, thresholds and weights stay, bit by bit."""
+    splits = tmp_path / "splits.tsv"
+    common = dict(lr=[5e-3, 1e-3], seeds=2, epochs=8)
+    clean = run_study(files.settings(tmp_path / "clean", **common))
+    (tmp_path / "clean" / "splits.tsv").rename(splits)
+    table = pd.read_csv(splits, sep="\t", dtype=str)
+    tested = set(table.loc[table[f"fold_{fold}"] == "test", "slide"])
+    assert tested
+    noisy = run_study(poisoned(files, tested, tmp_path / "noise").settings(tmp_path / "noisy", splits=splits, **common))
+    again = run_study(files.settings(tmp_path / "again", splits=splits, **common))
+    weights = {run: load_file(run.folder / "weights.safetensors") for run in (again, noisy)}
+    rows = [i for i, model in enumerate(again.models) if model["fold"] == fold]
+    assert len(rows) == 2
+    for row in rows:
+        assert again.models[row] == noisy.models[row]  # epoch, grid point, threshold, validation loss
+        for name in weights[again]:
+            assert torch.equal(weights[again][name][row], weights[noisy][name][row])
+    others = [i for i in range(len(again.models)) if i not in rows]
+    assert any(again.models[i] != noisy.models[i] for i in others)  # there the noise was training data
+    assert clean.models == again.models
+    mine = [run.predictions().query("fold == @fold")["p_b"].tolist() for run in (again, noisy)]
+    assert mine[0] != mine[1]
+
+
+def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
+    """kill -9 while it trains, again and again; what comes out is what a run that was never killed has, bit by bit."""
+    script = (
+        "import sys, carmil.training.checkpoint as c, carmil.training.loop as loop, time\n"
+        "from pathlib import Path\n"
+        "from carmil.studies.settings import Settings\n"
+        "from carmil.studies.train import run_study\n"
+        "c.Checkpoint.save_if_due = lambda self, *a: (self.save(*a), time.sleep(0.15))\n"
+        f"run_study(Settings(bags=Path({str(files.features)!r}), labels=Path({str(files.labels)!r}), out=Path(sys.argv[1]),"
+        f" model='car/abmil', options={SMALL!r}, folds=3, seeds=2, epochs=12, lr=[5e-3, 1e-3], patience=4, device='cpu'))\n"
+    )
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    command = [sys.executable, "-c", script]
+    subprocess.run([*command, str(whole)], check=True)
+    kills = 0
+    while not (broken / "metrics.json").exists():
+        process = subprocess.Popen([*command, str(broken)])
+        seen = (broken / "checkpoint.safetensors").stat().st_mtime_ns if (broken / "checkpoint.safetensors").exists() else 0
+        while process.poll() is None and kills < 3:
+            path = broken / "checkpoint.safetensors"
+            if path.exists() and path.stat().st_mtime_ns != seen:
+                time.sleep(0.05 * kills)
+                process.kill()
+                kills += 1
+                break
+            time.sleep(0.01)
+        process.wait()
+    assert kills == 3
+    first, second = (load_file(run / "weights.safetensors") for run in (whole, broken))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for name in ("models.json", "history.json", "metrics.json"):
+        assert json.loads((whole / name).read_text()) == json.loads((broken / name).read_text())
+    assert not (broken / "checkpoint.safetensors").exists()
+
+
+def test_the_same_words_again_read_the_run_and_other_words_are_refused(files, tmp_path):
+    settings = files.settings(tmp_path / "run", epochs=3)
+    first = run_study(settings)
+    said = []
+    assert run_study(settings, say=said.append).metrics == first.metrics
+    assert any("has ended already" in line for line in said)
+    with pytest.raises(CarmilError, match="holds another run .its lr differ"):
+        run_study(replace(settings, lr=1e-4))
+
+
+def test_the_grid_is_chosen_on_validation_bags(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", lr=[1e-7, 5e-3], epochs=15))
+    assert {model["lr"] for model in run.models} == {5e-3}
+    history = json.loads((tmp_path / "run" / "history.json").read_text())
+    assert len(history["best_epoch"]) == 6  # three folds, two rates
+    for model in run.models:
+        row = model["fold"] * 2 + model["point"]
+        assert model["best_epoch"] == history["best_epoch"][row]
+        assert model["validation_loss"] == pytest.approx(history["validation"][model["best_epoch"]][row])
+
+
+def test_nested_folds_answer_together(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", inner=2, epochs=4, lr=[1e-3, 5e-3]))
+    assert len(run.models) == 6
+    assert {(model["fold"], model["inner"]) for model in run.models} == {(f, i) for f in range(3) for i in range(2)}
+    for fold in range(3):
+        assert len({model["point"] for model in run.models if model["fold"] == fold}) == 1
+    frame = run.predictions()
+    assert (frame.groupby("slide").size() == 1).all()
+
+
+def test_with_reshuffle_every_seed_has_folds_of_its_own(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", seeds=2, reshuffle=True, epochs=3))
+    frame = run.predictions()
+    assert sorted(frame["fold"].unique()) == [0, 1, 2, 3, 4, 5]
+    of = {fold: set(frame.loc[frame["fold"] == fold, "slide"]) for fold in range(6)}
+    assert {frozenset(of[f]) for f in range(3)} != {frozenset(of[f]) for f in range(3, 6)}
+    assert (tmp_path / "run" / "splits_1.tsv").exists()
+
+
+@pytest.mark.parametrize("rule", ["mean", "max", "one-bag"])
+def test_slides_of_a_patient_are_judged_together(files, tmp_path, rule):
+    run = run_study(files.settings(tmp_path / "run", patients=rule, epochs=4))
+    assert run.metrics["level"] == "patient"
+    frame = run.predictions()
+    assert len(frame) == (24 if rule == "one-bag" else 48)
+    assert frame["patient"].nunique() == 24
+    if rule != "one-bag":
+        p = frame.groupby("patient")["p_b"].agg(rule)
+        label = frame.groupby("patient")["label"].first()
+        fold = frame.groupby("patient")["fold"].first()
+        from sklearn.metrics import roc_auc_score
+
+        aucs = [roc_auc_score(label[fold == f] == "b", p[fold == f]) for f in range(3)]
+        assert run.metrics["summary"]["auc"]["mean"] == pytest.approx(np.mean(aucs))
+
+
+def test_three_classes_have_no_threshold_and_are_measured_all_the_same(tmp_path):
+    run = run_study(make_files(tmp_path, classes=3).settings(tmp_path / "run", epochs=20, model="abmil"))
+    assert run.classes == ("a", "b", "c")
+    assert all(model["threshold"] is None for model in run.models)
+    assert run.metrics["summary"]["auc"]["mean"] > 0.8
+
+
+def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
+    plain = run_study(files.settings(tmp_path / "plain", epochs=3))
+    for i, other in enumerate(({"class_weights": "balanced"}, {"label_smoothing": 0.2})):
+        run = run_study(files.settings(tmp_path / str(i), epochs=3, **other))
+        assert run.models != plain.models or run.metrics != plain.metrics
+
+
+def test_a_warm_start_needs_the_same_folds(files, tmp_path):
+    baseline = run_study(files.settings(tmp_path / "baseline", model="abmil", epochs=10))
+    warm = run_study(files.settings(tmp_path / "warm", warm_start=baseline.folder, epochs=2, lr=1e-9))
+    first, second = load_file(baseline.folder / "weights.safetensors"), load_file(warm.folder / "weights.safetensors")
+    name = next(iter(first))
+    assert torch.allclose(first[name], second[f"model.{name}"], atol=1e-6)
+    with pytest.raises(CarmilError, match="other data or folds"):
+        run_study(files.settings(tmp_path / "other", warm_start=baseline.folder, seed=5))
+
+
+def test_abstaining_leaves_out_what_is_close(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", abstain=0.4, epochs=6))
+    assert all(model["abstain_below"] is not None for model in run.models)
+    assert 0 < run.metrics["summary"]["answered"]["mean"] < 1
+
+
+def test_an_official_split_is_used_as_it_is(files, tmp_path):
+    table = pd.read_csv(files.labels, dtype=str)
+    number = table["case_id"].str[1:].astype(int)
+    table["split"] = np.where(number < 12, "train", np.where(number < 18, "val", "test"))
+    table.to_csv(files.labels, index=False)
+    run = run_study(files.settings(tmp_path / "run", official=True, epochs=3))
+    assert set(run.predictions()["patient"]) == {f"P{p:03d}" for p in range(18, 24)}
+    labels = read_labels(files.labels)
+    numbers = [labels.classes.index(name) for name in labels.labels]
+    assert read_splits(tmp_path / "run" / "splits.tsv", labels.slides, labels.patients, numbers).folds == 1
+
+
+def test_settings_from_yaml_are_those_of_the_command_line(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("bags: features\nlabels: t.csv\nout: run\nlr: [2e-4, 1e-3]\nlambda: 0.5\nseeds: 3\n")
+    settings = Settings.of(read_settings(path), where=str(path))
+    assert settings.lr == [2e-4, 1e-3]
+    assert settings.lambda_ == 0.5
+    assert [point.settings["lr"] for point in grid_of(settings)] == [2e-4, 1e-3]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bags: f\nlabels: t\nout: r\nepoch: 3\n", "did you mean 'epochs'"),
+        ("labels: t\nout: r\n", "'bags' is missing"),
+        ("bags: f\nlabels: t\nout: r\nfolds: many\n", "expected a number"),
+        ("bags: f\nlabels: t\nout: r\nfolds: 2.5\n", "whole number"),
+        ("bags: f\nlabels: t\nout: r\nfolds: 1\n", "folds is 1"),
+        ("bags: f\nlabels: t\nout: r\nlr: .inf\n", "finite"),
+        ("bags: f\nlabels: t\nout: r\nlr: []\n", "empty list"),
+        ("bags: f\nlabels: t\nout: r\npatients: median\n", "expected one of mean, max, one-bag"),
+        ("bags: f\nlabels: t\nout: r\nofficial: maybe\n", "true or false"),
+        ("bags: f\nlabels: t\nout: r\noptions: 3\n", "names and values"),
+        ("bags: f\nlabels: t\nout: r\nofficial: true\ninner: 3\n", "one or the other"),
+        ("- a\n- b\n", "expected lines such as"),
+        ("a: [\n", "no YAML"),
+    ],
+)
+def test_settings_that_are_wrong_are_one_line(tmp_path, text, words):
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(CarmilError, match=words) as error:
+        Settings.of(read_settings(path), where=str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_that_has_not_ended_cannot_be_read(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", epochs=2))
+    (run.folder / "metrics.json").unlink()
+    with pytest.raises(CarmilError, match="has not ended"):
+        read_run(run.folder)
