@@ -14,7 +14,6 @@ from carmil.bags.writers import write_bag
 from carmil.evidence.performance import bag_auc
 from carmil.report.plots import Line, colour, reliability_svg, share_svg, wilson
 from carmil.report.run import decided, learning_curves, operating_points, write_report
-from carmil.studies.answers import by_patient
 from carmil.studies.card import YAML_ONLY, card, command, remarks, yaml_part
 from carmil.studies.figures import line, mean_over_seeds
 from carmil.studies.run_folder import read_run
@@ -32,7 +31,7 @@ class Page(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.open, self.fetched, self.scripts, self.tables, self.classes = [], [], 0, [], []
+        self.open, self.fetched, self.scripts, self.tables = [], [], 0, []
         self.text = path.read_text(encoding="utf-8")
         self.feed(self.text)
 
@@ -45,7 +44,6 @@ class Page(HTMLParser):
             self.tables.append([])
         elif tag == "tr":
             self.tables[-1].append([])
-            self.classes.append(dict(attrs).get("class", ""))
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
 
@@ -56,6 +54,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
+        if self.open[-1:] == ["small"]:
+            data = f" {data}"
         if "td" in self.open or "th" in self.open:
             self.tables[-1][-1][-1] += data
 
@@ -87,7 +87,7 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     where = _cohort(folder, ("healthy", EVIL), per_patient=2)
     run = run_study(
-        Settings(**where, folds=2, seeds=2, epochs=4, lr=[1e-3, 1e-2], abstain=0.2, positive=EVIL, weight_decay=0.0)
+        Settings(**where, folds=2, seeds=2, epochs=4, lr=[1e-3, 1e-2], abstain=0.6, positive=EVIL, weight_decay=0.0)
     )
     write_report(run, folder / "report.html")
     return run, Page(folder / "report.html")
@@ -133,7 +133,7 @@ def test_text_from_files_stays_text(which, request):
     assert page.scripts == 1  # ours
     assert "<script>alert" not in page.text
     assert {row["slide"] for row in page.table("slide") if "script" in row["slide"]} == {f"{EVIL} 0", f"{EVIL} 1"}
-    assert "<script" not in card(run)
+    assert "<script" not in re.sub(r"```.*?```", "", card(run), flags=re.DOTALL)
 
 
 def test_the_figures_are_those_of_the_run(two):
@@ -146,33 +146,231 @@ def test_the_figures_are_those_of_the_run(two):
     assert shown["AUC"]["95 % interval"] == f"{100 * pooled['low']:.1f} to {100 * pooled['high']:.1f}"
     assert shown["AUC, DeLong"]["folds together"] == shown["AUC"]["folds together"]
     assert f"AUC {100 * pooled['value']:.1f}</span>" in page.text  # below the ROC curve
-    folds = page.table("fold")
-    assert [row["sensitivity"] for row in folds] == [f"{100 * found['sensitivity']:.1f}" for found in metrics["by_fold"]]
-    assert [int(row["patients"]) for row in folds] == [8, 7, 8, 7] or [int(row["patients"]) for row in folds] == [
-        7,
-        8,
-        7,
-        8,
-    ]
+    by_fold = page.table("fold")
+    for name in ("sensitivity", "ece", "answered"):
+        assert [row[name.replace("ece", "ECE")] for row in by_fold] == [
+            f"{100 * found[name]:.1f}" for found in metrics["by_fold"]
+        ]
+    assert sum(int(row["patients"]) for row in by_fold) == 2 * run.facts["patients"]  # two seeds
 
 
 def test_every_patient_is_once_in_the_confusion_matrix(two):
     run, page = two
-    truth, answer, p = _answers_by_hand(run)
-    counts = np.array([[int(re.match(r"\d+", cell)[0]) for cell in list(row.values())[1:3]] for row in _matrix(page)])
-    # a cell reads "12" + "80.0 %"; what is counted is before the share
+    truth, answer, _ = _answers_by_hand(run)
     expected = [[int(((truth == t) & (answer == a)).sum()) for a in (False, True)] for t in (False, True)]
-    cases = decided(run, by_patient(mean_over_seeds(run.predictions(), run.classes), run.classes, "mean"))
-    assert cases.confusion.tolist() == expected
-    assert cases.confusion.sum() == run.facts["patients"] == 15
-    assert [str(sum(line)) for line in expected] == [row["patients"] for row in _matrix(page)]
-    assert counts.shape == (2, 2)
-    np.testing.assert_allclose(np.sort(cases.p[:, 1]), np.sort(p))
+    assert np.sum(expected) == run.facts["patients"] == 15
+    assert _matrix(page) == expected
     shown = {row["figure, per cent"]: row["folds together"] for row in page.table("figure, per cent")}
     assert shown["accuracy"] == f"{100 * (truth == answer).mean():.1f}"
     assert shown["sensitivity"] == f"{100 * answer[truth].mean():.1f}"
     assert shown["specificity"] == f"{100 * (~answer[~truth]).mean():.1f}"
 
 
+def test_the_dot_is_where_the_answers_are(two):
+    run, page = two
+    truth, answer, _ = _answers_by_hand(run)
+    svg = share_svg([Line([(0, 0), (1, 1)], (answer[~truth].mean(), answer[truth].mean()))], x_label="", y_label="")
+    assert re.search(r"<circle[^>]*>", svg)[0] in page.text
+
+
+def test_an_error_is_marked_and_everyone_is_there(two):
+    run, page = two
+    rows = page.table("slide")
+    frame = pd.read_parquet(run.folder / "predictions.parquet").groupby(["fold", "slide"])[list(_p(run))].mean()
+    points = operating_points(run)
+    assert len(rows) == run.facts["slides"] == 30
+    for row in rows:
+        fold = int(row["fold"])
+        p = frame.loc[(fold, row["slide"]), f"p_{EVIL}"]
+        assert row["answer"] == run.classes[int(p >= points[fold].threshold)]
+        assert row["result"].startswith("right" if row["answer"] == row["label"] else "wrong")
+        assert row["result"].endswith("too close to call") == (abs(p - points[fold].threshold) < points[fold].cut)
+        assert float(row[f"p({EVIL}) %"]) == pytest.approx(100 * p, abs=0.051)
+    assert any(row["result"].endswith("too close to call") for row in rows)
+    wrong = sum(row["result"].startswith("wrong") for row in rows)
+    assert 0 < wrong == page.text.count('<tr class="err')
+    assert f"{wrong} wrong" in page.text
+
+
+def test_slides_of_a_patient_share_its_answer(two):
+    run, page = two
+    truth, answer, _ = _answers_by_hand(run)
+    of_patient = {(row["patient"], row["label"], row["patient's answer"]) for row in page.table("slide")}
+    assert len(of_patient) == 15
+    assert sum(label != said for _, label, said in of_patient) == (truth != answer).sum()
+
+
+def test_the_counterfactual_answer_is_by_the_same_threshold(two):
+    run, page = two
+    frame = pd.read_parquet(run.folder / "predictions.parquet").groupby(["fold", "slide"])[[f"cf_{EVIL}"]].mean()
+    points = operating_points(run)
+    for row in page.table("slide"):
+        p = frame.loc[(int(row["fold"]), row["slide"]), f"cf_{EVIL}"]
+        said = run.classes[int(p >= points[int(row["fold"])].threshold)]
+        assert row["counterfactual answer"].startswith(f"{said} (")
+
+
+def test_without_a_counterfactual_branch_there_is_no_such_column(three):
+    _, page = three
+    assert "counterfactual answer" not in page.table("slide")[0]
+
+
+def test_three_classes_have_a_curve_each_whose_mean_area_is_the_runs(three):
+    run, page = three
+    areas = [float(area) for area in re.findall(r"AUC ([\d.]+)</span>", page.text)]
+    assert len(areas) == 3
+    assert np.mean(areas) == pytest.approx(100 * run.metrics["intervals"]["auc"]["value"], abs=0.06)
+    frame = mean_over_seeds(run.predictions(), run.classes)
+    cases = decided(run, frame)
+    assert bag_auc(cases.p, cases.truth) == pytest.approx(run.metrics["intervals"]["auc"]["value"])
+
+
+def test_divisions_of_their_own_count_a_patient_once_each(three):
+    run, page = three
+    assert np.sum(_matrix(page)) == 2 * run.facts["patients"] == 60
+    assert sorted(operating_points(run)) == sorted(set(run.predictions()["fold"])) == [0, 1, 2, 3]
+    frame = run.predictions()
+    likeliest = frame[list(_p(run))].to_numpy().argmax(1)
+    truth = frame["label"].map({name: i for i, name in enumerate(run.classes)}).to_numpy()
+    assert _matrix(page) == [[int(((truth == t) & (likeliest == a)).sum()) for a in range(3)] for t in range(3)]
+
+
+def test_reshuffled_folds_answer_at_the_thresholds_of_their_own_seed(two):
+    run, _ = two
+    facts = {**run.facts, "splits": run.facts["splits"] * 2}
+    points = operating_points(type(run)(run.folder, facts, run.models, run.metrics))
+    assert [points[fold].threshold for fold in range(4)] == [model["threshold"] for model in run.models]
+
+
+def test_folds_are_counted_alike_everywhere(three):
+    run, page = three
+    tables = [table for table in page.tables if table[0][0] == "fold"]
+    assert [[row[0] for row in table[1:]] for table in tables] == [["0", "1", "2", "3"]] * 2
+    assert [heading for heading, _ in learning_curves(run)] == ["fold 0", "fold 1", "fold 2", "fold 3"]
+
+
+def test_learning_curves_are_of_the_models_that_were_kept(two):
+    run, _ = two
+    history = json.loads((run.folder / "history.json").read_text())
+    assert len(history["best_epoch"]) == 2 * len(run.models)  # a grid of two
+    for i, model in enumerate(run.models):
+        kept = 2 * i + model["point"]
+        assert history["best_epoch"][kept] == model["best_epoch"]
+        assert history["validation"][model["best_epoch"]][kept] == pytest.approx(model["validation_loss"])
+    found = learning_curves(run)
+    assert [heading for heading, _ in found] == ["fold 0", "fold 1"]
+    for fold, (_, svg) in enumerate(found):
+        assert svg.count("<polyline") == 2 * 2  # two seeds, training and validation
+        dots = re.findall(r'<circle class="c1" cx="([\d.]+)" cy="([\d.]+)"', svg)
+        validation = [points.split() for points in re.findall(r'dashed" points="([^"]*)"', svg)]
+        epochs = [model["best_epoch"] for model in run.models if model["fold"] == fold]
+        kept = [points[epoch] for points, epoch in zip(validation, epochs, strict=True)]
+        assert [",".join(dot) for dot in dots] == kept
+
+
+def test_a_report_is_made_of_the_folder_alone(two, tmp_path):
+    run, _ = two
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(run.folder, moved)
+    frame = run.predictions()
+    thousands = pd.concat([frame.assign(slide=frame["slide"] + f" {i}") for i in range(170)])
+    thousands[f"cf_{EVIL}"] = 1 - thousands[f"p_{EVIL}"]
+    thousands.to_parquet(moved / "predictions.parquet", index=False)
+    write_report(read_run(moved), tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert len(page.table("slide")) == 30 * 170
+    assert len(page.text) < 4_000_000
+    assert 'class="long"' in page.text
+    means = thousands.groupby(["fold", "slide"])[f"p_{EVIL}"].mean()
+    at = means.index.get_level_values("fold").map({fold: p.threshold for fold, p in operating_points(run).items()})
+    turned = ((means >= at) != (1 - means >= at)).sum()
+    assert page.text.count('class="name turned"') == turned > 0
+    assert f"{turned} of 5100" in page.text
+
+
+def test_what_is_too_close_to_call_is_counted(two):
+    run, page = two
+    truth, answer, p = _answers_by_hand(run)
+    points, frame = operating_points(run), run.predictions()
+    fold_of = frame.groupby(["fold", "patient"]).size().index.get_level_values("fold")
+    near = np.array([abs(q - points[f].threshold) < points[f].cut for q, f in zip(p, fold_of, strict=True)])
+    assert 0 < near.sum() < len(near)
+    right = 100 * (truth == answer)[~near].mean()
+    assert f"{near.sum()} of them are too close to call" in page.text
+    assert f"of the others {right:.1f} % are answered right" in page.text
+
+
+def test_reliability_has_a_dot_for_every_bin_that_has_cases():
+    bins = {
+        "edges": [0.0, 0.5, 0.75, 1.0],
+        "count": [0, 8, 2],
+        "confidence": [None, 0.6, 0.9],
+        "accuracy": [None, 0.5, 1.0],
+    }
+    svg = reliability_svg(bins)
+    assert svg.count("<circle") == svg.count("<rect") == 2
+    assert "8 cases: 60.0% sure, 50.0% right" in svg
+
+
+def test_wilsons_interval_is_the_published_one():
+    # Newcombe 1998, table I, method 3
+    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson(0 / 20, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+
+
+def test_more_lines_than_colours_are_told_apart():
+    assert colour(0) == "s0"
+    assert colour(6) == "s0 dashed"
+    assert len({colour(i) for i in range(12)}) == 12
+
+
+def test_the_card_says_what_was_done_and_how_sure_it_is(two):
+    run, _ = two
+    text = card(run)
+    auc = run.metrics["intervals"]["auc"]
+    assert f"| AUC | {line(run.metrics['summary'], 'auc')} |" in text
+    assert f"{100 * auc['low']:.1f} to {100 * auc['high']:.1f}" in text
+    assert run.facts["data"] in text
+    assert "slides: 30 of 15 patients" in text
+    assert "healthy (16)" in text
+    assert "models kept: 4: 2 folds x 2 seeds" in text
+    assert "chosen on validation bags only" in text
+    assert "Research use only" in text
+
+
+def test_the_card_knows_no_folder_of_the_machine(two):
+    run, page = two
+    assert any(str(run.folder.parent) in said for said in run.facts["said"])
+    for text in (card(run), page.text):
+        assert str(run.folder.parent) not in text
+    assert any(said.startswith("features is packed once into run/cohort") for said in remarks(run))
+
+
+def test_a_bar_in_a_class_name_is_no_column(three):
+    run, _ = three
+    assert "grade\\|1 (10)" in card(run)
+
+
+def test_the_command_says_what_differs_from_the_defaults(two, three):
+    told = "--lr 0.001,0.01 --abstain 0.6 --out run"
+    assert command(two[0]) == (
+        "carmil train --config study.yaml --bags features --labels labels.csv --model car/abmil.gated "
+        f"--positive '{EVIL}' --folds 2 --seeds 2 --epochs 4 {told}"
+    )
+    assert yaml_part(two[0]) == "weight_decay: 0.0\n"
+    assert "--reshuffle --epochs" in command(three[0])
+    assert yaml_part(three[0]) == "validation: 0.25\n"
+
+
+def test_a_setting_that_the_command_line_has_no_word_for_goes_into_the_yaml():
+    words = set(inspect.signature(cli.train).parameters)
+    assert set(YAML_ONLY) == set(Settings.__dataclass_fields__) - words
+
+
+def _p(run):
+    return (f"p_{name}" for name in run.classes)
+
+
 def _matrix(page):
-    return page.table("truth \\ answer")
+    """Counts by truth and answer; a cell reads "12 80.0 %"."""
+    return [[int(cell.split()[0]) for cell in list(row.values())[1:-1]] for row in page.table("truth \\ answer")]

@@ -62,18 +62,17 @@ def test_a_test_fold_of_noise_changes_nothing_that_was_chosen(files, tmp_path, f
     assert tested
     noisy = run_study(poisoned(files, tested, tmp_path / "noise").settings(tmp_path / "noisy", splits=splits, **common))
     again = run_study(files.settings(tmp_path / "again", splits=splits, **common))
-    weights = {run: load_file(run.folder / "weights.safetensors") for run in (again, noisy)}
+    mine, theirs = (load_file(run.folder / "weights.safetensors") for run in (again, noisy))
     rows = [i for i, model in enumerate(again.models) if model["fold"] == fold]
     assert len(rows) == 2
     for row in rows:
         assert again.models[row] == noisy.models[row]  # epoch, grid point, threshold, validation loss
-        for name in weights[again]:
-            assert torch.equal(weights[again][name][row], weights[noisy][name][row])
+        assert all(torch.equal(mine[name][row], theirs[name][row]) for name in mine)
     others = [i for i in range(len(again.models)) if i not in rows]
     assert any(again.models[i] != noisy.models[i] for i in others)  # there the noise was training data
     assert clean.models == again.models
-    mine = [run.predictions().query("fold == @fold")["p_b"].tolist() for run in (again, noisy)]
-    assert mine[0] != mine[1]
+    first, second = (run.predictions() for run in (again, noisy))
+    assert first.loc[first["fold"] == fold, "p_b"].tolist() != second.loc[second["fold"] == fold, "p_b"].tolist()
 
 
 def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
@@ -94,7 +93,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
     while not (broken / "metrics.json").exists():
         process = subprocess.Popen([*command, str(broken)])
         seen = (broken / "checkpoint.safetensors").stat().st_mtime_ns if (broken / "checkpoint.safetensors").exists() else 0
-        while process.poll() is None and kills < 3:
+        while process.poll() is None and kills < 2:
             path = broken / "checkpoint.safetensors"
             if path.exists() and path.stat().st_mtime_ns != seen:
                 time.sleep(0.05 * kills)
@@ -103,7 +102,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
                 break
             time.sleep(0.01)
         process.wait()
-    assert kills == 3
+    assert kills == 2
     first, second = (load_file(run / "weights.safetensors") for run in (whole, broken))
     assert all(torch.equal(first[name], second[name]) for name in first)
     for name in ("models.json", "history.json", "metrics.json"):
@@ -117,7 +116,7 @@ def test_the_same_words_again_read_the_run_and_other_words_are_refused(files, tm
     said = []
     assert run_study(settings, say=said.append).metrics == first.metrics
     assert any("has ended already" in line for line in said)
-    with pytest.raises(CarmilError, match="holds another run .its lr differ"):
+    with pytest.raises(CarmilError, match="its lr differ"):
         run_study(replace(settings, lr=1e-4))
 
 
@@ -176,10 +175,12 @@ def test_three_classes_have_no_threshold_and_are_measured_all_the_same(tmp_path)
 
 
 def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
+    table = pd.read_csv(files.labels, dtype=str)
+    table[(table["label"] == "a") | (table["case_id"] < "P012")].to_csv(files.labels, index=False)  # fewer of b
     plain = run_study(files.settings(tmp_path / "plain", epochs=3))
     for i, other in enumerate(({"class_weights": "balanced"}, {"label_smoothing": 0.2})):
         run = run_study(files.settings(tmp_path / str(i), epochs=3, **other))
-        assert run.models != plain.models or run.metrics != plain.metrics
+        assert [m["validation_loss"] for m in run.models] != [m["validation_loss"] for m in plain.models]
 
 
 def test_a_warm_start_needs_the_same_folds(files, tmp_path):
@@ -193,7 +194,7 @@ def test_a_warm_start_needs_the_same_folds(files, tmp_path):
 
 
 def test_abstaining_leaves_out_what_is_close(files, tmp_path):
-    run = run_study(files.settings(tmp_path / "run", abstain=0.4, epochs=6))
+    run = run_study(files.settings(tmp_path / "run", abstain=0.6, epochs=2))
     assert all(model["abstain_below"] is not None for model in run.models)
     assert 0 < run.metrics["summary"]["answered"]["mean"] < 1
 

@@ -13,8 +13,14 @@ def bag_performance(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, fl
     return {
         "auc": bag_auc(probabilities, labels),
         "f1_macro": float(f1_score(labels, answers, average="macro", zero_division=0.0)),
-        "balanced_accuracy": float(np.mean([(answers[labels == c] == c).mean() for c in np.unique(labels)])),
+        "balanced_accuracy": balanced_accuracy(probabilities, labels),
     }
+
+
+def balanced_accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Mean over the classes that are there of the share of their bags whose likeliest class is right."""
+    right = np.asarray(probabilities).argmax(1) == np.asarray(labels)
+    return float(np.mean([right[np.asarray(labels) == c].mean() for c in np.unique(labels)]))
 
 
 def bag_auc(probabilities: ArrayLike, labels: ArrayLike) -> float:

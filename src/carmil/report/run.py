@@ -121,13 +121,9 @@ def write_report(run: StudyRun, path: Path) -> None:
 
 def operating_points(run: StudyRun) -> dict[int, OperatingPoint]:
     """Of each fold as predictions count them. Seeds answer together, so theirs is the median, as in `carmil evaluate`."""
-    folds = 1 + max(model["fold"] for model in run.models)
-    seeds = sorted({model["seed"] for model in run.models})
-    reshuffled = len(run.facts["splits"]) > 1
     found: dict[int, list[dict]] = {}
-    for model in run.models:
-        division = seeds.index(model["seed"]) if reshuffled else 0
-        found.setdefault(division * folds + model["fold"], []).append(model)
+    for fold, model in zip(card.tested_folds(run), run.models, strict=True):
+        found.setdefault(fold, []).append(model)
 
     def median(models: Sequence[dict], name: str) -> float | None:
         values = [model[name] for model in models if model[name] is not None]
@@ -229,9 +225,10 @@ def learning_curves(run: StudyRun) -> list[tuple[str, str]]:
     history = run.history()
     grid = len(history["best_epoch"]) // len(run.models)  # all its points were trained, one a fold and seed is kept
     trained = {i: i * grid + model["point"] for i, model in enumerate(run.models)}
-    folds = sorted({model["fold"] for model in run.models})
-    groups = {f"fold {fold}": [i for i in trained if run.models[i]["fold"] == fold] for fold in folds}
-    if len(folds) > MOST_FOLDS:
+    groups: dict[str, list[int]] = {}
+    for i, fold in enumerate(card.tested_folds(run)):
+        groups.setdefault(f"fold {fold}", []).append(i)
+    if len(groups) > MOST_FOLDS:
         groups = {"all folds": list(trained)}
     found = []
     for heading, models in groups.items():

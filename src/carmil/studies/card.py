@@ -98,6 +98,14 @@ def protocol(run: StudyRun) -> list[str]:
     ]
 
 
+def tested_folds(run: StudyRun) -> list[int]:
+    """The test fold of each model as predictions and figures count them: on and on where each seed has its own folds."""
+    folds = 1 + max(model["fold"] for model in run.models)
+    seeds = sorted({model["seed"] for model in run.models})
+    reshuffled = len(run.facts["splits"]) > 1
+    return [model["fold"] + reshuffled * folds * seeds.index(model["seed"]) for model in run.models]
+
+
 def choices(run: StudyRun) -> ResultTable:
     """What each model that was kept chose on its validation bags; epochs count from 0."""
     settings = list(dict.fromkeys(name for model in run.models for name in model["settings"]))
@@ -111,8 +119,8 @@ def choices(run: StudyRun) -> ResultTable:
     if any(model.get("threshold_said") for model in run.models):
         heads.append("remark")
     lines = []
-    for model in run.models:
-        cells = [str(model[name]) for name in ("fold", *named, "best_epoch")]
+    for fold, model in zip(tested_folds(run), run.models, strict=True):
+        cells = [str(fold), *(str(model[name]) for name in (*named, "best_epoch"))]
         cells += [_number(model["validation_loss"]), *(_said(model["settings"].get(name)) for name in settings)]
         if two:
             cells.append(_number(model["threshold"]))

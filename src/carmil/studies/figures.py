@@ -7,7 +7,7 @@ import numpy as np
 
 from carmil.evidence.calibration import brier, reliability
 from carmil.evidence.operating import answered, at_threshold
-from carmil.evidence.performance import bag_auc, bag_performance
+from carmil.evidence.performance import bag_auc, bag_performance, balanced_accuracy
 from carmil.evidence.statistics import bootstrap, delong_interval
 from carmil.studies.answers import numbers, probabilities
 
@@ -61,8 +61,10 @@ def intervals(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, dict[s
     """95 % intervals over patients of the answers from all test folds together (the mean over the seeds)."""
     p, y = probabilities(frame, classes), numbers(frame, classes)
     groups = frame["patient"].to_numpy()
-    found: dict[str, Any] = {"auc": bootstrap(lambda a, b: bag_auc(b, a), y, p, groups=groups)}
-    found["balanced_accuracy"] = bootstrap(lambda a, b: bag_performance(b, a)["balanced_accuracy"], y, p, groups=groups)
+    found: dict[str, Any] = {
+        "auc": bootstrap(bag_auc, p, y, groups=groups),
+        "balanced_accuracy": bootstrap(balanced_accuracy, p, y, groups=groups),
+    }
     if len(classes) == 2 and len(set(groups)) == len(groups) and 0 < y.sum() < len(y):
         found["auc_delong"] = delong_interval(y, p[:, 1])
     return {

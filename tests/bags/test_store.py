@@ -1,0 +1,235 @@
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from carmil.bags.readers import Bag, find_bags, read_bag
+from carmil.bags.store import build_store, check_bags, check_store, is_store, open_store, regroup
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+
+
+def bag(name: str, rows: int = 5, *, seed: int = 0, dtype=np.float32, **others) -> Bag:
+    rng = np.random.default_rng([seed, *name.encode()])
+    features = rng.normal(size=(rows, 4)).astype(dtype)
+    coordinates = rng.integers(0, 9999, (rows, 2)).astype(np.float32)
+    given = dict(coordinates=coordinates, coordinate_unit="level0_px", tile_size=256.0, encoder="uni")
+    return Bag(id=name, features=features, **{**given, **others})
+
+
+@pytest.fixture
+def features(tmp_path):
+    for i in range(7):
+        write_bag(bag(f"{i:02d}", rows=3 + i), tmp_path / "src", "trident")
+    return tmp_path / "src"
+
+
+def content(store) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(store.iterdir())}
+
+
+def test_a_store_holds_what_the_files_hold(features, tmp_path):
+    store = build_store(features, tmp_path / "store", dtype="float32")
+    bags = store.bags()
+    assert store.ids == tuple(f"{i:02d}" for i in range(7))
+    assert store.encoder == "uni"
+    assert bags.coordinate_unit == "level0_px"
+    for i, source in enumerate(find_bags(features).sources):
+        found = read_bag(source)
+        assert np.array_equal(bags[i].features.numpy(), found.features)
+        assert np.array_equal(bags[i].coordinates.numpy(), found.coordinates)
+        assert store.entries[i].tile_size == 256.0
+    assert check_store(store) == []
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-3), ("bfloat16", 8e-3)])
+def test_half_precision_rounds_to_nearest(features, tmp_path, dtype, tolerance):
+    exact = build_store(features, tmp_path / "exact", dtype="float32").bags().features
+    half = build_store(features, tmp_path / "half", dtype=dtype).bags().features
+    assert half.dtype == getattr(torch, dtype)
+    assert torch.equal(half, exact.to(half.dtype))
+    assert torch.allclose(half.float(), exact, rtol=tolerance)
+
+
+def test_many_workers_write_the_same_bytes_as_one(features, tmp_path):
+    build_store(features, tmp_path / "one", workers=1)
+    build_store(features, tmp_path / "two", workers=2)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_a_build_killed_at_any_moment_ends_with_the_same_bytes(features, tmp_path):
+    """kill -9 as soon as the journal has grown, again and again."""
+    script = (
+        "import sys, time, carmil.bags.store as s\nfrom pathlib import Path\n"
+        "pack = s._pack\n"
+        "def slow(*a):\n    time.sleep(0.1)\n    return pack(*a)\n"
+        "s._pack = slow\n"
+        f"s.build_store(Path({str(features)!r}), Path(sys.argv[1]), workers=1)\n"
+    )
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    build_store(features, whole, workers=1)
+    journal = tmp_path / "broken.building" / "journal.jsonl"
+    kills = 0
+    while not is_store(broken):
+        process = subprocess.Popen([sys.executable, "-c", script, str(broken)])
+        size = journal.stat().st_size if journal.exists() else 0
+        while process.poll() is None and kills < 2:
+            if journal.exists() and journal.stat().st_size > size:
+                process.kill()
+                kills += 1
+                break
+            time.sleep(0.005)
+        process.wait()
+    assert kills == 2
+    assert content(whole) == content(broken)
+
+
+def test_a_line_of_the_journal_that_was_cut_off_does_not_count(features, tmp_path):
+    whole = build_store(features, tmp_path / "whole", workers=1)
+    seen = []
+
+    def stop(done, total):
+        seen.append(done)
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_store(features, tmp_path / "store", workers=1, on_bag=stop)
+    journal = tmp_path / "store.building" / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-7])
+    said = []
+    build_store(features, tmp_path / "store", workers=1, say=said.append)
+    assert any("2 of 7 bags are there already" in line for line in said)
+    assert content(whole.path) == content(tmp_path / "store")
+
+
+def test_files_that_changed_since_begin_anew(features, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        build_store(features, tmp_path / "store", workers=1, on_bag=_interrupt)
+    write_bag(bag("00", rows=9, seed=5), features, "trident")
+    said = []
+    store = build_store(features, tmp_path / "store", workers=1, say=said.append)
+    assert any("begins anew" in line for line in said)
+    assert store.entries[0].rows == 9
+
+
+def _interrupt(done, total):
+    raise KeyboardInterrupt
+
+
+def test_the_same_again_is_nothing_to_do_and_another_cohort_is_refused(features, tmp_path):
+    first = build_store(features, tmp_path / "store")
+    assert build_store(features, tmp_path / "store") == first
+    write_bag(bag("99"), features, "trident")
+    with pytest.raises(CarmilError, match="holds another cohort"):
+        build_store(features, tmp_path / "store")
+
+
+def test_a_broken_bag_stops_the_build_and_keeps_what_is_done(tmp_path):
+    for i in range(4):
+        write_bag(bag(f"{i}", rows=5), tmp_path / "src", "npy")
+    values = np.load(tmp_path / "src" / "2.npy")
+    values[3, 1] = np.nan
+    np.save(tmp_path / "src" / "2.npy", values)
+    with pytest.raises(CarmilError, match=r"2\.npy: NaN or infinite.*2 of 4 bags are packed and kept") as error:
+        build_store(tmp_path / "src", tmp_path / "store", workers=1)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "store").exists()
+    problems = check_bags(find_bags(tmp_path / "src"))
+    assert [(problem.bag, problem.kind) for problem in problems] == [("2", "not finite")]
+    said = []
+    store = build_store(tmp_path / "src", tmp_path / "store", workers=1, skip_broken=True, say=said.append)
+    assert store.ids == ("0", "1", "3")
+    assert store.left_out == ("2",)
+    assert any(line.startswith("left out: 2") for line in said)
+
+
+def test_a_file_that_vanishes_in_the_middle_is_named(tmp_path, monkeypatch):
+    for i in range(3):
+        write_bag(bag(f"{i}"), tmp_path / "src", "npy")
+
+    def remove(done, total):
+        (tmp_path / "src" / "2.npy").unlink(missing_ok=True)
+
+    with pytest.raises(CarmilError, match=r"2\.npy"):
+        build_store(tmp_path / "src", tmp_path / "store", workers=1, on_bag=remove)
+
+
+def test_another_width_or_encoder_is_found(tmp_path):
+    for i in range(4):
+        write_bag(bag(f"{i}"), tmp_path / "src", "npy")
+    np.save(tmp_path / "src" / "9.npy", np.zeros((3, 7), np.float32))
+    with pytest.raises(CarmilError, match="a cohort has one encoder"):
+        build_store(tmp_path / "src", tmp_path / "store")
+    problems = check_bags(find_bags(tmp_path / "src"))
+    assert [(problem.bag, problem.kind, problem.what) for problem in problems] == [
+        ("9", "width", "width 7, most bags have 4")
+    ]
+
+
+def test_empty_slides_are_left_out_and_said(tmp_path):
+    write_bag(bag("a"), tmp_path / "src", "npy")
+    write_bag(bag("b", rows=0), tmp_path / "src", "npy")
+    said = []
+    store = build_store(tmp_path / "src", tmp_path / "store", say=said.append)
+    assert store.empty == ("b",)
+    assert any("1 empty slides" in line for line in said)
+
+
+def test_values_too_large_for_half_precision_are_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.full((2, 3), 1e6, np.float32))
+    with pytest.raises(CarmilError, match="do not fit into float16: use --dtype float32"):
+        build_store(_alone(tmp_path), tmp_path / "store")
+
+
+def _alone(tmp_path):
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (tmp_path / "a.npy").rename(folder / "a.npy")
+    return folder
+
+
+def test_a_store_that_was_cut_off_or_changed_is_found(features, tmp_path):
+    store = build_store(features, tmp_path / "store")
+    path = store.path / "features.bin"
+    raw = bytearray(path.read_bytes())
+    raw[10] ^= 255
+    path.write_bytes(raw)
+    assert [problem.bag for problem in check_store(open_store(store.path))] == ["00"]
+    path.write_bytes(raw[:-1])
+    with pytest.raises(CarmilError, match=r"features\.bin has .* bytes, expected"):
+        open_store(store.path)
+    facts = json.loads((store.path / "index.json").read_text())
+    (store.path / "index.json").write_text(json.dumps({**facts, "version": 99}))
+    with pytest.raises(CarmilError, match="newer carmil"):
+        open_store(store.path)
+    (store.path / "index.json").write_text("{")
+    with pytest.raises(CarmilError, match="cannot be read"):
+        open_store(store.path)
+
+
+@pytest.mark.parametrize("layout", ["clam", "trident"])
+def test_export_writes_what_was_read(features, tmp_path, layout):
+    store = build_store(features, tmp_path / "store", dtype="float32")
+    for i in range(len(store.entries)):
+        write_bag(store.bag(i), tmp_path / "out", layout)
+    again = build_store(tmp_path / "out", tmp_path / "again", dtype="float32")
+    assert torch.equal(again.bags().features, store.bags().features)
+    assert torch.equal(again.bags().coordinates, store.bags().coordinates)
+    assert [entry.tile_size for entry in again.entries] == [entry.tile_size for entry in store.entries]
+
+
+def test_groups_become_bags_in_the_order_of_their_names(features, tmp_path):
+    store = build_store(features, tmp_path / "store")
+    groups = {"00": "z", "03": "a", "06": "z"}
+    found = regroup(store, groups, tmp_path / "groups")
+    assert found.ids == ("a", "z")
+    bags, old = found.bags(), store.bags()
+    assert torch.equal(bags[0].features, old[3].features)
+    assert torch.equal(bags[1].features, old[[0, 6]].features)
+    assert torch.equal(bags[1].coordinates, old[[0, 6]].coordinates)
+    assert check_store(found) == []
