@@ -1,7 +1,10 @@
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from carmil.cli import main
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -26,3 +29,16 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
     run_demo(out, fast=True)
     return out
+
+
+@pytest.fixture
+def said(capsys, monkeypatch):
+    """Runs a command line in this process: its exit status, and what it said on stdout and stderr."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["carmil", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return (left.value.code or 0, *capsys.readouterr())
+
+    return run

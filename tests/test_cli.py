@@ -9,27 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from carmil.cli import main
-
 
 def carmil(*words, cwd=None):
     command = [sys.executable, "-m", "carmil", *words]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "COLUMNS": "120"}, check=False
     )
-
-
-@pytest.fixture
-def said(capsys, monkeypatch):
-    """Runs a command line in this process: its exit status, and what it said on stdout and stderr."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["carmil", *words])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return (left.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 def test_models_lists_them(said):

@@ -337,7 +337,7 @@ def cohort_check(
         typer.echo(f"{len(ids)} bags, nothing wrong")
         return
     lines = tuple((problem.bag or "all", problem.kind, problem.what) for problem in problems)
-    print_tables([ResultTable(f"{len(problems)} problems in {len(ids)} bags", ("bag", "kind", "what"), lines, names=3)])
+    print_tables([ResultTable(f"{len(problems)} problems in {len(ids)} bags", ("bag", "kind", "what"), lines, names=2)])
     raise typer.Exit(1)
 
 
@@ -458,6 +458,7 @@ def train(
 
     Example: carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
     """
+    from carmil.report.run import write_report
     from carmil.report.tables import print_tables
     from carmil.studies.settings import Settings, read_settings
     from carmil.studies.shown import figures_lines, figures_table
@@ -478,6 +479,7 @@ def train(
     if settings.device == "cuda":
         _device(Device.cuda)
     run = run_study(settings, say=_say)
+    write_report(run, settings.out / "report.html")
     print_tables([figures_table([run])])
     for line in figures_lines(run):
         typer.echo(f"- {line}")

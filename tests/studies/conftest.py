@@ -20,7 +20,9 @@ class Files:
     labels: Path
 
     def settings(self, out: Path, **others) -> Settings:
-        given = dict(model="car/abmil", options=SMALL, folds=3, epochs=6, lr=5e-3, patience=4, device="cpu", dtype="float32")
+        given = dict(
+            model="car/abmil", options=SMALL, folds=3, epochs=6, lr=5e-3, patience=4, device="cpu", dtype="float32"
+        )
         return Settings(bags=self.features, labels=self.labels, out=out, **{**given, **others})
 
 

@@ -28,7 +28,9 @@ def test_a_study_learns_the_rule_and_tests_every_slide_once(files, tmp_path):
     assert (frame.groupby("slide").size() == 2).all()  # once a seed
     assert frame["slide"].nunique() == 48
     splits = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str)
-    tested = {(row["slide"], fold) for _, row in splits.iterrows() for fold in range(3) if row[f"fold_{fold}"] == "test"}
+    tested = {
+        (row["slide"], fold) for _, row in splits.iterrows() for fold in range(3) if row[f"fold_{fold}"] == "test"
+    }
     assert set(zip(frame["slide"], frame["fold"], strict=True)) == tested
     assert np.allclose(frame[["p_a", "p_b"]].sum(axis=1), 1)
     assert {"cf_a", "cf_b"} <= set(frame.columns)
@@ -92,7 +94,11 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
     kills = 0
     while not (broken / "metrics.json").exists():
         process = subprocess.Popen([*command, str(broken)])
-        seen = (broken / "checkpoint.safetensors").stat().st_mtime_ns if (broken / "checkpoint.safetensors").exists() else 0
+        seen = (
+            (broken / "checkpoint.safetensors").stat().st_mtime_ns
+            if (broken / "checkpoint.safetensors").exists()
+            else 0
+        )
         while process.poll() is None and kills < 2:
             path = broken / "checkpoint.safetensors"
             if path.exists() and path.stat().st_mtime_ns != seen:

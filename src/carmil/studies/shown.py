@@ -25,13 +25,15 @@ def figures_table(runs: Sequence[StudyRun]) -> ResultTable:
 def figures_lines(run: StudyRun) -> list[str]:
     """What the figures are of, and how sure they are."""
     facts, settings = run.facts, run.settings
-    counts = ", ".join(f"{n} {name}" for name, n in zip(facts["classes"], facts["class_counts"], strict=True))
+    counts = ", ".join(f"{n} of class {name}" for name, n in zip(facts["classes"], facts["class_counts"], strict=True))
     folds = len({model["fold"] for model in run.models})
+    chosen = "epoch and hyper-parameters"
+    if len(run.classes) == 2:
+        chosen = f"epoch, hyper-parameters and threshold ({settings['threshold']})"
     found = [
-        f"{settings['model']}: {folds} folds x {settings['seeds']} seeds; "
+        f"{settings['model']}: {folds} folds x {settings['seeds']} {'seed' if settings['seeds'] == 1 else 'seeds'}; "
         f"{facts['slides']} slides of {facts['patients']} patients: {counts}",
-        f"figures are of {run.metrics['level']}s; "
-        f"epoch, hyper-parameters and threshold ({settings['threshold']}) were chosen on validation bags",
+        f"figures are of {run.metrics['level']}s; {chosen} were chosen on validation bags",
     ]
     for name, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy of the likeliest class")):
         interval = run.metrics["intervals"].get(name)

@@ -20,6 +20,7 @@ from carmil.evidence.operating import OperatingPoint, Rule, abstention, threshol
 from carmil.files import write_text
 from carmil.progress import training_progress
 from carmil.studies.answers import answered, by_patient, numbers, probabilities
+from carmil.studies.card import card
 from carmil.studies.cohort import Cohort, Say, divided, of_settings, roles_of
 from carmil.studies.figures import calibration, intervals, mean_over_seeds, measured, summarised
 from carmil.studies.run_folder import StudyRun, begin, finished, pick_device, read_run, write_models, write_table
@@ -67,7 +68,9 @@ def run_study(settings: Settings, *, say: Say = lambda line: None) -> StudyRun:
     }
     _conclude(settings, cohort, trained, grid, points)
     checkpoint.remove()
-    return read_run(settings.out)
+    run = read_run(settings.out)
+    write_text(settings.out / "card.md", card(run))
+    return run
 
 
 def grid_of(settings: Settings) -> list[GridPoint]:

@@ -1,0 +1,339 @@
+"""The commands of a study as a user meets them, and what they say to broken input: one line, status 2, nothing lost."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from carmil.bags.readers import Bag
+from carmil.bags.writers import write_bag
+from carmil.studies.train import run_study
+
+from .conftest import WIDTH, make_files
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Files, a run of abmil and one of mean on them."""
+    folder = tmp_path_factory.mktemp("study")
+    files = make_files(folder)
+    for name in ("abmil", "mean"):
+        options = {"hidden": 8, "attention": 4} if name == "abmil" else {"hidden": 8}
+        run_study(files.settings(folder / name, model=name, options=options, epochs=6))
+    return folder
+
+
+SMALL_TRAINING = ("--epochs", "2", "--folds", "3", "--device", "cpu", "--model", "mean")
+
+
+def test_from_a_folder_and_a_table_to_a_report(files, tmp_path, said):
+    run = tmp_path / "run"
+    status, out, _ = said(
+        "train", "--bags", str(files.features), "--labels", str(files.labels), "--out", str(run), *SMALL_TRAINING
+    )
+    assert status == 0
+    assert "AUC" in out
+    for name in (
+        "run.json",
+        "weights.safetensors",
+        "predictions.parquet",
+        "metrics.json",
+        "report.html",
+        "card.md",
+        "splits.tsv",
+    ):
+        assert (run / name).is_file(), name
+    assert len(pd.read_parquet(run / "predictions.parquet")) == 48
+
+
+def test_a_store_is_built_checked_looked_at_and_exported(files, tmp_path, said):
+    store = tmp_path / "store"
+    assert said("cohort", "build", str(files.features), "--out", str(store))[0] == 0
+    status, out, _ = said("cohort", "info", str(store))
+    assert status == 0
+    assert "48" in out
+    status, out, _ = said("cohort", "check", str(store), "--labels", str(files.labels))
+    assert (status, "nothing wrong" in out) == (0, True)
+    assert said("cohort", "export", str(store), "--out", str(tmp_path / "clam"), "--layout", "clam")[0] == 0
+    assert len(list((tmp_path / "clam" / "pt_files").glob("*.pt"))) == 48
+
+
+def test_check_lists_what_is_wrong_and_leaves_with_1(files, tmp_path, said):
+    (files.features / "000-0.npy").write_bytes((files.features / "000-0.npy").read_bytes()[:90])
+    np.save(files.features / "zzz.npy", np.zeros((3, WIDTH), np.float32))
+    lines = files.labels.read_text().splitlines()
+    files.labels.write_text("\n".join([*lines, "ghost,P999,a"]))
+    status, out, _ = said("cohort", "check", str(files.features), "--labels", str(files.labels))
+    assert status == 1
+    found = {
+        (line.split("│")[1].strip(), line.split("│")[2].strip()) for line in out.splitlines() if line.startswith("│")
+    }
+    assert {("000-0", "unreadable"), ("zzz", "no label"), ("ghost", "no features")} <= found
+
+
+def test_a_split_is_written_and_audited(files, tmp_path, said):
+    path = tmp_path / "splits.tsv"
+    status, out, _ = said("split", "--labels", str(files.labels), "--folds", "3", "--out", str(path))
+    assert (status, "sound" in out) == (0, True)
+    assert said("split", "--labels", str(files.labels), "--audit", str(path))[0] == 0
+    table = pd.read_csv(path, sep="\t", dtype=str)
+    slides = table.index[table["patient"] == "P000"]
+    table.loc[slides[0], "fold_0"] = "train"
+    table.loc[slides[1], "fold_0"] = "test"
+    table.to_csv(path, sep="\t", index=False)
+    status, _, err = said("split", "--labels", str(files.labels), "--audit", str(path))
+    assert status == 2
+    assert "P000" in err
+
+
+def test_new_slides_are_answered(trained, tmp_path, said):
+    out = tmp_path / "answers"
+    status, shown, _ = said("predict", str(trained / "abmil"), "--bags", str(trained / "features"), "--out", str(out))
+    assert status == 0
+    frame = pd.read_csv(out / "predictions.csv", dtype={"slide": str})
+    assert len(frame) == 48
+    assert set(frame["answer"]) <= {"a", "b"}
+    assert "000-0" in shown
+
+
+def test_another_cohort_is_evaluated_with_the_runs_own_thresholds(trained, tmp_path, said):
+    other = make_files(tmp_path, seed=7, patients=10)
+    out = tmp_path / "evaluation"
+    status, shown, _ = said(
+        "evaluate",
+        str(trained / "abmil"),
+        "--bags",
+        str(other.features),
+        "--labels",
+        str(other.labels),
+        "--out",
+        str(out),
+    )
+    assert status == 0
+    facts = json.loads((out / "evaluation.json").read_text())
+    assert facts["level"] == "patient"
+    assert 0 <= facts["figures"]["auc"] <= 1
+    assert "all models together" in shown
+
+
+def test_runs_are_compared_and_reported_again(trained, tmp_path, said):
+    status, out, _ = said("compare", str(trained / "abmil"), str(trained / "mean"), "--out", str(tmp_path / "pairs.md"))
+    assert status == 0
+    assert "DeLong" in out
+    assert "| abmil | mean |" in (tmp_path / "pairs.md").read_text()
+    page = tmp_path / "page.html"
+    assert said("report", str(trained / "abmil"), "--out", str(page))[0] == 0
+    assert "abmil" in page.read_text()
+
+
+def break_width(files):
+    np.save(files.features / "odd.npy", np.zeros((3, 2), np.float32))
+
+
+def break_truncated(files):
+    path = files.features / "001-0.npy"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def break_nan(files):
+    np.save(files.features / "001-0.npy", np.full((3, WIDTH), np.nan, np.float32))
+
+
+def break_inf(files):
+    np.save(files.features / "001-0.npy", np.full((3, WIDTH), np.inf, np.float32))
+
+
+def break_object(files):
+    np.save(files.features / "001-0.npy", np.array([{}], dtype=object), allow_pickle=True)
+
+
+def break_3d(files):
+    np.save(files.features / "001-0.npy", np.zeros((2, 3, WIDTH), np.float32))
+
+
+def break_text(files):
+    np.save(files.features / "001-0.npy", np.array([["a"] * WIDTH]))
+
+
+def break_all_empty(files):
+    for path in files.features.glob("*.npy"):
+        np.save(path, np.zeros((0, WIDTH), np.float32))
+
+
+def break_no_files(files):
+    for path in files.features.glob("*.npy"):
+        path.unlink()
+
+
+def break_one_class(files):
+    files.labels.write_text(files.labels.read_text().replace(",b\n", ",a\n"))
+
+
+def break_no_label_column(files):
+    lines = [line.rsplit(",", 1)[0] for line in files.labels.read_text().splitlines()]
+    files.labels.write_text("\n".join(lines))
+
+
+def break_other_ids(files):
+    files.labels.write_text(files.labels.read_text().replace("-0,", "-x,").replace("-1,", "-y,"))
+
+
+def break_duplicates(files):
+    lines = files.labels.read_text().splitlines()
+    files.labels.write_text("\n".join([*lines, lines[1].replace(",a", ",b")]))
+
+
+def break_few_patients(files):
+    lines = files.labels.read_text().splitlines()
+    files.labels.write_text("\n".join(lines[:5]))
+
+
+def break_empty_table(files):
+    files.labels.write_text("")
+
+
+def break_regression(files):
+    lines = files.labels.read_text().splitlines()
+    files.labels.write_text(
+        "\n".join([lines[0], *(f"{line.rsplit(',', 1)[0]},{i * 0.37}" for i, line in enumerate(lines[1:]))])
+    )
+
+
+def break_binary_table(files):
+    files.labels.write_bytes(bytes(range(256)) * 4)
+
+
+def break_xlsx(files):
+    files.labels.rename(files.labels.with_suffix(".xlsx"))
+    files.labels = files.labels.with_suffix(".xlsx")
+
+
+BREAKS = [value for name, value in list(globals().items()) if name.startswith("break_")]
+
+
+@pytest.mark.parametrize("damage", BREAKS, ids=lambda damage: damage.__name__.removeprefix("break_"))
+def test_a_broken_cohort_is_one_line_and_status_2(files, tmp_path, said, damage):
+    damage(files)
+    run = tmp_path / "run"
+    status, _, err = said(
+        "train", "--bags", str(files.features), "--labels", str(files.labels), "--out", str(run), *SMALL_TRAINING
+    )
+    assert status == 2
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("carmil: ")
+    assert "Traceback" not in err
+    assert not (run / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--model", "abmill"], "did you mean 'abmil'"),
+        (["--folds", "1"], "folds is 1"),
+        (["--lr", "fast"], "expected a number"),
+        (["--lr", "-1"], "learning rate"),
+        (["--alpha", "0.2"], "no counterfactual branch"),
+        (["--threshold", "best"], "best"),
+        (["--patients", "median"], "expected one of mean, max, one-bag"),
+        (["--label", "diagnose"], "diagnose"),
+        (["--abstain", "1.5"], "abstain is 1.5"),
+        (["--splits", "nowhere.tsv"], "nowhere.tsv"),
+        (["--official"], "official split"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--warm-start", "nowhere"], "nowhere is no run"),
+        (["--positive", "z"], "z"),
+        (["--seeds", "0"], "seeds is 0"),
+        (["--bags", "nowhere"], "nowhere"),
+        (["--labels", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_words_that_do_not_fit_are_one_line_and_status_2(files, tmp_path, said, monkeypatch, words, expected):
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "--bags": str(files.features),
+        "--labels": str(files.labels),
+        "--out": "run",
+        "--model": "mean",
+        "--folds": "3",
+    }
+    given |= dict(zip(words[::2], words[1::2], strict=False)) if len(words) > 1 else {}
+    line = [word for pair in given.items() for word in pair] + (words if len(words) == 1 else [])
+    status, _, err = said("train", "--epochs", "2", "--device", "cpu", *line)
+    assert status == 2
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("carmil: ")
+    assert expected in last
+
+
+def test_predict_refuses_another_width_or_encoder(trained, tmp_path, said):
+    write_bag(Bag(id="x", features=np.zeros((4, WIDTH + 1), np.float32)), tmp_path / "wide", "npy")
+    status, _, err = said(
+        "predict", str(trained / "abmil"), "--bags", str(tmp_path / "wide"), "--out", str(tmp_path / "p")
+    )
+    assert status == 2
+    assert f"{WIDTH + 1} features a tile, the run was trained on {WIDTH}" in err
+    for encoder in ("uni", "resnet50"):
+        for i in range(12):
+            features = np.random.default_rng(i).normal(size=(5, 4)).astype(np.float32) + i % 2
+            place = {"coordinates": np.zeros((5, 2), np.float32), "coordinate_unit": "level0_px", "tile_size": 256.0}
+            write_bag(Bag(id=f"s{i:02d}", features=features, encoder=encoder, **place), tmp_path / encoder, "trident")
+    (tmp_path / "t.csv").write_text("slide,label\n" + "".join(f"s{i:02d},{i % 2}\n" for i in range(12)))
+    run = tmp_path / "run"
+    words = ("--labels", str(tmp_path / "t.csv"), "--out", str(run), "--folds", "2", "--epochs", "2", "--model", "mean")
+    assert said("train", "--bags", str(tmp_path / "uni"), *words)[0] == 0
+    status, _, err = said("predict", str(run), "--bags", str(tmp_path / "resnet50"), "--out", str(tmp_path / "q"))
+    assert status == 2
+    assert "encoded by resnet50" in err
+    assert "trained on uni" in err
+
+
+def test_a_run_that_cannot_be_written_says_so(files, tmp_path, said):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    status, _, err = said("train", "--bags", str(files.features), "--labels", str(files.labels), "--out", str(blocked))
+    assert status == 2
+    assert "is a file" in err
+
+
+def test_a_full_disk_is_one_line_and_what_was_done_is_kept(files, tmp_path, said, monkeypatch):
+    words = (
+        "train",
+        "--bags",
+        str(files.features),
+        "--labels",
+        str(files.labels),
+        "--out",
+        str(tmp_path / "run"),
+        *SMALL_TRAINING,
+    )
+    import carmil.studies.train as train
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train, "write_models", full)
+    status, _, err = said(*words)
+    assert status == 2
+    assert "No space left on device" in err.strip().splitlines()[-1]
+    monkeypatch.undo()
+    status, _, _ = said(*words)
+    assert status == 0
+
+
+def test_a_symlink_that_goes_round_in_circles_ends(tmp_path, said):
+    (tmp_path / "a").mkdir()
+    os.symlink(tmp_path / "a", tmp_path / "a" / "again")
+    status, _, err = said("cohort", "build", str(tmp_path / "a"), "--out", str(tmp_path / "store"))
+    assert status == 2
+    assert err.strip().splitlines()[-1].startswith("carmil: ")
+
+
+def test_tables_with_a_bom_and_semicolons_are_read(files, tmp_path, said):
+    text = files.labels.read_text().replace(",", ";")
+    files.labels.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    words = ("--bags", str(files.features), "--labels", str(files.labels), "--out", str(tmp_path / "run"))
+    assert said("train", *words, *SMALL_TRAINING)[0] == 0
+    assert Path(tmp_path / "run" / "metrics.json").exists()
