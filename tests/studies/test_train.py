@@ -56,7 +56,7 @@ def poisoned(files, tested: set[str], folder):
 def test_a_test_fold_of_noise_changes_nothing_that_was_chosen(files, tmp_path, fold):
     """Its features and labels are replaced BEFORE training: epochs, hyper-parameters, thresholds and weights stay, bit by bit."""
     splits = tmp_path / "splits.tsv"
-    common = dict(lr=[5e-3, 1e-3], seeds=2, epochs=8)
+    common = dict(lr=[5e-3, 1e-3], seeds=2, epochs=12, warmup=1, patience=2)  # neighbours stop at other epochs
     clean = run_study(files.settings(tmp_path / "clean", **common))
     (tmp_path / "clean" / "splits.tsv").rename(splits)
     table = pd.read_csv(splits, sep="\t", dtype=str)

@@ -24,8 +24,10 @@ class Optimizer(ABC):
         self.lr.copy_(self.full_lr * pace)
 
     @torch.no_grad()
-    def step(self, weights: Tensor, gradient: Tensor, active: Tensor) -> None:
-        """Changes the active rows of `weights` (r, p) in place. gradient (r, p), active (r) bool."""
+    def step(self, weights: Tensor, gradient: Tensor, active: Tensor, rows: Tensor | None = None) -> None:
+        """Changes the active rows of `weights` (r, p) in place. active (r) bool; gradient (r, p), or of some rows only."""
+        if rows is not None:
+            gradient = torch.zeros_like(weights).index_copy_(0, rows, gradient)
         if self.weight_decay:
             gradient = gradient + self.weight_decay * weights
         weights.sub_(self.lr.unsqueeze(-1) * self.direction(gradient, active.unsqueeze(-1)))
@@ -69,23 +71,24 @@ class Adam(Optimizer):
         self.betas, self.eps = betas, eps
         self.state = [torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(lr).unsqueeze(-1)]
 
-    def step(self, weights: Tensor, gradient: Tensor, active: Tensor) -> None:
+    def step(self, weights: Tensor, gradient: Tensor, active: Tensor, rows: Tensor | None = None) -> None:
         if weights.is_cuda:  # may be recorded: the same operations whoever is active
-            super().step(weights, gradient, active)
+            super().step(weights, gradient, active, rows)
         else:
-            self._step_in_one_pass(weights, gradient, active)
+            self._step_in_one_pass(weights, gradient, active, rows)
 
     @torch.no_grad()
-    def _step_in_one_pass(self, weights: Tensor, gradient: Tensor, active: Tensor) -> None:
+    def _step_in_one_pass(self, weights: Tensor, gradient: Tensor, active: Tensor, rows: Tensor | None) -> None:
         """torch's fused kernel on the active rows: where memory is slow, passes over (r, p) are what a step costs."""
-        rows = active.nonzero().flatten().tolist()
+        given = range(len(weights)) if rows is None else rows.tolist()
+        at = {row: i for i, row in enumerate(given) if active[row]}
         rates = self.lr.tolist()
         mean, square, steps = self.state
-        for lr in {rates[row] for row in rows}:
-            alike = [row for row in rows if rates[row] == lr]
+        for lr in sorted({rates[row] for row in at}):
+            alike = [row for row in at if rates[row] == lr]
             adam(
                 params=[weights[row] for row in alike],
-                grads=[gradient[row] for row in alike],
+                grads=[gradient[at[row]] for row in alike],
                 exp_avgs=[mean[row] for row in alike],
                 exp_avg_sqs=[square[row] for row in alike],
                 max_exp_avg_sqs=[],

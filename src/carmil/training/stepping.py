@@ -1,12 +1,13 @@
 """One training step of a population, run as it is or replayed as a CUDA graph. r models, b bags, n instances."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from carmil.models.pooling import Offsets
-from carmil.training.stopping import State
+from carmil.training.population import Population
+from carmil.training.stopping import State, at_least_two
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,31 @@ class Stepper:
     def _step(self, batch: Batch) -> dict[str, Tensor]:
         state, population = self.state, self.state.population
         active = state.active & (batch.share.sum(-1) > 0)
+        on = active.to(batch.share.dtype)
+        if batch.features.is_cuda or bool(active.all()):
+            means, gradient = self._differentiated(population, batch)
+            state.optimizer.step(population.weights, gradient, active)
+            losses = {name: value * on for name, value in means.items()}
+        else:  # on a CPU nothing is computed for a model that takes no step: another fold's bag, or stopped
+            rows = at_least_two(active)
+            some = population.subset(rows)
+            means, gradient = self._differentiated(some, replace(batch, share=batch.share[rows]))
+            population.buffers[rows] = some.buffers
+            state.optimizer.step(population.weights, gradient, active, rows)
+            losses = {name: torch.zeros_like(on).index_copy(0, rows, value) * on for name, value in means.items()}
+        population.noise.steps += active.long()
+        return {**losses, "steps": on}
+
+    @staticmethod
+    def _differentiated(population: Population, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Each model's mean losses (r) on its bags of the batch, and the gradient of their total (r, p)."""
         weights = population.weights.detach().requires_grad_()
         counted = batch.share > 0
         prediction = population(batch.features, batch.offsets, weights=weights, rows=batch.rows, counted=counted)
         losses = population.losses(prediction, batch.labels)
         means = {name: (value * batch.share).sum(-1) for name, value in losses.items()}
         (gradient,) = torch.autograd.grad(means["total"].sum(), weights)
-        state.optimizer.step(population.weights, gradient, active)
-        population.noise.steps += active.long()
-        on = active.to(gradient.dtype)
-        return {**{name: value.detach() * on for name, value in means.items()}, "steps": on}
+        return {name: value.detach() for name, value in means.items()}, gradient
 
     def _capture(self, batch: Batch, key: tuple[int, ...]) -> None:
         """Records the step on buffers of its own. Recording does not run it; the first replay does."""

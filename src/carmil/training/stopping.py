@@ -40,13 +40,13 @@ class State:
             self.waited[rows] = torch.where(better, 0, self.waited[rows] + 1)
             self.active &= self.waited[rows] < self.recipe.patience
         running = int(self.active.sum())
-        if 0 < running <= len(rows) // 2:
+        if 0 < running <= len(rows) // 2 and len(rows) > 2:
             self._compact()
         return running
 
     def _compact(self) -> None:
         """Half of the models have stopped: leave them out. Halving keeps the number of shapes small."""
-        keep = self.active.nonzero().squeeze(-1)
+        keep = at_least_two(self.active)
         self.population = self.population.subset(keep)
         self.optimizer.take(keep)
         self.rows, self.active = self.rows[keep], self.active[keep]
@@ -67,6 +67,18 @@ class State:
             self.rows, self.active = rows, self.active[rows]
         for name, tensor in self.tensors().items():
             tensor.copy_(kept[name])
+
+
+def at_least_two(active: Tensor) -> Tensor:
+    """The rows of the active models; if it is one among several, one more. active (r) bool.
+
+    A product for one model alone is computed in another order than the same product in company: with two or more, what a
+    model becomes does not depend on when its neighbours stop.
+    """
+    rows = active.nonzero().squeeze(-1)
+    if len(rows) == 1 and len(active) > 1:
+        rows = torch.tensor(sorted({int(rows[0]), 0 if int(rows[0]) else 1}), device=active.device)
+    return rows
 
 
 _KEPT = ("rows", "active", "best", "best_buffers", "best_loss", "best_epoch", "waited", "epochs_run")
