@@ -431,7 +431,7 @@ def train(
     site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
     positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
     truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most.  [default: 100]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most.  [default: 50]")] = None,
     patience: Annotated[int | None, typer.Option(help="Epochs without a better one.  [default: 20]")] = None,
     batch: Annotated[int | None, typer.Option(help="Bags a step.  [default: 1]")] = None,
     lr: Annotated[
@@ -441,6 +441,9 @@ def train(
     lambda_: Annotated[str | None, typer.Option("--lambda", help="Weight(s) of the distance.")] = None,
     distance: Annotated[Distance | None, typer.Option(help="Between the two maps (CAR).")] = None,
     class_weights: Annotated[str | None, typer.Option(help="none or balanced.  [default: none]")] = None,
+    standardise: Annotated[
+        bool | None, typer.Option("--standardise", help="Scale features by each fold's training bags.")
+    ] = None,
     warm_start: Annotated[Path | None, typer.Option(help="Run of the model without its branch, same folds.")] = None,
     threshold: Annotated[
         str | None, typer.Option(help="balanced, f1, 0.5, sensitivity=0.95, specificity=0.9.  [default: balanced]")

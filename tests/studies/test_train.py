@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from carmil.bags.splits import read_splits
+from carmil.bags.store import open_store
 from carmil.bags.tables import read_labels
 from carmil.errors import CarmilError
+from carmil.studies.answers import answered
 from carmil.studies.run_folder import read_run
 from carmil.studies.settings import Settings, read_settings
 from carmil.studies.train import grid_of, run_study
@@ -257,3 +259,22 @@ def test_a_run_that_has_not_ended_cannot_be_read(files, tmp_path):
     (run.folder / "metrics.json").unlink()
     with pytest.raises(CarmilError, match="has not ended"):
         read_run(run.folder)
+
+
+def test_scales_come_from_each_folds_own_training_bags(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", standardise=True, epochs=2))
+    store = open_store(tmp_path / "run" / "cohort").bags()
+    table = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str).set_index("slide")
+    weights = load_file(run.folder / "weights.safetensors")
+    for row, model in enumerate(run.models):
+        mine = [i for i, name in enumerate(store.ids) if table.loc[name, f"fold_{model['fold']}"] == "train"]
+        x = store[mine].features
+        assert torch.allclose(weights["mean"][row], x.mean(0), atol=1e-5)
+        assert torch.allclose(weights["deviation"][row], x.std(0, correction=0), atol=1e-4)
+    assert run.metrics["summary"]["auc"]["mean"] > 0.4
+    again = answered(run.population(), [0], store, torch.arange(3), run.classes)
+    frame = run.predictions().set_index("slide")
+    mine = frame[frame["fold"] == run.models[0]["fold"]]
+    for _, line in again.iterrows():
+        if line["slide"] in mine.index:
+            assert mine.loc[line["slide"], "p_b"] == pytest.approx(line["p_b"], abs=1e-5)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
 from carmil.training import TRAIN, UNUSED, VALIDATION, Member, Population, Recipe, fit
 from carmil.training.loop import _batches
-from carmil.training.optimizers import OPTIMIZERS
+from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.predict import predict
 
 WIDTH = 6
@@ -148,15 +150,18 @@ def test_a_model_without_a_bag_in_the_batch_takes_no_step():
         ("adam", lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.01)),
     ],
 )
-def test_optimizers_step_as_torchs(name, make):
+@pytest.mark.parametrize("recorded", [False, True])
+def test_optimizers_step_as_torchs(name, make, recorded):
+    """Both as on a CPU and as on a GPU, where a step is recorded once and replayed."""
     ours, theirs = torch.randn(1, 5), torch.nn.Parameter(torch.empty(5))
     theirs.data.copy_(ours[0])
     mine, reference = OPTIMIZERS[name](ours, torch.tensor([0.1]), weight_decay=0.01), make([theirs])
+    step = partial(Optimizer.step, mine) if recorded else mine.step
     for _ in range(10):
         gradient = torch.randn(5)
         theirs.grad = gradient.clone()
         reference.step()
-        mine.step(ours, gradient.unsqueeze(0), torch.tensor([True]))
+        step(ours, gradient.unsqueeze(0).split([2, 3], dim=1), torch.tensor([True]))
     assert torch.allclose(ours[0], theirs.data, atol=1e-5)
 
 
@@ -212,5 +217,5 @@ def test_a_cosine_takes_the_learning_rate_of_every_model_from_full_to_none():
     weights = torch.zeros(2, 1)
     optimizer = OPTIMIZERS["sgd"](weights, torch.tensor([0.1, 0.2]))
     optimizer.slow_down(recipe.pace(2))
-    optimizer.step(weights, torch.ones(2, 1), torch.tensor([True, True]))
+    optimizer.step(weights, [torch.ones(2, 1)], torch.tensor([True, True]))
     assert torch.allclose(weights, torch.tensor([[-0.05], [-0.1]]))

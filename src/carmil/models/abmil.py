@@ -32,7 +32,10 @@ class ABMIL(WithAttention):
         super().__init__()
         self.classes = classes
         self.embedding = nn.Sequential(
-            Dropout(feature_dropout), Linear(in_features, hidden, bias=embedding_bias), nn.ReLU(), Dropout(dropout)
+            Dropout(feature_dropout),
+            Linear(in_features, hidden, bias=embedding_bias),
+            nn.ReLU(inplace=True),
+            Dropout(dropout),
         )
         self.attention = Attention(hidden, attention, gated=gated, activation=activation, bias=attention_bias)
         layers: list[nn.Module] = []

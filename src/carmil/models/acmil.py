@@ -37,7 +37,7 @@ class ACMIL(WithAttention):
     ) -> None:
         super().__init__()
         self.classes, self.heads = classes, heads
-        self.embedding = nn.Sequential(Linear(in_features, hidden, bias=False), nn.ReLU())
+        self.embedding = nn.Sequential(Linear(in_features, hidden, bias=False), nn.ReLU(inplace=True))
         self.attention = Attention(hidden, attention, gated=True, heads=heads)
         self.classifier = Linear(hidden, classes)
         self.head_classifiers = HeadLinear(heads, hidden, classes)

@@ -42,7 +42,7 @@ class CLAM(WithAttention):
         self.classes, self.sampled, self.subtyping = classes, sampled, subtyping
         self.heads = classes if multi_branch else 1
         self.heads_are_classes = multi_branch
-        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(), Dropout(dropout))
+        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(inplace=True), Dropout(dropout))
         self.attention = Attention(hidden, attention, gated=True, heads=self.heads, dropout=dropout)
         self.classifier: nn.Module = HeadLinear(classes, hidden, 1) if multi_branch else Linear(hidden, classes)
         self.instance_classifiers = HeadLinear(classes, hidden, 2)

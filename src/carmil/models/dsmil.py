@@ -45,7 +45,7 @@ class DSMIL(AttendingModel):
         super().__init__()
         self.classes = self.heads = classes
         width = hidden if embedding else in_features
-        layers = [Linear(in_features, hidden), nn.ReLU(), Dropout(dropout)] if embedding else []
+        layers = [Linear(in_features, hidden), nn.ReLU(inplace=True), Dropout(dropout)] if embedding else []
         self.embedding = nn.Sequential(*layers)
         self.instance_classifier = Linear(width, classes)
         self._query = (width, query_size, query)

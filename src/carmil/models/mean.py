@@ -15,7 +15,7 @@ class MeanMIL(BagModel):
     def __init__(self, in_features: int, classes: int, *, hidden: int = 512, dropout: float = 0.25) -> None:
         super().__init__()
         self.classes = classes
-        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(), Dropout(dropout))
+        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(inplace=True), Dropout(dropout))
         self.classifier = Linear(hidden, classes)
         xavier(self)
 

@@ -67,7 +67,7 @@ class TransMIL(AttendingModel):
             dropout=dropout,
             kernel=kernel,
         )
-        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU())
+        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(inplace=True))
         self.class_token = nn.Parameter(torch.randn(hidden))
         self.first = NystromLayer(**self._layer)
         self.position = PositionEncoding(hidden)

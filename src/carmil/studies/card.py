@@ -23,7 +23,6 @@ YAML_ONLY = (  # settings that have no word on the command line
     "schedule",
     "warmup",
     "label_smoothing",
-    "standardise",
     "dtype",
 )
 INTERVALS = {

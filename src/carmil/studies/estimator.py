@@ -40,7 +40,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         model: str = "car/abmil.gated",
         *,
         options: dict[str, Any] | None = None,
-        epochs: int = 100,
+        epochs: int = 50,
         batch: int = 1,
         lr: float = 2e-4,
         weight_decay: float = 1e-5,

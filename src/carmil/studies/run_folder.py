@@ -12,6 +12,7 @@ card.md, report.html   for people
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from carmil import __version__
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
 from carmil.files import whole_file, write_text
+from carmil.models.contract import BagModel
+from carmil.models.standardised import Standardised
 from carmil.training.population import Member, Population
 from carmil.training.protocol import GridPoint, Trained
 from carmil.training.runs import config_key, machine, plain
@@ -64,17 +67,20 @@ class StudyRun:
 
         facts = self.facts
         members = [Member(seed=model["seed"], lr=model["lr"]) for model in self.models]
-        options = facts["settings"]["options"] or {}
         population = Population(
-            lambda: create_model(facts["settings"]["model"], facts["width"], len(self.classes), **options),
-            members,
-            device=device,
+            lambda: build(facts["settings"], facts["width"], len(self.classes)), members, device=device
         )
         try:
             population.load_state(load_file(self.folder / "weights.safetensors"))
         except (OSError, SafetensorError) as error:
             raise CarmilError(f"{self.folder / 'weights.safetensors'} cannot be read ({error}): train again") from error
         return population
+
+
+def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
+    """A fresh model as the settings ask for it."""
+    model = create_model(settings["model"], width, classes, **(settings["options"] or {}))
+    return Standardised(model, width) if settings["standardise"] else model
 
 
 def begin(folder: Path, facts: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ class Settings:
     seed: int = 0
 
     # How.
-    epochs: int = 100
+    epochs: int = 50
     batch: int = 1
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: Many = 2e-4

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.splits import TEST, Splits, audit, write_splits
-from carmil.counterfactual import create_model, list_models
+from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.operating import OperatingPoint, Rule, abstention, threshold
@@ -23,12 +23,12 @@ from carmil.studies.answers import answered, by_patient, numbers, probabilities
 from carmil.studies.card import card
 from carmil.studies.cohort import Cohort, Say, divided, of_settings, roles_of
 from carmil.studies.figures import calibration, intervals, mean_over_seeds, measured, summarised
-from carmil.studies.run_folder import StudyRun, begin, finished, pick_device, read_run, write_models, write_table
+from carmil.studies.run_folder import StudyRun, begin, build, finished, pick_device, read_run, write_models, write_table
 from carmil.studies.settings import Settings
 from carmil.studies.truth import agreement
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.population import Population
-from carmil.training.protocol import GridPoint, Trained, train_protocol, validation_bags
+from carmil.training.protocol import GridPoint, Trained, set_scales, train_protocol, validation_bags
 from carmil.training.recipe import UNUSED, Recipe
 from carmil.training.runs import plain
 
@@ -173,15 +173,16 @@ def _trained(
     seeds = list(range(settings.seed, settings.seed + settings.seeds))
     given = roles.masked_fill(roles == TEST, UNUSED)
     models = given.shape[1] * len(seeds) * len(grid)
-    options = settings.options or {}
 
-    def prepare(population: Population, _: Tensor) -> None:
+    def prepare(population: Population, everyone: Tensor) -> None:
+        if settings.standardise:
+            set_scales(population, cohort.bags, everyone)
         if settings.warm_start is not None:
             population.warm_start(_baseline(settings, population, len(grid)))
 
     with training_progress(settings.model, recipe.epochs, models) as on_epoch:
         return train_protocol(
-            lambda: create_model(settings.model, cohort.store.width, len(cohort.classes), **options),
+            lambda: build(settings.asked(), cohort.store.width, len(cohort.classes)),
             cohort.bags,
             given if len(given) > 1 else given[0],
             recipe=recipe,

@@ -4,6 +4,7 @@ A row that is not active takes no step, no decay and no momentum.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,8 +25,12 @@ class Optimizer(ABC):
         self.lr.copy_(self.full_lr * pace)
 
     @torch.no_grad()
-    def step(self, weights: Tensor, gradient: Tensor, active: Tensor, rows: Tensor | None = None) -> None:
-        """Changes the active rows of `weights` (r, p) in place. active (r) bool; gradient (r, p), or of some rows only."""
+    def step(self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None) -> None:
+        """Changes the active rows of `weights` (r, p) in place. active (r) bool.
+
+        gradients: columns of the gradient, (r, p1), (r, p2), ...; if `rows` are given, of these rows only.
+        """
+        gradient = torch.cat(list(gradients), dim=1)
         if rows is not None:
             gradient = torch.zeros_like(weights).index_copy_(0, rows, gradient)
         if self.weight_decay:
@@ -71,28 +76,31 @@ class Adam(Optimizer):
         self.betas, self.eps = betas, eps
         self.state = [torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(lr).unsqueeze(-1)]
 
-    def step(self, weights: Tensor, gradient: Tensor, active: Tensor, rows: Tensor | None = None) -> None:
+    def step(self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None) -> None:
         if weights.is_cuda:  # may be recorded: the same operations whoever is active
-            super().step(weights, gradient, active, rows)
+            super().step(weights, gradients, active, rows)
         else:
-            self._step_in_one_pass(weights, gradient, active, rows)
+            self._step_in_one_pass(weights, gradients, active, rows)
 
     @torch.no_grad()
-    def _step_in_one_pass(self, weights: Tensor, gradient: Tensor, active: Tensor, rows: Tensor | None) -> None:
+    def _step_in_one_pass(
+        self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None
+    ) -> None:
         """torch's fused kernel on the active rows: where memory is slow, passes over (r, p) are what a step costs."""
         given = range(len(weights)) if rows is None else rows.tolist()
         at = {row: i for i, row in enumerate(given) if active[row]}
-        rates = self.lr.tolist()
+        rates, sizes = self.lr.tolist(), [gradient.shape[1] for gradient in gradients]
         mean, square, steps = self.state
         for lr in sorted({rates[row] for row in at}):
             alike = [row for row in at if rates[row] == lr]
+            counts = {row: steps[row].repeat(len(sizes)).unbind() for row in alike}
             adam(
-                params=[weights[row] for row in alike],
-                grads=[gradient[at[row]] for row in alike],
-                exp_avgs=[mean[row] for row in alike],
-                exp_avg_sqs=[square[row] for row in alike],
+                params=[piece for row in alike for piece in weights[row].split(sizes)],
+                grads=[gradient[at[row]] for row in alike for gradient in gradients],
+                exp_avgs=[piece for row in alike for piece in mean[row].split(sizes)],
+                exp_avg_sqs=[piece for row in alike for piece in square[row].split(sizes)],
                 max_exp_avg_sqs=[],
-                state_steps=[steps[row, 0] for row in alike],
+                state_steps=[count for row in alike for count in counts[row]],
                 fused=True,
                 amsgrad=False,
                 beta1=self.betas[0],
@@ -102,6 +110,7 @@ class Adam(Optimizer):
                 eps=self.eps,
                 maximize=False,
             )
+            steps[alike] += 1
 
     def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
         mean, square, steps = self.state

@@ -82,18 +82,18 @@ class Population:
         features: Tensor,
         offsets: Offsets,
         *,
-        weights: Tensor | None = None,
+        leaves: Sequence[Tensor] | None = None,
         rows: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> Prediction:
         """What every model answers; all tensors of the prediction have the population's axis in front.
 
-        weights: others than its own, to differentiate by. rows (n): which instances of the cohort these are, for the noise.
+        leaves: what `leaves()` gave, to differentiate by. rows (n): which instances of the cohort these are, for the noise.
         counted (r, b): which bags a model may learn statistics from, all of them if not given.
         """
         features = features.to(self.weights.dtype)
         self.noise.rows = rows
-        self._bind(self.weights if weights is None else weights)
+        self._bind(leaves)
         for normed in self._normed:
             normed.counted = None if counted is None else counted[:, offsets.bag_of].unsqueeze(-1)
         return self.model(features, offsets)
@@ -115,7 +115,7 @@ class Population:
 
     def begin(self, phase: str, epoch: int) -> None:
         """Tells the architecture which pass comes next; it may reset its buffers."""
-        self._bind(self.weights)
+        self._bind()
         self.model.begin(phase, epoch)
 
     def member(self, row: int) -> BagModel:
@@ -155,14 +155,21 @@ class Population:
         """These models only, in this order, with weights of their own. The architecture is shared: call one at a time."""
         part = copy.copy(self)
         part.members = [self.members[row] for row in rows.tolist()]
-        part.weights, part.buffers = self.weights[rows], self.buffers[rows]
+        part.weights, part.buffers = self.weights.index_select(0, rows), self.buffers.index_select(0, rows)
         part.noise = Noise(self.noise.seeds[rows], self.noise.steps[rows])
         part.coefficients = {term: value[rows] for term, value in self.coefficients.items()}
         return part
 
-    def _bind(self, weights: Tensor) -> None:
-        """Makes the architecture speak for these weights, this population's buffers and its noise."""
-        for slot, stacked in [*_stacked(weights, self._weight_slots), *_stacked(self.buffers, self._buffer_slots)]:
+    def leaves(self) -> list[Tensor]:
+        """The parameters one by one, stacked (r, ...): views of `weights` that gradients can be asked for."""
+        return [stacked.detach().requires_grad_() for _, stacked in _stacked(self.weights, self._weight_slots)]
+
+    def _bind(self, leaves: Sequence[Tensor] | None = None) -> None:
+        """Makes the architecture speak for this population's weights, or these leaves of them, its buffers and its noise."""
+        named = _stacked(self.weights, self._weight_slots)
+        if leaves is not None:
+            named = [(slot, leaf) for (slot, _), leaf in zip(named, leaves, strict=True)]
+        for slot, stacked in [*named, *_stacked(self.buffers, self._buffer_slots)]:
             setattr(slot.module, slot.attribute, stacked)
         for noisy in self._noisy:
             noisy.noise = self.noise
@@ -213,7 +220,7 @@ def _slots(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> list[_Slot]
 
 
 def _stacked(matrix: Tensor, slots: list[_Slot]) -> list[tuple[_Slot, Tensor]]:
-    """Columns of the matrix as stacked tensors. One split, so that its gradient comes back as one concatenation."""
+    """Columns of the matrix as stacked tensors, views of it."""
     pieces = matrix.split([slot.count for slot in slots], dim=1) if slots else []
     return [(slot, piece.unflatten(1, slot.shape)) for slot, piece in zip(slots, pieces, strict=True)]
 

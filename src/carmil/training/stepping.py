@@ -56,29 +56,29 @@ class Stepper:
         active = state.active & (batch.share.sum(-1) > 0)
         on = active.to(batch.share.dtype)
         if batch.features.is_cuda or bool(active.all()):
-            means, gradient = self._differentiated(population, batch)
-            state.optimizer.step(population.weights, gradient, active)
+            means, gradients = self._differentiated(population, batch)
+            state.optimizer.step(population.weights, gradients, active)
             losses = {name: value * on for name, value in means.items()}
         else:  # on a CPU nothing is computed for a model that takes no step: another fold's bag, or stopped
             rows = at_least_two(active)
             some = population.subset(rows)
-            means, gradient = self._differentiated(some, replace(batch, share=batch.share[rows]))
+            means, gradients = self._differentiated(some, replace(batch, share=batch.share[rows]))
             population.buffers[rows] = some.buffers
-            state.optimizer.step(population.weights, gradient, active, rows)
+            state.optimizer.step(population.weights, gradients, active, rows)
             losses = {name: torch.zeros_like(on).index_copy(0, rows, value) * on for name, value in means.items()}
         population.noise.steps += active.long()
         return {**losses, "steps": on}
 
     @staticmethod
-    def _differentiated(population: Population, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Each model's mean losses (r) on its bags of the batch, and the gradient of their total (r, p)."""
-        weights = population.weights.detach().requires_grad_()
+    def _differentiated(population: Population, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Each model's mean losses (r) on its bags of the batch, and the gradients of their total, one a parameter (r, ...)."""
+        leaves = population.leaves()
         counted = batch.share > 0
-        prediction = population(batch.features, batch.offsets, weights=weights, rows=batch.rows, counted=counted)
+        prediction = population(batch.features, batch.offsets, leaves=leaves, rows=batch.rows, counted=counted)
         losses = population.losses(prediction, batch.labels)
         means = {name: (value * batch.share).sum(-1) for name, value in losses.items()}
-        (gradient,) = torch.autograd.grad(means["total"].sum(), weights)
-        return {name: value.detach() for name, value in means.items()}, gradient
+        gradients = torch.autograd.grad(means["total"].sum(), leaves, allow_unused=True, materialize_grads=True)
+        return {name: value.detach() for name, value in means.items()}, [gradient.flatten(1) for gradient in gradients]
 
     def _capture(self, batch: Batch, key: tuple[int, ...]) -> None:
         """Records the step on buffers of its own. Recording does not run it; the first replay does."""

@@ -1,0 +1,113 @@
+import json
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GroupKFold, cross_val_score
+
+import carmil
+from carmil.errors import CarmilError
+
+RNG = np.random.default_rng(0)
+Y = np.array(["no", "yes"])[RNG.integers(0, 2, 40)]
+BAGS = [RNG.normal(size=(int(RNG.integers(3, 9)), 6)).astype(np.float32) for _ in Y]
+for bag, label in zip(BAGS, Y, strict=True):
+    bag[0, 0] = 5.0 if label == "yes" else -1.0
+
+
+def classifier(**others) -> carmil.MILClassifier:
+    given = dict(model="car/abmil", epochs=15, lr=5e-3, options={"hidden": 8, "attention": 4}, device="cpu")
+    return carmil.MILClassifier(**{**given, **others})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> carmil.MILClassifier:
+    return classifier(seeds=2).fit(BAGS, Y)
+
+
+def test_it_learns_and_answers_in_the_labels_own_words(fitted):
+    assert fitted.classes_.tolist() == ["no", "yes"]
+    assert (fitted.predict(BAGS) == Y).mean() > 0.9
+    assert fitted.score(BAGS, Y) == (fitted.predict(BAGS) == Y).mean()
+    assert np.allclose(fitted.predict_proba(BAGS).sum(1), 1)
+
+
+def test_it_is_cloned_and_cross_validated_like_any_other():
+    mine = classifier()
+    assert clone(mine).get_params() == mine.get_params()
+    lists = cross_val_score(clone(mine), BAGS, Y, cv=3)
+    bags = cross_val_score(clone(mine), carmil.Bags.from_list(BAGS), Y, cv=3)
+    assert np.array_equal(lists, bags)
+    assert lists.mean() > 0.8
+
+
+def test_groups_stay_together_when_the_epoch_is_chosen():
+    groups = np.arange(40) // 2
+    roles = classifier()._roles(carmil.Bags.from_list(BAGS), (Y == "yes").astype(int), groups)[0]
+    assert {1, 2} == set(roles.tolist())
+    for group in range(20):
+        assert len(set(roles[groups == group].tolist())) == 1
+    assert cross_val_score(classifier(epochs=2), BAGS, Y, groups=groups, cv=GroupKFold(2)).shape == (2,)
+
+
+def test_what_is_saved_answers_the_same(fitted, tmp_path):
+    fitted.save_pretrained(tmp_path / "model")
+    again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
+    assert np.array_equal(again.predict_proba(BAGS), fitted.predict_proba(BAGS))
+    assert again.classes_.tolist() == ["no", "yes"]
+    assert "device" not in json.loads((tmp_path / "model" / "config.json").read_text())["parameters"]
+
+
+def test_the_hub_is_asked_for_two_files_and_no_more(fitted, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    fitted.save_pretrained(tmp_path / "model")
+    asked = {}
+
+    def download(name, allow_patterns):
+        asked[name] = allow_patterns
+        return str(tmp_path / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    again = carmil.MILClassifier.from_pretrained("someone/model", device="cpu")
+    assert asked == {"someone/model": ["config.json", "weights.safetensors"]}
+    assert np.array_equal(again.predict(BAGS), fitted.predict(BAGS))
+    pushed = {}
+    monkeypatch.setattr(huggingface_hub, "upload_folder", lambda **given: pushed.update(given))
+    fitted.save_pretrained(tmp_path / "other", push_to="someone/model")
+    assert pushed == {"repo_id": "someone/model", "folder_path": str(tmp_path / "other")}
+
+
+def test_evidence_is_a_matrix_a_bag(fitted):
+    maps = fitted.explain(BAGS[:3])
+    assert [part.shape for part in maps] == [(len(bag), 2) for bag in BAGS[:3]]
+    yes = [i for i, label in enumerate(Y) if label == "yes"]
+    found = fitted.explain([BAGS[i] for i in yes])
+    assert np.mean([part[:, 1].argmax() == 0 for part in found]) > 0.7  # the instance that makes the bag positive
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: classifier().fit(BAGS, Y[:-1]), "39 labels for 40 bags"),
+        (lambda: classifier().fit(BAGS, ["no"] * 40), "the same label"),
+        (lambda: classifier().fit(BAGS), "no labels"),
+        (lambda: classifier(model="abmill").fit(BAGS, Y), "did you mean 'abmil'"),
+        (lambda: classifier().fit(BAGS, Y, groups=[1, 2]), "2 groups for 40 bags"),
+        (lambda: classifier().fit(BAGS[:3], ["no", "no", "yes"]), "one bag"),
+        (lambda: carmil.MILClassifier.from_pretrained("./nowhere"), "is no folder"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(act, words):
+    with pytest.raises(CarmilError, match=words) as error:
+        act()
+    assert "\n" not in str(error.value)
+
+
+def test_another_width_and_an_unfitted_model_are_refused(fitted):
+    from sklearn.exceptions import NotFittedError
+
+    with pytest.raises(CarmilError, match="bags of 5 features, the model was trained on 6"):
+        fitted.predict([bag[:, :5] for bag in BAGS])
+    with pytest.raises(NotFittedError):
+        classifier().predict(BAGS)
