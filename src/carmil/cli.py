@@ -310,7 +310,7 @@ def cohort_check(
 
     Example: carmil cohort check features_uni_v2 --labels labels.csv
     """
-    from carmil.bags.readers import find_bags
+    from carmil.bags.finding import find_bags
     from carmil.bags.store import Problem, check_bags, check_store, is_store, open_store
     from carmil.bags.tables import match, read_labels
     from carmil.progress import counted
@@ -429,6 +429,7 @@ def train(
     patient: ColumnOption = None,
     label: ColumnOption = None,
     site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
+    split: Annotated[str | None, typer.Option(help="Column with the official train/val/test.")] = None,
     positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
     truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
     epochs: Annotated[int | None, typer.Option(help="At most.  [default: 50]")] = None,

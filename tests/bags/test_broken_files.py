@@ -16,7 +16,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from carmil.bags.readers import Bag, Source, find_bags, peek, read_bag
+from carmil.bags.finding import find_bags
+from carmil.bags.readers import peek, read_bag
+from carmil.bags.sources import Bag, Source
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from carmil.bags.readers import Bag, Source, find_bags, peek, read_bag
+from carmil.bags.finding import find_bags
+from carmil.bags.readers import peek, read_bag
+from carmil.bags.sources import Bag, Source
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 
@@ -486,7 +488,7 @@ def test_reading_needs_torch_only_for_tensors():
     code = (
         "import sys, types; package = types.ModuleType('carmil.bags'); import carmil; "
         "package.__path__ = [carmil.__path__[0] + '/bags']; sys.modules['carmil.bags'] = package; "
-        "import carmil.bags.readers, carmil.bags.writers; "
+        "import carmil.bags.finding, carmil.bags.readers, carmil.bags.writers; "
         "print([name for name in ('torch', 'h5py', 'pandas', 'safetensors') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

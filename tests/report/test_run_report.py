@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from carmil import cli
-from carmil.bags.readers import Bag
+from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.evidence.performance import bag_auc
 from carmil.report.plots import Line, colour, reliability_svg, share_svg, wilson

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carmil.bags.readers import Bag
+from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.studies.settings import Settings
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from carmil.bags.readers import Bag
+from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.studies.train import run_study
 

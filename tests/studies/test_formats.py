@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from carmil.bags.readers import find_bags, read_bag
+from carmil.bags.finding import find_bags
+from carmil.bags.readers import read_bag
 from carmil.bags.writers import write_bag
 from carmil.studies.settings import Settings
 from carmil.studies.train import run_study

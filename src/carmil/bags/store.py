@@ -13,18 +13,21 @@ done. Killed at any moment and started again, a build goes on with what the jour
 
 import hashlib
 import json
+import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from carmil.bags.readers import Bag, Found, Header, Source, find_bags, peek, read_bag
+from carmil.bags.finding import find_bags
+from carmil.bags.readers import peek, read_bag
+from carmil.bags.sources import Bag, Found, Header, Source
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 Dtype = Literal["float16", "float32", "bfloat16"]
 ITEM_SIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 VERSION = 1
+_PATIENCE = 300  # seconds without a single bag
 OnBag = Callable[[int, int], None]  # bags done, bags in all
 
 
@@ -576,7 +580,9 @@ def _in_parallel(
         for key, arguments in jobs:
             yield key, work(*arguments)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+    ) as pool:
         waiting: dict[Future[Any], Any] = {}
         try:
             for key, arguments in jobs:
@@ -590,7 +596,14 @@ def _in_parallel(
 
 
 def _finished(waiting: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
-    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    done, _ = wait(waiting, timeout=_PATIENCE, return_when=FIRST_COMPLETED)
+    if not done:  # a damaged h5 can make its library turn in circles
+        for process in multiprocessing.active_children():
+            process.kill()
+        names = ", ".join(str(getattr(key, "source", key).path) for key in list(waiting.values())[:4])
+        raise CarmilError(
+            f"no file could be read for {_PATIENCE} s; one of these is damaged: {names}; what is packed is kept"
+        )
     for future in done:
         yield waiting.pop(future), future.result()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from carmil.bags.readers import Bag
+from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
 from carmil.files import whole_file, write_text
 

@@ -16,7 +16,6 @@ from carmil.studies.settings import Settings
 PATHS = ("bags", "labels", "splits", "warm_start")
 YAML_ONLY = (  # settings that have no word on the command line
     "options",
-    "split",
     "validation",
     "optimizer",
     "weight_decay",

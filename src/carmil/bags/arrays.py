@@ -1,7 +1,8 @@
 """How arrays lie in a file: one view of h5, npy, npz, pt and safetensors, whoever wrote it.
 
 Nothing is read before it is asked for, nothing outside the file is followed and no pickle is ever executed. Whatever
-the libraries raise over a damaged file leaves here as one `CarmilError` that names the file.
+the libraries raise over a damaged file leaves here as one `CarmilError` that names the file. Features are n instances
+of d values.
 """
 
 import math
@@ -13,7 +14,7 @@ import stat
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +149,72 @@ def as_number(value: Any, where: str) -> float | None:
     if not (math.isfinite(number) and number > 0):
         raise CarmilError(f"{where} is {number:g}: expected a positive number")
     return number
+
+
+def one_of(contents: Contents, names: Iterable[str]) -> Held:
+    """The first of these names that the file has."""
+    name = next((name for name in names if name in contents.names), None)
+    if name is None:
+        raise CarmilError(f"{contents.path} has no {next(iter(names))}: found {some(contents.names)}")
+    return contents.get(name)
+
+
+def rows_and_width(held: Held) -> tuple[int, int]:
+    """n and d of features; some tools write them as (1, n, d)."""
+    shape = held.shape[1:] if len(held.shape) == 3 and held.shape[0] == 1 else held.shape
+    if len(shape) == 1:
+        raise CarmilError(
+            f"{held.where} has the shape {held.shape}, one vector for a whole slide: expected one row a tile, "
+            "(instances, features)"
+        )
+    if len(shape) != 2 or shape[1] == 0:
+        raise CarmilError(f"{held.where} has the shape {held.shape}: expected (instances, features)")
+    return shape[0], shape[1]
+
+
+def dtype_when_read(held: Held) -> str:
+    """float16 stays what it is; all else that can be features becomes float32."""
+    name = held.dtype.lstrip("<>=|").replace("f2", "float16").replace("f4", "float32").replace("f8", "float64")
+    if name not in ("float16", "float32", "float64", "bfloat16"):
+        if name == "object" and kind_of(Path(held.where.split(": ")[0])) != "h5":
+            held.read()  # refuses, and says how to convert
+        raise CarmilError(f"{held.where} holds {held.dtype}: expected float16 or float32 features")
+    return "float16" if name == "float16" else "float32"
+
+
+def as_features(held: Held) -> np.ndarray:
+    """The whole array, (n, d); what is too large for float32 becomes infinite."""
+    shape, dtype = rows_and_width(held), dtype_when_read(held)
+    values = held.read()
+    with np.errstate(over="ignore"):
+        return owned(values if values.shape == shape else values.reshape(shape), dtype)
+
+
+def whole_numbers(held: Held, rows: int) -> np.ndarray:
+    """The whole array as labels, (rows) int64."""
+    if held.shape not in ((rows,), (rows, 1), (1, rows)):
+        raise CarmilError(f"{held.where} has the shape {held.shape}: expected ({rows},), one whole number each")
+    return as_labels(held.read().reshape(rows), held.where)
+
+
+def as_labels(values: np.ndarray, where: str) -> np.ndarray:
+    """Values already read as int64; 1.0 is a label, 0.5 is none."""
+    if values.dtype.kind not in "biuf":
+        raise CarmilError(f"{where} holds {values.dtype}: expected whole numbers as labels")
+    if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.floor(values))).all():
+        raise CarmilError(f"{where} holds fractions or NaN: expected whole numbers as labels")
+    return owned(values, "int64")
+
+
+def owned(values: np.ndarray, dtype: str) -> np.ndarray:
+    """In memory of its own, row after row, in this machine's byte order: nothing stays mapped or open."""
+    return np.array(values, dtype=dtype, order="C", copy=None if values.flags.owndata else True)
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of many names, for a sentence."""
+    names = [str(name) if str(name).isprintable() else repr(name) for name in names]
+    return (", ".join(names[:6]) + (f", and {len(names) - 6} more" if len(names) > 6 else "")) or "nothing"
 
 
 @contextmanager
