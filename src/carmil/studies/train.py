@@ -28,6 +28,7 @@ from carmil.studies.settings import Settings
 from carmil.studies.truth import agreement
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.population import Population
+from carmil.training.processor import settle
 from carmil.training.protocol import GridPoint, Trained, set_scales, train_protocol, validation_bags
 from carmil.training.recipe import UNUSED, Recipe
 from carmil.training.runs import plain
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 def run_study(settings: Settings, *, say: Say = lambda line: None) -> StudyRun:
     """Trains, chooses, tests and writes the run; goes on with a run that was begun, and reads one that has ended."""
+    settle()
     known = list_models()
     if settings.model not in known:
         raise CarmilError(unknown("model", settings.model, known))

@@ -14,8 +14,8 @@ from carmil.models.contract import cross_entropy, one_hot
 from carmil.models.pooling import Offsets
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.curves import Curves, History
-from carmil.training.memory import keep_freed_memory
 from carmil.training.population import Population
+from carmil.training.processor import settle
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State
@@ -41,7 +41,7 @@ def fit(
     """
     roles = _checked_roles(population, bags, roles).to(population.device)
     if population.device.type == "cpu":
-        keep_freed_memory()
+        settle()
     bags = bags.to(population.device)
     state = State(population, recipe)
     validation = _validation_parts(bags, (roles == VALIDATION).any(0), population.at_once)
