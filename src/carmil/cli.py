@@ -411,7 +411,10 @@ def split(
 def train(
     config: Annotated[Path | None, typer.Option(help="YAML with any of these settings; the command line wins.")] = None,
     bags: Annotated[Path | None, typer.Option(help="A store, or a folder of features.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="CSV, TSV or Parquet: slide, patient, label.")] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="CSV, TSV or Parquet: slide, patient, label. Without it: those that came with the bags."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run.")] = None,
     model: Annotated[str | None, typer.Option(help="See `carmil models`.  [default: car/abmil.gated]")] = None,
     folds: Annotated[int | None, typer.Option(help="By patient, stratified.  [default: 5]")] = None,

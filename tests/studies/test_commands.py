@@ -49,6 +49,19 @@ def test_from_a_folder_and_a_table_to_a_report(files, tmp_path, said):
     assert len(pd.read_parquet(run / "predictions.parquet")) == 48
 
 
+def test_labels_that_came_with_the_bags_are_used(shared_data, tmp_path, said):
+    """MUSK1 as it is: one npz with X, bag and y_bag."""
+    words = ("--bags", str(shared_data / "mil" / "musk1.npz"), "--out", str(tmp_path / "run"), "--standardise")
+    assert said("train", *words, *SMALL_TRAINING)[0] == 0
+    assert len(pd.read_parquet(tmp_path / "run" / "predictions.parquet")) == 92
+
+
+def test_bags_without_labels_ask_for_a_table(files, tmp_path, said):
+    status, _, err = said("train", "--bags", str(files.features), "--out", str(tmp_path / "run"), *SMALL_TRAINING)
+    assert status == 2
+    assert "name a table with --labels" in err.strip().splitlines()[-1]
+
+
 def test_a_store_is_built_checked_looked_at_and_exported(files, tmp_path, said):
     store = tmp_path / "store"
     assert said("cohort", "build", str(files.features), "--out", str(store))[0] == 0

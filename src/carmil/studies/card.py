@@ -72,7 +72,7 @@ def data(run: StudyRun) -> dict[str, str]:
         "slides": f"{facts['slides']} of {_count(facts['patients'], 'patient')}",
         "classes": ", ".join(f"{name} ({n})" for name, n in zip(run.classes, facts["class_counts"], strict=True)),
         "features": PurePath(run.settings["bags"]).name,
-        "labels": PurePath(run.settings["labels"]).name,
+        "labels": PurePath(run.settings["labels"]).name if run.settings["labels"] else "came with the features",
         "encoder": f"{facts['encoder'] or 'not known'}, {facts['width']} features a tile",
         "fingerprint": f"{facts['data']} (features, labels and patients); {facts['store']} (features)",
     }

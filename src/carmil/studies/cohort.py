@@ -85,8 +85,19 @@ def labelled(store: Store, table: LabelTable, *, one_bag: Path | None, say: Say)
 def of_settings(settings: Settings, *, say: Say) -> Cohort:
     """The cohort a study is about."""
     out = settings.out
-    table = read_labels(
-        settings.labels,
+    if settings.labels is not None:
+        _table(settings, settings.labels)  # what is wrong with it is said before anything is packed
+    store = opened(settings.bags, out / "cohort", dtype=settings.dtype, truth=settings.truth, say=say)
+    labels = settings.labels or store.labels
+    if labels is None:
+        raise CarmilError(f"{settings.bags} came without labels: name a table with --labels")
+    table = _table(settings, labels)
+    return labelled(store, table, one_bag=out / "patients" if settings.patients == "one-bag" else None, say=say)
+
+
+def _table(settings: Settings, labels: Path) -> LabelTable:
+    return read_labels(
+        labels,
         slide=settings.slide,
         patient=settings.patient,
         label=settings.label,
@@ -94,8 +105,6 @@ def of_settings(settings: Settings, *, say: Say) -> Cohort:
         split=settings.split,
         positive=settings.positive,
     )
-    store = opened(settings.bags, out / "cohort", dtype=settings.dtype, truth=settings.truth, say=say)
-    return labelled(store, table, one_bag=out / "patients" if settings.patients == "one-bag" else None, say=say)
 
 
 def divided(cohort: Cohort, settings: Settings, *, say: Say) -> list[Splits]:

@@ -19,8 +19,8 @@ class Settings:
     """A study. Where a list may stand, all its values are trained and the best on validation bags is taken."""
 
     bags: Path
-    labels: Path
     out: Path
+    labels: Path | None = None
     model: str = "car/abmil.gated"
     options: dict[str, Any] | None = None
 
@@ -93,7 +93,7 @@ class Settings:
         for name in given:
             if name not in kinds:
                 raise CarmilError(f"{where}: {unknown('setting', name, kinds)}")
-        for field in fields(cls)[:3]:
+        for field in fields(cls)[:2]:
             if given.get(field.name) is None:
                 raise CarmilError(f"{where}: {field.name!r} is missing; expected {_MEANT[field.name]}")
         return cls(**{name: _as(kinds[name], value, f"{where}: {name}") for name, value in given.items()})
@@ -104,7 +104,7 @@ class Settings:
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
-_MEANT = {"bags": "a store or a folder of features", "labels": "a table", "out": "a folder for the run"}
+_MEANT = {"bags": "a store or a folder of features", "out": "a folder for the run"}
 
 
 def read_settings(path: Path) -> dict[str, Any]:
