@@ -33,7 +33,7 @@ def test_it_learns_and_answers_in_the_labels_own_words(fitted):
 
 
 def test_it_is_cloned_and_cross_validated_like_any_other():
-    mine = classifier()
+    mine = classifier(model="abmil", epochs=40, lr=1e-2)
     assert clone(mine).get_params() == mine.get_params()
     lists = cross_val_score(clone(mine), BAGS, Y, cv=3)
     bags = cross_val_score(clone(mine), carmil.Bags.from_list(BAGS), Y, cv=3)

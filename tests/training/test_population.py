@@ -136,9 +136,9 @@ def test_a_model_without_a_bag_in_the_batch_takes_no_step():
     for optimizer in OPTIMIZERS.values():
         weights = torch.ones(2, 3)
         steps = optimizer(weights, torch.tensor([0.1, 0.1]), weight_decay=0.1)
-        steps.step(weights, torch.ones(2, 3), torch.tensor([True, True]))
+        steps.step(weights, [torch.ones(2, 3)], torch.tensor([True, True]))
         before = weights.clone()
-        steps.step(weights, torch.ones(2, 3), torch.tensor([True, False]))
+        steps.step(weights, [torch.ones(2, 1), torch.ones(2, 2)], torch.tensor([True, False]))
         assert torch.equal(weights[1], before[1])
         assert not torch.equal(weights[0], before[0])
 

@@ -30,8 +30,7 @@ class Linear(nn.Module):
         if self.weight.ndim == 2:
             return nn.functional.linear(x, self.weight, self.bias)
         if not x.is_cuda:
-            y = _Products.apply(x.expand(len(self.weight), -1, -1) if x.ndim == 2 else x, self.weight)
-            return y if self.bias is None else y + self.bias.unsqueeze(-2)
+            return _Products.apply(x.expand(len(self.weight), -1, -1) if x.ndim == 2 else x, self.weight, self.bias)
         if x.ndim == 2:  # all models look at the same rows: one product for all of them
             models, outputs, inputs = self.weight.shape
             bias = None if self.bias is None else self.bias.reshape(-1)
@@ -43,22 +42,26 @@ class Linear(nn.Module):
 
 
 class _Products(torch.autograd.Function):
-    """x W' of every model, for CPUs. x (r, n, in), W (r, out, in) -> (r, n, out).
+    """x W' + b of every model, for CPUs. x (r, n, in), W (r, out, in), b (r, out) -> (r, n, out).
 
     A product a model, in one call, is as quick there as one wide product, and what a model gets does not depend, not even
     in the last bit, on how many there are. The gradient of W comes out as W lies, so that it need not be copied.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.mT)
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
-        return of_x, torch.bmm(gradient.mT, x) if ctx.needs_input_grad[1] else None
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, weight) if of_x else None,
+            torch.bmm(gradient.mT, x) if of_weight else None,
+            gradient.sum(-2) if of_bias else None,
+        )
 
 
 class HeadLinear(nn.Module):

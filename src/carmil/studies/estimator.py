@@ -120,7 +120,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return answers.probabilities.mean(0).numpy()
 
     def predict(self, bags: SomeBags) -> np.ndarray:
-        return self.classes_[self.predict_proba(bags).argmax(1)]
+        chosen = self.predict_proba(bags).argmax(1)
+        return self.classes_[chosen]
 
     def explain(self, bags: SomeBags, method: str = "path") -> list[np.ndarray]:
         """Evidence of every instance for every class, a (n, k) array a bag; the mean over the seeds."""
