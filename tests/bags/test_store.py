@@ -235,6 +235,9 @@ def test_groups_become_bags_in_the_order_of_their_names(features, tmp_path):
     assert torch.equal(bags[1].features, old[[0, 6]].features)
     assert torch.equal(bags[1].coordinates, old[[0, 6]].coordinates)
     assert check_store(found) == []
+    assert regroup(store, groups, tmp_path / "groups") == found
+    with pytest.raises(CarmilError, match="other groups"):
+        regroup(store, {**groups, "01": "a"}, tmp_path / "groups")
 
 
 def test_a_reader_that_never_comes_back_is_named(tmp_path, monkeypatch):

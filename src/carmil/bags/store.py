@@ -200,8 +200,12 @@ def build_store(
 
 def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
     """A store at `out` whose bags are the groups (bag id -> group id) of this one's; bags without a group are left out."""
+    signature = _checksum(repr((store.fingerprint, sorted(groups.items()))).encode())
     if is_store(out):
-        return open_store(out)
+        found = open_store(out)
+        if json.loads((out / "index.json").read_text(encoding="utf-8"))["signature"] != signature:
+            raise CarmilError(f"{out} holds other bags or other groups of them: choose another --out or remove it")
+        return found
     bags, members = store.bags(), dict[str, list[int]]()
     for i, name in enumerate(store.ids):
         if name in groups:
@@ -224,7 +228,11 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
         for file in files.values():
             file.close()
         facts = json.loads((store.path / "index.json").read_text(encoding="utf-8"))
-        facts |= {"bags": [asdict(entry) for entry in entries], "fingerprint": _fingerprint(entries)}
+        facts |= {
+            "bags": [asdict(entry) for entry in entries],
+            "fingerprint": _fingerprint(entries),
+            "signature": signature,
+        }
         write_text(aside / "index.json", json.dumps(facts))
     return open_store(out)
 
@@ -468,7 +476,7 @@ def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str)
         (building / "instance_labels.bin").unlink(missing_ok=True)
     labels = {source.id: source.label for source in found.sources}
     if all(labels[entry.id] is not None for entry in entries):
-        lines = [f'"{entry.id}","{labels[entry.id]}"' for entry in entries]
+        lines = [f"{_quoted(entry.id)},{_quoted(str(labels[entry.id]))}" for entry in entries]
         write_text(building / "labels.csv", "\n".join(["slide,label", *lines, ""]))
     facts = {
         "version": VERSION,
@@ -547,6 +555,10 @@ def _write(path: Path, at: int, values: np.ndarray) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         file.write(np.ascontiguousarray(values).data)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
 
 
 def _bytes_of(features: "Tensor") -> bytes:
