@@ -54,5 +54,5 @@ def test_a_run_folder_holds_what_the_report_needs(demo_folder):
     assert run.maps["attention"].shape == (2, 3000, 4)
     assert run.maps["counterfactual"].shape == (2, 3000, 1, 1)
     assert run.maps["path"].shape == (2, 3000, 4)
-    assert run.weights["model.embedding.1.weight"].shape == (2, 20, 64)
+    assert run.weights["model.embedding.0.weight"].shape == (2, 20, 64)
     assert len(run.metrics["auc"]) == 2

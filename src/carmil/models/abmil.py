@@ -8,7 +8,7 @@ F   = phi(sum_j softmax(u)_j z_j)             phi: `output_layers` hidden ReLU l
 from torch import Tensor, nn
 
 from carmil.models.attention import Attention, WithAttention
-from carmil.models.layers import Dropout, Linear
+from carmil.models.layers import Dropout, Hidden, Linear
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
 
@@ -31,12 +31,8 @@ class ABMIL(WithAttention):
     ) -> None:
         super().__init__()
         self.classes = classes
-        self.embedding = nn.Sequential(
-            Dropout(feature_dropout),
-            Linear(in_features, hidden, bias=embedding_bias),
-            nn.ReLU(inplace=True),
-            Dropout(dropout),
-        )
+        self.feature_dropout = Dropout(feature_dropout)
+        self.embedding = Hidden(in_features, hidden, bias=embedding_bias, dropout=dropout)
         self.attention = Attention(hidden, attention, gated=gated, activation=activation, bias=attention_bias)
         layers: list[nn.Module] = []
         for _ in range(output_layers):
@@ -44,7 +40,7 @@ class ABMIL(WithAttention):
         self.classifier = nn.Sequential(*layers, Linear(hidden, classes))
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
-        return self.embedding(features)
+        return self.embedding(self.feature_dropout(features))
 
     def classify(self, pooled: Tensor) -> Tensor:
         return self.classifier(pooled.squeeze(-2))

@@ -11,11 +11,11 @@ n instances, b bags, d features, k classes, h heads.
 from collections.abc import Container
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from carmil.models.attention import Attention, WithAttention
 from carmil.models.contract import Prediction, cross_entropy
-from carmil.models.layers import HeadLinear, Linear
+from carmil.models.layers import HeadLinear, Hidden, Linear
 from carmil.models.noise import Noisy
 from carmil.models.pooling import Offsets, bag_sum, bag_topk
 from carmil.models.registry import register
@@ -37,7 +37,7 @@ class ACMIL(WithAttention):
     ) -> None:
         super().__init__()
         self.classes, self.heads = classes, heads
-        self.embedding = nn.Sequential(Linear(in_features, hidden, bias=False), nn.ReLU(inplace=True))
+        self.embedding = Hidden(in_features, hidden, bias=False)
         self.attention = Attention(hidden, attention, gated=True, heads=heads)
         self.classifier = Linear(hidden, classes)
         self.head_classifiers = HeadLinear(heads, hidden, classes)

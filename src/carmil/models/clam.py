@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from carmil.models.attention import Attention, WithAttention
 from carmil.models.contract import Prediction, one_hot
-from carmil.models.layers import Dropout, HeadLinear, Linear
+from carmil.models.layers import HeadLinear, Hidden, Linear
 from carmil.models.pooling import Offsets, bag_topk
 from carmil.models.registry import register
 
@@ -42,7 +42,7 @@ class CLAM(WithAttention):
         self.classes, self.sampled, self.subtyping = classes, sampled, subtyping
         self.heads = classes if multi_branch else 1
         self.heads_are_classes = multi_branch
-        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(inplace=True), Dropout(dropout))
+        self.embedding = Hidden(in_features, hidden, dropout=dropout)
         self.attention = Attention(hidden, attention, gated=True, heads=self.heads, dropout=dropout)
         self.classifier: nn.Module = HeadLinear(classes, hidden, 1) if multi_branch else Linear(hidden, classes)
         self.instance_classifiers = HeadLinear(classes, hidden, 2)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from carmil.models.contract import AttendingModel, Draw, Prediction, cross_entropy, one_hot
-from carmil.models.layers import Dropout, Linear, xavier
+from carmil.models.layers import Hidden, Linear, xavier
 from carmil.models.pooling import Offsets, bag_argmax, bag_max, bag_project
 from carmil.models.registry import register
 
@@ -45,8 +45,7 @@ class DSMIL(AttendingModel):
         super().__init__()
         self.classes = self.heads = classes
         width = hidden if embedding else in_features
-        layers = [Linear(in_features, hidden), nn.ReLU(inplace=True), Dropout(dropout)] if embedding else []
-        self.embedding = nn.Sequential(*layers)
+        self.embedding = Hidden(in_features, hidden, dropout=dropout) if embedding else nn.Identity()
         self.instance_classifier = Linear(width, classes)
         self._query = (width, query_size, query)
         self.query = _query(*self._query)
@@ -56,7 +55,7 @@ class DSMIL(AttendingModel):
         xavier(self)
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
-        return self.embedding(features)
+        return self.embedding(features.to(self.classifier.weight.dtype))
 
     def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
         """q(z_j), and beside it what each instance says by itself, c_j."""

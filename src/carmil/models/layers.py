@@ -27,10 +27,11 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)
         if self.weight.ndim == 2:
             return nn.functional.linear(x, self.weight, self.bias)
         if not x.is_cuda:
-            return _Products.apply(x.expand(len(self.weight), -1, -1) if x.ndim == 2 else x, self.weight, self.bias)
+            return _Products.apply(self._for_each(x), self.weight, self.bias)
         if x.ndim == 2:  # all models look at the same rows: one product for all of them
             models, outputs, inputs = self.weight.shape
             bias = None if self.bias is None else self.bias.reshape(-1)
@@ -39,6 +40,10 @@ class Linear(nn.Module):
         if self.bias is None:
             return x @ self.weight.mT
         return torch.baddbmm(self.bias.unsqueeze(-2), x, self.weight.mT)
+
+    def _for_each(self, x: Tensor) -> Tensor:
+        """(n, in) or (r, n, in) -> (r, n, in), nothing copied."""
+        return x.expand(len(self.weight), -1, -1) if x.ndim == 2 else x
 
 
 class _Products(torch.autograd.Function):
@@ -51,7 +56,7 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
+        return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -62,6 +67,10 @@ class _Products(torch.autograd.Function):
             torch.bmm(gradient.mT, x) if of_weight else None,
             gradient.sum(-2) if of_bias else None,
         )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
 
 
 class HeadLinear(nn.Module):
@@ -84,11 +93,81 @@ class Dropout(Noisy):
         super().__init__()
         self.p = p
 
+    @property
+    def scale(self) -> float:
+        """What is kept is multiplied by this."""
+        return 1 / (1 - self.p) if self.training else 1.0
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
         dropped = self.kept((x.shape[-2], x.shape[-1]), 1 - self.p, x).logical_not_()
-        return x.masked_fill(dropped, 0.0).mul_(1 / (1 - self.p))
+        return x.masked_fill(dropped, 0.0).mul_(self.scale)
+
+    def drop_(self, x: Tensor, rows: slice, count: int) -> None:
+        """The same in place, for these rows of a population's (r, count, d)."""
+        if self.training and self.p > 0:
+            dropped = self.kept((count, x.shape[-1]), 1 - self.p, x, rows).logical_not_()
+            x.masked_fill_(dropped, 0.0).mul_(self.scale)
+
+
+class Hidden(nn.Sequential):
+    """A layer that most methods begin with: dropout(relu(W x + b)).
+
+    In a population on a CPU it is one operation that keeps its result alone for the gradient, and x as it lies on the disk.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__(Linear(inputs, outputs, bias=bias), nn.ReLU(inplace=True), Dropout(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        linear, _, dropout = self
+        assert isinstance(linear, Linear) and isinstance(dropout, Dropout)
+        if linear.weight.ndim == 2 or x.is_cuda:
+            return super().forward(x)
+        return _HiddenProducts.apply(linear._for_each(x), linear.weight, linear.bias, dropout)
+
+
+class _HiddenProducts(torch.autograd.Function):
+    """dropout(relu(x W' + b)) of every model, for CPUs, some rows at a time. Where the result is 0, so is the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dropout: Dropout) -> Tensor:
+        pieces = _some_rows(x.shape[1])
+        y = weight.new_empty(*x.shape[:2], weight.shape[1]) if len(pieces) > 1 else None
+        for rows in pieces:
+            made = _product(x[:, rows].to(weight.dtype), weight, bias).relu_()
+            dropout.drop_(made, rows, x.shape[1])
+            if y is None:
+                y = made
+            else:
+                y[:, rows] = made
+        assert y is not None
+        ctx.scale = dropout.scale
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y = ctx.saved_tensors
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        for_x = torch.empty_like(x, dtype=weight.dtype) if of_x else None
+        for_weight = torch.zeros_like(weight) if of_weight else None
+        for_bias = weight.new_zeros(weight.shape[:2]) if of_bias else None
+        for rows in _some_rows(x.shape[1]):
+            passed = (gradient[:, rows] * (y[:, rows] > 0)).mul_(ctx.scale)
+            if for_x is not None:
+                for_x[:, rows] = torch.bmm(passed, weight)
+            if for_weight is not None:
+                for_weight.baddbmm_(passed.mT, x[:, rows].to(weight.dtype))
+            if for_bias is not None:
+                for_bias += passed.sum(-2)
+        return for_x, for_weight, for_bias, None
+
+
+def _some_rows(count: int) -> list[slice]:
+    """Few enough rows that what is made of them stays small; the same for any number of models, so that bits stay too."""
+    return [slice(first, first + 2048) for first in range(0, count, 2048)]
 
 
 class LayerNorm(nn.Module):

@@ -3,10 +3,10 @@
 z_j = relu(E x_j),   l_j = W z_j + c,   F = mean_j l_j
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from carmil.models.contract import BagModel, Prediction
-from carmil.models.layers import Dropout, Linear, xavier
+from carmil.models.layers import Hidden, Linear, xavier
 from carmil.models.pooling import Offsets, bag_mean
 from carmil.models.registry import register
 
@@ -15,7 +15,7 @@ class MeanMIL(BagModel):
     def __init__(self, in_features: int, classes: int, *, hidden: int = 512, dropout: float = 0.25) -> None:
         super().__init__()
         self.classes = classes
-        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(inplace=True), Dropout(dropout))
+        self.embedding = Hidden(in_features, hidden, dropout=dropout)
         self.classifier = Linear(hidden, classes)
         xavier(self)
 

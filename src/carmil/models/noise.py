@@ -25,9 +25,12 @@ class Noise:
         rows = self._rows(shape[0])
         return (self._bits(rows, shape[1], site) >> 8 & 0xFFFFFF).float() * 2.0**-24
 
-    def kept(self, shape: tuple[int, int], share: float, site: int) -> Tensor:
-        """(r, *shape) true where an element is kept, with probability `share` (in steps of 2^-16): half the work of `uniform`."""
-        rows = self._rows(shape[0])
+    def kept(self, shape: tuple[int, int], share: float, site: int, part: slice = slice(None)) -> Tensor:
+        """(r, *shape) true where an element is kept, with probability `share` (in steps of 2^-16): half the work of `uniform`.
+
+        part: only these rows of it.
+        """
+        rows = self._rows(shape[0])[part]
         halves = self._bits(rows, (shape[1] + 1) // 2, site).view(torch.int16)
         return halves[..., : shape[1]] < round(share * 2**16) - 2**15
 
@@ -55,11 +58,11 @@ class Noisy(nn.Module):
             return torch.rand(shape, device=like.device)
         return self.noise.uniform(shape, self.site)
 
-    def kept(self, shape: tuple[int, int], share: float, like: Tensor) -> Tensor:
-        """True with probability `share`: (*shape) alone, (r, *shape) in a population."""
+    def kept(self, shape: tuple[int, int], share: float, like: Tensor, part: slice = slice(None)) -> Tensor:
+        """True with probability `share`: (*shape) alone, (r, *shape) in a population; of these rows only."""
         if self.noise is None:
-            return torch.rand(shape, device=like.device) < share
-        return self.noise.kept(shape, share, self.site)
+            return torch.rand(shape, device=like.device)[part] < share
+        return self.noise.kept(shape, share, self.site, part)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from carmil.errors import CarmilError
 from carmil.models.attention import Attention, WithAttention
-from carmil.models.layers import Dropout, LayerNorm, Linear, xavier
+from carmil.models.layers import Dropout, Hidden, LayerNorm, Linear, xavier
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
 
@@ -60,7 +60,7 @@ class RRT(WithAttention):
         if epeg_k % 2 == 0:
             raise CarmilError(f"an EPEG kernel of {epeg_k}: expected an odd number, so that it has a centre")
         self.classes, self.regions, self.all_shortcut = classes, regions, all_shortcut
-        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(inplace=True), Dropout(dropout))
+        self.embedding = Hidden(in_features, hidden, dropout=dropout)
         self.within = WithinRegions(hidden, heads, epeg_k=epeg_k, dropout=projection_dropout)
         self.across = AcrossRegions(hidden, heads, representatives=crmsa_k, dropout=projection_dropout)
         self.norm = LayerNorm(hidden)

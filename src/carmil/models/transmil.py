@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from carmil.errors import CarmilError
 from carmil.models.contract import AttendingModel, Branch, Counterfactual, Prediction
-from carmil.models.layers import LayerNorm, Linear
+from carmil.models.layers import Hidden, LayerNorm, Linear
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
@@ -67,7 +67,7 @@ class TransMIL(AttendingModel):
             dropout=dropout,
             kernel=kernel,
         )
-        self.embedding = nn.Sequential(Linear(in_features, hidden), nn.ReLU(inplace=True))
+        self.embedding = Hidden(in_features, hidden)
         self.class_token = nn.Parameter(torch.randn(hidden))
         self.first = NystromLayer(**self._layer)
         self.position = PositionEncoding(hidden)

@@ -91,7 +91,6 @@ class Population:
         leaves: what `leaves()` gave, to differentiate by. rows (n): which instances of the cohort these are, for the noise.
         counted (r, b): which bags a model may learn statistics from, all of them if not given.
         """
-        features = features.to(self.weights.dtype)
         self.noise.rows = rows
         self._bind(leaves)
         for normed in self._normed:
