@@ -13,7 +13,7 @@ def hidden_of(seeds: list[int], *, dropout: float, bias: bool) -> Hidden:
     layer = Hidden(6, 5, bias=bias, dropout=dropout)
     generator = torch.Generator().manual_seed(0)
     for name, shape in (("weight", (5, 6)), ("bias", (5,))):
-        if layer[0]._parameters.pop(name) is not None:
+        if layer[0]._parameters.pop(name, None) is not None:
             setattr(layer[0], name, torch.randn(len(seeds), *shape, generator=generator).requires_grad_())
     layer[2].noise = Noise(torch.tensor(seeds))
     return layer

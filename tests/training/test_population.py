@@ -8,6 +8,7 @@ from carmil.counterfactual.branches import CAR
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
 from carmil.training import TRAIN, UNUSED, VALIDATION, Member, Population, Recipe, fit
+from carmil.training.feeding import Feeder
 from carmil.training.loop import _batches
 from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.predict import predict
@@ -166,8 +167,9 @@ def test_optimizers_step_as_torchs(name, make, recorded):
 
 
 def test_bag_order_is_a_function_of_study_seed_and_epoch():
-    data, train = bags(), torch.ones(1, 40, dtype=torch.bool)
-    order = lambda recipe, epoch: [b.labels.tolist() for b in _batches(data, train, recipe, epoch)]  # noqa: E731
+    data, train = bags(), torch.ones(1, 40)
+    feeder = Feeder(data, torch.device("cpu"))
+    order = lambda recipe, epoch: [b.labels.tolist() for b in _batches(feeder, train, recipe, epoch)]  # noqa: E731
     assert order(QUICK, 3) == order(QUICK, 3)
     assert order(QUICK, 3) != order(QUICK, 4)
     assert order(QUICK, 3) != order(Recipe(**{**vars(QUICK), "study_seed": 1}), 3)

@@ -35,6 +35,10 @@ class Branch(Noisy):
         """z (..., n, d), the attention's trunk (..., n, t), u (..., n, h) -> u_cf (..., n, m, h)."""
         raise NotImplementedError
 
+    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+        """Where all maps are linear in the trunk: weight (..., m h, t) and bias (..., m h). `score` is the model's own."""
+        return None
+
     def losses(
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
     ) -> dict[str, Tensor]:
@@ -63,6 +67,12 @@ class CAR(Branch):
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
         scores = model.attend_with(self.attention, z, trunk, offsets) if self.full else self.attention(trunk)
         return scores.unsqueeze(-2)
+
+    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+        if self.full:
+            return None
+        assert isinstance(self.attention, Linear) and self.attention.bias is not None
+        return self.attention.weight, self.attention.bias
 
     def losses(
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
@@ -96,6 +106,12 @@ class Targeted(Branch):
 
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
         return u.unsqueeze(-2) + self.delta(trunk).unflatten(-1, (self.classes, self.heads))
+
+    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+        if score.bias is None or self.delta.bias is None:
+            return None
+        weight = self.delta.weight + torch.cat([score.weight] * self.classes, dim=-2)
+        return weight, self.delta.bias + torch.cat([score.bias] * self.classes, dim=-1)
 
     def losses(
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]

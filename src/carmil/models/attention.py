@@ -5,9 +5,11 @@ u_j = w' tanh(V z_j)        or, gated, w' (tanh(V z_j) * sigmoid(U z_j))
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from carmil.models.contract import AttendingModel
+from carmil.models import fused
+from carmil.models.contract import AttendingModel, Branch, Seen
 from carmil.models.layers import ACTIVATIONS, Dropout, Linear
 from carmil.models.pooling import Offsets
 
@@ -45,6 +47,24 @@ class Attention(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         return self.score(self.trunk(z))
 
+    def reads(self, branch: Branch | None) -> tuple[Tensor, Tensor | None] | None:
+        """All projections of the trunk one below the other, the branch's behind our own; None if a map is not one of them."""
+        if isinstance(self.activation, nn.Sigmoid):
+            return None
+        if branch is None:
+            return self.score.weight.contiguous(), None if self.score.bias is None else self.score.bias.contiguous()
+        others = branch.reads(self.score)
+        if others is None or self.score.bias is None:
+            return None
+        return torch.cat([self.score.weight, others[0]], dim=-2), torch.cat([self.score.bias, others[1]], dim=-1)
+
+    def stacked_trunk(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """V over U as one matrix (r, a or 2a, d), and their bias."""
+        halves = [self.V] if self.U is None else [self.V, self.U]
+        weight = torch.cat([half.weight.to(dtype) for half in halves], dim=-2)
+        biases = [half.bias for half in halves if half.bias is not None]
+        return weight, torch.cat(biases, dim=-1) if biases else None
+
     def fresh(self) -> "Attention":
         """Another attention of this shape with weights of its own."""
         return Attention(**self._made_with)
@@ -64,6 +84,29 @@ class WithAttention(AttendingModel):
 
     def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
         return self.attention.score(trunk)
+
+    def look(self, instances: Tensor, offsets: Offsets, branch: Branch | None) -> Seen:
+        """On a GPU in bfloat16, where all maps are read from one trunk, one operation for all of it."""
+        reads = self.attention.reads(branch) if fused.asked(instances) and fused.available() else None
+        if reads is None or instances.ndim != 3:
+            return super().look(instances, offsets, branch)
+
+        def masked(scores: Tensor) -> Tensor:
+            return torch.cat([self.masked(scores[..., : self.heads], offsets), scores[..., self.heads :]], dim=-1)
+
+        attention = self.attention
+        looked = fused.look(
+            instances,
+            attention.stacked_trunk(instances.dtype),
+            reads,
+            offsets,
+            gated=attention.U is not None,
+            relu=isinstance(attention.activation, nn.ReLU),
+            dropouts=(attention.drop_V, attention.drop_U),
+            masked=masked,
+        )
+        maps = looked.scores.unflatten(-1, (-1, self.heads))
+        return Seen(maps, looked.weights, looked.pooled)
 
     def second_attention(self) -> nn.Module:
         return self.attention.fresh()

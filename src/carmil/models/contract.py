@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from carmil.models.layers import Linear
 from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
 
 Draw = Callable[[tuple[int, int], Tensor], Tensor]
@@ -46,6 +47,16 @@ class Prediction:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """maps u and u_cf (..., n, 1+m, h), the factual one first; weights (..., n, (1+m) h) and pooled (..., b, (1+m) h, d)."""
+
+    maps: Tensor
+    weights: Tensor
+    pooled: Tensor
+    instance_logits: Tensor | None = None
+
+
 class BagModel(nn.Module):
     """Bags in, class logits out."""
 
@@ -72,6 +83,10 @@ class Branch(Protocol):
     """What an attending model needs to know of a counterfactual branch: it makes maps u_cf (..., n, m, h)."""
 
     def __call__(self, model: "AttendingModel", z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor: ...
+
+    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+        """Where all maps are linear in the trunk, as the model's own `score` is: weight (..., m h, t) and bias (..., m h)."""
+        ...
 
 
 class AttendingModel(BagModel):
@@ -134,26 +149,34 @@ class AttendingModel(BagModel):
     def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
         offsets = Offsets.of(offsets, features.device)
         z = self.embed(features, offsets)
-        trunk = self.trunk(z, offsets)
-        u = self.score(trunk, z, offsets)
-        maps = self.masked(u, offsets).unsqueeze(-2)
-        if branch is not None:
-            u_cf = branch(self, z, trunk, u, offsets)
-            maps = torch.cat([maps, u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])], dim=-2)
-        # All maps are pooled by one product, and classified as if each were a bag.
-        weights = bag_softmax(maps.flatten(-2), offsets)
-        Z = bag_weighted_sum(weights, z, offsets).unflatten(-2, maps.shape[-2:])
-        F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, maps.shape[-2]))
+        seen = self.look(z, offsets, branch)
+        # Every map is classified as if it were a bag of its own.
+        Z = seen.pooled.unflatten(-2, seen.maps.shape[-2:])
+        F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, seen.maps.shape[-2]))
         return Prediction(
             logits=F[..., 0, :],
             offsets=offsets,
-            scores=u,
+            scores=seen.maps[..., 0, :],
             instances=z,
             pooled=Z[..., 0, :, :],
-            weights=weights[..., : u.shape[-1]],
-            instance_logits=self.instance_logits(trunk),
-            counterfactual=Counterfactual(maps[..., 1:, :], F[..., 1:, :]) if branch is not None else None,
+            weights=seen.weights[..., : seen.maps.shape[-1]],
+            instance_logits=seen.instance_logits,
+            counterfactual=Counterfactual(seen.maps[..., 1:, :], F[..., 1:, :]) if branch is not None else None,
         )
+
+    def look(self, instances: Tensor, offsets: Offsets, branch: Branch | None) -> Seen:
+        """Scores of all maps, their softmax, and what is pooled by it: all maps by one product."""
+        z = instances
+        trunk = self.trunk(z, offsets)
+        u = self.score(trunk, z, offsets)
+        maps, looked_at = u.unsqueeze(-2), self.masked(u, offsets)
+        if branch is not None:
+            u_cf = branch(self, z, trunk, u, offsets)
+            u_cf = u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])
+            maps = torch.cat([maps, u_cf], dim=-2)
+            looked_at = torch.cat([looked_at, u_cf.flatten(-2)], dim=-1)
+        weights = bag_softmax(looked_at, offsets)
+        return Seen(maps, weights, bag_weighted_sum(weights, z, offsets), self.instance_logits(trunk))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from carmil.models import fused
 from carmil.models.noise import Noisy
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
@@ -27,19 +28,27 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype)
         if self.weight.ndim == 2:
-            return nn.functional.linear(x, self.weight, self.bias)
+            return nn.functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
         if not x.is_cuda:
-            return _Products.apply(self._for_each(x), self.weight, self.bias)
-        if x.ndim == 2:  # all models look at the same rows: one product for all of them
-            models, outputs, inputs = self.weight.shape
-            bias = None if self.bias is None else self.bias.reshape(-1)
-            y = nn.functional.linear(x, self.weight.reshape(-1, inputs), bias)
-            return y.unflatten(-1, (models, outputs)).transpose(0, 1)
-        if self.bias is None:
-            return x @ self.weight.mT
-        return torch.baddbmm(self.bias.unsqueeze(-2), x, self.weight.mT)
+            return _Products.apply(self._for_each(x.to(self.weight.dtype)), self.weight, self.bias)
+        dtype = torch.bfloat16 if fused.asked(x) and self.in_half(self.weight.shape[1]) else self.weight.dtype
+        with torch.autocast("cuda", enabled=False):
+            bias = None if self.bias is None else self.bias.to(dtype)
+            return self._on_gpu(x.to(dtype), self.weight.to(dtype), bias)
+
+    @staticmethod
+    def in_half(outputs: int) -> bool:
+        """Scores and answers, a few columns, are computed in full."""
+        return outputs >= 16
+
+    @staticmethod
+    def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if x.ndim == 3:
+            return _product(x, weight, bias)
+        # All models look at the same rows: one product for all of them.
+        y = nn.functional.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        return y.unflatten(-1, weight.shape[:2]).transpose(0, 1)
 
     def _for_each(self, x: Tensor) -> Tensor:
         """(n, in) or (r, n, in) -> (r, n, in), nothing copied."""
@@ -62,6 +71,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
+        gradient = gradient.contiguous()  # sums of it, in their last bits, follow how it lies
         return (
             torch.bmm(gradient, weight) if of_x else None,
             torch.bmm(gradient.mT, x) if of_weight else None,
@@ -83,7 +93,9 @@ class HeadLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(heads, outputs).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("...bhi,...hoi->...bho", x, self.weight) + self.bias.unsqueeze(-3)
+        with torch.autocast(x.device.type, enabled=False):
+            y = torch.einsum("...bhi,...hoi->...bho", x.to(self.weight.dtype), self.weight)
+        return y + self.bias.unsqueeze(-3)
 
 
 class Dropout(Noisy):
@@ -114,7 +126,7 @@ class Dropout(Noisy):
 class Hidden(nn.Sequential):
     """A layer that most methods begin with: dropout(relu(W x + b)).
 
-    In a population on a CPU it is one operation that keeps its result alone for the gradient, and x as it lies on the disk.
+    In a population it is one operation that keeps its result alone for the gradient, and x as it lies on the disk.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dropout: float = 0.0) -> None:
@@ -123,6 +135,8 @@ class Hidden(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         linear, _, dropout = self
         assert isinstance(linear, Linear) and isinstance(dropout, Dropout)
+        if linear.weight.ndim == 3 and fused.asked(x) and fused.available():
+            return fused.hidden(x.to(torch.bfloat16), linear.weight.to(torch.bfloat16), linear.bias, dropout)
         if linear.weight.ndim == 2 or x.is_cuda:
             return super().forward(x)
         return _HiddenProducts.apply(linear._for_each(x), linear.weight, linear.bias, dropout)
@@ -151,6 +165,7 @@ class _HiddenProducts(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        gradient = gradient.contiguous()
         for_x = torch.empty_like(x, dtype=weight.dtype) if of_x else None
         for_weight = torch.zeros_like(weight) if of_weight else None
         for_bias = weight.new_zeros(weight.shape[:2]) if of_bias else None

@@ -65,7 +65,8 @@ def bag_softmax(scores: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_sum(x: Tensor, offsets: Offsets) -> Tensor:
-    """Sum over each bag. (..., n, c) -> (..., b, c)."""
+    """Sum over each bag, in float32 at least. (..., n, c) -> (..., b, c)."""
+    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     if offsets.size is not None:
         return offsets.split(x).sum(dim=-2)
     zeros = x.new_zeros(*x.shape[:-2], offsets.bags, x.shape[-1])

@@ -4,21 +4,22 @@ r models, b bags. Every model has its own bags to train on and to validate on; n
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import Bags, rows_of, runs_of
+from carmil.bags.bags import Bags, runs_of
 from carmil.errors import CarmilError
 from carmil.models.contract import cross_entropy, one_hot
-from carmil.models.pooling import Offsets
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.curves import Curves, History
+from carmil.training.feeding import Feeder, feeder_for
 from carmil.training.population import Population
 from carmil.training.processor import settle
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 from carmil.training.stepping import Batch, Stepper
-from carmil.training.stopping import State
+from carmil.training.stopping import State, at_least_two
 
 OnEpoch = Callable[[int, dict[str, float], int], None]
 
@@ -39,19 +40,20 @@ def fit(
     With a `checkpoint`, a training that was killed goes on from it, and on a CPU ends with the same bits.
     A model that never had a finite validation loss is an error: there are no weights of it to keep.
     """
-    roles = _checked_roles(population, bags, roles).to(population.device)
+    roles = _checked_roles(population, bags, roles).cpu()
     if population.device.type == "cpu":
         settle()
-    bags = bags.to(population.device)
     state = State(population, recipe)
-    validation = _validation_parts(bags, (roles == VALIDATION).any(0), population.at_once)
-    weights = _bag_weights(bags, roles == TRAIN, recipe)
+    judged_by = _validation_parts(bags, roles == VALIDATION, population.at_once)
+    weights = _bag_weights(bags, roles == TRAIN, recipe).to(population.device)
+    largest = bags.sizes.topk(min(recipe.batch, len(bags))).indices
+    feeder = feeder_for(population, bags, [largest, *(part.bags for part in judged_by)])
     population.smooth_labels(recipe.label_smoothing)
     curves = Curves(recipe.epochs, len(population))
     begun = 0 if checkpoint is None else checkpoint.load(state, curves)
-    step = Stepper(state, replayed=bags.features.is_cuda and len(set(bags.sizes.tolist())) == 1)
+    step = Stepper(state)
     for epoch in range(begun, recipe.epochs):
-        if not state.active.any():
+        if not state.running.any():
             break
         population.train()
         state.optimizer.slow_down(recipe.pace(epoch))
@@ -59,14 +61,14 @@ def fit(
         for phase in population.model.phases:
             state.population.begin(phase, epoch)
             sums: dict[str, Tensor] = {}
-            for batch in _batches(bags, weights[state.rows], recipe, epoch):
+            for batch in _batches(feeder, weights[state.rows], recipe, epoch):
                 for name, value in step(batch).items():
                     sums[name] = sums[name] + value if name in sums else value.clone()
             steps = sums.pop("steps")  # 0 for a model that has stopped: its losses become NaN
             losses |= {name: value / steps for name, value in sums.items()}
         population.train(False)
         state.population.begin("validation", epoch)
-        judged = _validation_loss(state.population, bags, roles[state.rows], validation)
+        judged = _validation_loss(state, feeder, judged_by)
         curves.add(epoch, losses, judged, state.rows)
         running = state.after_epoch(epoch, judged)
         if on_epoch is not None:
@@ -88,7 +90,7 @@ def _bag_weights(bags: Bags, train: Tensor, recipe: Recipe) -> Tensor:
     weights = train.float()
     if recipe.class_weights == "balanced":
         assert bags.labels is not None
-        one = one_hot(bags.labels, bags.classes)  # (b, k)
+        one = one_hot(bags.labels.cpu(), bags.classes)  # (b, k)
         counts = weights @ one
         weights = weights * (
             (weights.sum(-1, keepdim=True) / (counts > 0).sum(-1, keepdim=True) / counts.clamp_min(1)) @ one.mT
@@ -96,58 +98,63 @@ def _bag_weights(bags: Bags, train: Tensor, recipe: Recipe) -> Tensor:
     return weights
 
 
-def _batches(bags: Bags, weights: Tensor, recipe: Recipe, epoch: int) -> Iterator[Batch]:
+def _batches(feeder: Feeder, weights: Tensor, recipe: Recipe, epoch: int) -> Iterator[Batch]:
     """One pass over the bags that somebody trains on. weights (r, b), 0 where a model does not.
 
     Order and division into batches depend on (study seed, epoch) and the cohort alone; a bag that nobody here trains on
     is then left out. So a model meets its bags in the same steps whoever else is in the population.
     """
-    order = torch.arange(len(bags))
+    order = torch.arange(weights.shape[1])
     if recipe.shuffle:
         generator = torch.Generator().manual_seed(recipe.study_seed * 1_000_003 + epoch)
-        order = torch.randperm(len(bags), generator=generator)
-    used = (weights > 0).any(0).cpu()
-    for chosen in order.split(recipe.batch):
-        chosen = chosen[used[chosen]]
-        if len(chosen) > 0:
-            counts = weights[:, chosen.to(weights.device)]
-            yield _gathered(bags, chosen, counts / (counts > 0).sum(-1, keepdim=True).clamp_min(1))
+        order = torch.randperm(len(order), generator=generator)
+    learns = (weights > 0).cpu()
+    used = learns.any(0)
+    plan = [chosen[used[chosen]] for chosen in order.split(recipe.batch)]
+    plan = [chosen for chosen in plan if len(chosen) > 0]
+    for chosen, fed in zip(plan, feeder.feed(plan), strict=True):
+        counts = weights[:, chosen.to(weights.device)]
+        share = counts / (counts > 0).sum(-1, keepdim=True).clamp_min(1)
+        learners = learns[:, chosen].any(1)
+        yield Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, feeder.like(chosen))
 
 
-def _gathered(bags: Bags, chosen: Tensor, share: Tensor) -> Batch:
-    device = bags.features.device
-    assert bags.labels is not None
-    if bool((chosen.diff() == 1).all()):  # neighbours: no copy
-        first, last = int(chosen[0]), int(chosen[-1]) + 1
-        here = slice(int(bags.offsets[first]), int(bags.offsets[last]))
-        offsets = bags.offsets[first : last + 1] - bags.offsets[first]
-        rows = torch.arange(here.start, here.stop, device=device)
-        features, labels = bags.features[here], bags.labels[first:last]
-    else:
-        offsets, rows = rows_of(bags.offsets, chosen)
-        rows = rows.to(device)
-        features, labels = bags.features[rows], bags.labels[chosen.to(device)]
-    return Batch(features, labels, Offsets(offsets, device), rows, share)
+@dataclass(frozen=True)
+class _Judged:
+    """Validation bags (positions) of the models (r, bool) that validate on just the same bags: as many as are answered at once."""
+
+    bags: Tensor
+    models: Tensor
 
 
-def _validation_parts(bags: Bags, used: Tensor, at_once: int) -> list[Tensor]:
-    """Positions of the validation bags, in runs small enough to be answered by all models at once."""
-    chosen = used.cpu().nonzero().squeeze(-1)
-    runs = runs_of(bags.sizes[chosen].tolist(), at_once)
-    return [chosen[first:last] for first, last in runs]
+def _validation_parts(bags: Bags, validated: Tensor, at_once: Callable[[int], int]) -> list[_Judged]:
+    """validated (r, b) cut so that every bag is answered by those who validate on it. at_once: instances for so many models.
+
+    Which bags are answered together depends on the model's own bags alone: so do, on a CPU, the last bits of the answer.
+    """
+    parts = []
+    for row in validated.unique(dim=0):
+        models = (validated == row).all(1)
+        chosen = row.nonzero().squeeze(-1)
+        runs = runs_of(bags.sizes[chosen].tolist(), at_once(int(models.sum())))
+        parts += [_Judged(chosen[first:last], models) for first, last in runs]
+    return parts
 
 
 @torch.no_grad()
-def _validation_loss(population: Population, bags: Bags, roles: Tensor, parts: list[Tensor]) -> Tensor:
-    """(r) mean cross-entropy of each model's answers for its own validation bags; the same measure for every method."""
-    sums = torch.zeros(len(population), device=population.device)
-    counts = torch.zeros_like(sums)
-    for chosen in parts:
-        mask = (roles[:, chosen.to(roles.device)] == VALIDATION).float()
-        batch = _gathered(bags, chosen, mask)
-        prediction = population(batch.features, batch.offsets)
-        sums += (cross_entropy(prediction.logits, batch.labels) * mask).sum(-1)
-        counts += mask.sum(-1)
+def _validation_loss(state: State, feeder: Feeder, parts: list[_Judged]) -> Tensor:
+    """(r) mean cross-entropy of each running model's answers for its own validation bags; the same measure for every method."""
+    device, here = state.population.device, state.rows.cpu()
+    sums, counts = torch.zeros(2, len(here), device=device)
+    asked = [part for part in parts if part.models[here].any()]
+    for part, fed in zip(asked, feeder.feed([part.bags for part in asked]), strict=True):
+        rows = at_least_two(part.models[here])
+        judging = part.models[here][rows].float().to(device)
+        everyone, rows = len(rows) == len(here), rows.to(device)
+        population = state.population if everyone else state.population.subset(rows)
+        losses = cross_entropy(population(fed.features, fed.offsets).logits, fed.labels)
+        sums.index_add_(0, rows, losses.sum(-1) * judging)
+        counts.index_add_(0, rows, len(part.bags) * judging)
     return sums / counts
 
 

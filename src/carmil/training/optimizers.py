@@ -3,12 +3,15 @@
 A row that is not active takes no step, no decay and no momentum.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+
+from carmil.models import fused
 
 
 class Optimizer(ABC):
@@ -77,13 +80,36 @@ class Adam(Optimizer):
         self.state = [torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(lr).unsqueeze(-1)]
 
     def step(self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None) -> None:
-        if weights.is_cuda:  # may be recorded: the same operations whoever is active
-            super().step(weights, gradients, active, rows)
+        if not weights.is_cuda:
+            self._step_of_active(weights, gradients, active, rows)
+        elif fused.available():
+            self.step_by_kernel(weights, gradients, active, rows)
         else:
-            self._step_in_one_pass(weights, gradients, active, rows)
+            super().step(weights, gradients, active, rows)
 
     @torch.no_grad()
-    def _step_in_one_pass(
+    def step_by_kernel(
+        self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None
+    ) -> None:
+        """For GPUs. May be recorded: it is the same operations whoever is active."""
+        from carmil.training import kernels
+
+        rows = torch.arange(len(weights), device=weights.device) if rows is None else rows
+        mean, square, steps = self.state
+        first = 0
+        for gradient in gradients:
+            count = gradient.shape[1]
+            gradient = gradient if gradient.stride(1) == 1 else gradient.contiguous()
+            kernels.adam[-(-count // 1024), len(rows)](
+                weights, mean, square, gradient, rows, steps, self.lr, active, first, count, weights.shape[1],
+                gradient.stride(0), *self.betas, *(math.log(beta) for beta in self.betas), self.eps, self.weight_decay,
+                BLOCK=1024, num_warps=4,
+            )  # fmt: skip
+            first += count
+        steps.add_(active.unsqueeze(-1).to(steps.dtype))
+
+    @torch.no_grad()
+    def _step_of_active(
         self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None
     ) -> None:
         """torch's fused kernel on the active rows: where memory is slow, passes over (r, p) are what a step costs."""

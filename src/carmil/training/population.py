@@ -13,9 +13,13 @@ from torch import Tensor, nn
 
 from carmil.errors import CarmilError, unknown
 from carmil.models.contract import BagModel, Prediction
-from carmil.models.layers import BatchNorm
+from carmil.models.layers import BatchNorm, Linear
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
+
+# bfloat16: on a GPU, matrix products over instances in 16 bits; softmax, scores, answers, losses and the optimizer stay in
+# float32, as does everything on a CPU, where 16 bits would be slower.
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,19 @@ class Population:
     """`weights` (r, p): row i is model i. `model` is the architecture; bound to the weights it answers for all r at once."""
 
     def __init__(
-        self, build: Callable[[], BagModel], members: Sequence[Member], *, device: torch.device | str = "cpu"
+        self,
+        build: Callable[[], BagModel],
+        members: Sequence[Member],
+        *,
+        device: torch.device | str = "cpu",
+        precision: str = "float32",
     ) -> None:
         if not members:
             raise CarmilError("a population of 0 models: expected at least one")
+        if precision not in PRECISIONS:
+            raise CarmilError(unknown("precision", precision, PRECISIONS))
         self.build = build
+        self.precision = precision
         self.members = list(members)
         with torch.random.fork_rng(devices=[]):
             rows, buffers = [], []
@@ -73,9 +85,16 @@ class Population:
         return self.weights.device
 
     @property
-    def at_once(self) -> int:
-        """How many instances all models may be asked about at once: few enough for memory, enough to be quick."""
-        return max(1, (2**20 if self.weights.is_cuda else 2**14) // len(self))
+    def in_half(self) -> bool:
+        """Whether products are computed in 16 bits."""
+        return self.precision == "bfloat16" and self.weights.is_cuda
+
+    def at_once(self, models: int | None = None) -> int:
+        """How many instances these many models, or all, may be asked about at once: few for memory, enough to be quick.
+
+        On a CPU the same for any number of models: what they answer depends on it in its last bits.
+        """
+        return max(1, 2**20 // (models or len(self))) if self.weights.is_cuda else 2**12
 
     def __call__(
         self,
@@ -95,7 +114,8 @@ class Population:
         self._bind(leaves)
         for normed in self._normed:
             normed.counted = None if counted is None else counted[:, offsets.bag_of].unsqueeze(-1)
-        return self.model(features, offsets)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.in_half):
+            return self.model(features, offsets)
 
     def losses(self, prediction: Prediction, labels: Tensor) -> dict[str, Tensor]:
         """Each loss term for each model and bag, (r, b), and under `total` their weighted sum."""
@@ -160,8 +180,11 @@ class Population:
         return part
 
     def leaves(self) -> list[Tensor]:
-        """The parameters one by one, stacked (r, ...): views of `weights` that gradients can be asked for."""
-        return [stacked.detach().requires_grad_() for _, stacked in _stacked(self.weights, self._weight_slots)]
+        """The parameters one by one, stacked (r, ...), that gradients can be asked for; those of products in their precision."""
+        return [
+            (stacked.to(torch.bfloat16) if self.in_half and slot.of_products else stacked.detach()).requires_grad_()
+            for slot, stacked in _stacked(self.weights, self._weight_slots)
+        ]
 
     def _bind(self, leaves: Sequence[Tensor] | None = None) -> None:
         """Makes the architecture speak for this population's weights, or these leaves of them, its buffers and its noise."""
@@ -208,6 +231,11 @@ class _Slot:
     attribute: str
     shape: torch.Size
     count: int
+
+    @property
+    def of_products(self) -> bool:
+        """Is it the matrix of a product that is computed in 16 bits where these are asked for?"""
+        return isinstance(self.module, Linear) and self.attribute == "weight" and self.module.in_half(self.shape[0])
 
 
 def _slots(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> list[_Slot]:

@@ -30,7 +30,7 @@ def predict(population: Population, bags: Bags, *, chosen: Tensor | None = None,
     was_training = population.model.training
     population.train(False)
     parts = []
-    for part in bags.parts(population.at_once, chosen):
+    for part in bags.parts(population.at_once(), chosen):
         prediction = population(part.features.to(population.device), Offsets(part.offsets, population.device))
         cf = prediction.counterfactual
         parts.append(

@@ -1,6 +1,8 @@
-"""One training step of a population, run as it is or replayed as a CUDA graph. r models, b bags, n instances."""
+"""One training step of a population, run as it is or, on a GPU, recorded and replayed. r models, b bags, n instances."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,58 +11,85 @@ from carmil.models.pooling import Offsets
 from carmil.training.population import Population
 from carmil.training.stopping import State, at_least_two
 
+MOST_RECORDED = 2000  # steps; each costs the driver some hundred kilobytes
+
 
 @dataclass(frozen=True)
 class Batch:
     """Some bags on the device: `rows` (n) are their instances in the cohort; `share` (r, b) says who trains on which
-    bag, and sums to 1 for a model that has one here."""
+    bag, and sums to 1 for a model that has one here. `learners` (r), where Python can read it: who has one.
+
+    Batches with the same `like` can be stepped on by the same recorded operations; None: not worth recording.
+    """
 
     features: Tensor
     labels: Tensor
     offsets: Offsets
     rows: Tensor
     share: Tensor
+    learners: Tensor
+    like: Hashable = None
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A step as a CUDA graph: what it reads, and what it leaves behind."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Batch
+    outputs: dict[str, Tensor]
 
 
 class Stepper:
-    """One training step of the population; on a GPU, where bags share one size, replayed as a CUDA graph."""
+    """One training step of the population.
 
-    def __init__(self, state: State, *, replayed: bool) -> None:
+    On a GPU a step is some two hundred operations, which take longer to ask for than to compute unless bags and population
+    are large. So a step of a kind that comes again is run the first time, recorded the second, and replayed from then on.
+    """
+
+    def __init__(self, state: State) -> None:
         self.state = state
-        self.replayed = replayed and len(state.population.model.phases) == 1
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._key: tuple[int, ...] = ()
-        self._inputs: Batch | None = None
-        self._outputs: dict[str, Tensor] = {}
+        self._recorded: dict[Hashable, _Recorded | Offsets] = {}  # of a kind that was met once, how its bags lie
+        self._rows: dict[bytes, Tensor] = {}
+        self._models = len(state.rows)
+        self._pool: Any = None  # memory that all recorded steps share
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """Steps on the batch; each model's losses on it (r), zero for a model that took no step, and `steps` (r)."""
-        if not self.replayed or batch.offsets.size is None:
+        if self._models != len(self.state.rows):  # models that had stopped were left out
+            self._recorded, self._rows, self._pool, self._models = {}, {}, None, len(self.state.rows)
+        if batch.like is None or not batch.features.is_cuda or len(self.state.population.model.phases) > 1:
             return self._step(batch)
-        key = (len(self.state.rows), batch.offsets.bags, batch.offsets.size)
-        if key != self._key:
-            if self._graph is None or key[0] != self._key[0]:
-                self._capture(batch, key)
-                return self._outputs
-            return self._step(batch)  # a last, smaller batch
-        assert self._inputs is not None and self._graph is not None
-        self._inputs.features.copy_(batch.features)
-        self._inputs.labels.copy_(batch.labels)
-        self._inputs.rows.copy_(batch.rows)
-        self._inputs.share.copy_(batch.share)
-        self._graph.replay()
-        return self._outputs
+        like = (batch.like, batch.learners.numpy().tobytes())
+        if like not in self._recorded:
+            if len(self._recorded) < MOST_RECORDED:
+                self._recorded[like] = batch.offsets
+            return self._step(batch)
+        recorded = self._recorded[like]
+        if isinstance(recorded, Offsets):
+            recorded = self._recorded[like] = self._record(replace(batch, offsets=recorded))
+        for kept, given in (
+            (recorded.inputs.features, batch.features),
+            (recorded.inputs.labels, batch.labels),
+            (recorded.inputs.rows, batch.rows),
+            (recorded.inputs.share, batch.share),
+        ):
+            if kept.data_ptr() != given.data_ptr():
+                kept.copy_(given)
+        recorded.graph.replay()
+        return recorded.outputs
 
     def _step(self, batch: Batch) -> dict[str, Tensor]:
         state, population = self.state, self.state.population
         active = state.active & (batch.share.sum(-1) > 0)
         on = active.to(batch.share.dtype)
-        if batch.features.is_cuda or bool(active.all()):
+        stepping = state.running & batch.learners
+        if bool(stepping.all()):
             means, gradients = self._differentiated(population, batch)
             state.optimizer.step(population.weights, gradients, active)
             losses = {name: value * on for name, value in means.items()}
-        else:  # on a CPU nothing is computed for a model that takes no step: another fold's bag, or stopped
-            rows = at_least_two(active)
+        else:  # nothing is computed for a model that takes no step: another fold's bag, or stopped
+            rows = self._on_device(at_least_two(stepping))
             some = population.subset(rows)
             means, gradients = self._differentiated(some, replace(batch, share=batch.share[rows]))
             population.buffers[rows] = some.buffers
@@ -68,6 +97,13 @@ class Stepper:
             losses = {name: torch.zeros_like(on).index_copy(0, rows, value) * on for name, value in means.items()}
         population.noise.steps += active.long()
         return {**losses, "steps": on}
+
+    def _on_device(self, rows: Tensor) -> Tensor:
+        """Rows of the population where it is; sent there once, since nothing can be sent while a step is recorded."""
+        name = rows.numpy().tobytes()
+        if name not in self._rows:
+            self._rows[name] = rows.to(self.state.population.device)
+        return self._rows[name]
 
     @staticmethod
     def _differentiated(population: Population, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -80,34 +116,18 @@ class Stepper:
         gradients = torch.autograd.grad(means["total"].sum(), leaves, allow_unused=True, materialize_grads=True)
         return {name: value.detach() for name, value in means.items()}, [gradient.flatten(1) for gradient in gradients]
 
-    def _capture(self, batch: Batch, key: tuple[int, ...]) -> None:
-        """Records the step on buffers of its own. Recording does not run it; the first replay does."""
-        self._inputs = Batch(
-            batch.features.clone(), batch.labels.clone(), batch.offsets, batch.rows.clone(), batch.share.clone()
-        )
-        before = _Snapshot(self.state)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+    def _record(self, batch: Batch) -> _Recorded:
+        """Recording does not run it: the replay does."""
+        if not isinstance(batch.like, int):  # another batch of this kind brings its own features
+            batch = replace(batch, features=batch.features.clone(), labels=batch.labels.clone())
+        batch = replace(batch, rows=batch.rows.clone(), share=batch.share.clone())
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(here)
         with torch.cuda.stream(side):
-            for _ in range(2):
-                self._step(self._inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        before.restore()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = self._step(self._inputs)
-        self._key = key
-        self._graph.replay()
-
-
-class _Snapshot:
-    """What a step changes, put back after the warm-up that recording a CUDA graph needs."""
-
-    def __init__(self, state: State) -> None:
-        population = state.population
-        self._live = [population.weights, population.buffers, population.noise.steps, *state.optimizer.state]
-        self._copies = [tensor.detach().clone() for tensor in self._live]
-
-    def restore(self) -> None:
-        for tensor, copy in zip(self._live, self._copies, strict=True):
-            tensor.data.copy_(copy)
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            outputs = self._step(batch)
+            graph.capture_end()
+        here.wait_stream(side)
+        return _Recorded(graph, batch, outputs)

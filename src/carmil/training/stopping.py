@@ -9,13 +9,17 @@ from carmil.training.recipe import Recipe
 
 
 class State:
-    """Early stopping and best weights of every model; `population` holds those still running, `rows` says which."""
+    """Early stopping and best weights of every model; `population` holds those still running, `rows` says which.
+
+    `active` says who of them takes steps; `running` is the same where Python can read it for nothing.
+    """
 
     def __init__(self, population: Population, recipe: Recipe) -> None:
         r, device = len(population), population.device
         self.population, self.recipe = population, recipe
         self.rows = torch.arange(r, device=device)
         self.active = torch.ones(r, dtype=torch.bool, device=device)
+        self.running = self.active.cpu()
         self.best, self.best_buffers = population.weights.clone(), population.buffers.clone()
         self.best_loss = torch.full((r,), float("inf"), device=device)
         self.best_epoch = torch.full((r,), -1, dtype=torch.long, device=device)
@@ -39,7 +43,8 @@ class State:
             self.best_epoch[rows[better]] = epoch
             self.waited[rows] = torch.where(better, 0, self.waited[rows] + 1)
             self.active &= self.waited[rows] < self.recipe.patience
-        running = int(self.active.sum())
+        self.running = self.active.cpu()
+        running = int(self.running.sum())
         if 0 < running <= len(rows) // 2 and len(rows) > 2:
             self._compact()
         return running
@@ -49,7 +54,7 @@ class State:
         keep = at_least_two(self.active)
         self.population = self.population.subset(keep)
         self.optimizer.take(keep)
-        self.rows, self.active = self.rows[keep], self.active[keep]
+        self.rows, self.active, self.running = self.rows[keep], self.active[keep], self.running[keep.cpu()]
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a training which is to go on later must know."""
@@ -67,6 +72,7 @@ class State:
             self.rows, self.active = rows, self.active[rows]
         for name, tensor in self.tensors().items():
             tensor.copy_(kept[name])
+        self.running = self.active.cpu()
 
 
 def at_least_two(active: Tensor) -> Tensor:

@@ -1,0 +1,144 @@
+"""Where the features are while a population trains, and how they come to the device. b bags, n instances.
+
+On the device if they fit; otherwise they stay where they are, in memory or mapped from a store, and the next batch travels
+through a pinned buffer while the present one is computed on.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.models.pooling import Offsets
+from carmil.training.population import Population
+
+RESIDENT_SHARE = 0.5  # of the device's free memory that features may take; the rest is for what is computed
+
+
+@dataclass(frozen=True)
+class Fed:
+    """Some bags on the device: `rows` (n) are their instances in the cohort."""
+
+    features: Tensor
+    labels: Tensor
+    offsets: Offsets
+    rows: Tensor
+
+
+class Feeder:
+    """Hands out bags that are where they are computed on: on a CPU, or resident on a GPU as the type they are computed in."""
+
+    def __init__(self, bags: Bags, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        assert bags.labels is not None
+        self.bags, self.device = bags, device
+        self.features = bags.features.to(device) if dtype is None else _as_type(bags.features, device, dtype)
+        self.labels = bags.labels.to(device)
+
+    def feed(self, plan: Iterable[Tensor]) -> Iterator[Fed]:
+        """The bags at these positions, one handful after the other."""
+        for chosen in plan:
+            yield self._fed(chosen, None)
+
+    def like(self, chosen: Tensor) -> Hashable:
+        """What a handful has in common with others, so that a step on it can be recorded: the bag itself, or its sizes."""
+        if self._alike:
+            return (len(chosen), "bags of one size")
+        return int(chosen[0]) if len(chosen) == 1 else None
+
+    @cached_property
+    def _alike(self) -> bool:
+        return bool((self.bags.sizes == self.bags.sizes[0]).all())
+
+    def _fed(self, chosen: Tensor, features: Tensor | None) -> Fed:
+        first, last = int(chosen[0]), int(chosen[-1]) + 1
+        sizes = self.bags.sizes[chosen]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        if bool((chosen.diff() == 1).all()):  # neighbours: no copy
+            begin, end = int(self.bags.offsets[first]), int(self.bags.offsets[last])
+            rows = torch.arange(begin, end, device=self.device)
+            features = self.features[begin:end] if features is None else features
+            labels = self.labels[first:last]
+        else:
+            rows = _rows(self.bags.offsets[chosen] - offsets[:-1], sizes, self.device)
+            features = self.features[rows] if features is None else features
+            labels = self.labels[chosen.to(self.device)]
+        return Fed(features, labels, Offsets(offsets, self.device), rows)
+
+
+class StreamingFeeder(Feeder):
+    """Features stay on the host; two buffers take turns: one is filled and sent while the other is computed on."""
+
+    def __init__(self, bags: Bags, device: torch.device, most_rows: int) -> None:
+        assert bags.labels is not None
+        self.bags, self.device = bags, device
+        self.labels = bags.labels.to(device)
+        shape, dtype = (most_rows, bags.width), bags.features.dtype
+        self._pinned = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(2)]
+        self._there = [torch.empty(shape, dtype=dtype, device=device) for _ in range(2)]
+        self._sent, self._used = ([torch.cuda.Event() for _ in range(2)] for _ in range(2))
+        self._road = torch.cuda.Stream(device)
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="carmil-feeder")
+
+    def like(self, chosen: Tensor) -> Hashable:
+        return super().like(chosen) if self._alike else None  # a bag has no place of its own on the device
+
+    def feed(self, plan: Iterable[Tensor]) -> Iterator[Fed]:
+        under_way: list[tuple[int, Tensor, Future[Tensor]]] = []
+        for turn, chosen in enumerate(plan):
+            under_way.append((turn % 2, chosen, self._loader.submit(self._send, turn % 2, chosen)))
+            if len(under_way) == 2:
+                yield from self._handed_over(*under_way.pop(0))
+        for slot, chosen, sent in under_way:
+            yield from self._handed_over(slot, chosen, sent)
+
+    def _handed_over(self, slot: int, chosen: Tensor, sent: "Future[Tensor]") -> Iterator[Fed]:
+        features = sent.result()
+        here = torch.cuda.current_stream(self.device)
+        here.wait_event(self._sent[slot])
+        yield self._fed(chosen, features)
+        self._used[slot].record(here)  # what was asked for the batch is in the queue by now
+
+    def _send(self, slot: int, chosen: Tensor) -> Tensor:
+        """Runs beside the training: copies the bags into the pinned buffer, and from there to the device."""
+        self._sent[slot].synchronize()  # what was last sent from this buffer has left it
+        end = 0
+        for bag in chosen.tolist():
+            features = self.bags.features[int(self.bags.offsets[bag]) : int(self.bags.offsets[bag + 1])]
+            begin, end = end, end + len(features)
+            self._pinned[slot][begin:end].copy_(features)
+        there = self._there[slot][:end]
+        with torch.cuda.stream(self._road):
+            self._road.wait_event(self._used[slot])
+            there.copy_(self._pinned[slot][:end], non_blocking=True)
+            self._sent[slot].record(self._road)
+        return there
+
+
+def _as_type(features: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """On the device in another type, a part after the other: nothing there is twice as large as it must be."""
+    there = torch.empty(features.shape, dtype=dtype, device=device)
+    for mine, theirs in zip(there.split(2**16), features.split(2**16), strict=True):
+        mine.copy_(theirs.to(device))
+    return there
+
+
+def _rows(shifts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
+    """Where in the cohort the instances of some bags lie, that are laid end to end; computed where it is wanted."""
+    count = int(sizes.sum())
+    shifts, sizes = shifts.to(device), sizes.to(device)
+    return torch.arange(count, device=device) + torch.repeat_interleave(shifts, sizes, output_size=count)
+
+
+def feeder_for(population: Population, bags: Bags, handfuls: Sequence[Tensor]) -> Feeder:
+    """Features on the population's device if they fit there, otherwise streamed. handfuls: what will be asked for."""
+    device = population.device
+    if device.type == "cuda" and not bags.features.is_cuda:
+        free, _ = torch.cuda.mem_get_info(device)
+        if bags.features.numel() * bags.features.element_size() > RESIDENT_SHARE * free:
+            most = max(int(bags.sizes[chosen].sum()) for chosen in handfuls)
+            return StreamingFeeder(bags, device, most)
+    return Feeder(bags, device, torch.bfloat16 if population.in_half else None)

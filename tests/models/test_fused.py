@@ -1,0 +1,87 @@
+"""The GPU's kernels, run by Triton's interpreter, against the same written out in torch."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed here")
+if torch.cuda.is_available():  # pragma: no cover
+    pytest.skip("kernels are interpreted where there is no GPU", allow_module_level=True)
+
+from carmil.models import fused
+from carmil.models.layers import Dropout
+from carmil.models.noise import Noise
+from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
+
+R = 2
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def dropout(p: float, site: int, noise: Noise) -> Dropout:
+    layer = Dropout(p)
+    layer.noise, layer.site = noise, site
+    return layer
+
+
+def noise_of(n: int) -> Noise:
+    noise = Noise(torch.tensor([7, 2**33 + 5]), torch.tensor([0, 3]))
+    noise.rows = torch.arange(n) * 17 + 100_000
+    return noise
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("n", "d", "p"), [(1, 16, 0.25), (37, 20, 0.25), (300, 64, 0.5), (40, 16, 0.0)])
+def test_the_first_layer_is_its_three_operations(n: int, d: int, p: float, bias: bool) -> None:
+    x, weight = random(n, 8, seed=0), random(R, d, 8, seed=1).requires_grad_()
+    b = random(R, d, seed=2).requires_grad_() if bias else None
+    drop = dropout(p, 3, noise_of(n))
+    found = fused.hidden(x, weight, b, drop)
+    expected = drop(torch.relu(x @ weight.mT + (0 if b is None else b.unsqueeze(1))))
+    torch.testing.assert_close(found, expected)
+    inputs = [weight] if b is None else [weight, b]
+    upstream = random(*found.shape, seed=4)
+    mine = torch.autograd.grad(found, inputs, upstream)
+    theirs = torch.autograd.grad(expected, inputs, upstream)
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [[1], [300], [5, 1, 40], [20, 20], [3] * 40])
+@pytest.mark.parametrize(("gated", "relu", "p"), [(True, False, 0.0), (False, True, 0.0), (True, False, 0.25)])
+@pytest.mark.parametrize("maps", [1, 2, 5])
+def test_attention_and_pooling_are_what_they_are_written_out(
+    lengths: list[int], gated: bool, relu: bool, p: float, maps: int
+) -> None:
+    n, d, a = sum(lengths), 24, 12
+    offsets = Offsets(torch.tensor([0, *lengths]).cumsum(0))
+    noise = noise_of(n)
+    drops = (dropout(p, 1, noise), dropout(p, 2, noise))
+    z = random(R, n, d, seed=0).requires_grad_()
+    trunk = (random(R, a * (1 + gated), d, seed=1) / 5).requires_grad_()
+    bias = random(R, a * (1 + gated), seed=2).requires_grad_()
+    reads, offset = random(R, maps, a, seed=3).requires_grad_(), random(R, maps, seed=4).requires_grad_()
+    hidden = torch.zeros(n, dtype=torch.bool)
+    hidden[n // 2] = n not in (1, 40)  # an instance that is not to be looked at, in a bag of more than one
+
+    def masked(scores: torch.Tensor) -> torch.Tensor:
+        return scores.masked_fill(hidden.unsqueeze(-1), float("-inf"))
+
+    if 1 in lengths and len(lengths) > 1:
+        hidden[:] = False
+    found = fused.look(
+        z, (trunk, bias), (reads, offset), offsets, gated=gated, relu=relu, dropouts=drops, masked=masked
+    )
+    h = z @ trunk.mT + bias.unsqueeze(1)
+    t = drops[0](h[..., :a].relu() if relu else h[..., :a].tanh())
+    t = t * drops[1](h[..., a:].sigmoid()) if gated else t
+    scores = t @ reads.mT + offset.unsqueeze(1)
+    weights = bag_softmax(masked(scores), offsets)
+    expected = (scores, weights, bag_weighted_sum(weights, z, offsets))
+    inputs = [z, trunk, bias, reads, offset]
+    upstream = [random(*tensor.shape, seed=5 + i) for i, tensor in enumerate(expected)]
+    for mine, theirs in zip((found.scores, found.weights, found.pooled), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    mine = torch.autograd.grad((found.scores, found.weights, found.pooled), inputs, upstream)
+    theirs = torch.autograd.grad(expected, inputs, upstream)
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,30 @@
+"""Adam's kernel, run by Triton's interpreter, against torch's own Adam."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed here")
+if torch.cuda.is_available():  # pragma: no cover
+    pytest.skip("kernels are interpreted where there is no GPU", allow_module_level=True)
+
+from carmil.training.optimizers import Adam
+
+
+def test_the_kernel_steps_as_torch_does_and_leaves_rows_that_are_not_active() -> None:
+    start = torch.randn(3, 1500)
+    weights, lr = start.clone(), torch.tensor([1e-2, 2e-2, 3e-2])
+    optimizer = Adam(weights, lr, weight_decay=0.1)
+    theirs = [torch.nn.Parameter(row.clone()) for row in start]
+    references = [
+        torch.optim.Adam([row], lr=float(rate), weight_decay=0.1) for row, rate in zip(theirs, lr, strict=True)
+    ]
+    for step in range(4):
+        gradient = torch.randn(3, 1500)
+        active = torch.tensor([True, step % 2 == 0, False])
+        optimizer.step_by_kernel(weights, [gradient[:, :1100], gradient[:, 1100:]], active)
+        for row in active.nonzero().flatten().tolist():
+            theirs[row].grad = gradient[row].clone()
+            references[row].step()
+    torch.testing.assert_close(weights, torch.stack([row.detach() for row in theirs]), atol=2e-6, rtol=1e-5)
+    assert torch.equal(weights[2], start[2])
+    assert optimizer.state[2].flatten().tolist() == [4, 2, 0]

@@ -1,0 +1,51 @@
+"""How many models fit: counted, and never fewer than one."""
+
+import pytest
+import torch
+
+from carmil.bags import Bags
+from carmil.counterfactual import create_model
+from carmil.training import Member, Population, Recipe, memory
+
+GIB = 2**30
+
+
+def fitting(model: str, sizes: list[int], *, free: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(memory, "free_memory", lambda device: free)
+    population = Population(lambda: create_model(model, 32, 2, hidden=64), [Member(seed=0), Member(seed=1)])
+    bags = Bags.from_list([torch.zeros(size, 32) for size in sizes], ids=[str(i) for i in range(len(sizes))])
+    return memory.models_that_fit(population, bags, Recipe(batch=batch), "cpu")
+
+
+@pytest.mark.parametrize("model", ["abmil", "car/abmil.gated", "clam.sb", "dsmil", "transmil"])
+def test_twice_the_memory_is_twice_the_models(model, monkeypatch):
+    once = fitting(model, [2000, 500], free=GIB, batch=1, monkeypatch=monkeypatch)
+    twice = fitting(model, [2000, 500], free=2 * GIB, batch=1, monkeypatch=monkeypatch)
+    assert once > 10
+    assert twice == pytest.approx(2 * once, abs=1)
+
+
+def test_more_instances_a_step_are_fewer_models(monkeypatch):
+    def models(sizes, batch):
+        return fitting("abmil", sizes, free=GIB, batch=batch, monkeypatch=monkeypatch)
+
+    one = models([2000, 2000, 500], 1)
+    assert models([2000, 2000, 500], 2) == pytest.approx(one / 2, rel=0.1)
+    assert models([20_000, 500], 1) == pytest.approx(one / 10, rel=0.2)
+
+
+def test_what_is_kept_is_what_the_layers_keep(monkeypatch):
+    """A hidden layer of 64 and attention of 128 columns in float32: z, tanh, scores and weights, and little else."""
+    monkeypatch.setattr(memory, "free_memory", lambda device: GIB)
+    population = Population(lambda: create_model("abmil", 32, 2, hidden=64), [Member(seed=0), Member(seed=1)])
+    few, some = (memory._kept_for_gradient(population, 32, count) for count in (64, 192))
+    for_an_instance = (some - few) / 128
+    assert 4 * (64 + 128) <= for_an_instance <= 2 * 4 * (64 + 128)
+
+
+def test_where_nothing_fits_one_is_tried(monkeypatch):
+    assert fitting("abmil", [2000], free=1000, batch=1, monkeypatch=monkeypatch) == 1
+
+
+def test_this_machine_has_memory():
+    assert 2**20 < memory.free_memory("cpu") < 2**50
