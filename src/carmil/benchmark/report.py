@@ -1,0 +1,159 @@
+"""What a benchmark found, as tables, JSON, markdown and a plot."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from carmil.benchmark.plan import SECTIONS
+from carmil.benchmark.records import Fact, Measurement, Record, Results, ratios
+from carmil.files import whole_file, write_text
+from carmil.report.tables import ResultTable
+
+CONDITIONS = (
+    "a training step is forward, backward and Adam, dropout on, on bags of noise 1024 wide that take turns; "
+    "ours keeps them in float16, the one-bag loop in float32",
+    "slides/s and ms are of one bag and model: a step over the bags and models that it trains; the median of several rounds, "
+    "and from the fastest to the slowest; a row of crc is a pass over its bags, one a step",
+    "TFLOP/s count, for ABMIL and CAR-ABMIL, 2 n (2 x 1024 x 512 + 3 x 512 x 256) operations (ungated: 128 for 256); for other "
+    "models every product that torch's flop counter sees",
+    "the floor: the same operations at the speed of this machine's large matrix product at its fastest (first line of the floors)",
+    "the one-bag loop has fused Adam and waits for the device in no step; on a CPU it has the same settings of processor and "
+    "memory as ours, except where it says: as torch comes",
+)
+
+
+def line(record: Record) -> str:
+    """A record in one line, for who is waiting."""
+    if isinstance(record, Fact):
+        return f"{record.what}: {_fact_value(record)}" + (f" ({record.note})" if record.note else "")
+    place = f"{record.models} x {record.bags} bags of {record.instances:,}"
+    figures = record.note if record.ms is None else f"{_number(record.ms)} ms, {_number(record.tflops)} TFLOP/s"
+    return f"{record.what}, {record.model}, {place}: {figures}"
+
+
+def tables(results: Results) -> list[ResultTable]:
+    by_section = {name: [one for one in results.measurements if one.section == name] for name in SECTIONS}
+    found = [_steps_table(section, records) for section, records in by_section.items() if records]
+    compared = ratios(results.measurements)
+    if compared:
+        lines = tuple(
+            (
+                ratio.ours.section,
+                ratio.ours.model,
+                f"{ratio.ours.models} x {ratio.ours.bags}",
+                f"{ratio.ours.instances:,}",
+                ratio.other.what,
+                f"{ratio.times:.2f}",
+                f"{ratio.at_best:.2f}",
+            )
+            for ratio in compared
+        )
+        heads = ("section", "model", "models x bags", "instances", "beside", "times as fast", "at their fastest")
+        found.append(ResultTable("Ours beside the one-bag loop", heads, lines, names=2))
+    facts = tuple((fact.section, fact.what, _fact_value(fact), fact.note) for fact in results.facts)
+    return [ResultTable("Floors and facts", ("section", "what", "value", "note"), facts, names=2), *found]
+
+
+def _steps_table(section: str, records: list[Measurement]) -> ResultTable:
+    heads = (
+        "what",
+        "model",
+        "models x bags",
+        "instances",
+        "ms",
+        "from – to",
+        "slides/s",
+        "TFLOP/s",
+        "of the floor",
+        "MiB",
+        "note",
+    )
+    lines = tuple(
+        (
+            record.what,
+            record.model,
+            f"{record.models} x {record.bags}",
+            f"{record.instances:,}",
+            _number(record.ms),
+            f"{_number(record.fastest_ms)} – {_number(record.slowest_ms)}",
+            _number(record.slides_per_second),
+            _number(record.tflops),
+            "–" if record.ms is None or record.floor_ms is None else f"{record.floor_ms / record.ms:.0%}",
+            "–" if record.memory_mib is None else f"{record.memory_mib:,.0f}",
+            record.note,
+        )
+        for record in records
+    )
+    return ResultTable(section, heads, lines, names=2)
+
+
+def write_results(results: Results, out: Path) -> None:
+    """benchmark.json, with everything, and benchmark.md, to be read."""
+    write_text(out / "benchmark.json", json.dumps(plain(results), indent=2))
+    about = [f"Measured on {results.machine}.", "", *(f"- {condition}" for condition in CONDITIONS), ""]
+    write_text(out / "benchmark.md", "\n".join(["# Benchmark", "", *about, *(t.markdown() for t in tables(results))]))
+
+
+def plain(results: Results) -> dict[str, Any]:
+    """Everything as JSON takes it."""
+    return {
+        "machine": results.machine,
+        "device": results.device,
+        "settings": results.settings,
+        "conditions": CONDITIONS,
+        "facts": [asdict(fact) for fact in results.facts],
+        "measurements": [
+            {**asdict(record), "slides_per_second": record.slides_per_second} for record in results.measurements
+        ],
+        "ratios": [ratio.plain() for ratio in ratios(results.measurements)],
+    }
+
+
+def write_plot(results: Results, path: Path) -> bool:
+    """Time of a bag and model beside its floor, a row a measurement. False, and nothing written, where matplotlib is absent."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [
+        (record, record.ms, record.floor_ms)
+        for record in reversed(results.measurements)
+        if record.ms is not None and record.floor_ms is not None
+    ]
+    if not shown:
+        return False
+    figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.24 * len(shown)), layout="constrained")
+    rows, times, floors = range(len(shown)), [ms for _, ms, _ in shown], [floor for _, _, floor in shown]
+    axes.hlines(rows, floors, times, color="#cccccc", zorder=0)
+    for ours, colour, name in ((True, "#0b6e99", "carmil"), (False, "#c4641a", "one-bag loop")):
+        own = [row for row in rows if shown[row][0].ours is ours]
+        axes.plot([times[row] for row in own], own, "o", color=colour, label=name)
+    axes.plot(floors, rows, "|", color="black", markersize=11, label="floor")
+    axes.set_xscale("log")
+    axes.set_yticks(rows, [_label(record) for record, _, _ in shown], fontsize=7)
+    axes.set_xlabel("ms a bag and model")
+    axes.set_title(results.machine, fontsize=7, loc="left", wrap=True)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    with whole_file(path) as aside:
+        figure.savefig(aside, dpi=150)
+    pyplot.close(figure)
+    return True
+
+
+def _label(record: Measurement) -> str:
+    return f"{record.what}, {record.model}, {record.models} x {record.bags} x {record.instances:,}"
+
+
+def _fact_value(fact: Fact) -> str:
+    return "–" if fact.value is None else f"{_number(fact.value)} {fact.unit}".rstrip()
+
+
+def _number(value: float | None) -> str:
+    """Three digits that count."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

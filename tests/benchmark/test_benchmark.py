@@ -1,0 +1,229 @@
+"""The benchmark compares like with like, counts what it says, and writes what it found. What is fast is no test's business."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from carmil.benchmark import measure, report
+from carmil.benchmark.arithmetic import abmil_operations, one_bag_loss, work
+from carmil.benchmark.measure import DoesNotFitError, measured_in_turn, shortage_told
+from carmil.benchmark.ours import MODEL
+from carmil.benchmark.plain import PlainCAR, one_bag_loop, plain_twin
+from carmil.benchmark.plan import Plan, Study, planned
+from carmil.benchmark.records import Measurement, ratios
+from carmil.benchmark.run import run_benchmark
+from carmil.counterfactual import create_model
+from carmil.models.pooling import Offsets
+
+TINY = Plan(
+    models=("mean",),
+    instances=(20, 30),
+    members=2,
+    bag=24,
+    population=3,
+    together=2,
+    lengths=(10, 40),
+    counts=(1, 2),
+    linear_models=1,
+    linear_bag=10,
+    crc_models=2,
+    crc_every=20,
+    store_bags=2,
+    study=Study(folds=2, seeds=1, grid=2, slides=6, epochs=2),
+    seconds=0.01,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_long_rounds(monkeypatch):
+    monkeypatch.setattr(measure, "LEAST_ROUND", 0.0)
+    monkeypatch.setattr(measure, "_product", lambda *_: 1.0)
+    monkeypatch.setattr(measure, "_copy", lambda *_: 1.0)
+
+
+def test_the_plain_module_is_our_architecture_to_the_last_gradient():
+    ours = create_model(MODEL, 1024, 2).eval()  # eval: the two would not drop the same
+    twin = plain_twin(ours.state_dict()).eval()
+    assert sum(p.numel() for p in twin.parameters()) == sum(p.numel() for p in ours.parameters())
+    bag, label = torch.randn(50, 1024), torch.tensor([1])
+    loss = one_bag_loss(ours, bag, Offsets(torch.tensor([0, 50])), label)
+    plain = twin.loss(bag, label)
+    assert plain.item() == pytest.approx(loss.item(), abs=1e-5)
+    loss.backward()
+    plain.backward()
+    gradients = plain_twin({name: p.grad for name, p in ours.named_parameters()})
+    for (name, wanted), parameter in zip(gradients.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, wanted.detach(), atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_the_plain_modules_drop_out_as_ours_do():
+    ours = [module.p for module in create_model(MODEL, 8, 2).modules() if type(module).__name__ == "Dropout"]
+    plain = [module.p for module in PlainCAR(8).modules() if isinstance(module, torch.nn.Dropout)]
+    assert [p for p in ours if p] == plain == [0.25]
+
+
+def test_a_step_of_the_plain_loop_changes_the_weights_by_the_next_bag():
+    model = PlainCAR(8, 2)
+    seen = []
+
+    def loss(bag, label):
+        seen.append((len(bag), label.item()))
+        return model.loss(bag, label)
+
+    before = model.classifier.weight.detach().clone()
+    bags = [(torch.randn(5, 8), torch.tensor([0])), (torch.randn(7, 8), torch.tensor([1]))]
+    step = one_bag_loop(model, loss, bags, "cpu")
+    for _ in range(3):
+        step()
+    assert seen == [(5, 0), (7, 1), (5, 0)]
+    assert not torch.equal(before, model.classifier.weight)
+
+
+def test_the_formula_is_the_hand_count():
+    embedding = 2 * 1024 * 512  # multiply-adds of an instance: forward, and to the weights
+    attention = 3 * 512 * 256  # of V and U: forward, to the weights, to the input
+    assert abmil_operations(10_000, gates=2) == 2 * 10_000 * (embedding + attention) == 28_835_840_000
+    assert work(MODEL, 10_000).operations == 28_835_840_000
+    assert work(MODEL, 10_000).counted_by == "formula"
+
+
+@pytest.mark.parametrize("name", ["abmil", "abmil.gated", "car/abmil.gated"])
+def test_the_counter_sees_the_formula_and_little_more(name, monkeypatch):
+    formula = work(name, 1000).operations
+    monkeypatch.setattr("carmil.benchmark.arithmetic.GATES", {})
+    work.cache_clear()
+    assert formula < work(name, 1000).operations < 1.005 * formula
+    work.cache_clear()
+
+
+def test_mean_pooling_is_counted_by_hand_too():
+    n, embedding, head = 1000, 1024 * 512, 512 * 2
+    assert work("mean", n).operations == 2 * n * (2 * embedding + 3 * head)
+
+
+@pytest.mark.parametrize("name", ["acmil", "additive", "clam.mb", "car/dsmil", "max", "rrt", "transmil", "weno"])
+def test_every_kind_of_model_can_be_counted(name):
+    assert work(name, 300).counted_by == "counter"
+    assert work(name, 300).operations > 2 * 2 * 300 * 1024 * 256
+    assert work(name, 300).kept >= 4 * 300 * 1024  # the features at least are kept for the backward pass
+
+
+def test_all_sections_find_something_and_write_it(tmp_path):
+    said = []
+    results = run_benchmark(TINY, tmp_path, device="cpu", say=said.append)
+    assert {record.section for record in results.records} == {"floors", *TINY.sections}
+    for found in results.measurements:
+        if found.note != "torchmil is not installed":
+            assert found.ms > 0
+            assert found.fastest_ms <= found.ms <= found.slowest_ms
+            assert found.tflops == pytest.approx(found.floor_ms / found.ms)  # the floors are 1 TFLOP/s here
+    facts = {(fact.section, fact.what): fact.value for fact in results.facts}
+    differences = [value for (section, _), value in facts.items() if section == "agreement"]
+    assert len(differences) == 4
+    assert max(differences) < 1e-5
+    assert facts["study", "4 models, 6 slides of 24, 2 epochs"] > 0
+    assert facts["store", "read again, from the system's memory"] > 0
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    assert len(written["measurements"]) == len(results.measurements)
+    assert written["machine"].startswith("cpu: python")
+    assert all(ratio["times"] > 0 for ratio in written["ratios"])
+    page = (tmp_path / "benchmark.md").read_text()
+    for section in ("population", "one-bag", "models", "linearity", "crc"):
+        assert f"## {section}" in page
+    assert str(tmp_path) not in page + json.dumps(written)
+    assert len(said) > len(results.records)
+    assert report.write_plot(results, tmp_path / "benchmark.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["benchmark.json", "benchmark.md", "benchmark.png"]
+
+
+@pytest.mark.slow
+def test_a_method_of_two_phases_is_measured_too(tmp_path):
+    plan = replace(TINY, sections=("models",), models=("weno",), instances=(20,))
+    ours, plain = run_benchmark(plan, tmp_path, device="cpu").measurements
+    assert ours.ours and ours.ms > 0
+    assert not plain.ours and plain.ms > 0
+
+
+def test_ours_is_compared_with_others_on_the_same_bags_only():
+    def found(section, what, ms, *, instances=10, model="mean", ours=False):
+        return Measurement(section, what, model, 1, 1, instances, ours=ours, ms=ms, fastest_ms=ms / 2)
+
+    ours = found("population", "carmil", 2.0, ours=True)
+    loop = found("one-bag", "plain", 8.0)
+    others = [found("one-bag", "plain", 8.0, instances=20), found("models", "plain", 8.0), replace(loop, ms=None)]
+    (ratio,) = ratios([ours, loop, *others])
+    assert (ratio.times, ratio.at_best) == (4.0, 4.0)
+    assert ratio.other is loop
+
+
+def test_what_does_not_fit_is_said_and_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr("carmil.benchmark.bench.room", lambda device: 1)
+    results = run_benchmark(replace(TINY, sections=("population",), through_fit=False), tmp_path, device="cpu")
+    assert [found.ms for found in results.measurements] == [None] * 3
+    assert all(found.note.startswith("would not fit") for found in results.measurements)
+
+
+def test_a_shortage_is_told_from_other_errors_even_behind_one():
+    with pytest.raises(DoesNotFitError), shortage_told():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(DoesNotFitError), shortage_told():
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("capture failed")
+    with pytest.raises(RuntimeError, match="other"), shortage_told():
+        raise RuntimeError("other")
+
+
+def test_steps_are_timed_in_turn(monkeypatch):
+    monkeypatch.setattr(measure, "MOST_ROUNDS", 3)
+    order = []
+    builds = [lambda name=name: lambda: order.append(name) for name in "ab"]
+    timings = measured_in_turn(builds, device="cpu", seconds=100)
+    assert "".join(order).endswith("ab" * 3)
+    assert [timing.rounds for timing in timings] == [3, 3]
+
+
+def test_the_plans_are_what_the_issue_asks_for():
+    gpu = planned("cuda", quick=False)
+    assert (gpu.population, gpu.together, gpu.bag, gpu.instances) == (50, 16, 10_000, (1_000, 10_000, 50_000))
+    assert (gpu.study.models, gpu.study.slides, gpu.study.epochs) == (225, 300, 20)
+    assert planned("cpu", quick=False).crc_models == 25
+
+
+def test_the_command_writes_and_prints(tmp_path, said):
+    words = ["--quick", "--only", "population,one-bag", "--bag", "16", "--population", "2", "--device", "cpu"]
+    status, out, err = said("benchmark", *words, "--out", str(tmp_path / "b"))
+    assert status == 0
+    assert "slides/s" in out
+    assert "as torch comes" in out
+    assert "measured on cpu: python" in out
+    assert "measuring population" in err
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {"benchmark.json", "benchmark.md", "benchmark.png"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--only", "populations"], "unknown section 'populations'; did you mean 'population'?"),
+        (["--models", "carabmil"], "unknown model 'carabmil'; did you mean 'car/abmil'?"),
+        (["--instances", "many"], "--instances many: expected whole numbers with commas between"),
+        (["--instances", "0"], "bags of 0 instances: expected at least 1"),
+        (["--bag", "0"], "bag is 0: expected at least 1"),
+        (["--population", "-2"], "population is -2: expected at least 1"),
+        (["--study-epochs", "0"], "a study of 0 epochs: expected at least 1"),
+        (["--crc", "nowhere"], "--crc nowhere has no features.npy"),
+        (["--out", "file/x"], "--out file/x cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeypatch, said, words, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    status, out, err = said("benchmark", "--device", "cpu", *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("carmil: ")
+    assert expected in err
+    assert len(err.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
