@@ -6,7 +6,9 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # kernels are run by Triton's interpreter; it must know before they are imported
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # kernels are run by Triton's interpreter; it must know before they are imported
+    )
 
 from carmil.cli import main
 

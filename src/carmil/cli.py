@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +44,11 @@ class Pool(StrEnum):
 class Distance(StrEnum):
     l1 = "l1"
     cosine = "cosine"
+
+
+class Precision(StrEnum):
+    bfloat16 = "bfloat16"
+    float32 = "float32"
 
 
 class StoreType(StrEnum):
@@ -407,8 +414,7 @@ def split(
     typer.echo(f"{splits.folds} folds of {len(set(splits.patients))} patients, {len(splits.slides)} slides: sound")
 
 
-@app.command()
-def train(
+def _words_of_a_study(
     config: Annotated[Path | None, typer.Option(help="YAML with any of these settings; the command line wins.")] = None,
     bags: Annotated[Path | None, typer.Option(help="A store, or a folder of features.")] = None,
     labels: Annotated[
@@ -448,6 +454,9 @@ def train(
     standardise: Annotated[
         bool | None, typer.Option("--standardise", help="Scale features by each fold's training bags.")
     ] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Of products on a GPU; a CPU computes in float32.  [default: bfloat16]")
+    ] = None,
     warm_start: Annotated[Path | None, typer.Option(help="Run of the model without its branch, same folds.")] = None,
     threshold: Annotated[
         str | None, typer.Option(help="balanced, f1, 0.5, sensitivity=0.95, specificity=0.9.  [default: balanced]")
@@ -457,19 +466,15 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of folds and initialisations.  [default: 0]")] = None,
     device: Annotated[Device | None, typer.Option(help="Where to compute.  [default: auto]")] = None,
-) -> None:
-    """Cross-validate a model on your features and labels; figures, predictions of every slide, a report.
-
-    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end.
-    Killed and started again with the same words, it goes on.
-
-    Example: carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
-    """
-    from carmil.report.run import write_report
-    from carmil.report.tables import print_tables
+    models_at_once: Annotated[
+        int | None, typer.Option(help="How many models are trained at once.  [default: all that fit]")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Train on a Ray cluster: host:port, auto or local. See docs/cluster.md.")
+    ] = None,
+) -> tuple[dict[str, Any], str]:
+    """What is asked of a study, and where that was said: the file's words, and the command line's, which win."""
     from carmil.studies.settings import Settings, read_settings
-    from carmil.studies.shown import figures_lines, figures_table
-    from carmil.studies.train import run_study
 
     words = {
         name: value
@@ -480,17 +485,81 @@ def train(
         if name in words and "," in words[name]:
             words[name] = [part.strip() for part in words[name].split(",")]
     given = {} if config is None else read_settings(config)
-    where = "command line" if config is None else str(config)
-    settings = Settings.of({**given, **words}, where=where)
+    return {**given, **words}, "command line" if config is None else str(config)
+
+
+def _of_a_study(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of a study. It is called with `given`, what they say, and `where` that was said."""
+    shared = signature(_words_of_a_study).parameters
+    own = [parameter for name, parameter in signature(command).parameters.items() if name not in ("given", "where")]
+    options = [*shared.values(), *own]
+
+    def called(**values: Any) -> None:
+        given, where = _words_of_a_study(**{name: values.pop(name) for name in shared})
+        command(given=given, where=where, **values)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in options}
+    called.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    return called
+
+
+@app.command()
+@_of_a_study
+def train(given: dict[str, Any], where: str) -> None:
+    """Cross-validate a model on your features and labels; figures, predictions of every slide, a report.
+
+    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end.
+    Killed and started again with the same words, it goes on.
+
+    Example: carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
+    """
+    from carmil.report.run import write_report
+    from carmil.report.tables import print_tables
+    from carmil.studies.settings import Settings
+    from carmil.studies.shown import figures_lines, figures_table
+    from carmil.studies.train import run_study
+
+    settings = Settings.of(given, where=where)
     _folder(settings.out)
-    if settings.device == "cuda":
-        _device(Device.cuda)
+    _check_device(settings.device)
     run = run_study(settings, say=_say)
     write_report(run, settings.out / "report.html")
     print_tables([figures_table([run])])
     for line in figures_lines(run):
         typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {settings.out / 'report.html'}, predictions.parquet, metrics.json, card.md")
+
+
+@app.command()
+@_of_a_study
+def sweep(
+    given: dict[str, Any],
+    where: str,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE,VALUE,... of any setting; again for each. Also `sweep:` in the YAML."),
+    ] = None,
+) -> None:
+    """Train a study at every point of a grid over any of its settings; a table, a picture, and a run a point.
+
+    Points that differ in learning rate, alpha, lambda or distance are trained together as one population.
+    Killed and started again with the same words, it goes on.
+
+    Example: carmil sweep --config study.yaml --over alpha=0,0.2,0.8,1 --over lambda=0,0.2,0.8,1 --over distance=l1,cosine
+    """
+    from carmil.report.sweep import write_sweep
+    from carmil.report.tables import print_tables
+    from carmil.studies.sweep import parse_over, run_sweep, sweep_of
+
+    asked = sweep_of(given, parse_over(over or []), where=where)
+    _folder(asked.out)
+    _check_device(asked.points[0].study.device)
+    table, lines = write_sweep(run_sweep(asked, say=_say))
+    print_tables([table])
+    for line in lines:
+        typer.echo(f"- {line}")
+    typer.echo(f"\nwritten: {asked.out / 'report.html'}, sweep.md, sweep.png, sweep.json, points")
 
 
 @app.command()
@@ -581,6 +650,67 @@ def report(
 
 
 @app.command()
+def benchmark(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller: a minute or two.")] = False,
+    only: Annotated[
+        str,
+        typer.Option(
+            help="Sections with commas between: population, one-bag, agreement, trained, models, "
+            "linearity, crc, store, study.  "
+            "[default: all]"
+        ),
+    ] = "",
+    models: Annotated[str, typer.Option(help="Models of the section models.  [default: one of each kind]")] = "",
+    instances: Annotated[
+        str,
+        typer.Option(help="Instances a bag in the section models, with commas between.  [default: 1000,10000,50000]"),
+    ] = "",
+    bag: Annotated[int | None, typer.Option(help="Instances a bag in the other sections.  [default: 10000]")] = None,
+    population: Annotated[
+        int | None, typer.Option(help="Models trained at once.  [default: 50 on a GPU, 25 on a CPU; quick: 4]")
+    ] = None,
+    crc: Annotated[
+        Path | None, typer.Option(help="Folder with crc's features. Without it: noise in bags of such sizes.")
+    ] = None,
+    study_epochs: Annotated[int | None, typer.Option(help="Epochs of the study, if not all of its 20.")] = None,
+    out: OutOption = Path("benchmark"),
+    device: DeviceOption = Device.auto,
+) -> None:
+    """How fast this machine trains: ours beside the one-bag loop of the field, and beside what the machine could do at best.
+
+    Slides/s, TFLOP/s and memory of each model, and how fast a store is read; as tables, JSON and a plot.
+
+    Example: carmil benchmark --quick --out benchmark
+    """
+    from carmil.benchmark.plan import changed, planned
+    from carmil.benchmark.report import CONDITIONS, tables, write_plot
+    from carmil.benchmark.run import run_benchmark
+    from carmil.report.tables import print_tables
+
+    where = _device(device)
+    given = {
+        "sections": _names(only),
+        "models": _names(models),
+        "instances": _numbers("--instances", instances),
+        "bag": bag,
+        "population": population,
+        "crc": crc,
+        "study_epochs": study_epochs,
+    }
+    plan = changed(
+        planned(where, quick=quick), {name: value for name, value in given.items() if value not in (None, ())}
+    )
+    results = run_benchmark(plan, _folder(out), device=where, say=_say)
+    print_tables(tables(results))
+    for line in (f"measured on {results.machine}", *CONDITIONS):
+        typer.echo(f"- {line}")
+    drawn = write_plot(results, out / "benchmark.png")
+    typer.echo(f"\nwritten: {out / 'benchmark.json'}, benchmark.md" + (", benchmark.png" if drawn else ""))
+    if not drawn:
+        typer.echo("no plot: matplotlib is not installed, or nothing was timed")
+
+
+@app.command()
 def models() -> None:
     """The models there are. A counterfactual branch goes in front of the name: car/abmil."""
     from rich.console import Console
@@ -631,6 +761,18 @@ def _fail(message: str, status: int) -> None:
     sys.exit(status)
 
 
+def _names(words: str) -> tuple[str, ...]:
+    """Words with commas between."""
+    return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def _numbers(option: str, words: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in _names(words))
+    except ValueError:
+        raise CarmilError(f"{option} {words}: expected whole numbers with commas between") from None
+
+
 def _device(device: Device) -> str:
     import torch
 
@@ -640,6 +782,11 @@ def _device(device: Device) -> str:
     if device is Device.cuda and not available:
         raise CarmilError("--device cuda: torch sees no GPU here; use --device cpu or auto")
     return device.value
+
+
+def _check_device(asked: str) -> None:
+    if asked == "cuda":
+        _device(Device.cuda)
 
 
 def _folder(out: Path) -> Path:

@@ -322,12 +322,12 @@ def test_a_full_disk_is_one_line_and_what_was_done_is_kept(files, tmp_path, said
         str(tmp_path / "run"),
         *SMALL_TRAINING,
     )
-    import carmil.studies.train as train
+    import carmil.studies.conclude as conclude
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(train, "write_models", full)
+    monkeypatch.setattr(conclude, "write_models", full)
     status, _, err = said(*words)
     assert status == 2
     assert "No space left on device" in err.strip().splitlines()[-1]

@@ -278,3 +278,17 @@ def test_scales_come_from_each_folds_own_training_bags(files, tmp_path):
     for _, line in again.iterrows():
         if line["slide"] in mine.index:
             assert mine.loc[line["slide"], "p_b"] == pytest.approx(line["p_b"], abs=1e-5)
+
+
+def test_models_at_once_change_the_memory_and_nothing_else(files, tmp_path):
+    """Also where a run was begun with another number: it is the same run."""
+    common = dict(lr=[5e-3, 1e-3], epochs=4)
+    whole = run_study(files.settings(tmp_path / "whole", **common))
+    parts = run_study(files.settings(tmp_path / "parts", models_at_once=2, **common))
+    first, second = (load_file(run.folder / "weights.safetensors") for run in (whole, parts))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert whole.models == parts.models and whole.metrics == parts.metrics and whole.history() == parts.history()
+    assert not (tmp_path / "parts" / "checkpoint.parts").exists()
+    assert run_study(files.settings(tmp_path / "parts", **common)).facts["key"] == whole.facts["key"]
+    with pytest.raises(CarmilError, match="models_at_once is 1: expected at least 2"):
+        files.settings(tmp_path / "run", models_at_once=1)

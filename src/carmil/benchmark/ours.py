@@ -33,9 +33,7 @@ def noise_bags(sizes: Sequence[int], device: str, *, dtype: torch.dtype = torch.
 def new_population(name: str, models: int, device: str) -> Population:
     """In the precision of a study, which on a CPU is float32."""
     members = [Member(seed=i, lr=LEARNING_RATE) for i in range(models)]
-    return Population(
-        lambda: create_model(name, WIDTH, CLASSES), members, device=device, precision="bfloat16"
-    )
+    return Population(lambda: create_model(name, WIDTH, CLASSES), members, device=device, precision="bfloat16")
 
 
 def our_step(population: Population, bags: Bags, *, together: int = 1) -> Step:

@@ -8,7 +8,7 @@ from typing import Any
 from carmil.counterfactual import list_models
 from carmil.errors import CarmilError, unknown
 
-SECTIONS = ("population", "one-bag", "agreement", "models", "linearity", "crc", "store", "study")
+SECTIONS = ("population", "one-bag", "agreement", "trained", "models", "linearity", "crc", "store", "study")
 MODELS = (
     "mean",
     "max",

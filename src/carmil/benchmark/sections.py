@@ -40,6 +40,7 @@ from carmil.benchmark.plain import (
 from carmil.benchmark.reading import store
 from carmil.benchmark.records import Fact, Measurement, Record
 from carmil.benchmark.study import study
+from carmil.benchmark.trained import trained
 from carmil.counterfactual import create_model
 from carmil.models.pooling import Offsets
 from carmil.training.loop import fit
@@ -277,6 +278,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Record]]] = {
     "population": population,
     "one-bag": one_bag,
     "agreement": agreement,
+    "trained": trained,
     "models": models,
     "linearity": linearity,
     "crc": crc,

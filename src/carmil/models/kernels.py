@@ -32,7 +32,8 @@ def _stream(seeds, steps, model, site):
 def _kept(key, rows, threshold, COLUMNS: tl.constexpr):
     """(rows, COLUMNS) true where an element is kept: two columns share 32 random bits."""
     halves = tl.arange(0, COLUMNS // 2).to(tl.uint32)
-    bits = _mix(_mix(_mix(rows.to(tl.uint32))[:, None] ^ halves[None, :]) ^ key)
+    bits = (_mix(_mix(rows.to(tl.uint32))[:, None] ^ halves[None, :]) ^ key) * 0x7FEB352D
+    bits ^= bits >> 15
     drawn = tl.interleave((bits & 0xFFFF).to(tl.int32), (bits >> 16).to(tl.int32))
     return (drawn ^ 0x8000) < threshold
 

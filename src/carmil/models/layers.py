@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from carmil.models import fused
 from carmil.models.noise import Noisy
 
+PIECE = 2048  # rows of a large bag that the first layer looks at, at a time, on a CPU
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
 
@@ -31,7 +33,7 @@ class Linear(nn.Module):
         if self.weight.ndim == 2:
             return nn.functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
         if not x.is_cuda:
-            return _Products.apply(self._for_each(x.to(self.weight.dtype)), self.weight, self.bias)
+            return _Products.apply(_for_each(x, self.weight), self.weight, self.bias)
         dtype = torch.bfloat16 if fused.asked(x) and self.in_half(self.weight.shape[1]) else self.weight.dtype
         with torch.autocast("cuda", enabled=False):
             bias = None if self.bias is None else self.bias.to(dtype)
@@ -49,10 +51,6 @@ class Linear(nn.Module):
         # All models look at the same rows: one product for all of them.
         y = nn.functional.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         return y.unflatten(-1, weight.shape[:2]).transpose(0, 1)
-
-    def _for_each(self, x: Tensor) -> Tensor:
-        """(n, in) or (r, n, in) -> (r, n, in), nothing copied."""
-        return x.expand(len(self.weight), -1, -1) if x.ndim == 2 else x
 
 
 class _Products(torch.autograd.Function):
@@ -116,11 +114,11 @@ class Dropout(Noisy):
         dropped = self.kept((x.shape[-2], x.shape[-1]), 1 - self.p, x).logical_not_()
         return x.masked_fill(dropped, 0.0).mul_(self.scale)
 
-    def drop_(self, x: Tensor, rows: slice, count: int) -> None:
+    def drop_(self, x: Tensor, rows: slice, count: int) -> Tensor:
         """The same in place, for these rows of a population's (r, count, d)."""
         if self.training and self.p > 0:
-            dropped = self.kept((count, x.shape[-1]), 1 - self.p, x, rows).logical_not_()
-            x.masked_fill_(dropped, 0.0).mul_(self.scale)
+            x.mul_(self.kept((count, x.shape[-1]), 1 - self.p, x, rows)).mul_(self.scale)
+        return x
 
 
 class Hidden(nn.Sequential):
@@ -139,24 +137,24 @@ class Hidden(nn.Sequential):
             return fused.hidden(x.to(torch.bfloat16), linear.weight.to(torch.bfloat16), linear.bias, dropout)
         if linear.weight.ndim == 2 or x.is_cuda:
             return super().forward(x)
-        return _HiddenProducts.apply(linear._for_each(x), linear.weight, linear.bias, dropout)
+        return _HiddenProducts.apply(x, linear.weight, linear.bias, dropout)
 
 
 class _HiddenProducts(torch.autograd.Function):
-    """dropout(relu(x W' + b)) of every model, for CPUs, some rows at a time. Where the result is 0, so is the gradient."""
+    """dropout(relu(x W' + b)) of every model, for CPUs, some rows at a time. x (n, in) or (r, n, in).
+
+    Where the result is 0, so is the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dropout: Dropout) -> Tensor:
-        pieces = _some_rows(x.shape[1])
-        y = weight.new_empty(*x.shape[:2], weight.shape[1]) if len(pieces) > 1 else None
-        for rows in pieces:
-            made = _product(x[:, rows].to(weight.dtype), weight, bias).relu_()
-            dropout.drop_(made, rows, x.shape[1])
-            if y is None:
-                y = made
-            else:
-                y[:, rows] = made
-        assert y is not None
+        n = x.shape[-2]
+        x = x.to(weight.dtype) if n <= PIECE else x  # a small bag is converted once, a large one a piece at a time
+        pieces = [
+            dropout.drop_(_product(_for_each(x[..., rows, :], weight), weight, bias).relu_(), rows, n)
+            for rows in _some_rows(n)
+        ]
+        y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         ctx.scale = dropout.scale
         ctx.save_for_backward(x, weight, y)
         return y
@@ -165,24 +163,29 @@ class _HiddenProducts(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        gradient = gradient.contiguous()
-        for_x = torch.empty_like(x, dtype=weight.dtype) if of_x else None
-        for_weight = torch.zeros_like(weight) if of_weight else None
-        for_bias = weight.new_zeros(weight.shape[:2]) if of_bias else None
-        for rows in _some_rows(x.shape[1]):
-            passed = (gradient[:, rows] * (y[:, rows] > 0)).mul_(ctx.scale)
-            if for_x is not None:
-                for_x[:, rows] = torch.bmm(passed, weight)
-            if for_weight is not None:
-                for_weight.baddbmm_(passed.mT, x[:, rows].to(weight.dtype))
-            if for_bias is not None:
-                for_bias += passed.sum(-2)
-        return for_x, for_weight, for_bias, None
+        for_x, for_weight, for_bias = [], None, None
+        for rows in _some_rows(x.shape[-2]):
+            passed = torch.ops.aten.threshold_backward(gradient[:, rows].contiguous(), y[:, rows].contiguous(), 0.0)
+            passed.mul_(ctx.scale)
+            some = _for_each(x[..., rows, :], weight)
+            if of_x:
+                for_x.append(torch.bmm(passed, weight))
+            if of_weight:
+                for_weight = torch.bmm(passed.mT, some) if for_weight is None else for_weight.baddbmm_(passed.mT, some)
+            if of_bias:
+                for_bias = passed.sum(-2) if for_bias is None else for_bias + passed.sum(-2)
+        return torch.cat(for_x, dim=1) if of_x else None, for_weight, for_bias, None
+
+
+def _for_each(x: Tensor, weight: Tensor) -> Tensor:
+    """(n, in) or (r, n, in) -> (r, n, in) in the type of W; what the models share is not copied."""
+    x = x.to(weight.dtype)
+    return x.expand(len(weight), -1, -1) if x.ndim == 2 else x
 
 
 def _some_rows(count: int) -> list[slice]:
     """Few enough rows that what is made of them stays small; the same for any number of models, so that bits stay too."""
-    return [slice(first, first + 2048) for first in range(0, count, 2048)]
+    return [slice(first, first + PIECE) for first in range(0, count, PIECE)]
 
 
 class LayerNorm(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.bags.splits import Splits, make_splits, official_splits, read_splits
+from carmil.bags.splits import Splits, audit, make_splits, official_splits, read_splits
 from carmil.bags.store import Dtype, Store, build_store, is_store, open_store, regroup
 from carmil.bags.tables import LabelTable, match, read_labels
 from carmil.errors import CarmilError
@@ -48,6 +48,36 @@ class Cohort:
         """Changes with any feature, label or patient."""
         told = repr((self.store.fingerprint, self.slides, self.patients, self.labels.tolist(), self.classes))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What a study works on: its cohort, the folds, `roles` (d, f, b) as `roles_of` gives them, and all that was said."""
+
+    cohort: Cohort
+    splits: list[Splits]
+    roles: Tensor
+    said: tuple[str, ...]
+
+    @property
+    def divisions(self) -> list[list[list[int]]]:
+        """What every labelled slide is in each fold of each division, as JSON knows it."""
+        return [split.roles.tolist() for split in self.splits]
+
+
+def material_of(settings: Settings, *, say: Say) -> Material:
+    """Opens a study's cohort and divides it into folds, soundly or not at all."""
+    remarks: list[str] = []
+
+    def tell(line: str) -> None:
+        remarks.append(line)
+        say(line)
+
+    cohort = of_settings(settings, say=tell)
+    splits = divided(cohort, settings, say=tell)
+    for line in _audited(splits, cohort):
+        tell(line)
+    return Material(cohort, splits, roles_of(splits, cohort), tuple(remarks))
 
 
 def opened(path: Path, aside: Path, *, dtype: Dtype, truth: str | None, say: Say) -> Store:
@@ -139,6 +169,16 @@ def roles_of(splits: Sequence[Splits], cohort: Cohort) -> Tensor:
     return roles
 
 
+def bags_elsewhere(path: Path, fingerprint: str, labels: Tensor) -> Bags:
+    """The bags of a store, opened on another machine than the one that knows their labels."""
+    if not is_store(path):
+        raise CarmilError(f"the store {path} is not there: it must lie where every machine that trains sees it")
+    store = open_store(path)
+    if store.fingerprint != fingerprint:
+        raise CarmilError(f"the store {path} is another than on the machine the study was started on")
+    return replace_labels(store.bags(), labels)
+
+
 def replace_labels(bags: Bags, labels: Tensor) -> Bags:
     return Bags.trusted(**{**vars(bags), "labels": labels})
 
@@ -152,3 +192,13 @@ def _of_patients(of: dict[str, str], values: dict[str, Any], what: str) -> dict[
                 f"patient {patient!r} has slides with different {what}: one bag a patient needs one; use --patients mean or max"
             )
     return merged
+
+
+def _audited(splits: Sequence[Splits], cohort: Cohort) -> list[str]:
+    remarks: list[str] = []
+    for split in splits:
+        errors, said = audit(split, cohort.labels.tolist(), cohort.classes)
+        if errors:
+            raise CarmilError(f"the split is not sound: {errors[0]}")
+        remarks += [line for line in said if line not in remarks]
+    return remarks

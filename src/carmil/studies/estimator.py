@@ -54,6 +54,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         distance: str | None = None,
         seeds: int = 1,
         seed: int = 0,
+        precision: str = "bfloat16",
         device: str = "auto",
     ) -> None:
         self.model = model
@@ -72,6 +73,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         self.distance = distance
         self.seeds = seeds
         self.seed = seed
+        self.precision = precision
         self.device = device
 
     def fit(self, bags: SomeBags, y: Sequence[Any] | np.ndarray | None = None, groups: Any = None) -> "MILClassifier":
@@ -110,7 +112,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             seeds=range(self.seed, self.seed + self.seeds),
             grid=[GridPoint(self.lr, coefficients)],
             device=pick_device(self.device),
-        )
+            precision=self.precision,
+        ).best()
         self.population_, self.history_ = trained.population, trained.history
         return self
 
@@ -166,7 +169,9 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             loaded.classes_ = np.array(facts["classes"])
             loaded.n_features_in_ = int(facts["features"])
             members = [Member(seed=loaded.seed + i, lr=loaded.lr) for i in range(loaded.seeds)]
-            loaded.population_ = Population(loaded._build, members, device=pick_device(device))
+            loaded.population_ = Population(
+                loaded._build, members, device=pick_device(device), precision=loaded.precision
+            )
             loaded.population_.load_state(load_file(folder / "weights.safetensors"))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CarmilError(f"{folder} holds no classifier that could be read ({error})") from error

@@ -2,7 +2,8 @@
 
 run.json               what was asked and of which data: settings, versions, machine, fingerprints, what was said
 splits.tsv             who was trained, validated and tested on what (splits_1.tsv ... where each seed has its own)
-checkpoint.safetensors where a killed training goes on; gone when it has ended
+checkpoint.safetensors where a killed training goes on, and where it is trained in parts
+checkpoint.parts       the parts that have ended and those begun; both gone when it has ended
 weights.safetensors    every parameter of the models that were kept, stacked
 models.json            which fold and seed each of them is of, its epoch, hyper-parameters, threshold
 history.json           learning curves of all models
@@ -83,18 +84,22 @@ def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
     return Standardised(model, width) if settings["standardise"] else model
 
 
-def begin(folder: Path, facts: dict[str, Any]) -> str:
-    """Writes run.json, or finds the same run begun before; gives the run's key. Another run there is refused."""
-    key = config_key({name: facts[name] for name in ("settings", "data", "classes", "splits")})
-    there = folder / "run.json"
+KEYED = ("settings", "data", "classes", "splits", "over")  # what makes a run or a sweep another one
+_OTHERWISE = {"run": "data or splits", "sweep": "grid"}
+
+
+def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
+    """Writes run.json (or sweep.json), or finds the same begun before; gives its key. Another one there is refused."""
+    key = config_key({name: facts[name] for name in KEYED if name in facts})
+    there = folder / f"{kind}.json"
     if there.exists():
         begun = _json(there)
         if begun.get("key") != key:
             differing = [
                 name for name, value in facts["settings"].items() if begun.get("settings", {}).get(name) != value
             ]
-            why = f"its {', '.join(differing)} differ" if differing else "its data or splits differ"
-            raise CarmilError(f"{folder} holds another run ({why}): choose another --out or remove it")
+            why = f"its {', '.join(differing)} differ" if differing else f"its {_OTHERWISE[kind]} differ"
+            raise CarmilError(f"{folder} holds another {kind} ({why}): choose another --out or remove it")
         return key
     write_text(there, json.dumps({"carmil": __version__, "key": key, "machine": machine(), **facts}, indent=2))
     return key

@@ -12,6 +12,8 @@ from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
 
 Many = float | list[float]
+# Where a study is computed and written: no part of what it finds.
+WHERE = ("out", "device", "models_at_once", "cluster")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Settings:
     lambda_: Many | None = None
     distance: Literal["l1", "cosine"] | None = None
     standardise: bool = False
+    precision: Literal["bfloat16", "float32"] = "bfloat16"  # of products on a GPU; a CPU computes in float32
     warm_start: Path | None = None
 
     # What is made of the answers.
@@ -67,6 +70,8 @@ class Settings:
 
     dtype: Dtype = "float16"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    models_at_once: int | None = None
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -79,6 +84,8 @@ class Settings:
         ):
             if not low <= getattr(self, name) <= high:
                 raise CarmilError(f"{name} is {getattr(self, name)}: expected {low} to {high}")
+        if self.models_at_once is not None and self.models_at_once < 2:
+            raise CarmilError(f"models_at_once is {self.models_at_once}: expected at least 2")
         if self.splits is not None and (self.official or self.inner > 1 or self.reshuffle):
             raise CarmilError(
                 "splits from a file leave no room for official, inner or reshuffle: give one or the other"
@@ -119,7 +126,13 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise CarmilError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise CarmilError(f"{path}: expected lines such as 'model: car/abmil.gated'")
-    return {"lambda_" if name == "lambda" else name: value for name, value in given.items()}
+    return {plain_name(name): value for name, value in given.items()}
+
+
+def plain_name(name: str) -> str:
+    """A setting as the user writes it, as Python does: lambda is a word of its own there."""
+    name = name.replace("-", "_")
+    return "lambda_" if name == "lambda" else name
 
 
 def _as(kind: Any, value: Any, where: str) -> Any:
@@ -146,6 +159,8 @@ def _as(kind: Any, value: Any, where: str) -> Any:
             raise CarmilError(f"{where} is {value!r}: expected text")
         return kind(str(value))
     if kind is bool:
+        if value in ("true", "false"):
+            return value == "true"
         if not isinstance(value, bool):
             raise CarmilError(f"{where} is {value!r}: expected true or false")
         return value

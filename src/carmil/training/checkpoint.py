@@ -1,8 +1,13 @@
 """Where a training that was killed goes on."""
 
 import json
+import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from carmil.errors import CarmilError
 from carmil.files import whole_file
@@ -11,26 +16,21 @@ from carmil.training.stopping import State
 
 
 class Checkpoint:
-    """A file with everything between two epochs, written whole. `key` says what is trained: another key does not go on."""
+    """A file with everything between two epochs, written whole. `key` says what is trained: another key does not go on.
+
+    `parts` is the folder for the files of a training in parts (carmil.training.parts).
+    """
 
     def __init__(self, path: Path, key: str, *, every: float = 60.0) -> None:
         self.path, self.key, self.every = path, key, every
+        self.parts = path.absolute().with_suffix(".parts")
         self._written = time.monotonic()
 
     def load(self, state: State, curves: Curves) -> int:
         """Puts state and curves where they were, and gives the epoch to go on with; 0 if there is no such file."""
-        from safetensors import SafetensorError, safe_open
-
         if not self.path.exists():
             return 0
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                facts = json.loads(file.metadata()["carmil"])
-                if facts["key"] != self.key:
-                    raise CarmilError(f"{self.path} is of another training: choose another --out or remove it")
-                kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise CarmilError(f"{self.path} cannot be read ({error}): remove it to begin anew") from error
+        kept, facts = read_tensors(self.path, self.key)
         curves.tables = {
             name.removeprefix("curve."): kept.pop(name) for name in list(kept) if name.startswith("curve.")
         }
@@ -42,14 +42,33 @@ class Checkpoint:
             self.save(epoch, state, curves)
 
     def save(self, epoch: int, state: State, curves: Curves) -> None:
-        from safetensors.torch import save_file
-
         tensors = state.tensors() | {f"curve.{name}": table for name, table in curves.tables.items()}
-        facts = json.dumps({"key": self.key, "epoch": epoch})
-        with whole_file(self.path) as aside:
-            copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            save_file(copies, aside, metadata={"carmil": facts})
+        write_tensors(self.path, tensors, {"key": self.key, "epoch": epoch})
         self._written = time.monotonic()
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Tensors and a few facts, among them the `key` of the training they are of, as one file that appears whole."""
+    from safetensors.torch import save_file
+
+    with whole_file(path) as aside:
+        copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(copies, aside, metadata={"carmil": json.dumps(facts)})
+
+
+def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote; a file with another key is refused."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["carmil"])
+            if facts["key"] != key:
+                raise CarmilError(f"{path} is of another training: choose another --out or remove it")
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): remove it to begin anew") from error

@@ -17,6 +17,13 @@ class History:
     best_epoch: Tensor
     epochs_run: Tensor
 
+    def of(self, rows: Tensor) -> "History":
+        """These models' only, as long as the longest of them ran."""
+        run = self.epochs_run[rows]
+        last = int(run.max())
+        train = {name: table[:last, rows] for name, table in self.train.items()}
+        return History(train, self.validation[:last, rows], self.best_epoch[rows], run)
+
 
 class Curves:
     """A history in the making: tables of all epochs, NaN where nothing is known yet."""

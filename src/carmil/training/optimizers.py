@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from carmil.models import fused
 
@@ -114,29 +113,28 @@ class Adam(Optimizer):
     ) -> None:
         """torch's fused kernel on the active rows: where memory is slow, passes over (r, p) are what a step costs."""
         given = range(len(weights)) if rows is None else rows.tolist()
-        at = {row: i for i, row in enumerate(given) if active[row]}
-        rates, sizes = self.lr.tolist(), [gradient.shape[1] for gradient in gradients]
+        stepping, rates = active.tolist(), self.lr.tolist()
+        at = {row: i for i, row in enumerate(given) if stepping[row]}
+        sizes = [gradient.shape[1] for gradient in gradients]
         mean, square, steps = self.state
+        steps += active.unsqueeze(-1)
         for lr in sorted({rates[row] for row in at}):
             alike = [row for row in at if rates[row] == lr]
-            counts = {row: steps[row].repeat(len(sizes)).unbind() for row in alike}
-            adam(
-                params=[piece for row in alike for piece in weights[row].split(sizes)],
-                grads=[gradient[at[row]] for row in alike for gradient in gradients],
-                exp_avgs=[piece for row in alike for piece in mean[row].split(sizes)],
-                exp_avg_sqs=[piece for row in alike for piece in square[row].split(sizes)],
-                max_exp_avg_sqs=[],
-                state_steps=[count for row in alike for count in counts[row]],
-                fused=True,
-                amsgrad=False,
+            torch._fused_adam_(
+                [piece for row in alike for piece in weights[row].split(sizes)],
+                [gradient[at[row]] for row in alike for gradient in gradients],
+                [piece for row in alike for piece in mean[row].split(sizes)],
+                [piece for row in alike for piece in square[row].split(sizes)],
+                [],
+                [count for row in alike for count in [steps[row, 0]] * len(sizes)],
+                lr=lr,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
-                lr=lr,
                 weight_decay=self.weight_decay,
                 eps=self.eps,
+                amsgrad=False,
                 maximize=False,
             )
-            steps[alike] += 1
 
     def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
         mean, square, steps = self.state

@@ -188,9 +188,8 @@ class Population:
 
     def _bind(self, leaves: Sequence[Tensor] | None = None) -> None:
         """Makes the architecture speak for this population's weights, or these leaves of them, its buffers and its noise."""
-        named = _stacked(self.weights, self._weight_slots)
-        if leaves is not None:
-            named = [(slot, leaf) for (slot, _), leaf in zip(named, leaves, strict=True)]
+        here = _stacked(self.weights, self._weight_slots) if leaves is None else []
+        named = here or list(zip(self._weight_slots, leaves or [], strict=True))
         for slot, stacked in [*named, *_stacked(self.buffers, self._buffer_slots)]:
             setattr(slot.module, slot.attribute, stacked)
         for noisy in self._noisy:

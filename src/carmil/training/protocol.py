@@ -6,6 +6,7 @@ Nothing here can name a test bag: roles know TRAIN, VALIDATION and UNUSED only.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from carmil.errors import CarmilError
 from carmil.models.contract import BagModel
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.curves import History
-from carmil.training.loop import OnEpoch, fit
+from carmil.training.loop import OnEpoch
+from carmil.training.parts import Engine, fit_in_parts, moved
 from carmil.training.population import Member, Population
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 
@@ -43,11 +45,47 @@ class Kept:
 
 @dataclass(frozen=True)
 class Trained:
-    """`population` has one model a fold and seed, in the order of `kept`; `history` is of all r models."""
+    """`population` has one model a fold and seed, in the order of `kept`; `history` is of all that were chosen from."""
 
     population: Population
     kept: tuple[Kept, ...]
     history: History
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All r models, trained: seed by seed, fold by fold (inner folds of an outer one together), point by point.
+
+    Those that are kept answer on `device`.
+    """
+
+    population: Population
+    history: History
+    seeds: tuple[int, ...]
+    inner: int
+    points: int
+    device: torch.device | str
+
+    def best(self, points: Sequence[int] | None = None) -> Trained:
+        """Keeps, for each fold and seed, the grid point with the lowest validation loss; among these points, or all.
+
+        A point is judged by its mean over the inner folds, and all inner models of the chosen point are kept. Points
+        are counted within those chosen from, as if no others had been trained.
+        """
+        points = range(self.points) if points is None else points
+        every = torch.arange(len(self.population)).reshape(len(self.seeds), -1, self.inner, self.points)
+        rows = every[..., list(points)]  # (s, outer, inner, points)
+        losses = _lowest(self.history)[rows]
+        chosen = losses.mean(2).argmin(-1)  # (s, outer)
+        kept, keep = [], []
+        for i, fold, inner in product(*map(range, rows.shape[:3])):
+            point = int(chosen[i, fold])
+            row = int(rows[i, fold, inner, point])
+            keep.append(row)
+            epoch, loss = int(self.history.best_epoch[row]), float(losses[i, fold, inner, point])
+            kept.append(Kept(fold, inner, self.seeds[i], point, epoch, loss))
+        population = self.population.subset(torch.tensor(keep, device=self.population.device))
+        return Trained(moved(population, self.device), tuple(kept), self.history.of(rows.flatten()))
 
 
 def train_protocol(
@@ -61,13 +99,16 @@ def train_protocol(
     inner: int = 1,
     prepare: Callable[[Population, Tensor], None] = lambda population, roles: None,
     device: torch.device | str = "cpu",
+    precision: str = "float32",
+    at_most: int | None = None,
+    engine: Engine | None = None,
     checkpoint: Checkpoint | None = None,
     on_epoch: OnEpoch | None = None,
-) -> Trained:
-    """Trains all models at once and keeps, for each fold and seed, the grid point with the lowest validation loss.
+) -> Candidates:
+    """Trains all models at once, or in parts of at most so many, here or by an engine; `Candidates.best` then chooses.
 
-    roles (f, b), or (s, f, b) where each seed has folds of its own. In nested folds (`inner` > 1; rows come outer fold by
-    outer fold) a point is judged by its mean over the inner folds, and all inner models of the chosen point are kept.
+    roles (f, b), or (s, f, b) where each seed has folds of its own. In nested folds (`inner` > 1) rows come outer fold by
+    outer fold.
     `prepare` may look at the population and its roles before the training (a warm start, statistics of training bags).
     """
     roles = roles.expand(len(seeds), -1, -1) if roles.ndim == 2 else roles
@@ -81,20 +122,20 @@ def train_protocol(
         for point in grid
     ]
     everyone = roles.flatten(0, 1).repeat_interleave(len(grid), 0)
-    population = Population(build, members, device=device)
+    population = Population(build, members, precision=precision)
     prepare(population, everyone)
-    history = fit(population, bags, everyone, recipe, on_epoch=on_epoch, checkpoint=checkpoint)
-    losses = _lowest(history).reshape(len(seeds), folds // inner, inner, len(grid))
-    chosen = losses.mean(2).argmin(-1)  # (s, outer)
-    kept, rows = [], []
-    for i, seed in enumerate(seeds):
-        for fold in range(folds):
-            point = int(chosen[i, fold // inner])
-            row = (i * folds + fold) * len(grid) + point
-            rows.append(row)
-            epoch, loss = int(history.best_epoch[row]), float(losses[i, fold // inner, fold % inner, point])
-            kept.append(Kept(fold // inner, fold % inner, seed, point, epoch, loss))
-    return Trained(population.subset(torch.tensor(rows, device=population.device)), tuple(kept), history)
+    population, history = fit_in_parts(
+        population,
+        bags,
+        everyone,
+        recipe,
+        device=device,
+        at_most=at_most,
+        engine=engine,
+        on_epoch=on_epoch,
+        checkpoint=checkpoint,
+    )
+    return Candidates(population, history, tuple(seeds), inner, len(grid), device)
 
 
 def set_scales(population: Population, bags: Bags, roles: Tensor) -> None:

@@ -1,0 +1,162 @@
+"""The picture of a sweep: AUC against a number, a line a value of a second setting, a panel a value of the others.
+
+With alpha, lambda and the distance that is the paper's sensitivity figure.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from carmil.files import whole_file
+from carmil.studies.sweep import Point, Swept, said, said_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The pages' colours, in light.
+INK, SOFT, GRID = "#1c2330", "#5b6474", "#dfe3ea"
+COLOURS = ("#1464c8", "#c85a00", "#8050aa", "#0b7f69", "#c2317e", "#6f6c0c")
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.titlesize": 10,
+    "axes.axisbelow": True,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "grid.color": GRID,
+}
+AXIS = "AUC of the test folds, per cent"
+MOST_PANELS, MOST_BARS = 12, 60
+WIDE = 50  # a largest value so many times the smallest is drawn on a logarithmic axis
+
+
+def write_picture(swept: Swept, best: int | None, path: Path) -> str:
+    """Draws it, with a ring around the best point on validation bags, and gives the words that belong below."""
+    import matplotlib
+
+    ringed = None if best is None else swept.sweep.points[best]
+    with matplotlib.rc_context(STYLE):
+        numeric = [name for name, values in swept.sweep.over.items() if all(map(_is_number, values))]
+        figure, words = _lines(swept, numeric, ringed) if numeric else _bars(swept, ringed)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=150, facecolor="white")
+    ring = "" if ringed is None else " Ring: the point that validation bags choose."
+    return f"{words} Means over the folds; {_spread(swept)}.{ring}"
+
+
+def _lines(swept: Swept, numeric: Sequence[str], ringed: Point | None) -> tuple["Figure", str]:
+    from matplotlib.figure import Figure
+
+    over, aucs = swept.sweep.over, _aucs(swept)
+    across, *others = [*numeric, *(name for name in over if name not in numeric)]
+    apart, rest = others[:1], others[1:]
+    panels = list(product(*(over[name] for name in rest)))
+    shown = panels[:MOST_PANELS]
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure = Figure(figsize=(3.2 * columns + 1.7, 2.7 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    for panel, values in zip(axes, shown, strict=False):
+        here = [p for p in swept.sweep.points if all(p.values[n] == v for n, v in zip(rest, values, strict=True))]
+        for i, value in enumerate(over[apart[0]] if apart else [None]):
+            points = [point for point in here if not apart or point.values[apart[0]] == value]
+            _line(panel, across, points, aucs, i, said(value) if apart else None)
+        for point in here:
+            if point is ringed:
+                _ring(panel, point.values[across], aucs[point.name])
+        _baseline(panel, here, aucs)
+        panel.set_title(", ".join(f"{said_name(n)} = {said(v)}" for n, v in zip(rest, values, strict=True)))
+        panel.grid(True)
+        _number_axis(panel, over[across])
+    for panel in axes[len(shown) :]:
+        panel.remove()
+    figure.supxlabel(said_name(across), fontsize=9)
+    figure.supylabel(AXIS, fontsize=9)
+    handles, labels = axes[0].get_legend_handles_labels()
+    if handles:
+        title = said_name(apart[0]) if apart else None
+        figure.legend(handles, labels, title=title, loc="outside right upper", frameon=False)
+    left = f" The first {len(shown)} of {len(panels)} panels." if len(shown) < len(panels) else ""
+    dashed = " Dashed: the plain model beside an idle branch." if any(p.idle for p in swept.sweep.points) else ""
+    return figure, f"AUC of the test folds by {said_name(across)}.{dashed}{left}"
+
+
+def _line(
+    panel: "Axes", across: str, points: Sequence[Point], aucs: dict[str, float], i: int, label: str | None
+) -> None:
+    places = sorted((point.values[across], aucs[point.name]) for point in points)
+    style = "-" if i < len(COLOURS) else "--"
+    colour = COLOURS[i % len(COLOURS)]
+    panel.plot(*zip(*places, strict=True), style, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=label)
+
+
+def _baseline(panel: "Axes", points: Sequence[Point], aucs: dict[str, float]) -> None:
+    for point in [point for point in points if point.idle][:1]:
+        panel.axhline(
+            aucs[point.name],
+            color=SOFT,
+            linestyle=(0, (4, 3)),
+            linewidth=1.2,
+            zorder=1.5,
+            label="plain model,\nidle branch",
+        )
+
+
+def _ring(panel: "Axes", x: float, y: float) -> None:
+    panel.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
+
+
+def _number_axis(panel: "Axes", values: Sequence[float]) -> None:
+    if min(values) > 0 and max(values) / min(values) >= WIDE:
+        panel.set_xscale("log")
+    if len(values) <= 8:
+        panel.set_xticks(sorted(values), [said(value) for value in sorted(values)], minor=False)
+        panel.set_xticks([], minor=True)
+
+
+def _bars(swept: Swept, ringed: Point | None) -> tuple["Figure", str]:
+    """No setting is a number: a bar a point."""
+    from matplotlib.figure import Figure
+
+    points, aucs = swept.sweep.points[:MOST_BARS], _aucs(swept)
+    figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(points)), layout="constrained")
+    panel = figure.subplots()
+    rows = range(len(points))
+    panel.barh(rows, [aucs[point.name] for point in points], height=0.6, color=COLOURS[0])
+    names = [", ".join(said(value) for value in point.values.values()) for point in points]
+    panel.set_yticks(rows, names)
+    panel.invert_yaxis()
+    for row, point in enumerate(points):
+        auc = aucs[point.name]
+        panel.annotate(f"{auc:.1f}", (auc, row), (9, 0), textcoords="offset points", va="center")
+        if point is ringed:
+            _ring(panel, auc, row)
+    panel.set_xlim(0, 116)
+    panel.set_xlabel(AXIS)
+    panel.grid(True, axis="x")
+    total = len(swept.sweep.points)
+    return figure, "AUC of the test folds." + (f" The first {len(points)} of {total} points." * (len(points) < total))
+
+
+def _aucs(swept: Swept) -> dict[str, float]:
+    """Per cent, by the point's name; NaN where there is none."""
+    means = [run.metrics["summary"]["auc"]["mean"] for run in swept.runs]
+    names = [point.name for point in swept.sweep.points]
+    return {name: math.nan if mean is None else 100 * mean for name, mean in zip(names, means, strict=True)}
+
+
+def _spread(swept: Swept) -> str:
+    found = [run.metrics["summary"]["auc"]["std"] for run in swept.runs]
+    known = [100 * std for std in found if std is not None]
+    if not known:
+        return "one fold, so no spread is known"
+    return f"their standard deviation over the folds is {min(known):.1f} to {max(known):.1f}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

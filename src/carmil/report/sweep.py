@@ -1,0 +1,139 @@
+"""A sweep's table, picture and page. Everything is computed from the runs of its points."""
+
+import base64
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from carmil.files import write_text
+from carmil.report.sensitivity import write_picture
+from carmil.report.tables import ResultTable
+from carmil.studies import card
+from carmil.studies.chosen import Choice, choose
+from carmil.studies.figures import SHOWN, line
+from carmil.studies.shown import figures_lines
+from carmil.studies.sweep import Swept, counted, said, said_name
+from carmil.training.runs import plain
+
+FIGURES = ("auc", "f1_macro", "balanced_accuracy", "auprc_attention", "auprc_path")
+CHOSEN, IDLE = "*", "†"
+
+
+def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
+    """Writes sweep.json, sweep.md, sweep.png and report.html; gives the table and what has to be said of it."""
+    from jinja2 import Environment, PackageLoader
+
+    out = swept.sweep.out
+    choice = choose(swept.runs)
+    table, lines = sweep_table(swept, choice), sweep_lines(swept, choice)
+    asked = json.loads((out / "sweep.json").read_text(encoding="utf-8"))
+    write_text(out / "sweep.json", json.dumps(plain({**asked, **figures(swept, choice)}), indent=2))
+    listed = "\n".join(f"- {text}" for text in lines)
+    write_text(out / "sweep.md", f"# {out.resolve().name}\n\n{listed}\n\n{table.markdown()}")
+    caption = write_picture(swept, choice.best, out / "sweep.png")
+    page = Environment(
+        loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    html = page.get_template("sweep.html").render(
+        name=out.resolve().name,
+        lines=lines,
+        table=table,
+        picture=base64.b64encode((out / "sweep.png").read_bytes()).decode(),
+        caption=caption,
+        limits=card.LIMITS,
+        over={said_name(name): ", ".join(said(value) for value in values) for name, values in swept.sweep.over.items()},
+        common=_common(asked["settings"]),
+        about=figures_lines(swept.runs[0])[0].partition("; ")[2],
+        machine=card.machine(swept.runs[0]),
+        command=sweep_command(swept),
+    )
+    write_text(out / "report.html", html)
+    return table, lines
+
+
+def figures(swept: Swept, choice: Choice) -> dict[str, Any]:
+    """The figures of every point, for a script."""
+    return {
+        "points": [
+            {
+                "name": point.name,
+                "values": {name: said(v) if isinstance(v, Path) else v for name, v in point.values.items()},
+                "validation_loss": choice.losses[i],
+                "summary": run.metrics["summary"],
+                "idle_branch": point.idle,
+                "chosen_on_validation_bags": i == choice.best,
+            }
+            for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True))
+        ],
+        "chosen_by_fold": choice.by_fold,
+    }
+
+
+def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
+    """A line a point; the last is what validation bags choose fold by fold."""
+    names = [name for name in FIGURES if any(name in run.metrics["summary"] for run in swept.runs)]
+    lines = []
+    for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True)):
+        values = [said(value) for value in point.values.values()]
+        values[-1] += f" {IDLE}" * point.idle
+        lines.append((*values, _loss(choice.losses[i], i == choice.best), *_cells(run.metrics["summary"], names)))
+    if choice.by_fold:
+        blank = [""] * (len(swept.sweep.over) - 1)
+        lines.append(("chosen by fold", *blank, "", *_cells(choice.by_fold, names)))
+    heads = [said_name(name) for name in swept.sweep.over]
+    return ResultTable(
+        "Test folds: mean ± standard deviation over the folds, per cent",
+        (*heads, "validation loss", *(SHOWN[name] for name in names)),
+        tuple(lines),
+        names=len(heads),
+    )
+
+
+def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
+    """What the table is of, and how it may be read."""
+    runs = swept.runs
+    models = counted(sum(len(run.models) for run in runs), "model")
+    found = [
+        f"{counted(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"
+    ]
+    if choice.best is None:
+        found.append("the points were validated on different bags: their validation losses choose nothing")
+    else:
+        found += [
+            f"{CHOSEN} the lowest validation loss, the mean over the folds: the point that validation bags choose",
+            "chosen by fold: each fold and seed takes the point of its own lowest validation loss, as carmil train does "
+            "with a list of values; no test bag had a say in that choice",
+        ]
+    found.append(
+        "to take the best test figure of this table is to choose on the test set: it promises more than it will keep"
+    )
+    if any(point.idle for point in swept.sweep.points):
+        found.append(f"{IDLE} the branch counts for nothing there: the plain model, trained beside an idle branch")
+    return found
+
+
+def sweep_command(swept: Swept) -> str:
+    """The command, without folders; settings that all points have come from a file."""
+    grid = [f"{said_name(name)}={','.join(said(v) for v in values)}" for name, values in swept.sweep.over.items()]
+    over = [word for one in grid for word in ("--over", one)]
+    return shlex.join(["carmil", "sweep", "--config", "study.yaml", *over, "--out", swept.sweep.out.resolve().name])
+
+
+def _common(settings: dict[str, Any]) -> dict[str, str]:
+    """What was set at all points; of a path the last part."""
+    return {
+        said_name(name): said(Path(value) if name in card.PATHS else value)
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+def _loss(summary: dict[str, float], best: bool) -> str:
+    mean, std = summary["mean"], summary["std"]
+    spread = "" if std != std else f" ± {std:.3f}"  # NaN with a single fold
+    return f"{mean:.3f}{spread}" + f" {CHOSEN}" * best
+
+
+def _cells(summary: dict[str, Any], names: list[str]) -> list[str]:
+    return [line(summary, name) if name in summary else "–" for name in names]

@@ -1,0 +1,158 @@
+"""What is made of trained models: thresholds on validation bags, then answers and figures of the test folds, once.
+
+b bags of the store, m models that are kept.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from carmil.bags.splits import TEST
+from carmil.evidence.operating import OperatingPoint, Rule, abstention, threshold
+from carmil.files import write_text
+from carmil.studies.answers import answered, by_patient, numbers, probabilities
+from carmil.studies.cohort import Cohort, Material
+from carmil.studies.figures import calibration, intervals, mean_over_seeds, measured, summarised
+from carmil.studies.run_folder import write_models, write_table
+from carmil.studies.settings import Settings
+from carmil.studies.truth import agreement
+from carmil.training.protocol import GridPoint, Trained, validation_bags
+from carmil.training.runs import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def conclude(settings: Settings, material: Material, trained: Trained, grid: list[GridPoint]) -> None:
+    """Chooses thresholds on validation bags, then looks at the test folds, once, and writes the run's folder."""
+    groups = _groups(trained, material.roles, settings)
+    points = {group: _operating_point(group, trained, material.cohort, settings) for group in groups}
+    _tested(settings, material.cohort, trained, grid, points)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The models that answer together for a test fold: one, or the inner models of a nested fold."""
+
+    fold: int
+    seed: int
+    models: tuple[int, ...]
+    roles: Tensor  # (inner, b)
+
+    @property
+    def tested(self) -> Tensor:
+        return (self.roles[0] == TEST).nonzero().squeeze(-1)
+
+
+def _groups(trained: Trained, roles: Tensor, settings: Settings) -> list[_Group]:
+    inner = settings.inner
+    folds = roles.shape[1] // inner
+    seeds = sorted({kept.seed for kept in trained.kept})
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row, kept in enumerate(trained.kept):
+        groups.setdefault((seeds.index(kept.seed), kept.fold), []).append(row)
+    return [
+        _Group(
+            fold=fold + (division * folds if len(roles) > 1 else 0),
+            seed=seeds[division],
+            models=tuple(rows),
+            roles=roles[division if len(roles) > 1 else 0, fold * inner : (fold + 1) * inner],
+        )
+        for (division, fold), rows in groups.items()
+    ]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """What validation bags decided: where "yes" begins (two classes), and below which confidence there is no answer."""
+
+    at: OperatingPoint | None
+    cut: float | None
+
+
+def _operating_point(group: _Group, trained: Trained, cohort: Cohort, settings: Settings) -> _Point:
+    import pandas as pd
+
+    parts = []
+    for row, roles in zip(group.models, group.roles, strict=True):
+        chosen = validation_bags(roles)
+        part = answered(trained.population, [row], cohort.bags, chosen, cohort.classes)
+        parts.append(_with_labels(part, cohort, chosen))
+    frame = _judged_by(pd.concat(parts), cohort, settings)
+    p, rule = probabilities(frame, cohort.classes), Rule.parse(settings.threshold)
+    at = threshold(numbers(frame, cohort.classes), p[:, 1], rule) if len(cohort.classes) == 2 else None
+    cut = None
+    if settings.abstain > 0:
+        cut = abstention(p if at is None else p[:, 1], settings.abstain, None if at is None else at.threshold)
+    return _Point(at, cut)
+
+
+def _with_labels(frame: "pd.DataFrame", cohort: Cohort, chosen: Tensor) -> "pd.DataFrame":
+    assert cohort.bags.labels is not None
+    patient = dict(zip(cohort.slides, cohort.patients, strict=True))
+    frame.insert(1, "patient", [patient[slide] for slide in frame["slide"]])
+    frame.insert(2, "label", [cohort.classes[i] for i in cohort.bags.labels[chosen].tolist()])
+    return frame
+
+
+def _judged_by(frame: "pd.DataFrame", cohort: Cohort, settings: Settings) -> "pd.DataFrame":
+    """A line for everyone who is judged: a patient, or a slide where slides of a patient have different labels."""
+    if settings.patients == "one-bag" or not _are_patients(cohort):
+        return frame
+    return by_patient(frame, cohort.classes, settings.patients)
+
+
+def _are_patients(cohort: Cohort) -> bool:
+    labels: dict[str, int] = {}
+    pairs = zip(cohort.patients, cohort.labels.tolist(), strict=True)
+    return all(labels.setdefault(patient, label) == label for patient, label in pairs)
+
+
+def _tested(
+    settings: Settings, cohort: Cohort, trained: Trained, grid: list[GridPoint], points: dict[_Group, _Point]
+) -> None:
+    """The test folds are looked at here; nothing is chosen any more."""
+    import pandas as pd
+
+    frames, lines = [], []
+    for group, point in points.items():
+        frame = answered(trained.population, group.models, cohort.bags, group.tested, cohort.classes)
+        frame = _with_labels(frame, cohort, group.tested)
+        frame.insert(0, "fold", group.fold)
+        frame.insert(1, "seed", group.seed)
+        at = None if point.at is None else point.at.threshold
+        figures = measured(_judged_by(frame, cohort, settings), cohort.classes, threshold=at, cut=point.cut)
+        figures |= agreement(trained.population, group.models, cohort.bags, group.tested)
+        lines.append({"fold": group.fold, "seed": group.seed, **figures})
+        frames.append(frame)
+    frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)
+    together = _judged_by(mean_over_seeds(frame, cohort.classes), cohort, settings)
+    out = settings.out
+    write_table(out / "predictions.parquet", frame)
+    known = {row: point for group, point in points.items() for row in group.models}
+    write_models(out, trained, grid, [_told(known[row]) for row in range(len(trained.kept))])
+    metrics = {
+        "level": "patient" if _are_patients(cohort) else "slide",
+        "rule": settings.patients,
+        "summary": summarised(by_fold),
+        "intervals": intervals(together, cohort.classes),
+        "calibration": calibration(together, cohort.classes),
+        "by_fold": by_fold.to_dict("records"),
+    }
+    write_text(out / "metrics.json", json.dumps(plain(metrics), indent=2))
+
+
+def _told(point: _Point) -> dict[str, Any]:
+    if point.at is None:
+        return {"threshold": None, "abstain_below": point.cut}
+    at = point.at
+    return {
+        "threshold": at.threshold,
+        "rule": str(at.rule),
+        "validation_sensitivity": at.sensitivity,
+        "validation_specificity": at.specificity,
+        "threshold_said": at.said,
+        "abstain_below": point.cut,
+    }

@@ -1,0 +1,259 @@
+"""`carmil sweep`: a grid over any settings of a study. Every point of it is a run, as `carmil train` would write it.
+
+sweep.json       what was asked, and at the end the figures of every point
+points/NAME/     a run folder a point
+data/            bags that are packed or regrouped first, once for all points
+checkpoint-*     where a killed training goes on; gone when its points have ended
+sweep.md, sweep.png, report.html   for people
+
+Points that differ in EACH_ITS_OWN only are one population. p points of the grid.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from carmil.errors import CarmilError, unknown
+from carmil.studies.cohort import Material, Say, material_of
+from carmil.studies.run_folder import StudyRun, begin
+from carmil.studies.settings import WHERE, Settings, plain_name
+from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_together
+from carmil.training.runs import config_key
+
+# What bags and labels depend on, and what folds do.
+COHORT = ("bags", "labels", "slide", "patient", "label", "site", "split", "positive", "truth", "patients", "dtype")
+FOLDS = ("folds", "seeds", "inner", "splits", "official", "validation", "reshuffle", "seed")
+LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid: the swept settings by name, and the study they make."""
+
+    name: str
+    values: dict[str, Any]
+    study: Settings
+
+    @property
+    def idle(self) -> bool:
+        """Does the counterfactual branch count for nothing? Then this is the plain model, trained beside it."""
+        return all(point.coefficients and not any(point.coefficients.values()) for point in grid_of(self.study))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is asked for; `over` says which values every swept setting takes."""
+
+    out: Path
+    over: dict[str, list[Any]]
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A finished sweep: a run a point, in the order of the points."""
+
+    sweep: Sweep
+    runs: tuple[StudyRun, ...]
+
+
+def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
+    """{"alpha": ["0", "0.2"]} of "alpha=0,0.2"."""
+    over: dict[str, list[str]] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        name, values = plain_name(name.strip()), [value.strip() for value in text.split(",")]
+        if not name or not all(values):
+            raise CarmilError(f"--over {word}: expected NAME=VALUE,VALUE,... for example alpha=0,0.2,0.8,1")
+        if name in over:
+            raise CarmilError(f"--over {word}: {said_name(name)} is swept already; name all its values at once")
+        over[name] = values
+    return over
+
+
+def sweep_of(given: Mapping[str, Any], over: Mapping[str, Sequence[Any]], *, where: str) -> Sweep:
+    """The points of the grid. `given`: words of a study, also `sweep` as names and values; `over` adds to these and wins."""
+    words = {name: value for name, value in given.items() if name != "sweep"}
+    grid = {**_listed(given.get("sweep") or {}, where), **over}
+    if not grid:
+        raise CarmilError(f"{where}: nothing to sweep over; expected for example --over alpha=0,0.2,0.8,1")
+    for name in grid:
+        _check_name(name, where)
+    studies = []
+    for values in product(*grid.values()):
+        study = Settings.of(_combined(words, dict(zip(grid, values, strict=True))), where=where)
+        studies.append((study, {name: _value_of(study, name) for name in grid}))
+    names = _names([values for _, values in studies])
+    out = studies[0][0].out
+    points = tuple(
+        Point(name, values, replace(study, out=out / "points" / name))
+        for name, (study, values) in zip(names, studies, strict=True)
+    )
+    seen: dict[str, Point] = {}
+    for point in points:
+        twin = seen.setdefault(_key(point.study, without=("out",)), point)
+        if twin is not point:
+            raise CarmilError(f"{where}: two points of the sweep are the same, {twin.name}: name each value once")
+    return Sweep(out, {name: _distinct([point.values[name] for point in points]) for name in grid}, points)
+
+
+def run_sweep(sweep: Sweep, *, say: Say = lambda line: None) -> Swept:
+    """Trains all points, population by population; goes on with a sweep that was begun, and reads one that has ended."""
+    for point in sweep.points:
+        check(point.study)
+    if (sweep.out / "run.json").exists():
+        raise CarmilError(f"{sweep.out} holds a run: choose another --out for the sweep")
+    populations = _populations(sweep)
+    materials = _materials(sweep, [points[0] for points in populations], say=say)
+    for points, material in zip(populations, materials, strict=True):
+        check_fit(points[0].study, material)
+    begin(sweep.out, _facts(sweep), kind="sweep")
+    models = sum(models_of(point.study, m) for ps, m in zip(populations, materials, strict=True) for point in ps)
+    say(
+        f"{counted(len(sweep.points), 'point')}, {counted(models, 'model')} in {counted(len(populations), 'population')}"
+    )
+    runs: dict[str, StudyRun] = {}
+    for i, (points, material) in enumerate(zip(populations, materials, strict=True)):
+        studies = [point.study for point in points]
+        ended = run_together(studies, material, checkpoint=sweep.out / f"checkpoint-{i}.safetensors", say=say)
+        runs |= {point.name: run for point, run in zip(points, ended, strict=True)}
+    return Swept(sweep, tuple(runs[point.name] for point in sweep.points))
+
+
+def models_of(study: Settings, material: Material) -> int:
+    """How many models are trained for a point: folds x seeds, and as many as its own grid has."""
+    return material.roles.shape[1] * study.seeds * len(grid_of(study))
+
+
+def said(value: Any) -> str:
+    """A value in a few letters; of a path the last part."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return f"{value:g}"
+        case Path():
+            return value.name
+        case list():
+            return "+".join(said(item) for item in value)
+        case dict():
+            return "+".join(f"{name}={said(item)}" for name, item in value.items())
+        case _:
+            return str(value)
+
+
+def said_name(name: str) -> str:
+    return name.rstrip("_")
+
+
+def counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
+def _listed(sweep: Any, where: str) -> dict[str, list[Any]]:
+    if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
+        raise CarmilError(
+            f"{where}: sweep is {sweep!r}: expected names with lists of values, such as 'alpha: [0, 0.2]'"
+        )
+    return {plain_name(str(name)): values for name, values in sweep.items()}
+
+
+def _check_name(name: str, where: str) -> None:
+    known = [field.name for field in fields(Settings) if field.name not in WHERE]
+    if name in WHERE:
+        raise CarmilError(f"{where}: {name} cannot be swept: it does not change what a run finds")
+    if name not in known and not (name.startswith("options.") and name != "options."):
+        raise CarmilError(f"{where}: {unknown('setting', said_name(name), [said_name(one) for one in known])}")
+
+
+def _combined(words: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of one point. `options.hidden` is one of the model's options, beside those that all points have."""
+    found = {**words, **{name: value for name, value in values.items() if not name.startswith("options.")}}
+    for name, value in values.items():
+        if name.startswith("options."):
+            found["options"] = {**(found.get("options") or {}), name.removeprefix("options."): _option(value)}
+    return found
+
+
+def _option(value: Any) -> Any:
+    """What kind an option is only its model knows: text that is a number or true or false is taken for that."""
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(value, value)
+
+
+def _value_of(study: Settings, name: str) -> Any:
+    if name.startswith("options."):
+        return (study.options or {})[name.removeprefix("options.")]
+    return getattr(study, name)
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _names(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A folder's name a point, with numbers in front where the values' own would not do."""
+    names = [folder_name(values) for values in points]
+    if len({name.lower() for name in names}) < len(names) or max(map(len, names)) > LONGEST_NAME:
+        return [f"{i},{name[:LONGEST_NAME]}" for i, name in enumerate(names)]
+    return names
+
+
+def folder_name(values: Mapping[str, Any]) -> str:
+    text = ",".join(f"{said_name(name)}={said(value)}" for name, value in values.items())
+    return re.sub(r"[^\w.,=+-]", "-", text)
+
+
+def _key(study: Settings, *, without: Sequence[str] = (), only: Sequence[str] | None = None) -> str:
+    asked = study.asked()
+    return config_key({name: asked[name] for name in asked if name not in without and (only is None or name in only)})
+
+
+def _facts(sweep: Sweep) -> dict[str, Any]:
+    """What all points have in common, and what is swept."""
+    common = {name: value for name, value in sweep.points[0].study.asked().items() if name not in (*WHERE, *sweep.over)}
+    if common.get("options"):
+        common["options"] = {k: value for k, value in common["options"].items() if f"options.{k}" not in sweep.over}
+    return {"settings": common, "over": json.loads(json.dumps(sweep.over, default=str))}
+
+
+def _populations(sweep: Sweep) -> list[list[Point]]:
+    groups: dict[str, list[Point]] = {}
+    for point in sweep.points:
+        groups.setdefault(_key(point.study, without=(*EACH_ITS_OWN, "out")), []).append(point)
+    return list(groups.values())
+
+
+def _materials(sweep: Sweep, points: Sequence[Point], *, say: Say) -> list[Material]:
+    """The bags and folds of each of these points, opened once where they are the same; what is said is said once."""
+    found: dict[str, Material] = {}
+    heard: set[str] = set()
+
+    def tell(line: str) -> None:
+        if line not in heard:
+            say(line)
+        heard.add(line)
+
+    keys = [_key(point.study, only=(*COHORT, *FOLDS)) for point in points]
+    for key, point in zip(keys, points, strict=True):
+        if key not in found:
+            of_cohort = {name: value for name, value in point.values.items() if name in COHORT}
+            aside = sweep.out / "data" / folder_name(of_cohort)
+            found[key] = material_of(replace(point.study, out=aside), say=tell)
+    return [found[key] for key in keys]

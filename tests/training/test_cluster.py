@@ -1,0 +1,201 @@
+"""The same study on a Ray cluster: two nodes on this machine, of which one is killed."""
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from carmil import Bags, create_model
+from carmil.bags.sources import Bag
+from carmil.bags.store import build_store
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+from carmil.studies.cohort import bags_elsewhere
+from carmil.studies.settings import Settings
+from carmil.studies.train import run_study
+from carmil.training import TRAIN, UNUSED, VALIDATION, Recipe
+from carmil.training import cluster as module
+from carmil.training.checkpoint import Checkpoint
+from carmil.training.cluster import Cluster, connected
+from carmil.training.protocol import train_protocol
+
+# Ray reads these when it is imported: nobody else may give the nodes tasks, and nothing is written into one's home.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+
+FOLDS, SEEDS, WIDTH, BAGS = 2, (0, 1, 2, 3), 6, 16
+SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+RECIPE = Recipe(epochs=60, batch=1, warmup=1, patience=100, shuffle=True, optimizer="adam")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Bags as every node finds them."""
+    folder = tmp_path_factory.mktemp("bags")
+    generator = torch.Generator().manual_seed(0)
+    for i in range(BAGS):
+        features = torch.randn(5 + i % 4, WIDTH, generator=generator)
+        features[0, 0] = 3.0 if i % 2 else -1.0
+        write_bag(Bag(id=f"{i:02d}", features=features.numpy()), folder / "features", "npy")
+    return build_store(folder / "features", folder / "store", dtype="float32", workers=1)
+
+
+@pytest.fixture
+def bags(store):
+    return partial(bags_elsewhere, store.path, store.fingerprint, torch.arange(BAGS) % 2)
+
+
+def roles() -> torch.Tensor:
+    found = torch.full((FOLDS, BAGS), TRAIN)
+    found[0, :4], found[1, 4:8] = UNUSED, UNUSED
+    found[:, 12:] = VALIDATION
+    return found
+
+
+def trained(bags: Bags, recipe=RECIPE, **how):
+    build = partial(create_model, "car/abmil.gated", WIDTH, 2, hidden=32, attention=32, dropout=0.25)
+    return train_protocol(build, bags, roles(), recipe=recipe, seeds=SEEDS, **how)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster of a head that takes no tasks, and two nodes with a core each."""
+    pytest.importorskip("ray", reason="needs ray: carmil[cluster]")
+    from ray.cluster_utils import Cluster as Nodes
+
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SOON, "object_store_memory": 10**8}
+    started = Nodes(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            started.add_node(num_cpus=1, object_store_memory=10**8)
+        yield started
+    finally:
+        started.shutdown()
+
+
+class Killer(threading.Thread):
+    """Kills a node when both parts have begun, and keeps a record of the epochs their files tell of."""
+
+    def __init__(self, nodes, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.nodes, self.folder = nodes, folder
+        self.epochs: dict[str, list[int]] = {}
+        self.at_kill: dict[str, int] = {}
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.02):
+            for path in self.folder.glob("*.begun.safetensors"):
+                with contextlib.suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+                    self.epochs.setdefault(path.name, []).append(json.loads(file.metadata()["carmil"])["epoch"])
+            if not self.at_kill and len(self.epochs) == 2 and all(told[-1] > 5 for told in self.epochs.values()):
+                assert not list(self.folder.glob("*.ended.safetensors"))
+                self.at_kill = {name: told[-1] for name, told in self.epochs.items()}
+                self.nodes.remove_node(next(iter(self.nodes.worker_nodes)), allow_graceful=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:9", "--cluster 127.0.0.1:9: nobody answers there"),
+        ("nowhere.invalid:6379", "--cluster nowhere.invalid:6379: nobody answers there"),
+        ("127.0.0.1:123456", "nobody answers there"),
+        ("ray://head:10001", "expected host:port"),
+        ("head", "expected host:port"),
+    ],
+)
+def test_an_address_where_nobody_is_found_is_named(address, words):
+    pytest.importorskip("ray", reason="needs ray: carmil[cluster]")
+    with pytest.raises(CarmilError, match=words), connected(address):
+        pass
+
+
+QUICK = Recipe(epochs=1)
+
+
+def test_what_is_wrong_on_a_node_is_one_line(nodes, bags, store, tmp_path, monkeypatch):
+    elsewhere = partial(bags_elsewhere, tmp_path / "elsewhere", store.fingerprint, torch.arange(BAGS) % 2)
+    other = partial(bags_elsewhere, store.path, "another", torch.arange(BAGS) % 2)
+    with connected(nodes.address) as ray:
+        for opened, words in ((elsewhere, "elsewhere is not there: it must lie where"), (other, "is another than on")):
+            with pytest.raises(CarmilError, match=words) as raised:
+                trained(bags(), QUICK, at_most=4, engine=Cluster(ray, opened))
+            assert "\n" not in str(raised.value)
+            assert str(raised.value).startswith("node ")
+        monkeypatch.setattr(module, "RETRIES", 0)
+        with pytest.raises(CarmilError, match="the cluster lost a part 1 times") as raised:
+            trained(bags(), QUICK, at_most=4, engine=Cluster(ray, partial(os._exit, 3)))
+        assert "\n" not in str(raised.value)
+        with pytest.raises(CarmilError, match="--device cuda: no node of the cluster has a GPU"):
+            Cluster(ray, bags, device="cuda")
+
+
+@pytest.mark.slow
+def test_a_study_on_a_cluster_is_the_study_here(nodes, store, tmp_path):
+    (tmp_path / "labels.csv").write_text("slide,label\n" + "".join(f"{i:02d},{'ab'[i % 2]}\n" for i in range(BAGS)))
+    folders = []
+    for name, how in (("here", {}), ("there", {"cluster": nodes.address})):
+        folders.append(tmp_path / name)
+        run_study(
+            Settings(
+                bags=store.path,
+                labels=tmp_path / "labels.csv",
+                out=tmp_path / name,
+                options={"hidden": 32, "attention": 32},
+                folds=2,
+                seeds=2,
+                epochs=3,
+                lr=[1e-3, 5e-3],
+                device="cpu",
+                **how,
+            )
+        )
+    here, there = (load_file(folder / "weights.safetensors") for folder in folders)
+    assert all(torch.equal(here[name], there[name]) for name in here)
+    for name in ("models.json", "history.json", "metrics.json"):
+        assert json.loads((folders[0] / name).read_text()) == json.loads((folders[1] / name).read_text())
+    assert sorted(path.name for path in folders[0].iterdir()) == sorted(path.name for path in folders[1].iterdir())
+
+
+@pytest.mark.slow
+def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
+    where = Checkpoint(tmp_path / "checkpoint.safetensors", "mine", every=0.0)
+    said, counts = [], []
+    local = trained(bags())
+    killer = Killer(nodes, where.parts)
+    killer.start()
+    try:
+        with connected(nodes.address) as ray:
+            cluster = Cluster(ray, bags, say=said.append, on_part=lambda *told: counts.append(told))
+            assert cluster.at_most(8) == 4
+            found = trained(bags(), at_most=4, engine=cluster, checkpoint=where)
+    finally:
+        killer.over.set()
+        killer.join()
+    assert killer.at_kill, "no node was killed: the test would prove less"
+    assert all(told == sorted(told) for told in killer.epochs.values())  # nobody began anew
+    assert all(told[-1] > killer.at_kill[name] for name, told in killer.epochs.items())
+    assert torch.equal(found.population.weights, local.population.weights)
+    assert torch.equal(found.history.validation, local.history.validation)
+    assert torch.equal(found.history.best_epoch, local.history.best_epoch)
+    assert found.best().kept == local.best().kept
+    assert said == [
+        "parts to train: 2, on cpu; nodes of the cluster: 3",
+        "nodes lost: 1 of 3; what they trained goes on elsewhere",
+    ]
+    assert counts == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = r"needs Ray, which is not installed: pip install 'carmil\[cluster\]'"
+    with pytest.raises(CarmilError, match=words), connected("auto"):
+        pass

@@ -1,0 +1,218 @@
+"""A population in parts becomes what it would become as a whole."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from carmil import Bags, create_model
+from carmil.errors import CarmilError
+from carmil.training import TRAIN, UNUSED, VALIDATION, Member, Population, Recipe, fit
+from carmil.training import parts as module
+from carmil.training.checkpoint import Checkpoint
+from carmil.training.parts import Part, division, fit_in_parts
+
+WIDTH, MODELS, BAGS = 6, 9, 24
+RECIPE = Recipe(epochs=9, batch=1, warmup=1, patience=2, shuffle=True, optimizer="adam")
+
+
+def bags() -> Bags:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (BAGS,), generator=generator)
+    features = [torch.randn(int(5 + 3 * label), WIDTH, generator=generator) for label in labels]
+    for one, label in zip(features, labels, strict=True):
+        one[0, 0] = 3.0 if label else -1.0
+    return Bags.from_list(features, labels=labels)
+
+
+def roles() -> torch.Tensor:
+    """Three folds, and each of them in every third row."""
+    found = torch.full((MODELS, BAGS), TRAIN)
+    for row in range(MODELS):
+        fold = row % 3
+        found[row, fold * 8 : fold * 8 + 8] = UNUSED
+        found[row, (fold * 8 + 8) % BAGS : (fold * 8 + 8) % BAGS + 5] = VALIDATION
+    return found
+
+
+WIDTHS = {"hidden": 32, "attention": 32, "dropout": 0.25}
+
+
+def population(name="car/abmil.gated", **options) -> Population:
+    """Widths of 32: other ones leave a remainder whose sigmoid torch computes in another way, wherever it falls."""
+    members = [Member(seed=row // 3, lr=0.02 / (1 + row % 4)) for row in range(MODELS)]
+    return Population(partial(create_model, name, WIDTH, 2, **(options or WIDTHS)), members)
+
+
+def same(first, second) -> bool:
+    """Weights, buffers and histories, bit by bit."""
+    (mine, history), (theirs, other) = first, second
+    tables = {**history.train, "validation": history.validation}
+    others = {**other.train, "validation": other.validation}
+    return (
+        torch.equal(mine.weights, theirs.weights)
+        and torch.equal(mine.buffers, theirs.buffers)
+        and tables.keys() == others.keys()
+        and all(torch.equal(tables[name].nan_to_num(-9), others[name].nan_to_num(-9)) for name in tables)
+        and torch.equal(history.best_epoch, other.best_epoch)
+        and torch.equal(history.epochs_run, other.epochs_run)
+    )
+
+
+@pytest.fixture(scope="module")
+def whole():
+    trained = population()
+    return trained, fit(trained, bags(), roles(), RECIPE)
+
+
+@pytest.mark.parametrize("at_most", [1, 2, 4, 7, None])
+def test_parts_become_what_the_whole_becomes_bit_by_bit(whole, at_most):
+    assert len(set(whole[1].epochs_run.tolist())) > 2, "all stopped together: the test would prove less"
+    assert same(fit_in_parts(population(), bags(), roles(), RECIPE, at_most=at_most), whole)
+
+
+def test_running_statistics_come_back_too():
+    trained = population("additive", hidden=32)
+    history = fit(trained, bags(), roles(), RECIPE)
+    assert trained.buffers.numel() > 0
+    assert same(fit_in_parts(population("additive", hidden=32), bags(), roles(), RECIPE, at_most=4), (trained, history))
+
+
+@pytest.mark.parametrize("at_most", [1, 2, 3, 4, 5, 8, 9, 100, None])
+@pytest.mark.parametrize("models", [1, 2, 3, 5, 9])
+def test_parts_are_small_enough_nearly_equal_and_of_two_at_least(models, at_most):
+    parts = division(roles()[:models], at_most)
+    most = models if at_most is None else max(2, at_most)
+    assert sorted({row for part in parts for row in part.tolist()}) == list(range(models))
+    assert all(min(2, models) <= len(part) <= most for part in parts)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert len(parts) == -(-models // most)
+
+
+def test_models_with_the_same_bags_go_together():
+    assert sorted(part.tolist() for part in division(roles(), 3)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+@pytest.mark.parametrize("at_most", [3, 4, 5, 6])
+def test_what_is_left_is_divided_as_it_was(at_most):
+    parts = [part.tolist() for part in division(roles(), at_most)]
+    for gone in range(len(parts)):
+        left = [part.tolist() for part in division(roles(), at_most, done=parts[gone])]
+        assert left == parts[:gone] + parts[gone + 1 :]
+    assert division(roles(), at_most, done=range(MODELS)) == []
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_killed_in_a_part_it_goes_on_with_that_part_and_trains_no_other_again(whole, tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.safetensors"
+    epochs: list[int] = []
+
+    def killing(epoch, losses, running):
+        epochs.append(epoch)
+        if len(epochs) == 13:
+            raise KilledError
+
+    def train(at_most, on_epoch):
+        where = Checkpoint(path, "mine", every=0.0)
+        return fit_in_parts(population(), bags(), roles(), RECIPE, at_most=at_most, on_epoch=on_epoch, checkpoint=where)
+
+    with pytest.raises(KilledError):
+        train(3, killing)
+    folder = Checkpoint(path, "mine").parts
+    (begun,) = folder.glob("*.begun.safetensors")
+    ended = {name: name.stat().st_mtime_ns for name in folder.glob("*.ended.safetensors")}
+    assert ended, "no part had ended: the test would prove less"
+    with safe_open(begun, framework="pt") as file:
+        stopped = json.loads(file.metadata()["carmil"])["epoch"]
+    seen: list[list[int]] = []
+    inner = module.fit
+
+    def counting(*given, on_epoch, **others):
+        seen.append([])
+        own = seen[-1].append
+        return inner(*given, on_epoch=lambda epoch, *rest: (own(epoch), on_epoch(epoch, *rest)), **others)
+
+    monkeypatch.setattr(module, "fit", counting)
+    assert same(train(3, lambda *told: None), whole)
+    assert len(seen) == 3 - len(ended)
+    assert seen[0][0] == stopped + 1
+    assert all(name.stat().st_mtime_ns == written for name, written in ended.items())
+    assert not list(folder.glob("*.begun.safetensors"))
+    assert same(train(3, lambda *told: None), whole)  # nothing is left to do
+    assert len(seen) == 3 - len(ended)
+    Checkpoint(path, "mine").remove()
+    assert not folder.exists()
+
+
+def test_a_restart_with_another_number_at_once_keeps_what_has_ended(whole, tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    for stop, at_most in ((2, 2), (4, 5), (99, None)):
+        trained = 0
+
+        def engine(parts, stop=stop):
+            for part in parts:
+                nonlocal trained
+                if trained == stop:
+                    raise KilledError
+                trained += 1
+                yield part.train(bags(), "cpu")
+
+        try:
+            ended = fit_in_parts(
+                population(),
+                bags(),
+                roles(),
+                RECIPE,
+                at_most=at_most,
+                engine=engine,
+                checkpoint=Checkpoint(path, "mine"),
+            )
+        except KilledError:
+            assert stop == 2
+    assert same(ended, whole)
+
+
+def test_parts_of_another_training_are_refused(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    train = partial(fit_in_parts, population(), bags(), roles(), Recipe(epochs=1), at_most=5)
+    train(checkpoint=Checkpoint(path, "mine"))
+    with pytest.raises(CarmilError, match="is of another training"):
+        train(checkpoint=Checkpoint(path, "theirs"))
+
+
+def test_a_folder_that_is_not_seen_is_named(tmp_path):
+    where = Checkpoint(tmp_path / "nowhere" / "checkpoint.safetensors", "mine")
+    part = Part(torch.tensor([0, 1]), population().subset(torch.tensor([0, 1])), roles()[:2], RECIPE, where)
+    with pytest.raises(
+        CarmilError, match=r"checkpoint.parts is not there: a run's folder must lie where every machine"
+    ):
+        part.train(bags(), "cpu")
+
+
+def test_progress_over_parts_never_goes_back():
+    told: list[tuple[int, int]] = []
+    recipe = Recipe(epochs=10, batch=1, warmup=1, patience=100)
+    fit_in_parts(
+        population(),
+        bags(),
+        roles(),
+        recipe,
+        at_most=4,
+        on_epoch=lambda epoch, losses, running: told.append((epoch, running)),
+    )
+    assert len(told) == 30
+    assert [epoch for epoch, _ in told] == sorted(epoch for epoch, _ in told)
+    assert told[0] == (0, 9) and told[-1] == (9, 3)
+    assert told[10][1] == 6  # three are done
+
+
+def test_a_population_of_one_is_one_part():
+    one = population().subset(torch.tensor([4]))
+    alone = population().subset(torch.tensor([4]))
+    history = fit(alone, bags(), roles()[4:5], RECIPE)
+    assert same(fit_in_parts(one, bags(), roles()[4:5], RECIPE, at_most=2), (alone, history))
