@@ -150,8 +150,8 @@ def _validation_loss(state: State, feeder: Feeder, parts: list[_Judged]) -> Tens
     for part, fed in zip(asked, feeder.feed([part.bags for part in asked]), strict=True):
         rows = at_least_two(part.models[here])
         judging = part.models[here][rows].float().to(device)
-        everyone, rows = len(rows) == len(here), rows.to(device)
-        population = state.population if everyone else state.population.subset(rows)
+        who, rows = rows.tolist(), rows.to(device)
+        population = state.population if len(who) == len(here) else state.population.subset(rows, who=who)
         losses = cross_entropy(population(fed.features, fed.offsets).logits, fed.labels)
         sums.index_add_(0, rows, losses.sum(-1) * judging)
         counts.index_add_(0, rows, len(part.bags) * judging)

@@ -170,10 +170,13 @@ class Population:
             )
         self._load_some({mine[name]: tensor for name, tensor in state.items()})
 
-    def subset(self, rows: Tensor) -> "Population":
-        """These models only, in this order, with weights of their own. The architecture is shared: call one at a time."""
+    def subset(self, rows: Tensor, *, who: Sequence[int] | None = None) -> "Population":
+        """These models only, in this order, with weights of their own. The architecture is shared: call one at a time.
+
+        who: the same rows where Python can read them; given, nothing waits for the device.
+        """
         part = copy.copy(self)
-        part.members = [self.members[row] for row in rows.tolist()]
+        part.members = [self.members[row] for row in (rows.tolist() if who is None else who)]
         part.weights, part.buffers = self.weights.index_select(0, rows), self.buffers.index_select(0, rows)
         part.noise = Noise(self.noise.seeds[rows], self.noise.steps[rows])
         part.coefficients = {term: value[rows] for term, value in self.coefficients.items()}

@@ -89,8 +89,9 @@ class Stepper:
             state.optimizer.step(population.weights, gradients, active)
             losses = {name: value * on for name, value in means.items()}
         else:  # nothing is computed for a model that takes no step: another fold's bag, or stopped
-            rows = self._on_device(at_least_two(stepping))
-            some = population.subset(rows)
+            who = at_least_two(stepping)
+            rows = self._on_device(who)
+            some = population.subset(rows, who=who.tolist())
             means, gradients = self._differentiated(some, replace(batch, share=batch.share[rows]))
             population.buffers[rows] = some.buffers
             state.optimizer.step(population.weights, gradients, active, rows)
