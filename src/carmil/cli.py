@@ -135,11 +135,11 @@ def table1(
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 100.")] = 1000,
     alpha: Annotated[
-        float | None, typer.Option(help="Weight of the counterfactual term.  [default: the branch's own]")
-    ] = None,
+        str, typer.Option(help="Weights of the counterfactual term, with commas between.  [default: the branch's own]")
+    ] = "",
     lambda_: Annotated[
-        float | None, typer.Option("--lambda", help="Weight of the distance.  [default: the branch's own]")
-    ] = None,
+        str, typer.Option("--lambda", help="Weights of the distance; every combination.  [default: the branch's own]")
+    ] = "",
     distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = Distance.l1,
     seed: Annotated[int, typer.Option(min=0, help="Of the bags.")] = 0,
     out: OutOption = Path("table1"),
@@ -162,8 +162,8 @@ def table1(
         repetitions=repetitions,
         lr=lr,
         epochs=epochs,
-        alpha=alpha,
-        lambda_=lambda_,
+        alpha=_numbers("--alpha", alpha, float),
+        lambda_=_numbers("--lambda", lambda_, float),
         distance=distance.value,
     )
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -766,11 +766,12 @@ def _names(words: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
-def _numbers(option: str, words: str) -> tuple[int, ...]:
+def _numbers(option: str, words: str, kind: type[Any] = int) -> tuple[Any, ...]:
     try:
-        return tuple(int(word) for word in _names(words))
+        return tuple(kind(word) for word in _names(words))
     except ValueError:
-        raise CarmilError(f"{option} {words}: expected whole numbers with commas between") from None
+        expected = "whole numbers" if kind is int else "numbers"
+        raise CarmilError(f"{option} {words}: expected {expected} with commas between") from None
 
 
 def _device(device: Device) -> str:

@@ -50,6 +50,28 @@ def test_what_is_printed_is_what_the_runs_measured(table):
     assert shown(row.ours["auc"]) in (out / "table1.md").read_text()
 
 
+def test_a_grid_of_weights_is_its_points_trained_one_by_one(table, tmp_path):
+    _, _, data, _ = table
+    asked = {"models": ("car/abmil",), "repetitions": 2, "epochs": 3}
+    one = {"four_bags": data.studies["four_bags"]}
+    grid = Settings(**asked, alpha=(0.0, 0.8), lambda_=(0.2, 1.0))
+    rows, _ = run_table1(one, grid, data.about, tmp_path / "grid", device="cpu")
+    ours = [row for row in rows if row.ours]
+    assert {row.weights for row in ours} == {f"alpha {a}, lambda {b}" for a in ("0", "0.8") for b in ("0.2", "1")}
+    assert not any(row.paper for row in ours)
+    alone = Settings(**asked, alpha=(0.8,), lambda_=(0.2,))
+    for row in run_table1(one, alone, data.about, tmp_path / "one", device="cpu")[0]:
+        if row.ours:
+            (same,) = [
+                r
+                for r in ours
+                if (r.evidence, r.negative, r.weights) == (row.evidence, row.negative, "alpha 0.8, lambda 0.2")
+            ]
+            assert same.ours["auc"] == pytest.approx(row.ours["auc"], abs=1e-4)
+            assert same.ours["auprc_both"] == pytest.approx(row.ours["auprc_both"], abs=0.1)
+    assert "| car/abmil | alpha 0.8, lambda 0.2 |" in (tmp_path / "grid" / "table1.md").read_text()
+
+
 def test_started_again_it_reads_what_is_finished(table, monkeypatch):
     out, settings, data, rows = table
     monkeypatch.setattr("carmil.reproduce.digit_runs.fit", None)
@@ -81,8 +103,8 @@ def test_the_papers_figures_stay_in_their_own_columns(table):
     [
         (lambda: Settings(models=("abmil", "nomil")), "unknown model 'nomil'"),
         (lambda: Settings(repetitions=0), "0 repetitions: expected at least 1"),
-        (lambda: Settings(alpha=-1.0), "alpha is -1.0"),
-        (lambda: Settings(lambda_=-1.0), "lambda is -1.0"),
+        (lambda: Settings(alpha=(-1.0,)), "alpha is -1.0"),
+        (lambda: Settings(lambda_=(-1.0,)), "lambda is -1.0"),
         (lambda: Settings(lr=-1.0), "a learning rate of -1.0"),
         (lambda: Settings(epochs=0), "epochs is 0"),
         (lambda: load_digits(["four_bags"], encoder="vit"), "unknown encoder 'vit'"),

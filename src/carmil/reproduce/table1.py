@@ -6,6 +6,7 @@ Ours and the paper's figures stand side by side, never mixed; every row names th
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,10 @@ PAPER: dict[tuple[str, str, str], dict[str, dict[str, Figure]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `ours` and `paper` map a measure to its figure; `note` says what a reader must know."""
+    """One line of the table. `ours` and `paper` map a measure to its figure; `note` says what a reader must know.
+
+    `weights` says which alpha and lambda it is of, where several were asked for.
+    """
 
     task: str
     model: str
@@ -75,18 +79,19 @@ class Row:
     ours: dict[str, Figure]
     paper: dict[str, Figure]
     note: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every population of the table shares."""
+    """What every population of the table shares. Every combination of alpha and lambda is trained, all in one population."""
 
     models: tuple[str, ...] = ("abmil", "car/abmil")
     repetitions: int = 10
     lr: float = 1e-3
     epochs: int = 1000
-    alpha: float | None = None
-    lambda_: float | None = None
+    alpha: tuple[float, ...] = ()  # none: the branch's own
+    lambda_: tuple[float, ...] = ()
     distance: str = "l1"
 
     def __post_init__(self) -> None:
@@ -103,12 +108,19 @@ class Settings:
         Recipe(epochs=self.epochs)
 
     def members(self, model: str) -> tuple[Member, ...]:
-        """Models that differ in their seed alone."""
-        given: dict[str, Any] = {"alpha": self.alpha, "lambda_": self.lambda_}
-        if model.startswith("car/"):
-            given["distance"] = self.distance
-        coefficients = branch_coefficients(model, **{name: value for name, value in given.items() if value is not None})
-        return tuple(Member(seed=seed, lr=self.lr, coefficients=coefficients) for seed in range(self.repetitions))
+        """Point by point, models that differ in their seed alone."""
+        distance = {"distance": self.distance} if model.startswith("car/") else {}
+        return tuple(
+            Member(seed=seed, lr=self.lr, coefficients=branch_coefficients(model, **point, **distance))
+            for point in self.points(model)
+            for seed in range(self.repetitions)
+        )
+
+    def points(self, model: str) -> list[dict[str, float]]:
+        """Every combination of alpha and lambda; what is not asked for is left to the branch, and there is none without one."""
+        asked = {"alpha": self.alpha, "lambda_": self.lambda_} if "/" in model else {}
+        named = {name: values for name, values in asked.items() if values}
+        return [dict(zip(named, values, strict=True)) for values in product(*named.values())]
 
 
 def run_table1(
@@ -136,7 +148,7 @@ def run_table1(
         task, model = experiment.task.name, experiment.model
         folder = out / "runs" / task / model.replace("/", "-")
         run = run_experiment(experiment, studies[task], folder, device=device)
-        rows += rows_of_run(task, model, run)
+        rows += rows_of_run(task, model, run, settings.points(model))
         machines.append(run.measured_on)
     for task in studies:
         rows += missing_rows(task, settings.models)
@@ -146,27 +158,42 @@ def run_table1(
     return rows, lines
 
 
-def rows_of_run(task: str, model: str, run: Run) -> list[Row]:
-    """A row for every map of the run and every rule its negative evidence can be scored by."""
+def rows_of_run(task: str, model: str, run: Run, points: Sequence[Mapping[str, float]] = ({},)) -> list[Row]:
+    """A row for every map of the run and every rule its negative evidence can be scored by, at every point of the grid.
+
+    Models come point by point. The paper's figures, whose alpha and lambda are not known, stand where there is one point.
+    """
     rows = []
-    for evidence in EXPLAINERS:
-        for negative in ("mirror", "counterfactual", "self"):
-            both = run.metrics.get(f"{evidence}.{negative}.auprc_both")
-            if both is None or (negative == "self" and evidence != "attention"):
-                continue
-            values = {"auc": run.metrics["auc"], "auprc_pos": run.metrics[f"{evidence}.auprc_pos"], "auprc_both": both}
-            rows.append(
-                Row(
-                    task=task,
-                    model=model,
-                    evidence=evidence,
-                    negative=negative,
-                    ours={name: figure(value) for name, value in values.items()},
-                    paper=PAPER.get((model, evidence, negative), {}).get(task, {}),
-                    note="control" if negative == "self" else "",
+    repetitions = len(run.metrics["auc"]) // len(points)
+    for i, point in enumerate(points):
+        mine = slice(i * repetitions, (i + 1) * repetitions)
+        for evidence in EXPLAINERS:
+            for negative in ("mirror", "counterfactual", "self"):
+                both = run.metrics.get(f"{evidence}.{negative}.auprc_both")
+                if both is None or (negative == "self" and evidence != "attention"):
+                    continue
+                values = {
+                    "auc": run.metrics["auc"],
+                    "auprc_pos": run.metrics[f"{evidence}.auprc_pos"],
+                    "auprc_both": both,
+                }
+                rows.append(
+                    Row(
+                        task=task,
+                        model=model,
+                        evidence=evidence,
+                        negative=negative,
+                        ours={name: figure(value[mine]) for name, value in values.items()},
+                        paper=PAPER.get((model, evidence, negative), {}).get(task, {}) if len(points) == 1 else {},
+                        note="control" if negative == "self" else "",
+                        weights=_named(point) if len(points) > 1 else "",
+                    )
                 )
-            )
     return rows
+
+
+def _named(point: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.removesuffix('_')} {value:g}" for name, value in point.items())
 
 
 def missing_rows(task: str, measured: Sequence[str]) -> list[Row]:
@@ -195,14 +222,16 @@ def shown(value: Figure | None) -> str:
 def tables(rows: Sequence[Row]) -> list[ResultTable]:
     """A table a task: ours, and, if any row is the paper's too, a column of its figures beside."""
     both = any(row.paper for row in rows)
+    several = any(row.weights for row in rows)
     heads = [f"{title} {whose}" if both else title for title in MEASURES.values() for whose in WHOSE[: 1 + both]]
     return [
         ResultTable(
             TASKS[task].title,
-            ("model", "evidence", "negative rule", *heads, "note"),
+            ("model", *(["weights"] if several else []), "evidence", "negative rule", *heads, "note"),
             tuple(
                 (
                     row.model,
+                    *([row.weights] if several else []),
                     row.evidence,
                     row.negative,
                     *(shown(getattr(row, whose).get(measure)) for measure in MEASURES for whose in WHOSE[: 1 + both]),
@@ -211,7 +240,7 @@ def tables(rows: Sequence[Row]) -> list[ResultTable]:
                 for row in rows
                 if row.task == task
             ),
-            names=3,
+            names=3 + several,
         )
         for task in dict.fromkeys(row.task for row in rows)
     ]
@@ -250,6 +279,7 @@ def _as_json(rows: Sequence[Row], lines: Sequence[str]) -> dict[str, Any]:
                 "model": row.model,
                 "evidence": row.evidence,
                 "negative": row.negative,
+                "weights": row.weights,
                 "ours": named(row.ours),
                 "paper": named(row.paper),
                 "note": row.note,
