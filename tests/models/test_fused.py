@@ -47,12 +47,29 @@ def test_the_first_layer_is_its_three_operations(n: int, d: int, p: float, bias:
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("lengths", [[1], [300], [5, 1, 40], [20, 20], [3] * 40])
-@pytest.mark.parametrize(("gated", "relu", "p"), [(True, False, 0.0), (False, True, 0.0), (True, False, 0.25)])
-@pytest.mark.parametrize("maps", [1, 2, 5])
+GATED, RELU, DROPPED = (True, False, 0.0), (False, True, 0.0), (True, False, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kind", "maps"),
+    [
+        ([1], GATED, 2),
+        ([1], RELU, 1),
+        ([600], GATED, 1),
+        ([600], DROPPED, 2),
+        ([5, 1, 40], GATED, 5),
+        ([5, 1, 40], RELU, 2),
+        ([5, 1, 40], DROPPED, 1),
+        ([20, 20], GATED, 2),
+        ([20, 20], DROPPED, 5),
+        ([3] * 40, GATED, 2),  # more pools than are laid beside the trunk
+        ([3] * 40, RELU, 5),
+    ],
+)
 def test_attention_and_pooling_are_what_they_are_written_out(
-    lengths: list[int], gated: bool, relu: bool, p: float, maps: int
+    lengths: list[int], kind: tuple[bool, bool, float], maps: int
 ) -> None:
+    gated, relu, p = kind
     n, d, a = sum(lengths), 24, 12
     offsets = Offsets(torch.tensor([0, *lengths]).cumsum(0))
     noise = noise_of(n)

@@ -179,7 +179,7 @@ def floors(device: str, *, seconds: float) -> list[Fact]:
         return Fact("floors", f"matrix product, {name}", _product(size, dtype, device, seconds), "TFLOP/s")
 
     def copy(name: str, size: int, source: str) -> Fact:
-        return Fact("floors", f"copy {name}", _copy(size, source, device, seconds), "GB/s")
+        return Fact("floors", f"copy {name}", _copy(size, source, device, seconds), "GB/s", "each byte counted once")
 
     if device == "cpu":
         return [product("float32", 2048, torch.float32), copy("in memory", 2**28, device)]

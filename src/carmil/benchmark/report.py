@@ -12,7 +12,7 @@ from carmil.report.tables import ResultTable
 
 CONDITIONS = (
     "a training step is forward, backward and Adam, dropout on, on bags of noise 1024 wide that take turns; "
-    "ours keeps them in float16, the one-bag loop in float32",
+    "ours keeps them in bfloat16 on a GPU and in float16 on a CPU, the one-bag loop in float32",
     "slides/s and ms are of one bag and model: a step over the bags and models that it trains; the median of several rounds, "
     "and from the fastest to the slowest; a row of crc is a pass over its bags, one a step",
     "TFLOP/s count, for ABMIL and CAR-ABMIL, 2 n (2 x 1024 x 512 + 3 x 512 x 256) operations (ungated: 128 for 256); for other "
@@ -111,7 +111,10 @@ def plain(results: Results) -> dict[str, Any]:
 
 
 def write_plot(results: Results, path: Path) -> bool:
-    """Time of a bag and model beside its floor, a row a measurement. False, and nothing written, where matplotlib is absent."""
+    """Time of a bag and model beside its floor. False, and nothing written, where matplotlib is absent.
+
+    A row a measurement; of the section that has all models, ours and the one-bag loop share a row.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -119,25 +122,25 @@ def write_plot(results: Results, path: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [
-        (record, record.ms, record.floor_ms)
-        for record in reversed(results.measurements)
-        if record.ms is not None and record.floor_ms is not None
-    ]
+    shown = [(one, one.ms, one.floor_ms) for one in results.measurements if one.ms is not None and one.floor_ms]
     if not shown:
         return False
-    figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.24 * len(shown)), layout="constrained")
-    rows, times, floors = range(len(shown)), [ms for _, ms, _ in shown], [floor for _, _, floor in shown]
-    axes.hlines(rows, floors, times, color="#cccccc", zorder=0)
+    labels = list(dict.fromkeys(_label(one) for one, _, _ in shown))
+    row_of = {label: len(labels) - 1 - i for i, label in enumerate(labels)}
+    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.17 * len(labels)), layout="constrained")
+    for one, ms, floor in shown:
+        axes.hlines(row_of[_label(one)], floor, ms, color="#cccccc", linewidth=1, zorder=0)
     for ours, colour, name in ((True, "#0b6e99", "carmil"), (False, "#c4641a", "one-bag loop")):
-        own = [row for row in rows if shown[row][0].ours is ours]
-        axes.plot([times[row] for row in own], own, "o", color=colour, label=name)
-    axes.plot(floors, rows, "|", color="black", markersize=11, label="floor")
+        own = [(ms, row_of[_label(one)]) for one, ms, _ in shown if one.ours is ours]
+        axes.plot([ms for ms, _ in own], [row for _, row in own], "o", markersize=5, color=colour, label=name)
+    floors = [(floor, row_of[_label(one)]) for one, _, floor in shown]
+    axes.plot([floor for floor, _ in floors], [row for _, row in floors], "|", color="black", label="floor")
     axes.set_xscale("log")
-    axes.set_yticks(rows, [_label(record) for record, _, _ in shown], fontsize=7)
+    axes.set_ylim(-1, len(labels))
+    axes.set_yticks(list(row_of.values()), list(row_of), fontsize=7)
     axes.set_xlabel("ms a bag and model")
-    axes.set_title(results.machine, fontsize=7, loc="left", wrap=True)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.suptitle(results.machine, fontsize=7)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
     with whole_file(path) as aside:
         figure.savefig(aside, dpi=150)
     pyplot.close(figure)
@@ -145,6 +148,8 @@ def write_plot(results: Results, path: Path) -> bool:
 
 
 def _label(record: Measurement) -> str:
+    if record.section == "models":
+        return f"{record.model}, bags of {record.instances:,}"
     return f"{record.what}, {record.model}, {record.models} x {record.bags} x {record.instances:,}"
 
 
