@@ -98,8 +98,8 @@ def test_large_logits_cost_no_more_pieces_than_small_ones(monkeypatch):
     from carmil.evidence import path
 
     points = []
-    gradient = path._gradient
-    monkeypatch.setattr(path, "_gradient", lambda model, at: points.append(len(at)) or gradient(model, at))
+    gradient = path.classifier_gradient
+    monkeypatch.setattr(path, "classifier_gradient", lambda model, at: points.append(len(at)) or gradient(model, at))
     model, x = model_of(), torch.randn(30, 16) * 10 + 300
     evidence = path_evidence(model, x, torch.tensor([0, 10, 30]))
     assert points == [2 * path.FIRST_CUTS]

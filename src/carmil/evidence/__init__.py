@@ -1,7 +1,7 @@
 """Explainers, and how good their evidence is."""
 
 from carmil.evidence.agreement import NEGATIVE_RULES, Agreement, average_precision, evidence_agreement
-from carmil.evidence.explainers import EXPLAINERS, explain
+from carmil.evidence.explainers import EXPLAINERS, explain, explainers_of, residual
 from carmil.evidence.performance import bag_auc, bag_performance
 
 __all__ = [
@@ -13,4 +13,6 @@ __all__ = [
     "bag_performance",
     "evidence_agreement",
     "explain",
+    "explainers_of",
+    "residual",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from carmil.evidence.ranks import tie_bounds
 from carmil.models.pooling import Offsets, bag_ranking, bag_sum
 
 NEGATIVE_RULES = {
@@ -42,9 +43,7 @@ def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tens
     before = torch.cat([torch.zeros_like(found[..., :1, :]), found], dim=-2).gather(-2, first.expand(scores.shape))
     precision = (found - before) / (place - first + 1)
     # A hit counts with the precision at the end of its group of equal scores.
-    ends = torch.ones_like(ranked, dtype=torch.bool)
-    ends[..., :-1, :] = (ranked[..., 1:, :] != ranked[..., :-1, :]) | (first.diff(dim=0) != 0)
-    end = torch.where(ends, place, offsets.instances).flip(-2).cummin(-2).values.flip(-2)
+    _, end = tie_bounds(ranked, offsets)
     return bag_sum(hits * precision.gather(-2, end), offsets) / bag_sum(hits, offsets)
 
 

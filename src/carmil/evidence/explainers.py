@@ -1,52 +1,52 @@
 """Explainers: evidence of every instance for every class, positive where it supports, negative where it refutes.
 
-n instances, k classes, h heads.
+n instances, b bags, k classes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError, unknown
-from carmil.evidence.path import path_evidence
-from carmil.models.contract import AttendingModel, BagModel
-from carmil.models.pooling import Offsets, bag_softmax
+from carmil.evidence import abilities
+from carmil.evidence.attention_maps import (
+    attention,
+    counterfactual_attention,
+    factual_minus_counterfactual,
+    rollout,
+    targeted,
+)
+from carmil.evidence.gradients import class_logits, feature_change, input_x_gradient, integrated_gradients
+from carmil.evidence.leave_one_out import leave_one_out
+from carmil.evidence.lrp import lrp
+from carmil.evidence.path import path_change, path_evidence, relative_residual
+from carmil.evidence.sensitivity import margin_sensitivity
+from carmil.models.contract import BagModel
+from carmil.models.pooling import Offsets
 
 Explain = Callable[[BagModel, Tensor, Offsets], Tensor]
+
+ALONE = 512  # bags of one instance that are asked about together: some models lay each out as a square of many
 
 
 @dataclass(frozen=True)
 class Explainer:
-    """A way to explain, and what its numbers mean. `cost` is counted in forward passes."""
+    """A way to explain, and what its numbers mean. `cost` is counted in forward passes.
+
+    fits: which models can be asked.   total: what the evidence of a bag sums to, (b, k), where a sum is promised.
+    """
 
     explain: Explain
     description: str
     class_conditional: bool
     signed: bool
     cost: str
-
-
-def _attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """The scores u before the softmax: a map a class if the heads are the classes'. Several other heads are one map, which
-    is the same for every class: log mean_h softmax(u_h), the logarithm of the weight that an instance has in their mean."""
-    with torch.no_grad():
-        u = model(features, offsets).scores
-    if u is None:
-        raise CarmilError(f"{type(model).__name__} does not attend: there is no attention to show")
-    if getattr(model, "heads_are_classes", False):
-        return u
-    if u.shape[-1] > 1:
-        u = bag_softmax(u, offsets).mean(-1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny).log()
-    return u.expand(-1, model.classes).contiguous()
-
-
-def _path(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    if not isinstance(model, AttendingModel) or not model.softmax_pooling:
-        raise CarmilError(f"path evidence needs attention pooling, which {type(model).__name__} does not have")
-    return path_evidence(model, features, offsets)
+    fits: Callable[[BagModel], bool] = abilities.answers
+    total: Explain | None = None
 
 
 def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
@@ -58,73 +58,82 @@ def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor
     return logits
 
 
-def _rollout(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """Attention rolled out over the layers of a transformer; the same for every class."""
-    rolled_out = getattr(getattr(model, "model", model), "rollout", None)
-    if rolled_out is None:
-        raise CarmilError(f"{type(model).__name__} has no layers of self-attention to roll out")
-    with torch.no_grad():
-        return rolled_out(features, offsets).expand(-1, model.classes).contiguous()
-
-
 def _single(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     """The probability of each class for the bag of this instance alone."""
-    with torch.no_grad():
-        return model(features, torch.arange(len(features) + 1)).logits.softmax(-1)
+    parts = [class_logits(model, part, torch.arange(len(part) + 1)) for part in features.split(ALONE)]
+    return torch.cat(parts).softmax(-1)
 
 
 def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     """Standard normal numbers, the same at every call: the floor that a map must rise above."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(len(features), model.classes, generator=generator).to(features.device)
+    return torch.randn(len(features), model.classes, generator=generator).to(features)
 
 
-def _targeted(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """delta_c - mean over classes: what the attention must gain for c to win."""
-    with torch.no_grad():
-        prediction = model(features, offsets)
-    cf = prediction.counterfactual
-    if cf is None or cf.scores.shape[-2] != model.classes:
-        raise CarmilError("targeted evidence needs a model with a targeted branch, such as 'targeted/abmil'")
-    maps = cf.scores.mean(-1)
-    return maps - maps.mean(-1, keepdim=True)
+def _path(reference: str, description: str) -> Explainer:
+    return Explainer(
+        partial(path_evidence, reference=reference),
+        f"how much the instance moves the class's logit from {description} to what the model attends; sums to that change",
+        class_conditional=True,
+        signed=True,
+        cost="1, and a few tens of gradients of the classifier",
+        fits=abilities.pools_counterfactually if reference == "counterfactual" else abilities.pools_by_attention,
+        total=partial(path_change, reference=reference),
+    )
 
 
 EXPLAINERS: dict[str, Explainer] = {
-    "path": Explainer(
-        _path,
-        "how much the instance moves the class's logit from what the model ignores to what it attends; sums to that change",
-        class_conditional=True,
-        signed=True,
-        cost="1, and a few gradients of the classifier",
-    ),
+    "path": _path("reversed", "what the model ignores"),
+    "path.uniform": _path("uniform", "the mean instance"),
+    "path.zero": _path("zero", "nothing"),
+    "path.counterfactual": _path("counterfactual", "what CAR's branch attends"),
     "attention": Explainer(
-        _attention,
+        attention,
         "the attention score: where the model looks; the same for every class unless each class has a map of its own",
         class_conditional=False,
         signed=False,
         cost="1",
+        fits=abilities.attends,
+    ),
+    "counterfactual_attention": Explainer(
+        counterfactual_attention,
+        "the score of CAR's branch: where the model would look to answer otherwise; the same for every class, as attention",
+        class_conditional=False,
+        signed=False,
+        cost="1",
+        fits=abilities.has_counterfactual,
+    ),
+    "factual_minus_counterfactual": Explainer(
+        factual_minus_counterfactual,
+        "attention minus counterfactual attention, as weights (CAR's branch); the same for every class, as attention",
+        class_conditional=False,
+        signed=True,
+        cost="1",
+        fits=abilities.has_counterfactual,
     ),
     "targeted": Explainer(
-        _targeted,
+        targeted,
         "what attention must gain for the class to win (models with a targeted branch)",
         class_conditional=True,
         signed=True,
         cost="1",
+        fits=abilities.has_targets,
     ),
-    "rollout": Explainer(
-        _rollout,
-        "attention rolled out over the layers (TransMIL); the same for every class",
-        class_conditional=False,
-        signed=False,
-        cost="1",
-    ),
-    "patch_scores": Explainer(
-        _patch_scores,
-        "the instance's own class logits (models that have them: additive, mean, max, dsmil)",
+    "margin_sensitivity": Explainer(
+        margin_sensitivity,
+        "how the class's lead over its strongest rival follows the instance's attention score; sums to zero",
         class_conditional=True,
         signed=True,
-        cost="1",
+        cost="1, and k gradients of the classifier",
+        fits=abilities.pools_by_attention,
+    ),
+    "leave_one_out": Explainer(
+        leave_one_out,
+        "what the class's logit loses without the instance, the others' embedding and scores being kept",
+        class_conditional=True,
+        signed=True,
+        cost="1, and n answers of the classifier",
+        fits=abilities.pools_by_attention,
     ),
     "single": Explainer(
         _single,
@@ -133,21 +142,85 @@ EXPLAINERS: dict[str, Explainer] = {
         signed=False,
         cost="n bags of one instance",
     ),
+    "input_x_gradient": Explainer(
+        input_x_gradient,
+        "the instance's features times the gradient of the class's logit",
+        class_conditional=True,
+        signed=True,
+        cost="1, with k gradients",
+    ),
+    "integrated_gradients": Explainer(
+        integrated_gradients,
+        "the features times the mean gradient of the class's logit on the way from features of zero; sums to its change",
+        class_conditional=True,
+        signed=True,
+        cost="about 20, and as many as the way has bends; two in three with k gradients",
+        total=feature_change,
+    ),
+    "lrp": Explainer(
+        lrp,
+        "layer-wise relevance: the class's logit handed back to the instances, attention taken as it is; sums to the logit",
+        class_conditional=True,
+        signed=True,
+        cost="1, and k gradients of the classifier",
+        fits=abilities.pools_by_attention,
+        total=class_logits,
+    ),
+    "rollout": Explainer(
+        rollout,
+        "attention rolled out over the layers (TransMIL); the same for every class",
+        class_conditional=False,
+        signed=False,
+        cost="1",
+        fits=abilities.rolls_out,
+    ),
+    "patch_scores": Explainer(
+        _patch_scores,
+        "the instance's own class logits (models that have them: additive, mean, max, dsmil, weno)",
+        class_conditional=True,
+        signed=True,
+        cost="1",
+        fits=abilities.scores_instances,
+    ),
     "random": Explainer(_random, "chance", class_conditional=True, signed=True, cost="0"),
 }
 
 
 def explain(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
     """Evidence (n, k) of every instance of `bags` for every class, by one of EXPLAINERS, on the CPU."""
-    explainer = EXPLAINERS.get(method)
-    if explainer is None:
+    return _asked(_explainer(method).explain, model, bags, max_instances)
+
+
+def explainers_of(model: BagModel) -> list[str]:
+    """Which of EXPLAINERS this model can be asked for."""
+    return [name for name, explainer in EXPLAINERS.items() if explainer.fits(model)]
+
+
+def residual(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
+    """How far evidence that promises a sum is from it, |sum_j e_cj - total_c| / max(1, |total_c|), (b, k)."""
+    explainer = _explainer(method)
+    if explainer.total is None:
+        complete = ", ".join(name for name, other in EXPLAINERS.items() if other.total is not None)
+        raise CarmilError(f"{method!r} promises no sum, so that it has no residual; {complete} do")
+    evidence = _asked(explainer.explain, model, bags, max_instances)
+    total = _asked(explainer.total, model, bags, max_instances)
+    return relative_residual(evidence, total, Offsets(bags.offsets))
+
+
+def _explainer(method: str) -> Explainer:
+    if method not in EXPLAINERS:
         raise CarmilError(unknown("explainer", method, EXPLAINERS))
-    device = next(model.parameters()).device
+    return EXPLAINERS[method]
+
+
+def _asked(question: Explain, model: BagModel, bags: Bags, max_instances: int) -> Tensor:
+    """The model's answers for all bags, one run of bags after the other, in the model's own precision."""
+    first = next(model.parameters())
     was_training = model.training
     model.eval()
     try:
         parts = [
-            explainer.explain(model, part.features.to(device).float(), Offsets(part.offsets, device)).cpu()
+            question(model, part.features.to(first), Offsets(part.offsets, first.device)).cpu()
             for part in bags.parts(max_instances)
         ]
     finally:

@@ -1,41 +1,90 @@
-"""Path evidence: how much each instance moves each class logit on the way from what the model ignores to what it attends.
+"""Path evidence: how much each instance moves each class logit on the way from a reference to what the model attends.
 
-    a = softmax(u), Z = sum_j a_j z_j          Z_ref: the same with the reversed attention softmax(-u)
+    a = softmax(u), Z = sum_j a_j z_j          Z_ref: the same with the reversed attention softmax(-u), or another reference
     G_c  = mean over t in (0, 1) of dF_c/dZ at Z_ref + t (Z - Z_ref)
     e_cj = a_j G_c . (z_j - Z_ref)             sum_j e_cj = F_c(Z) - F_c(Z_ref)
 
 n instances, b bags, d features, h heads, k classes. Only the three verbs of a model are used.
 """
 
-import copy
-
 import torch
 from torch import Tensor
 
+from carmil.errors import CarmilError, unknown
+from carmil.evidence.pooled import Pooled, classifier_gradient, in_double, pooled
 from carmil.models.contract import AttendingModel
-from carmil.models.pooling import Offsets, bag_project, bag_softmax, bag_weighted_sum
+from carmil.models.pooling import Offsets, bag_sum
+
+REFERENCES = {
+    "reversed": "softmax(-u): what the model looks at least",
+    "uniform": "the mean of the bag's instances",
+    "zero": "no instance at all: Z_ref = 0",
+    "counterfactual": "softmax(u_cf): what the learned branch looks at (models with CAR's branch)",
+}
 
 FIRST_CUTS = 8
 DEEPEST = 18
 
 
 def path_evidence(
-    model: AttendingModel, features: Tensor, offsets: Offsets | Tensor, *, tolerance: float = 5e-4
+    model: AttendingModel,
+    features: Tensor,
+    offsets: Offsets | Tensor,
+    *,
+    reference: str = "reversed",
+    tolerance: float = 5e-4,
 ) -> Tensor:
-    """Signed evidence (n, k). Its sum over a bag is F(Z) - F(Z_ref), to `tolerance` of max(1, |difference|)."""
+    """Signed evidence (n, k) from one of REFERENCES. Its sum over a bag is F(Z) - F(Z_ref), to `tolerance` of
+    max(1, |difference|)."""
+    seen = pooled(model, features, offsets, "path evidence")
+    start = reference_pool(seen, reference)
+    gradient = mean_gradient(model, start, seen.pool, tolerance=tolerance)
+    return seen.shared(gradient, start)
+
+
+def path_change(
+    model: AttendingModel, features: Tensor, offsets: Offsets | Tensor, *, reference: str = "reversed"
+) -> Tensor:
+    """F(Z) - F(Z_ref), (b, k): what path evidence sums to."""
+    seen = pooled(model, features, offsets, "path evidence")
+    return _change(in_double(model), reference_pool(seen, reference), seen.pool).to(seen.pool.dtype)
+
+
+def path_residual(
+    model: AttendingModel,
+    features: Tensor,
+    offsets: Offsets | Tensor,
+    *,
+    reference: str = "reversed",
+    tolerance: float = 5e-4,
+) -> Tensor:
+    """|sum_j e_cj - (F_c(Z) - F_c(Z_ref))| / max(1, |F_c(Z) - F_c(Z_ref)|), (b, k): how far the sum is from whole."""
     offsets = Offsets.of(offsets, features.device)
-    with torch.no_grad():
-        z = model.embed(features, offsets)
-        u = model.attend(z, offsets)
-        attention = bag_softmax(u, offsets)
-        end = bag_weighted_sum(attention, z, offsets)
-        start = bag_weighted_sum(bag_softmax(-u, offsets), z, offsets)
-    gradient = mean_gradient(model, start, end, tolerance=tolerance)
-    with torch.no_grad():
-        # e_cj = sum_h a_jh (G_ch . z_j - G_ch . Z_ref,h): one (n, d) x (d, k h) product.
-        along = bag_project(z, gradient.flatten(1, 2), offsets).unflatten(1, gradient.shape[1:3])
-        base = torch.einsum("bkhd,bhd->bkh", gradient, start).index_select(0, offsets.bag_of)
-        return ((along - base) * attention.unsqueeze(1)).sum(-1)
+    evidence = path_evidence(model, features, offsets, reference=reference, tolerance=tolerance)
+    change = path_change(model, features, offsets, reference=reference)
+    return relative_residual(evidence, change, offsets)
+
+
+def relative_residual(evidence: Tensor, total: Tensor, offsets: Offsets) -> Tensor:
+    """|sum_j e_cj - total_c| / max(1, |total_c|). evidence (n, k), total (b, k) -> (b, k)."""
+    return (bag_sum(evidence, offsets) - total).abs() / total.abs().clamp_min(1.0)
+
+
+def reference_pool(seen: Pooled, reference: str) -> Tensor:
+    """Z_ref (b, h, d)."""
+    match reference:
+        case "reversed":
+            return seen.pool_by(-seen.scores)
+        case "uniform":
+            return seen.pool_by(torch.zeros_like(seen.scores))
+        case "zero":
+            return torch.zeros_like(seen.pool)
+        case "counterfactual":
+            u_cf = seen.counterfactual
+            if u_cf is None or u_cf.shape[-2] != 1:
+                raise CarmilError("a counterfactual reference needs a model with CAR's branch, such as 'car/abmil'")
+            return seen.pool_by(u_cf.squeeze(-2))
+    raise CarmilError(unknown("reference", reference, REFERENCES))
 
 
 def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, tolerance: float) -> Tensor:
@@ -45,19 +94,18 @@ def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, toleranc
     really do over it. A linear classifier needs no halving, a ReLU layer only around its kinks. In double precision, so that
     the difference is never rounding.
     """
-    dtype, model = start.dtype, copy.deepcopy(model).double()
+    dtype, model = start.dtype, in_double(model)
     start, end = start.double(), end.double()
     bags = len(start)
     total = start.new_zeros(bags, model.classes, *start.shape[1:])
-    with torch.no_grad():
-        scale = (model.classify(end) - model.classify(start)).abs().clamp_min(1.0)  # (b, k)
+    scale = _change(model, start, end).abs().clamp_min(1.0)  # (b, k)
     bag = torch.arange(bags, device=start.device).repeat_interleave(FIRST_CUTS)
     left = torch.arange(FIRST_CUTS, device=start.device, dtype=start.dtype).repeat(bags) / FIRST_CUTS
     width = 1.0 / FIRST_CUTS
     for depth in range(DEEPEST):
-        slope = _gradient(model, _point(start, end, bag, left + width / 2))
+        slope = classifier_gradient(model, _point(start, end, bag, left + width / 2))
         with torch.no_grad():
-            rise = model.classify(_point(start, end, bag, left + width)) - model.classify(_point(start, end, bag, left))
+            rise = _change(model, _point(start, end, bag, left), _point(start, end, bag, left + width))
             promised = width * torch.einsum("pkhd,phd->pk", slope, (end - start)[bag])
             # Some tens of pieces (the first cuts, then one a kink) share the tolerance.
             rough = ((rise - promised).abs() > tolerance / 64 * scale[bag]).any(1)
@@ -71,17 +119,11 @@ def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, toleranc
     return total.to(dtype)
 
 
+@torch.no_grad()
+def _change(model: AttendingModel, start: Tensor, end: Tensor) -> Tensor:
+    """F(end) - F(start), (b, k), of a model in double precision."""
+    return model.classify(end.double()) - model.classify(start.double())
+
+
 def _point(start: Tensor, end: Tensor, bag: Tensor, t: Tensor) -> Tensor:
     return torch.lerp(start[bag], end[bag], t[:, None, None])
-
-
-def _gradient(model: AttendingModel, points: Tensor) -> Tensor:
-    """dF_c/dZ for every point and class: (p, h, d) -> (p, k, h, d)."""
-    with torch.enable_grad():
-        points = points.detach().requires_grad_()
-        logits = model.classify(points)
-        rows = [
-            torch.autograd.grad(logits[:, c].sum(), points, retain_graph=c + 1 < model.classes)[0]
-            for c in range(model.classes)
-        ]
-    return torch.stack(rows, dim=1)

@@ -11,7 +11,7 @@ from carmil.models.pooling import Offsets
 from carmil.training.population import Population
 from carmil.training.stopping import State, at_least_two
 
-MOST_RECORDED = 2000  # steps; each costs the driver some hundred kilobytes
+MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each
 
 
 @dataclass(frozen=True)
