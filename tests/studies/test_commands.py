@@ -115,7 +115,7 @@ def test_new_slides_are_answered(trained, tmp_path, said):
 def test_another_cohort_is_evaluated_with_the_runs_own_thresholds(trained, tmp_path, said):
     other = make_files(tmp_path, seed=7, patients=10)
     out = tmp_path / "evaluation"
-    status, shown, _ = said(
+    status, shown, warned = said(
         "evaluate",
         str(trained / "abmil"),
         "--bags",
@@ -130,6 +130,7 @@ def test_another_cohort_is_evaluated_with_the_runs_own_thresholds(trained, tmp_p
     assert facts["level"] == "patient"
     assert 0 <= facts["figures"]["auc"] <= 1
     assert "all models together" in shown
+    assert "have names of slides that the run was trained on" in warned  # both cohorts number their slides alike
 
 
 def test_runs_are_compared_and_reported_again(trained, tmp_path, said):

@@ -154,7 +154,7 @@ EXPLAINERS: dict[str, Explainer] = {
         "the features times the mean gradient of the class's logit on the way from features of zero; sums to its change",
         class_conditional=True,
         signed=True,
-        cost="about 20, and as many as the way has bends; two in three with k gradients",
+        cost="about 40, and hundreds where the way has many bends; nearly all with k gradients",
         total=feature_change,
     ),
     "lrp": Explainer(

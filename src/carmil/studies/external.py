@@ -108,6 +108,12 @@ def _fitting(run: StudyRun, bags: Path, out: Path, truth: str | None, say: Say) 
         say(
             f"the encoder of {'the run' if mine is None else bags} is not known: that it is the same could not be checked"
         )
+    known = set(run.predictions()["slide"]) & set(store.ids)
+    if known:
+        say(
+            f"{len(known)} of these {len(store.ids)} slides have names of slides that the run was trained on "
+            f"({min(known)!r}, ...): if they are the same, these answers are no test of it"
+        )
     return store
 
 

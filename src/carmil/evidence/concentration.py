@@ -1,0 +1,83 @@
+"""How few instances carry a map, and whether another seed would show the same ones.
+
+n instances of all bags together, b bags, c columns (heads, classes), r models. Axes before these come along.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from carmil.errors import CarmilError
+from carmil.evidence.ranks import bag_ranks, pearson, spearman, top_overlap
+from carmil.models.pooling import Offsets, bag_sum
+
+
+@dataclass(frozen=True)
+class Concentration:
+    """Of each bag and column, (..., b, c), of the shares a_j = w_j / sum w; NaN where a bag has no weight at all.
+
+    entropy             -sum a log a
+    normalised_entropy  entropy / log N: 1 is even; NaN in a bag of one instance, which has nothing to spread over
+    gini                0 is even, 1 - 1/N is all on one instance
+    effective           exp(entropy): how many instances, evenly attended, would have this entropy
+    effective_squares   1 / sum a^2: the same by the squares, where small shares count for less
+    """
+
+    entropy: Tensor
+    normalised_entropy: Tensor
+    gini: Tensor
+    effective: Tensor
+    effective_squares: Tensor
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How alike the maps of two models are, for every pair of models p, bag and column: (p, b, c) each.
+
+    pairs (p, 2): which models; overlap: share of the best instances that both maps have. NaN where a map is constant.
+    """
+
+    pairs: Tensor
+    spearman: Tensor
+    pearson: Tensor
+    overlap: Tensor
+
+
+def concentration_of(weights: Tensor, offsets: Offsets | Tensor) -> Concentration:
+    """weights (..., n, c), none negative: softmax(u), or |e| of a signed map."""
+    offsets = Offsets.of(offsets, weights.device)
+    if (weights < 0).any():
+        raise CarmilError(
+            "a negative weight: expected attention after its softmax, or the absolute values of a signed map"
+        )
+    weights = weights.double()
+    a = weights / bag_sum(weights, offsets).index_select(-2, offsets.bag_of)
+    sizes = offsets.sizes.unsqueeze(-1).double()
+    entropy = -bag_sum(torch.special.xlogy(a, a), offsets)
+    place = 2 * bag_ranks(a, offsets) - sizes[offsets.bag_of] - 1
+    return Concentration(
+        entropy=entropy,
+        normalised_entropy=entropy / sizes.log().where(sizes > 1, torch.nan),
+        gini=bag_sum(place * a, offsets) / sizes,
+        effective=entropy.exp(),
+        effective_squares=1 / bag_sum(a * a, offsets),
+    )
+
+
+def stability(maps: Tensor, offsets: Offsets | Tensor, *, count: int = 10) -> Stability:
+    """Every pair of the models' maps (r, n, c), bag by bag; overlap is that of the `count` best instances."""
+    offsets = Offsets.of(offsets, maps.device)
+    models = len(maps)
+    if models < 2:
+        raise CarmilError(f"stability of the maps of {models} model: expected at least two, such as other seeds'")
+    # One model against all after it at a time, so that memory grows with models and not with pairs.
+    against = [(maps[i], maps[i + 1 :]) for i in range(models - 1)]
+    return Stability(
+        pairs=torch.combinations(torch.arange(models, device=maps.device)),
+        spearman=torch.cat([spearman(one, others, offsets) for one, others in against]),
+        pearson=torch.cat([pearson(one, others, offsets) for one, others in against]),
+        overlap=torch.cat(
+            [top_overlap(one.expand_as(others), others, offsets, count=count) for one, others in against]
+        ),
+    )

@@ -1,0 +1,292 @@
+"""Does the model need what a map shows? Instances are taken away in the map's order, and the model is asked again.
+
+Step s of S has the floor(s n / S) most relevant of a bag's n instances removed; the last, where none is left, is the bag of
+zeros, of the bag's size, as the paper and xMIL have it. What is left keeps its own order. Equally relevant instances go in
+the order of the bag. Inserting the most relevant first is deleting the least relevant first, read backwards.
+
+Where z_j and u_j of an instance do not depend on its bag, one pass is enough for all steps and maps. Group t, what goes between
+step t and t+1, is pooled by itself, Z_t with l_t = log sum exp(u_j), and what is left at step s is group s and what is left
+at s+1:
+
+    R_s = r_s Z_s + (1 - r_s) R_(s+1),    r_s = exp(l_s - log sum over t >= s of exp(l_t)),    F_s = classify(R_s)
+
+a cumulative sum that never subtracts, so that nothing is lost when the instances with all the weight go first. Other models
+(DSMIL's scores, RRT's and TransMIL's instances know the bag) are asked about every reduced bag, many to a pass.
+
+e maps, n instances of all bags together, b bags, S steps, d features, h heads, k classes, r random orders.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from carmil.bags.bags import Bags, rows_of, runs_of
+from carmil.errors import CarmilError
+from carmil.evidence.performance import bag_auc
+from carmil.evidence.ranks import bag_places, spearman
+from carmil.models.contract import AttendingModel, BagModel
+from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_softmax, bag_sum, bag_weighted_sum
+
+ROWS = 2**17  # instances, of all maps together, that are laid out in order at once
+PROBES = 32  # instances that are asked whether they need their bag
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """p of each bag's class as its instances go, step by step.
+
+    most_first, least_first (e, b, S+1): the most or the least relevant go first
+    at_random (r, b, S+1): in random orders
+    right (b): the model answers the whole bag with that class
+    """
+
+    most_first: Tensor
+    least_first: Tensor
+    at_random: Tensor
+    right: Tensor
+
+    def over(self, bags: Tensor) -> "Faithfulness":
+        """The same of some bags, a mask or positions: `over(right)` is what the paper reports."""
+        names = ("most_first", "least_first", "at_random")
+        return replace(self, **{name: getattr(self, name)[:, bags] for name in names}, right=self.right[bags])
+
+    @property
+    def insertion(self) -> Tensor:
+        """(e, b, S+1) p as the most relevant come in first, from the bag of zeros to the whole."""
+        return self.least_first.flip(-1)
+
+    @property
+    def deletion_area(self) -> Tensor:
+        """(e, b) mean of the S+1 probabilities, the most relevant gone first (xMIL's AUPC): lower is better."""
+        return self.most_first.mean(-1)
+
+    @property
+    def insertion_area(self) -> Tensor:
+        """(e, b) the same, the most relevant coming first: higher is better."""
+        return self.least_first.mean(-1)
+
+    @property
+    def aopc(self) -> Tensor:
+        """(e, b) mean over the steps of p_0 - p_s, the most relevant gone first: higher is better."""
+        return (self.most_first[..., :1] - self.most_first).mean(-1)
+
+    @property
+    def aopc_over_random(self) -> Tensor:
+        """(e, b) AOPC less the mean AOPC of the random orders: 0 is chance."""
+        return self.at_random.mean((0, -1)) - self.deletion_area
+
+    @property
+    def monotonicity(self) -> Tensor:
+        """(e, b) falls / (falls + rises) of p, the most relevant gone first: 1 never rises; NaN if nothing moves.
+
+        The step to the bag of zeros is left out: it says what the model makes of zeros, not what the map knew.
+        """
+        steps = self.most_first[..., :-1].diff(dim=-1)
+        return -steps.clamp_max(0).sum(-1) / steps.abs().sum(-1)
+
+    def necessity(self, fraction: float) -> Tensor:
+        """(e, b) p of the bag less p without its most relevant `fraction`: high if they were needed."""
+        return self.most_first[..., 0] - self.most_first[..., self._step(fraction)]
+
+    def sufficiency(self, fraction: float) -> Tensor:
+        """(e, b) p of the most relevant `fraction` alone less p of the bag: 0 or more if they are enough."""
+        return self.insertion[..., self._step(fraction)] - self.insertion[..., -1]
+
+    def _step(self, fraction: float) -> int:
+        steps = self.most_first.shape[-1] - 1
+        step = round(fraction * steps)
+        if not 0 <= step <= steps or abs(step - fraction * steps) > 1e-6:
+            raise CarmilError(
+                f"a fraction of {fraction:g} at {steps} steps: expected a multiple of {1 / steps:g} up to 1"
+            )
+        return step
+
+
+def faithfulness_of(
+    model: BagModel,
+    bags: Bags,
+    maps: Tensor,
+    classes: Tensor,
+    *,
+    steps: int = 100,
+    random_orders: int = 10,
+    seed: int = 0,
+) -> Faithfulness:
+    """How the model's p of `classes` (b), a class a bag, follows maps (e, n), each high where an instance supports it."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = _checked(maps, bags).cpu()
+    chance = torch.rand(random_orders, maps.shape[1], generator=generator).to(maps.dtype)
+    logits = deletion(model, bags, torch.cat([maps, -maps, chance]), steps=steps)
+    classes = classes.cpu()
+    p = logits.softmax(-1).gather(-1, classes[None, :, None, None].expand(*logits.shape[:-1], 1)).squeeze(-1)
+    most_first, least_first, at_random = p.split([len(maps), len(maps), random_orders])
+    return Faithfulness(most_first, least_first, at_random, right=logits[0, :, 0].argmax(-1) == classes)
+
+
+def deletion(
+    model: BagModel, bags: Bags, maps: Tensor, *, steps: int = 100, max_instances: int = 2**17, fast: bool = True
+) -> Tensor:
+    """Logits (e, b, S+1, k) as instances go, the highest of each map (e, n) first, on the CPU.
+
+    `fast=False` asks the model about every reduced bag, whatever it is: for comparison.
+    """
+    maps = _checked(maps, bags)
+    if steps < 1:
+        raise CarmilError(f"{steps} steps: expected at least one")
+    like = next(model.parameters())
+    was_training = model.training
+    model.eval()
+    parts = []
+    try:
+        with torch.no_grad():
+            for first, last in runs_of([size + steps for size in bags.sizes.tolist()], max_instances):
+                rows = slice(int(bags.offsets[first]), int(bags.offsets[last]))
+                offsets = Offsets(bags.offsets[first : last + 1] - rows.start, like.device)
+                features = bags.features[rows].to(like.device, like.dtype)
+                some = maps[:, rows].to(like.device)
+                parts.append(_deleted(model, features, offsets, some, steps, max_instances, fast).cpu())
+    finally:
+        model.train(was_training)
+    return torch.cat(parts, dim=1)
+
+
+def of_classes(evidence: Tensor, classes: Tensor, offsets: Offsets | Tensor) -> Tensor:
+    """Each instance's evidence for its bag's class. evidence (..., n, k), classes (b) -> (..., n)."""
+    offsets = Offsets.of(offsets, evidence.device)
+    column = classes.to(evidence.device)[offsets.bag_of].unsqueeze(-1)
+    return evidence.gather(-1, column.expand(*evidence.shape[:-1], 1)).squeeze(-1)
+
+
+def cohort_curve(
+    logits: Tensor, labels: ArrayLike, measure: Callable[[ArrayLike, ArrayLike], float] = bag_auc
+) -> NDArray[np.float64]:
+    """The cohort's AUC, or another measure of its answers, as instances go. Logits (e, b, S+1, k) -> (e, S+1).
+
+    For this the maps are better those of the answered class: ordered by the label's, the instances would know the label.
+    """
+    p = logits.double().softmax(-1).transpose(1, 2).numpy()
+    return np.array([[measure(step, labels) for step in one] for one in p])
+
+
+def randomisation(
+    model: BagModel, bags: Bags, explain: Callable[[BagModel, Bags], Tensor], *, repeats: int = 1, seed: int = 0
+) -> Tensor:
+    """Spearman between a model's map and that of the model with shuffled weights: (repeats, b, k); NaN for a constant map.
+
+    explain(model, bags) -> (n, k). Near 1 the map does not show what the model has learned.
+    """
+    offsets = Offsets(bags.offsets)
+    own = explain(model, bags).cpu()
+    others = [explain(shuffled(model, seed=seed + i), bags).cpu() for i in range(repeats)]
+    return torch.stack([spearman(own, other, offsets) for other in others])
+
+
+def shuffled(model: BagModel, *, seed: int = 0) -> BagModel:
+    """A copy whose parameters have, each by itself, their entries in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+            parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    return model
+
+
+def _deleted(
+    model: BagModel, features: Tensor, offsets: Offsets, maps: Tensor, steps: int, max_instances: int, fast: bool
+) -> Tensor:
+    """Logits (e, b, S+1, k)."""
+    removed = offsets.sizes.unsqueeze(-1) * torch.arange(steps + 1, device=features.device) // steps  # (b, S+1)
+    if fast and isinstance(model, AttendingModel) and model.softmax_pooling:
+        z = model.embed(features, offsets)
+        u = model.attend(z, offsets)
+        if _stand_alone(model, features, offsets, z, u):
+            # A bag of zeros is pooled to embed(0), however many there are.
+            nothing = model(torch.zeros_like(features[:1]), Offsets(torch.tensor([0, 1]), features.device)).logits
+            some = max(1, ROWS // (offsets.instances + steps * offsets.bags))
+            parts = [_by_groups(model, z, u, offsets, part, removed) for part in maps.split(some)]
+            return _with_end(torch.cat(parts), nothing)
+    nothing = model(torch.zeros_like(features), offsets).logits
+    return _with_end(_by_passes(model, features, offsets, maps, removed, max_instances), nothing)
+
+
+def _by_groups(model: AttendingModel, z: Tensor, u: Tensor, offsets: Offsets, maps: Tensor, removed: Tensor) -> Tensor:
+    """Logits (e, b, S, k) of what is left, from instances z (n, d) and scores u (n, h) that do not know their bag."""
+    steps = removed.shape[1] - 1
+    begins = offsets.starts[:-1, None] + removed[:, :-1]
+    groups = Offsets(torch.cat([begins.flatten(), offsets.starts[-1:]]))
+    order = bag_ranking(maps.unsqueeze(-1), offsets).squeeze(-1)  # (e, n)
+    u, z = u[order], z[order]
+    pooled = bag_weighted_sum(bag_softmax(u, groups), z, groups)  # (e, b S, h, d)
+    pooled = pooled.unflatten(1, (offsets.bags, steps))
+    logsum = _bag_logsumexp(u, groups).unflatten(1, (offsets.bags, steps))  # (e, b, S, h)
+    share = (logsum - logsum.flip(2).logcumsumexp(2).flip(2)).exp().unsqueeze(-1)
+    left = pooled[:, :, -1]  # the last group is never empty
+    lefts = [left]
+    for s in reversed(range(steps - 1)):
+        left = torch.lerp(left, pooled[:, :, s], share[:, :, s])
+        lefts.append(left)
+    Z = torch.stack(lefts[::-1], dim=2)
+    return model.classify(Z.flatten(0, 2)).unflatten(0, Z.shape[:3])
+
+
+def _by_passes(
+    model: BagModel, features: Tensor, offsets: Offsets, maps: Tensor, removed: Tensor, max_instances: int
+) -> Tensor:
+    """Logits (e, b, S, k) of what is left, every reduced bag a bag of its own."""
+    shape = (len(maps), offsets.bags, removed.shape[1] - 1)
+    places = bag_places(maps.unsqueeze(-1), offsets).squeeze(-1).cpu()
+    starts, removed = offsets.starts.cpu(), removed.cpu()
+    which = torch.cartesian_prod(*map(torch.arange, shape)).view(-1, 3)  # map, bag and step of every reduced bag
+    parts = []
+    for first, last in runs_of(starts.diff()[which[:, 1]].tolist(), max_instances):
+        of_map, bag, step = which[first:last].unbind(1)
+        whole, rows = rows_of(starts, bag)
+        reduced = torch.repeat_interleave(torch.arange(last - first), whole.diff())
+        kept = places[of_map[reduced], rows] >= removed[bag, step][reduced]
+        sizes = reduced[kept].bincount(minlength=last - first)
+        left = Offsets(torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), features.device)
+        parts.append(model(features[rows[kept].to(features.device)], left).logits)
+    return torch.cat(parts).unflatten(0, shape)
+
+
+def _with_end(logits: Tensor, nothing: Tensor) -> Tensor:
+    """(e, b, S, k) and (b, k) or (1, k) -> (e, b, S+1, k)."""
+    return torch.cat([logits, nothing.unsqueeze(1).expand(*logits.shape[:2], 1, -1)], dim=2)
+
+
+def _stand_alone(model: AttendingModel, features: Tensor, offsets: Offsets, z: Tensor, u: Tensor) -> bool:
+    """Do instances get the same z and u without their bag? Asked of some of the largest bag, up to rounding."""
+    largest = int(offsets.sizes.argmax())
+    size = offsets.lengths[largest]
+    rows = offsets.starts[largest] + torch.linspace(0, size - 1, min(PROBES, size), device=z.device).long()
+    alone = Offsets(torch.arange(len(rows) + 1), z.device)
+    own_z = model.embed(features[rows], alone)
+    own_u = model.attend(own_z, alone)
+    rounding = torch.finfo(z.dtype).eps ** 0.5
+    return all(
+        bool((own - company[rows]).abs().max() <= rounding * company.abs().max())
+        for own, company in ((own_z, z), (own_u, u))
+    )
+
+
+def _bag_logsumexp(u: Tensor, offsets: Offsets) -> Tensor:
+    """(..., n, h) -> (..., b, h); -inf for an empty bag."""
+    top = bag_max(u, offsets)
+    return bag_sum((u - top.index_select(-2, offsets.bag_of)).exp(), offsets).log() + top
+
+
+def _checked(maps: Tensor, bags: Bags) -> Tensor:
+    if maps.ndim != 2 or maps.shape[1] != len(bags.features):
+        raise CarmilError(
+            f"maps have shape {tuple(maps.shape)} for {len(bags.features)} instances: expected (maps, instances), "
+            "one number an instance; of_classes takes the column of each bag's class"
+        )
+    if maps.isnan().any():
+        raise CarmilError("a map holds NaN: expected a number for every instance, to order them by")
+    return maps

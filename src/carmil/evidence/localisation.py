@@ -1,0 +1,135 @@
+"""Does a map find the instances that are known to matter? Further measures beside the average precision of `agreement`.
+
+Of each bag: AUROC, NDCG, Dice at a threshold. Over all bags: FROC. The threshold is chosen on validation bags.
+n instances of all bags together, b bags, k classes. Axes before these, such as that of a population's models, come along.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from carmil.errors import CarmilError
+from carmil.evidence.ranks import bag_ranks, tie_bounds
+from carmil.evidence.statistics import Interval, bootstrap
+from carmil.models.pooling import Offsets, bag_ranking, bag_sum
+
+FALSE_ALARMS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+@dataclass(frozen=True)
+class FROC:
+    """Share of all target instances found, sensitivity (..., f), with at most `false_alarms` (f) wrong ones a bag on average."""
+
+    false_alarms: Tensor
+    sensitivity: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """(...) mean of the sensitivities, as CAMELYON16 sums up its lesions'."""
+        return self.sensitivity.mean(-1)
+
+
+def auroc(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -> Tensor:
+    """The chance that a target stands above another instance of its bag, ties half.
+
+    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where none or all instances are targets.
+    """
+    offsets = Offsets.of(offsets, scores.device)
+    hits = targets.expand(scores.shape).double()
+    found = bag_sum(hits, offsets)
+    won = bag_sum(bag_ranks(scores, offsets) * hits, offsets) - found * (found + 1) / 2
+    return won / (found * (offsets.sizes.unsqueeze(-1) - found))
+
+
+def ndcg(scores: Tensor, gains: Tensor, offsets: Offsets | Tensor) -> Tensor:
+    """DCG = sum_j gain_j / log2(1 + rank_j) over that of the best order; equal scores share the mean of their discounts.
+
+    scores (..., n, k), gains (n, k) or (..., n, k), none negative (xMIL: evidence + 1) -> (..., b, k); NaN without any gain.
+    """
+    offsets = Offsets.of(offsets, scores.device)
+    if (gains < 0).any():
+        raise CarmilError("a negative gain: expected gains from 0, such as evidence + 1")
+    gains = gains.expand(scores.shape).double()
+    best = gains.gather(-2, bag_ranking(gains, offsets))
+    rank = torch.arange(offsets.instances, device=scores.device) - offsets.starts[offsets.bag_of] + 1
+    discount = 1 / (rank.double() + 1).log2()
+    order = bag_ranking(scores, offsets)
+    first, last = tie_bounds(scores.gather(-2, order), offsets)
+    so_far = torch.cat([discount.new_zeros(1), discount.cumsum(0)])
+    shared = (so_far[last + 1] - so_far[first]) / (last + 1 - first)
+    return bag_sum(gains.gather(-2, order) * shared, offsets) / bag_sum(best * discount.unsqueeze(-1), offsets)
+
+
+def dice(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor, *, threshold: float) -> Tensor:
+    """2 TP / (2 TP + FP + FN) of the instances with a score of at least `threshold`, which validation bags have chosen.
+
+    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where a bag has no target: what is wrongly
+    marked there, FROC counts.
+    """
+    offsets = Offsets.of(offsets, scores.device)
+    marked, hits = (scores.double() >= threshold).double(), targets.expand(scores.shape).double()
+    found = bag_sum(hits, offsets)
+    both = bag_sum(marked * hits, offsets)
+    return (2 * both / (bag_sum(marked, offsets) + found)).where(found > 0, torch.nan)
+
+
+def dice_threshold(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -> float:
+    """The threshold with the best mean Dice over validation bags that have targets; halfway to the next lower score.
+
+    scores (n), targets (n) bool. All thresholds are tried: along a bag's ranking Dice after its r-th instance is
+    2 TP_r / (r + P); what each instance adds to its bag's Dice, summed down the scores of all bags, is the mean's curve.
+    """
+    offsets = Offsets.of(offsets, scores.device)
+    hits = targets.double().unsqueeze(-1)
+    found = bag_sum(hits, offsets)
+    if not (found > 0).any():
+        raise CarmilError("no bag has a target: expected validation bags with some, to choose a threshold by")
+    order = bag_ranking(scores.unsqueeze(-1), offsets)
+    first = offsets.starts[offsets.bag_of]
+    rank = (torch.arange(offsets.instances, device=scores.device) - first + 1).unsqueeze(-1)
+    so_far = torch.cat([hits.new_zeros(1, 1), hits.gather(0, order).cumsum(0)])
+    own = 2 * (so_far[1:] - so_far[first]) / (rank + found[offsets.bag_of])
+    before = torch.cat([own.new_zeros(1, 1), own[:-1]]).masked_fill(rank == 1, 0.0)
+    gained = torch.where(found[offsets.bag_of] > 0, own - before, 0.0).squeeze(-1)
+    ranked, down = scores[order.squeeze(-1)].sort(descending=True)
+    curve = gained[down].cumsum(0)
+    ends = torch.cat([ranked[1:] != ranked[:-1], ranked.new_ones(1, dtype=torch.bool)])
+    best = int(curve.where(ends, -torch.inf).argmax())
+    return float((ranked[best].double() + ranked[min(best + 1, len(ranked) - 1)].double()) / 2)
+
+
+def froc(
+    scores: Tensor, targets: Tensor, offsets: Offsets | Tensor, *, false_alarms: Sequence[float] = FALSE_ALARMS
+) -> FROC:
+    """Instance by instance, one threshold for all bags: scores must mean the same in every bag.
+
+    scores (..., n), targets (n) or (..., n) bool. Bags without targets count among those that false alarms are shared over;
+    equal scores are marked together. NaN if there is no target at all.
+    """
+    offsets = Offsets.of(offsets, scores.device)
+    everything = Offsets(torch.tensor([0, offsets.instances]), scores.device)
+    column = scores.unsqueeze(-1)
+    order = bag_ranking(column, everything)
+    hits = targets.expand(scores.shape).unsqueeze(-1).gather(-2, order)
+    _, last = tie_bounds(column.gather(-2, order), everything)
+    found, wrong = (kind.long().cumsum(-2).gather(-2, last).double() for kind in (hits, ~hits))  # (..., n, 1)
+    allowed = torch.tensor(false_alarms, dtype=torch.float64, device=scores.device)
+    within = torch.where(wrong <= allowed * offsets.bags, found, 0.0).amax(-2)  # (..., f)
+    return FROC(allowed, within / hits.sum(-2))
+
+
+def over_bags(
+    values: Tensor, *, groups: ArrayLike | None = None, repeats: int = 2000, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """Mean of a measure over bags (b) and its bootstrap interval; bags where it is NaN are left out.
+
+    groups (b): bags that are drawn together, such as a patient's.
+    """
+    measured = values.detach().cpu().double().numpy()
+    there = ~np.isnan(measured)
+    own = None if groups is None else np.asarray(groups)[there]
+    return bootstrap(np.mean, measured[there], groups=own, repeats=repeats, level=level, seed=seed)

@@ -1,0 +1,70 @@
+"""What a model with attention pooling has looked at, and how a direction of its pool is shared among the instances.
+
+    a = softmax(u),  Z = sum_j a_j z_j,  F = classify(Z)
+
+n instances, b bags, d features, h heads, k classes, m counterfactual maps. Only the model's three verbs are used.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from carmil.errors import CarmilError
+from carmil.evidence.abilities import pools_by_attention
+from carmil.models.contract import AttendingModel, BagModel
+from carmil.models.pooling import Offsets, bag_project, bag_softmax, bag_weighted_sum
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """z (n, d), u and a (n, h), Z (b, h, d), and u_cf (n, m, h) if the model has learned it."""
+
+    model: AttendingModel
+    offsets: Offsets
+    instances: Tensor
+    scores: Tensor
+    attention: Tensor
+    pool: Tensor
+    counterfactual: Tensor | None
+
+    def pool_by(self, scores: Tensor) -> Tensor:
+        """sum_j softmax(scores)_j z_j: (n, h) -> (b, h, d)."""
+        return bag_weighted_sum(bag_softmax(scores, self.offsets), self.instances, self.offsets)
+
+    def shared(self, direction: Tensor, origin: Tensor) -> Tensor:
+        """e_cj = sum_h a_jh G_ch . (z_j - origin_h): direction G (b, k, h, d), origin (b, h, d) -> (n, k)."""
+        along = bag_project(self.instances, direction.flatten(1, 2), self.offsets).unflatten(1, direction.shape[1:3])
+        base = torch.einsum("bkhd,bhd->bkh", direction, origin).index_select(0, self.offsets.bag_of)
+        return ((along - base) * self.attention.unsqueeze(1)).sum(-1)
+
+
+@torch.no_grad()
+def pooled(model: BagModel, features: Tensor, offsets: Offsets | Tensor, wanted: str) -> Pooled:
+    """One forward pass of a model that pools by attention; `wanted` is what it is done for."""
+    if not pools_by_attention(model):
+        raise CarmilError(f"{wanted} needs attention pooling, which {type(model).__name__} does not have")
+    assert isinstance(model, AttendingModel)
+    seen = model(features, Offsets.of(offsets, features.device))
+    assert seen.instances is not None and seen.scores is not None
+    assert seen.weights is not None and seen.pooled is not None
+    u_cf = None if seen.counterfactual is None else seen.counterfactual.scores
+    return Pooled(model, seen.offsets, seen.instances, seen.scores, seen.weights, seen.pooled, u_cf)
+
+
+def in_double(model: AttendingModel) -> AttendingModel:
+    """A copy in double precision, so that a difference of two answers is never rounding."""
+    return copy.deepcopy(model).double()
+
+
+def classifier_gradient(model: AttendingModel, points: Tensor) -> Tensor:
+    """dF_c/dZ for every point and class: (p, h, d) -> (p, k, h, d)."""
+    with torch.enable_grad():
+        points = points.detach().requires_grad_()
+        logits = model.classify(points)
+        rows = [
+            torch.autograd.grad(logits[:, c].sum(), points, retain_graph=c + 1 < model.classes)[0]
+            for c in range(model.classes)
+        ]
+    return torch.stack(rows, dim=1)

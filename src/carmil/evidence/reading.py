@@ -1,0 +1,122 @@
+"""What a counterfactual attention says about a prediction: where it looks instead, and what the model answers then.
+
+Learned or searched counterfactuals are read alike, and so are models of a population: leading axes come along.
+n instances of all bags together, b bags, k classes, h heads, m counterfactual maps.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from carmil.errors import CarmilError
+from carmil.evidence.ranks import pearson, spearman
+from carmil.models.contract import Counterfactual, Prediction, one_hot
+from carmil.models.pooling import Offsets, bag_ranking, bag_softmax, bag_sum
+
+
+@dataclass(frozen=True)
+class Reading:
+    """answer (..., b) of the factual attention; of each counterfactual map, (..., b, m):
+
+    counterfactual_answer  argmax F(u_cf)
+    grown                  argmax F(u_cf) - F(u): the class whose logit grew most, the paper's shift
+    distance               |F(u_cf) - F(u)|, Euclidean
+    attention_moved        sum_j |a_cf_j - a_j|, from 0 to 2, the mean over the heads
+    carriers               the smallest share of the instances that carries 90 % of it (see `read`); NaN if none moved
+    and logit_change (..., b, m, k), F(u_cf) - F(u).
+    """
+
+    answer: Tensor
+    counterfactual_answer: Tensor
+    grown: Tensor
+    logit_change: Tensor
+    distance: Tensor
+    attention_moved: Tensor
+    carriers: Tensor
+
+    @property
+    def flipped(self) -> Tensor:
+        """(..., b, m) the counterfactual attention answers another class."""
+        return self.counterfactual_answer != self.answer.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Of two maps in each bag, (..., b, c); NaN where one of them is constant."""
+
+    spearman: Tensor
+    pearson: Tensor
+
+
+@torch.no_grad()
+def read(
+    prediction: Prediction, counterfactual: Counterfactual | None = None, *, softmax: bool = True, carried: float = 0.9
+) -> Reading:
+    """Reads a counterfactual, the prediction's own unless one is given.
+
+    softmax: the scores become attention by it; not TransMIL's, which are shares already (`softmax_pooling` says so).
+    `carriers` are the instances that carry the share `carried` of the moved attention.
+    """
+    cf = counterfactual or prediction.counterfactual
+    if cf is None or prediction.scores is None:
+        raise CarmilError(
+            "nothing to read: expected a model with a counterfactual branch, or a searched counterfactual"
+        )
+    change = cf.logits - prediction.logits.unsqueeze(-2)
+    moved = _moved(prediction.scores, cf.scores, prediction.offsets, softmax=softmax)
+    return Reading(
+        answer=prediction.logits.argmax(-1),
+        counterfactual_answer=cf.logits.argmax(-1),
+        grown=change.argmax(-1),
+        logit_change=change,
+        distance=change.norm(dim=-1),
+        attention_moved=bag_sum(moved, prediction.offsets),
+        carriers=_carriers(moved, prediction.offsets, carried),
+    )
+
+
+def class_shift(logits: Tensor, counterfactual_logits: Tensor, labels: Tensor) -> Tensor:
+    """How many correctly predicted bags of each class had which class's logit grow most: (..., k, k), a row a true class.
+
+    logits F(u) and F(u_cf) (..., b, k), labels (b).
+    """
+    classes = logits.shape[-1]
+    right = one_hot(labels, classes) * (logits.argmax(-1) == labels).unsqueeze(-1)
+    grown = one_hot((counterfactual_logits - logits).argmax(-1), classes)
+    return (right.mT @ grown).long()
+
+
+def correlations(maps: Mapping[str, Tensor], offsets: Offsets | Tensor) -> dict[tuple[str, str], Correlation]:
+    """Every two of the named maps (..., n, c), such as the factual, the counterfactual and a baseline's attention.
+
+    Spearman is the same for scores and for their softmax, Pearson is not.
+    """
+    found = {}
+    for (first, x), (second, y) in itertools.combinations(maps.items(), 2):
+        offsets = Offsets.of(offsets, x.device)
+        found[first, second] = Correlation(spearman(x, y, offsets), pearson(x, y, offsets))
+    return found
+
+
+def _moved(u: Tensor, u_cf: Tensor, offsets: Offsets, *, softmax: bool) -> Tensor:
+    """|a_cf - a| of every instance and map, the mean over the heads: (..., n, h), (..., n, m, h) -> (..., n, m)."""
+    maps = u_cf.flatten(-2)
+    if softmax:
+        u, maps = bag_softmax(u, offsets), bag_softmax(maps, offsets)
+    return (maps.unflatten(-1, u_cf.shape[-2:]) - u.unsqueeze(-2)).abs().mean(-1)
+
+
+def _carriers(moved: Tensor, offsets: Offsets, carried: float) -> Tensor:
+    """(..., n, m) -> (..., b, m)."""
+    moved = moved.double()
+    ranked = moved.gather(-2, bag_ranking(moved, offsets))
+    total = bag_sum(moved, offsets)
+    ahead = ranked.cumsum(-2) - ranked  # of all bags so far; less what it was at the bag's first
+    ahead = ahead - ahead.index_select(-2, offsets.starts[offsets.bag_of])
+    # An instance is needed if those ahead of it carry too little, by more than rounding.
+    needed = ahead < (carried - 1e-6) * total.index_select(-2, offsets.bag_of)
+    share = bag_sum(needed.double(), offsets) / offsets.sizes.unsqueeze(-1)
+    return share.where(total > 0, torch.nan)

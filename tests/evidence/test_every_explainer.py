@@ -1,0 +1,204 @@
+"""What every explainer must do, with every registered model that it fits."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from carmil import Bags, create_model, list_models
+from carmil.errors import CarmilError
+from carmil.evidence import EXPLAINERS, explain, explainers_of, residual
+from carmil.models.standardised import Standardised
+
+WIDTH = 12
+SIZES = [6, 1, 4]
+SMALL = {
+    "rrt": {"hidden": 16, "heads": 2, "attention": 8, "regions": 2},
+    "transmil": {"hidden": 8, "heads": 2, "landmarks": 4},
+    "weno": {"hidden": 8, "teacher": 8, "attention": 4, "student": 8, "init_std": None},
+    "dsmil.official": {},
+}
+ANY = {"single", "input_x_gradient", "integrated_gradients", "random"}
+POOLED = {"path", "path.uniform", "path.zero", "attention", "margin_sensitivity", "leave_one_out", "lrp"}
+COUNTERFACTUAL = {"counterfactual_attention", "factual_minus_counterfactual"}
+
+
+def fresh(name, dtype=torch.float32):
+    torch.manual_seed(1)
+    plain = name.rpartition("/")[2]
+    options = SMALL.get(plain, {"hidden": 16})
+    return create_model(name, WIDTH, 2 if plain == "weno" else 3, **options).to(dtype)
+
+
+def some_bags(sizes=SIZES):
+    torch.manual_seed(2)
+    return Bags.from_list([torch.randn(size, WIDTH) for size in sizes])
+
+
+def quick(name):
+    """Integrated gradients have a test of their own, and take long."""
+    return name != "integrated_gradients"
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_a_bag_alone_and_in_company_gets_the_same_evidence(name):
+    model, bags = fresh(name), some_bags()
+    for method in filter(quick, explainers_of(model)):
+        together = explain(model, bags, method)
+        assert together.shape == (sum(SIZES), model.classes)
+        assert together.isfinite().all(), "a bag of one instance has evidence too"
+        if method != "random":
+            alone = torch.cat([explain(model, bags[i], method) for i in range(len(bags))])
+            assert torch.allclose(together, alone, atol=1e-4), method
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_evidence_in_double_precision_is_that_in_single_but_for_rounding(name):
+    model, bags = fresh(name), some_bags()
+    for method in filter(quick, explainers_of(model)):
+        single, double = explain(model.float(), bags, method), explain(model.double(), bags, method)
+        assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
+        assert torch.allclose(single.double(), double, atol=1e-3), method
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_only_evidence_that_says_so_differs_between_the_classes(name):
+    model, bags = fresh(name), some_bags()
+    for method in filter(quick, explainers_of(model)):
+        evidence = explain(model, bags, method)
+        alike = torch.equal(evidence, evidence[:, :1].expand_as(evidence))
+        a_map_a_class = getattr(model, "heads_are_classes", False) and "attention" in EXPLAINERS[method].description
+        assert alike != (EXPLAINERS[method].class_conditional or a_map_a_class), method
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_a_model_is_asked_for_what_it_has_and_refuses_the_rest_in_one_line(name):
+    model, bags = fresh(name), some_bags()
+    fitting = explainers_of(model)
+    assert [method for method in EXPLAINERS if method in fitting] == fitting
+    for method in set(EXPLAINERS) - set(fitting):
+        with pytest.raises(CarmilError) as refused:
+            explain(model, bags, method)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("abmil", ANY | POOLED),
+        ("car/abmil", ANY | POOLED | COUNTERFACTUAL | {"path.counterfactual"}),
+        ("targeted/clam.sb", ANY | POOLED | {"targeted"}),
+        ("cia/abmil", ANY | POOLED),
+        ("dsmil", ANY | POOLED | {"patch_scores"}),
+        ("transmil", ANY | {"attention", "rollout"}),
+        ("car/transmil", ANY | COUNTERFACTUAL | {"attention", "rollout"}),
+        ("mean", ANY | {"patch_scores"}),
+        ("additive", ANY | {"attention", "patch_scores"}),
+        ("weno", ANY | {"attention", "patch_scores"}),
+    ],
+)
+def test_what_a_model_can_be_asked_for_follows_from_what_it_is(name, expected):
+    model = fresh(name)
+    assert set(explainers_of(model)) == expected
+    assert set(explainers_of(Standardised(model, WIDTH))) == expected
+
+
+@pytest.mark.parametrize("name", ["car/abmil", "targeted/abmil", "car/transmil", "mean"])
+def test_a_scale_of_the_features_is_part_of_the_model(name):
+    model, bags = fresh(name).double(), some_bags()
+    scaled = Standardised(model, WIDTH).double()
+    scaled.mean += 3
+    scaled.deviation += 1
+    moved = Bags(bags.features.double() * 2 + 3, bags.offsets)
+    for method in explainers_of(model):
+        if method not in ("input_x_gradient", "integrated_gradients"):
+            assert torch.allclose(explain(scaled, moved, method), explain(model, bags, method), atol=1e-6), method
+
+
+def model_that_knows():
+    """Instances with x_0 > 0 are attended and speak for class 0 against class 1; those with x_1 > 0 the other way round."""
+    model = create_model("car/abmil", 3, 2, hidden=3, attention=3).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.embedding[0].weight.copy_(torch.eye(3))
+        model.model.attention.V.weight.copy_(torch.eye(3))
+        model.model.attention.score.weight.copy_(torch.tensor([[1.0, 1.0, -1.0]]))
+        model.branch.attention.weight.copy_(torch.tensor([[-1.0, -1.0, 1.0]]))
+        model.model.classifier[0].weight.copy_(torch.tensor([[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]]))
+        model.model.classifier[0].bias.copy_(torch.tensor([0.01, 0.01]))
+    return model
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in explainers_of(model_that_knows()) if EXPLAINERS[name].signed and name != "random"]
+)
+def test_positive_supports_and_negative_refutes(method):
+    bags = Bags.from_list([torch.tensor([[1.0, 0, 0], [0, 1.1, 0], [0, 0, 1.0], [0, 0, 1.0]])])
+    evidence = explain(model_that_knows(), bags, method)
+    if EXPLAINERS[method].class_conditional:
+        assert evidence[0, 0] > 0 > evidence[0, 1]
+        assert evidence[1, 1] > 0 > evidence[1, 0]
+    else:
+        assert (evidence[:2] > 0).all() and (evidence[2:] < 0).all(), "attended by one, not by the other"
+
+
+def test_factual_minus_counterfactual_sums_to_zero_and_knows_no_constant():
+    model, bags = fresh("car/abmil"), some_bags()
+    before = explain(model, bags, "factual_minus_counterfactual")
+    with torch.no_grad():
+        model.branch.attention.bias.add_(5.0)
+    assert torch.allclose(explain(model, bags, "factual_minus_counterfactual"), before, atol=1e-6)
+    assert torch.allclose(before[: SIZES[0]].sum(0), torch.zeros(1), atol=1e-6)
+    assert before.abs().max() > 1e-4
+
+
+def test_counterfactual_attention_is_the_branchs():
+    model, bags = fresh("car/abmil").eval(), some_bags()
+    u_cf = model(bags.features, bags.offsets).counterfactual.scores
+    assert torch.allclose(explain(model, bags, "counterfactual_attention")[:, 0], u_cf[:, 0, 0])
+
+
+def test_a_residual_is_reported_where_a_sum_is_promised():
+    model, bags = fresh("car/abmil"), some_bags()
+    for method in explainers_of(model):
+        if EXPLAINERS[method].total is not None:
+            assert residual(model, bags, method).shape == (3, 3)
+            assert residual(model, bags, method).max() < 1e-3
+    with pytest.raises(CarmilError, match="'single' promises no sum, so that it has no residual; path, "):
+        residual(model, bags, "single")
+
+
+class Watched(TorchDispatchMode):
+    """Counts operations, and remembers the largest tensor that one has made."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.largest = 0, 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        self.operations += 1
+        if isinstance(made, torch.Tensor):
+            self.largest = max(self.largest, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("name", ["car/abmil", "clam.mb", "targeted/abmil"])
+def test_twenty_thousand_instances_are_explained_together_in_little_memory(name):
+    model = fresh(name)
+    large = Bags.from_list([torch.randn(20_000, WIDTH)])
+    for method in explainers_of(model):
+        with Watched() as watched:
+            evidence = explain(model, large, method)
+        assert evidence.isfinite().all()
+        assert watched.operations < 10_000, f"{method} looks at one instance after the other"
+        assert watched.largest <= 2**23, f"{method} makes a tensor of {watched.largest} numbers"
+
+
+@pytest.mark.parametrize("name", ["transmil", "rrt"])
+def test_instances_alone_are_asked_about_a_few_hundred_at_a_time(name):
+    model, large = fresh(name), Bags.from_list([torch.randn(4_000, WIDTH)])
+    with Watched() as watched:
+        explain(model, large, "single")
+    assert watched.largest <= 2**20
+    assert watched.operations < 10_000

@@ -1,0 +1,107 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score, ndcg_score, roc_auc_score
+
+from carmil.errors import CarmilError
+from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, ndcg, over_bags
+from carmil.evidence.statistics import bootstrap
+
+BAGS = dict(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6), levels=st.integers(1, 9), seed=st.integers(0, 10_000)
+)
+
+
+def bags_of(sizes, levels, seed):
+    rng = np.random.default_rng(seed)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    scores, targets = rng.integers(0, levels, (starts[-1], 2)) / 7, rng.random((starts[-1], 2)) < 0.4
+    return scores, targets, starts, list(itertools.pairwise(starts))
+
+
+@settings(max_examples=50, deadline=None)
+@given(**BAGS)
+def test_auroc_ndcg_and_dice_are_scikit_learns_ties_included(sizes, levels, seed):
+    scores, targets, starts, bags = bags_of(sizes, levels, seed)
+    given = torch.from_numpy(scores), torch.from_numpy(targets), torch.from_numpy(starts)
+    area, gain, overlap = auroc(*given), ndcg(*given), dice(*given, threshold=0.5)
+    for (bag, (i, j)), c in itertools.product(enumerate(bags), range(2)):
+        s, t = scores[i:j, c], targets[i:j, c]
+        if 0 < t.sum() < len(t):
+            assert float(area[bag, c]) == pytest.approx(roc_auc_score(t, s))
+        else:
+            assert area[bag, c].isnan()
+        if t.any():
+            assert float(overlap[bag, c]) == pytest.approx(f1_score(t, s >= 0.5, zero_division=0))
+            if len(t) > 1:
+                assert float(gain[bag, c]) == pytest.approx(ndcg_score(t[None].astype(float), s[None]))
+            else:
+                assert float(gain[bag, c]) == pytest.approx(1)
+        else:
+            assert overlap[bag, c].isnan() and gain[bag, c].isnan()
+
+
+def test_gains_of_several_sizes_are_xmils():
+    evidence, scores = torch.randint(-1, 2, (30, 1)), torch.randn(30, 1, dtype=torch.float64)
+    ours = ndcg(scores, evidence + 1, torch.tensor([0, 30]))
+    assert float(ours) == pytest.approx(ndcg_score((evidence + 1).numpy().T, scores.numpy().T))
+    with pytest.raises(CarmilError, match="a negative gain"):
+        ndcg(scores, torch.full_like(evidence, -1), torch.tensor([0, 30]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(**BAGS)
+def test_no_other_threshold_has_a_better_mean_dice(sizes, levels, seed):
+    scores, targets, starts, _ = bags_of(sizes, levels, seed)
+    s, t, starts = torch.from_numpy(scores[:, 0]), torch.from_numpy(targets[:, 0]), torch.from_numpy(starts)
+    if not t.any():
+        with pytest.raises(CarmilError, match="no bag has a target"):
+            dice_threshold(s, t, starts)
+        return
+    reached, *others = (
+        float(dice(s[:, None], t[:, None], starts, threshold=float(value)).nanmean())
+        for value in (dice_threshold(s, t, starts), *s.unique())
+    )
+    assert reached == pytest.approx(max(others))
+
+
+@settings(max_examples=60, deadline=None)
+@given(**BAGS)
+def test_froc_finds_most_targets_at_each_number_of_false_alarms(sizes, levels, seed):
+    scores, targets, starts, bags = bags_of(sizes, levels, seed)
+    found = froc(torch.from_numpy(scores).T, torch.from_numpy(targets).T, torch.from_numpy(starts))
+    for c in range(2):
+        s, t = scores[:, c], targets[:, c]
+        for f, allowed in enumerate(found.false_alarms.tolist()):
+            marks = [s >= value for value in [*np.unique(s), np.inf]]
+            shares = (
+                [(m & t).sum() / t.sum() for m in marks if (m & ~t).sum() <= allowed * len(bags)]
+                if t.any()
+                else [np.nan]
+            )
+            assert float(found.sensitivity[c, f]) == pytest.approx(max(shares), nan_ok=True)
+        assert float(found.score[c]) == pytest.approx(float(found.sensitivity[c].mean()), nan_ok=True)
+
+
+def test_models_of_a_population_are_measured_at_once():
+    scores, targets, starts = torch.randn(3, 20, 2), torch.rand(20, 2) < 0.4, torch.tensor([0, 8, 20])
+    for measure in (auroc, ndcg, lambda *given: dice(*given, threshold=0.1)):
+        together = measure(scores, targets, starts)
+        for model in range(3):
+            assert torch.allclose(together[model], measure(scores[model], targets, starts), equal_nan=True)
+
+
+def test_the_interval_is_the_bootstraps_without_the_bags_that_have_no_value():
+    values = torch.tensor([0.2, torch.nan, 0.9, 0.4, 0.7, torch.nan, 0.5])
+    kept = [0.2, 0.9, 0.4, 0.7, 0.5]
+    ours, expected = over_bags(values, repeats=200), bootstrap(np.mean, np.float32(kept).astype(float), repeats=200)
+    assert ours == expected
+    assert ours.value == pytest.approx(0.54)
+    patients = over_bags(values, groups=["a", "b", "a", "c", "c", "d", "e"], repeats=200)
+    assert patients == bootstrap(np.mean, np.float32(kept).astype(float), groups=list("aacce"), repeats=200)
+    with pytest.raises(CarmilError, match="has no rows"):
+        over_bags(torch.full((3,), torch.nan))

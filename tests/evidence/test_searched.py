@@ -1,0 +1,124 @@
+import itertools
+
+import pytest
+import torch
+
+from carmil.counterfactual.branches import create_model
+from carmil.errors import CarmilError
+from carmil.evidence.reading import read
+from carmil.evidence.searched import search
+from carmil.models.pooling import Offsets, bag_mean
+
+SIZES = [7, 1, 20, 12]
+STARTS = torch.tensor([0, *SIZES]).cumsum(0)
+SMALL = {
+    "abmil": {"hidden": 8, "attention": 4},
+    "acmil": {"hidden": 8, "attention": 4},
+    "clam.mb": {"hidden": 8, "attention": 4},
+    "dsmil": {"hidden": 8, "query_size": 4},
+    "rrt": {"hidden": 8, "heads": 2, "attention": 4},
+    "car/abmil": {"hidden": 8, "attention": 4},
+}
+
+
+def model_of(name="abmil", classes=2, factor=3.0):
+    model = create_model(name, 6, classes, **SMALL[name]).double().eval()
+    with torch.no_grad():  # answers that differ from instance to instance
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_found_answers_what_was_sought(name):
+    factor = 1.0 if name == "dsmil" else 3.0  # products of queries: its scores would be hundreds apart
+    model, x = model_of(name, classes=3, factor=factor), torch.randn(40, 6, dtype=torch.float64)
+    found = search(model, x, STARTS)
+    prediction = model(x, STARTS)
+    assert torch.equal(found.targets, prediction.logits.topk(2).indices[:, 1:])
+    assert found.counterfactual.scores.shape == (40, 1, model.heads)
+    assert torch.equal(found.reached, found.counterfactual.logits.argmax(-1) == found.targets)
+    assert found.reached.any()
+    assert not found.reached[1].any()  # attention cannot move in a bag of one instance
+    assert torch.allclose(found.counterfactual.scores[7, 0], prediction.scores[7])
+    assert read(prediction, found.counterfactual).flipped[found.reached].all()
+
+
+def test_where_nothing_moves_the_answer_the_scores_stay_as_they_are():
+    model, x = model_of().float(), torch.randn(1, 6)
+    found = search(model, x, torch.tensor([0, 1]), alpha=1e-6)
+    assert torch.allclose(found.counterfactual.scores[:, 0], model(x, torch.tensor([0, 1])).scores)
+    assert found.steps == 300 and not found.reached
+
+
+def test_more_confidence_takes_more_steps():
+    model, x = model_of(), torch.randn(40, 6, dtype=torch.float64)
+    loose, sure = (search(model, x, STARTS, confidence=confidence) for confidence in (0.0, 0.8))
+    both = loose.reached & sure.reached
+    assert both.any() and (sure.steps > loose.steps)[both].all()
+    assert (sure.counterfactual.logits.softmax(-1).amax(-1) >= 0.8)[sure.reached].all()
+
+
+def test_an_answer_that_is_there_already_needs_no_change():
+    model, x = model_of(), torch.randn(40, 6, dtype=torch.float64)
+    prediction = model(x, STARTS)
+    found = search(model, x, STARTS, prediction.logits.argmax(-1))
+    assert torch.allclose(found.counterfactual.scores[:, 0], prediction.scores)
+    assert found.reached.all() and (found.steps == 0).all()
+
+
+def test_a_bag_alone_and_in_company_and_every_class_at_once_find_the_same():
+    model, x = model_of(classes=3), torch.randn(40, 6, dtype=torch.float64)
+    targets = torch.arange(3).expand(4, 3)
+    together = search(model, x, STARTS, targets)
+    for bag, (i, j) in enumerate(itertools.pairwise(STARTS.tolist())):
+        for c in range(3):
+            alone = search(model, x[i:j], torch.tensor([0, j - i]), torch.tensor([c]))
+            assert torch.allclose(alone.counterfactual.scores[:, 0], together.counterfactual.scores[i:j, c], atol=1e-8)
+            assert alone.steps[0, 0] == together.steps[bag, c]
+
+
+@torch.no_grad()
+def test_the_change_is_hardly_larger_than_the_smallest_there_is():
+    """Bags of two instances, of which only the difference of the scores counts: all changes of it on a grid are tried."""
+    model, x = model_of(), torch.randn(200, 6, dtype=torch.float64)
+    offsets = Offsets(torch.arange(101) * 2)
+    found = search(model, x, offsets, step=0.02, steps=400)
+    z = model.embed(x, offsets)
+    u = model.attend(z, offsets)
+    change = (found.counterfactual.scores[:, 0] - u).abs().view(100, 2).sum(1)
+    gap = torch.linspace(-8, 8, 3201, dtype=torch.float64)
+    for bag in found.reached[:, 0].nonzero().flatten().tolist():
+        first, second = 2 * bag, 2 * bag + 1
+        a = torch.sigmoid(u[first] - u[second] + gap)
+        p = model.classify((a[:, None] * z[first] + (1 - a)[:, None] * z[second]).unsqueeze(1)).softmax(-1)
+        smallest = gap.abs()[p[:, found.targets[bag, 0]] >= 0.5].min()
+        assert smallest - 0.01 <= change[bag] <= smallest + 0.05
+    assert found.reached.sum() >= 20
+
+
+def test_a_dearer_change_is_a_smaller_one_on_fewer_instances():
+    model, x = model_of(factor=2.0), torch.randn(200, 6, dtype=torch.float64)
+    starts = torch.tensor([0, 200])
+    prediction = model(x, starts)
+    frugal = search(model, x, starts, steps=2000, growth=0.01, alpha=0.1)
+    lavish = search(model, x, starts, alpha=1e6)
+    assert frugal.reached.all() and lavish.reached.all()
+    changes = [(found.counterfactual.scores[:, 0] - prediction.scores).abs().detach() for found in (frugal, lavish)]
+    few, many = (int((change > 1e-12).sum()) for change in changes)
+    small, large = (float(bag_mean(change, Offsets(starts))) for change in changes)
+    assert few < many and small < large
+
+
+def test_what_cannot_be_searched_is_named_and_the_model_goes_on_as_it_was():
+    model, x = model_of().train(), torch.randn(40, 6, dtype=torch.float64)
+    with pytest.raises(CarmilError, match="a search needs attention pooling, which TransMIL does not have"):
+        search(create_model("transmil", 6, 2, hidden=8, heads=2), x, STARTS)
+    with pytest.raises(CarmilError, match=r"targets of shape \(3,\) for 4 bags"):
+        search(model, x, STARTS, torch.tensor([0, 1, 1]))
+    with pytest.raises(CarmilError, match="a confidence of 1: expected a probability"):
+        search(model, x, STARTS, confidence=1.0)
+    with pytest.raises(CarmilError, match="step is 0"):
+        search(model, x, STARTS, step=0.0)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
