@@ -279,6 +279,17 @@ def test_noise_belongs_to_a_model_and_a_step():
     assert torch.histc(a, 10, 0, 1).min() > 0.9 * a.numel() / 10
 
 
+@pytest.mark.parametrize("half", [0, 1])
+def test_what_models_drop_is_unrelated(half):
+    """Two columns share 32 random bits; each half of them must differ from model to model."""
+    kept = Noise(torch.arange(60)).kept((2000, 64), 0.75, site=1)[..., half::2].float().flatten(1)
+    related = torch.corrcoef(kept)[~torch.eye(60, dtype=torch.bool)]
+    chance = kept.shape[1] ** -0.5
+    assert related.std() < 1.05 * chance
+    assert related.abs().max() < 5 * chance
+    assert abs(kept.mean() - 0.75) < 0.001
+
+
 def test_dropout_keeps_the_mean_and_rests_when_not_training():
     layer, x = Dropout(0.25), torch.ones(400, 100)
     dropped = layer(x)

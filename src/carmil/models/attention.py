@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from carmil.models import fused
 from carmil.models.contract import AttendingModel, Branch, Seen
-from carmil.models.layers import ACTIVATIONS, Dropout, Linear
+from carmil.models.layers import ACTIVATIONS, Dropout, Linear, linear
 from carmil.models.pooling import Offsets
 
 
@@ -41,8 +41,9 @@ class Attention(nn.Module):
 
     def trunk(self, z: Tensor) -> Tensor:
         """(..., n, d) -> (..., n, size)."""
-        t = self.drop_V(self.activation(self.V(z)))
-        return t if self.U is None else t * self.drop_U(self.U(z).sigmoid())
+        h = linear(z, *self.stacked_trunk())
+        t = self.drop_V(self.activation(h[..., : self.size]))
+        return t if self.U is None else t * self.drop_U(h[..., self.size :].sigmoid())
 
     def forward(self, z: Tensor) -> Tensor:
         return self.score(self.trunk(z))
@@ -58,12 +59,14 @@ class Attention(nn.Module):
             return None
         return torch.cat([self.score.weight, others[0]], dim=-2), torch.cat([self.score.bias, others[1]], dim=-1)
 
-    def stacked_trunk(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """V over U as one matrix (r, a or 2a, d), and their bias."""
-        halves = [self.V] if self.U is None else [self.V, self.U]
-        weight = torch.cat([half.weight.to(dtype) for half in halves], dim=-2)
-        biases = [half.bias for half in halves if half.bias is not None]
-        return weight, torch.cat(biases, dim=-1) if biases else None
+    def stacked_trunk(self) -> tuple[Tensor, Tensor | None]:
+        """V, or V over U as one matrix (..., 2 size, d), so that z is looked at once; and their bias."""
+        if self.U is None:
+            return self.V.weight, self.V.bias
+        weight = torch.cat([self.V.weight, self.U.weight], dim=-2)
+        if self.V.bias is None or self.U.bias is None:
+            return weight, None
+        return weight, torch.cat([self.V.bias, self.U.bias], dim=-1)
 
     def fresh(self) -> "Attention":
         """Another attention of this shape with weights of its own."""
@@ -95,9 +98,10 @@ class WithAttention(AttendingModel):
             return torch.cat([self.masked(scores[..., : self.heads], offsets), scores[..., self.heads :]], dim=-1)
 
         attention = self.attention
+        weight, bias = attention.stacked_trunk()
         looked = fused.look(
             instances,
-            attention.stacked_trunk(instances.dtype),
+            (weight.to(instances.dtype), None if bias is None else bias.contiguous()),
             reads,
             offsets,
             gated=attention.U is not None,

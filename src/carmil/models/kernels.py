@@ -34,6 +34,7 @@ def _kept(key, rows, threshold, COLUMNS: tl.constexpr):
     halves = tl.arange(0, COLUMNS // 2).to(tl.uint32)
     bits = (_mix(_mix(rows.to(tl.uint32))[:, None] ^ halves[None, :]) ^ key) * 0x7FEB352D
     bits ^= bits >> 15
+    bits *= 0x846CA68B
     drawn = tl.interleave((bits & 0xFFFF).to(tl.int32), (bits >> 16).to(tl.int32))
     return (drawn ^ 0x8000) < threshold
 

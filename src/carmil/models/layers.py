@@ -30,27 +30,28 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight.ndim == 2:
-            return nn.functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
-        if not x.is_cuda:
-            return _Products.apply(_for_each(x, self.weight), self.weight, self.bias)
-        dtype = torch.bfloat16 if fused.asked(x) and self.in_half(self.weight.shape[1]) else self.weight.dtype
-        with torch.autocast("cuda", enabled=False):
-            bias = None if self.bias is None else self.bias.to(dtype)
-            return self._on_gpu(x.to(dtype), self.weight.to(dtype), bias)
+        return linear(x, self.weight, self.bias)
 
-    @staticmethod
-    def in_half(outputs: int) -> bool:
-        """Scores and answers, a few columns, are computed in full."""
-        return outputs >= 16
 
-    @staticmethod
-    def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W' + b. x (n, in) or (r, n, in), W (out, in) or (r, out, in), b (out) or (r, out) -> (n, out) or (r, n, out)."""
+    if weight.ndim == 2:
+        return nn.functional.linear(x.to(weight.dtype), weight, bias)
+    if not x.is_cuda:
+        return _Products.apply(_for_each(x, weight), weight, bias)
+    dtype = torch.bfloat16 if fused.asked(x) and in_half(weight.shape[1]) else weight.dtype
+    with torch.autocast("cuda", enabled=False):
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if x.ndim == 3:
             return _product(x, weight, bias)
         # All models look at the same rows: one product for all of them.
         y = nn.functional.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         return y.unflatten(-1, weight.shape[:2]).transpose(0, 1)
+
+
+def in_half(outputs: int) -> bool:
+    """Whether a product with so many outputs is computed in 16 bits, if these are asked for: scores and answers, a few, are not."""
+    return outputs >= 16
 
 
 class _Products(torch.autograd.Function):
@@ -131,13 +132,13 @@ class Hidden(nn.Sequential):
         super().__init__(Linear(inputs, outputs, bias=bias), nn.ReLU(inplace=True), Dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        linear, _, dropout = self
-        assert isinstance(linear, Linear) and isinstance(dropout, Dropout)
-        if linear.weight.ndim == 3 and fused.asked(x) and fused.available():
-            return fused.hidden(x.to(torch.bfloat16), linear.weight.to(torch.bfloat16), linear.bias, dropout)
-        if linear.weight.ndim == 2 or x.is_cuda:
+        first, _, dropout = self
+        assert isinstance(first, Linear) and isinstance(dropout, Dropout)
+        if first.weight.ndim == 3 and fused.asked(x) and fused.available():
+            return fused.hidden(x.to(torch.bfloat16), first.weight.to(torch.bfloat16), first.bias, dropout)
+        if first.weight.ndim == 2 or x.is_cuda:
             return super().forward(x)
-        return _HiddenProducts.apply(x, linear.weight, linear.bias, dropout)
+        return _HiddenProducts.apply(x, first.weight, first.bias, dropout)
 
 
 class _HiddenProducts(torch.autograd.Function):
@@ -150,11 +151,16 @@ class _HiddenProducts(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dropout: Dropout) -> Tensor:
         n = x.shape[-2]
         x = x.to(weight.dtype) if n <= PIECE else x  # a small bag is converted once, a large one a piece at a time
-        pieces = [
-            dropout.drop_(_product(_for_each(x[..., rows, :], weight), weight, bias).relu_(), rows, n)
+        pieces = (
+            (rows, dropout.drop_(_product(_for_each(x[..., rows, :], weight), weight, bias).relu_(), rows, n))
             for rows in _some_rows(n)
-        ]
-        y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        )
+        if n <= PIECE:
+            _, y = next(pieces)
+        else:
+            y = weight.new_empty(len(weight), n, weight.shape[1])
+            for rows, piece in pieces:
+                y[:, rows] = piece
         ctx.scale = dropout.scale
         ctx.save_for_backward(x, weight, y)
         return y

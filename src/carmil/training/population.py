@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from carmil.errors import CarmilError, unknown
 from carmil.models.contract import BagModel, Prediction
-from carmil.models.layers import BatchNorm, Linear
+from carmil.models.layers import BatchNorm, Linear, in_half
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
 
@@ -237,7 +237,7 @@ class _Slot:
     @property
     def of_products(self) -> bool:
         """Is it the matrix of a product that is computed in 16 bits where these are asked for?"""
-        return isinstance(self.module, Linear) and self.attribute == "weight" and self.module.in_half(self.shape[0])
+        return isinstance(self.module, Linear) and self.attribute == "weight" and in_half(self.shape[0])
 
 
 def _slots(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> list[_Slot]:
