@@ -49,7 +49,7 @@ class _Drawn:
     def by(cls, dropouts: "tuple[Dropout, ...]", count: int, device: torch.device) -> "_Drawn":
         first = dropouts[0]
         noise = first.noise if first.training and first.p > 0 else None
-        rows = torch.arange(count, device=device) if noise is None else noise._rows(count)
+        rows = torch.arange(count, device=device) if noise is None else noise.rows_for(count)
         return cls(noise, tuple(dropout.site for dropout in dropouts), first.p if noise is not None else 0.0, rows)
 
     @property
@@ -137,7 +137,7 @@ def look(
     masked: sets scores to -inf where an instance is not to be looked at.
     """
     drawn = _Drawn.by(dropouts, z.shape[-2], z.device)
-    return Looked(*_Look.apply(z, *trunk, *reads, _Given(offsets, gated, relu, drawn, masked)))
+    return Looked(*_Look.apply(z.contiguous(), *trunk, *reads, _Given(offsets, gated, relu, drawn, masked)))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Noise:
 
     def uniform(self, shape: tuple[int, int], site: int) -> Tensor:
         """(r, *shape) numbers in [0, 1), fresh for every step and site; a first axis of n follows the instances."""
-        rows = self._rows(shape[0])
+        rows = self.rows_for(shape[0])
         return (self._bits(rows, shape[1], site) >> 8 & 0xFFFFFF).float() * 2.0**-24
 
     def kept(self, shape: tuple[int, int], share: float, site: int, part: slice = slice(None)) -> Tensor:
@@ -30,11 +30,12 @@ class Noise:
 
         part: only these rows of it.
         """
-        rows = self._rows(shape[0])[part]
+        rows = self.rows_for(shape[0])[part]
         halves = self._bits(rows, (shape[1] + 1) // 2, site).view(torch.int16)
         return halves[..., : shape[1]] < round(share * 2**16) - 2**15
 
-    def _rows(self, count: int) -> Tensor:
+    def rows_for(self, count: int) -> Tensor:
+        """(count) the instances of the cohort that draw."""
         if self.rows is not None and len(self.rows) == count:
             return self.rows
         return torch.arange(count, device=self.seeds.device)
