@@ -44,7 +44,8 @@ class Noise:
         """(r, rows, columns) int32, all 32 bits random."""
         key = _mix(_mix(_mix(self.seeds) ^ self.steps.int()) ^ site)
         place = _mix(_mix(rows).unsqueeze(-1) ^ torch.arange(columns, device=key.device, dtype=torch.int32))
-        bits = place ^ key[:, None, None]  # both are random already: this much more makes models unrelated, and less does not
+        # Place and key are random already; this much more makes models unrelated, and one multiplication does not.
+        bits = place ^ key[:, None, None]
         bits *= 0x7FEB352D
         bits ^= (bits >> 15) & 0x1FFFF
         bits *= 0x846CA68B - 2**32
