@@ -28,8 +28,10 @@ from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.protocol import train_protocol
 
-# Ray reads these when it is imported: nobody else may give the nodes tasks, and nothing is written into one's home.
+# Ray reads these when it is imported: nobody else may give the nodes tasks, nothing is written into one's home, and where
+# the tests run under `uv run`, nodes are not made to build an environment of their own.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
 FOLDS, SEEDS, WIDTH, BAGS = 2, (0, 1, 2, 3), 6, 16
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
