@@ -25,6 +25,7 @@ def shared_data() -> Path:
 @pytest.fixture(autouse=True)
 def _same_every_time() -> None:
     torch.manual_seed(0)
+    torch.set_flush_denormal(False)  # a training before this test may have set it, for the whole process
 
 
 @pytest.fixture(scope="session")
