@@ -363,7 +363,7 @@ def test_the_command_says_what_differs_from_the_defaults(two, three):
 
 
 def test_a_setting_that_the_command_line_has_no_word_for_goes_into_the_yaml():
-    words = set(inspect.signature(cli.train).parameters)
+    words = set(inspect.signature(cli.studies.train).parameters)
     assert set(YAML_ONLY) == set(Settings.__dataclass_fields__) - words
 
 

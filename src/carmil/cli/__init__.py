@@ -1,0 +1,7 @@
+"""The command line: parses, calls, prints. A file a group of commands; the order here is that of the help."""
+
+# ruff: noqa: I001
+from carmil.cli.app import app, main
+from carmil.cli import machine, cohorts, studies, reproduce
+
+__all__ = ["app", "cohorts", "machine", "main", "reproduce", "studies"]

@@ -1,0 +1,59 @@
+"""The command line itself: a command's file adds it to `app`; `main` turns what goes wrong into one line."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from carmil import __version__
+from carmil.errors import CarmilError
+
+app = typer.Typer(
+    name="carmil",
+    help="Attention-based multiple-instance learning that shows what speaks for a prediction, and what speaks against it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"carmil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _carmil(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line; bad input is one line and exit status 2, never a traceback."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except CarmilError as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        _fail(f"{error}: is there room, and may one write there?", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; what was finished is kept", 130)
+    except _ClickError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
+        _fail(f"{error.format_message().rstrip('.')}; --help says what there is", 2)
+
+
+# The parser's errors; typer brings its own copy of click and shows only this one by name.
+_ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+def _fail(message: str, status: int) -> None:
+    typer.echo(f"carmil: {message}", err=True)
+    sys.exit(status)

@@ -1,0 +1,195 @@
+"""carmil cohort ..., carmil split: features and labels into what can be trained on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from carmil.cli.app import app
+from carmil.cli.options import ColumnOption, Layout, OutOption, SplitForm, StoreType, folder_for, say
+from carmil.errors import CarmilError
+
+cohort = typer.Typer(
+    help="Cohorts of features: pack them into a store, look at them, write them for other tools.", no_args_is_help=True
+)
+app.add_typer(cohort, name="cohort")
+
+
+@cohort.command("build")
+def cohort_build(
+    source: Annotated[
+        Path, typer.Argument(help="Folder (or file) of features, as CLAM, TRIDENT, STAMP, ... wrote it.")
+    ],
+    out: Annotated[Path, typer.Option(help="The store to make.")],
+    dtype: Annotated[StoreType, typer.Option(help="How features are kept.")] = StoreType.float16,
+    truth: Annotated[
+        str | None, typer.Option(help="Column (or array) that knows which instances are positive.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave out what cannot be read, and say so.")
+    ] = False,
+) -> None:
+    """Pack a cohort into one memory-mapped store: read once, then ready at once.
+
+    The layout is found by looking. Killed and started again, it goes on and ends with the same bytes.
+
+    Example: carmil cohort build features_uni_v2 --out cohort
+    """
+    from carmil.bags.store import build_store
+    from carmil.progress import counted
+
+    with counted(f"packing {source.name}", "bags") as on_bag:
+        store = build_store(
+            source,
+            folder_for(out),
+            dtype=dtype.value,
+            truth=truth,
+            workers=workers,
+            skip_broken=skip_broken,
+            say=say,
+            on_bag=on_bag,
+        )
+    typer.echo(
+        f"written: {out}, {len(store.entries)} bags of {store.rows:,} instances x {store.width} features, {store.dtype}"
+    )
+    if store.labels is not None:
+        typer.echo(f"labels that came with the cohort: {store.labels}")
+
+
+@cohort.command("info")
+def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None:
+    """What is in a store.
+
+    Example: carmil cohort info cohort
+    """
+    from carmil.bags.store import open_store
+    from carmil.report.tables import ResultTable, print_tables
+
+    found = open_store(store)
+    sizes = sorted(entry.rows for entry in found.entries)
+    units = {entry.unit for entry in found.entries}
+    lines = (
+        ("bags", f"{len(found.entries):,}"),
+        ("instances", f"{found.rows:,}; a bag {sizes[0]:,} to {sizes[-1]:,}, median {sizes[len(sizes) // 2]:,}"),
+        ("features", f"{found.width} wide, {found.dtype}"),
+        ("encoder", found.encoder or "not known"),
+        ("coordinates", ", ".join(sorted(unit or "none" for unit in units))),
+        ("instance labels", "yes" if all(entry.truth for entry in found.entries) else "no"),
+        ("labels", "labels.csv" if found.labels else "none"),
+        ("packed from", found.origin),
+        ("empty slides", ", ".join(found.empty) or "none"),
+        ("left out", ", ".join(found.left_out) or "none"),
+        ("fingerprint", found.fingerprint),
+    )
+    print_tables([ResultTable(str(store), ("what", "value"), lines, names=2)])
+
+
+@cohort.command("check")
+def cohort_check(
+    source: Annotated[Path, typer.Argument(help="A store, or a folder of features.")],
+    labels: Annotated[Path | None, typer.Option(help="Table of labels to compare with.")] = None,
+    truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
+) -> None:
+    """Read everything once and list what is wrong; status 1 if anything is.
+
+    Missing, truncated or not finite features, another width or encoder than most, slides without labels, labels without slides.
+
+    Example: carmil cohort check features_uni_v2 --labels labels.csv
+    """
+    from carmil.bags.finding import find_bags
+    from carmil.bags.store import Problem, check_bags, check_store, is_store, open_store
+    from carmil.bags.tables import match, read_labels
+    from carmil.progress import counted
+    from carmil.report.tables import ResultTable, print_tables
+
+    with counted(f"checking {source.name}", "bags") as on_bag:
+        if is_store(source):
+            store = open_store(source)
+            ids, problems = store.ids, check_store(store, on_bag=on_bag)
+        else:
+            found = find_bags(source, truth=truth)
+            for line in found.said:
+                say(line)
+            ids = tuple(bag.id for bag in found.sources)
+            problems = check_bags(found, workers=workers, on_bag=on_bag)
+    if labels is not None:
+        table = read_labels(labels)
+        matched = match(table, ids)
+        for line in (*table.said, *matched.said):
+            say(line)
+        problems += [Problem(name, "no label", f"not in {labels.name}") for name in matched.unlabelled]
+        problems += [Problem(name, "no features", f"in {labels.name}, no such bag") for name in matched.missing]
+    if not problems:
+        typer.echo(f"{len(ids)} bags, nothing wrong")
+        return
+    lines = tuple((problem.bag or "all", problem.kind, problem.what) for problem in problems)
+    print_tables([ResultTable(f"{len(problems)} problems in {len(ids)} bags", ("bag", "kind", "what"), lines, names=2)])
+    raise typer.Exit(1)
+
+
+@cohort.command("export")
+def cohort_export(
+    store: Annotated[Path, typer.Argument(help="A store.")],
+    out: OutOption,
+    layout: Annotated[Layout, typer.Option(help="Whose files to write.")] = Layout.trident,
+) -> None:
+    """Write a store's bags as files that other tools read.
+
+    Example: carmil cohort export cohort --out features --layout trident
+    """
+    from carmil.bags.store import open_store
+    from carmil.bags.writers import write_bag
+    from carmil.progress import tracked
+
+    found = open_store(store)
+    for i in tracked(range(len(found.entries)), f"writing {layout.value}"):
+        write_bag(found.bag(i), folder_for(out), layout.value)
+    typer.echo(f"written: {len(found.entries)} bags as {layout.value} under {out}")
+
+
+@app.command()
+def split(
+    labels: Annotated[Path, typer.Option(help="Table with slide, patient and label.")],
+    out: Annotated[Path, typer.Option(help="File (clam: folder) to write.")] = Path("splits.tsv"),
+    audit_only: Annotated[Path | None, typer.Option("--audit", help="Audit this split instead of making one.")] = None,
+    folds: Annotated[int, typer.Option(min=2, help="How many.")] = 5,
+    inner: Annotated[int, typer.Option(min=1, help="Inner folds, for nested cross-validation.")] = 1,
+    validation: Annotated[float, typer.Option(help="Share of the training patients that validate.")] = 0.15,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    form: Annotated[SplitForm, typer.Option(help="Whose files to write.")] = SplitForm.carmil,
+    slide: ColumnOption = None,
+    patient: ColumnOption = None,
+    label: ColumnOption = None,
+    site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
+) -> None:
+    """Divide patients into folds, stratified by label, or audit a split that there is.
+
+    A patient in two parts of a fold is an error.
+
+    Examples: carmil split --labels labels.csv --folds 5 --out splits.tsv
+    carmil split --labels labels.csv --audit splits_0.csv
+    """
+    from carmil.bags.splits import audit, make_splits, read_splits, write_splits
+    from carmil.bags.tables import read_labels
+
+    table = read_labels(labels, slide=slide, patient=patient, label=label, site=site)
+    for line in table.said:
+        say(line)
+    numbers = [table.classes.index(name) for name in table.labels]
+    who = (table.slides, table.patients, numbers)
+    if audit_only is not None:
+        splits = read_splits(audit_only, *who, validation=validation, seed=seed)
+    else:
+        sites = table.sites if site is not None else None
+        splits = make_splits(*who, folds=folds, inner=inner, validation=validation, seed=seed, sites=sites)
+    errors, remarks = audit(splits, numbers, table.classes)
+    for line in (*splits.said, *remarks):
+        say(line)
+    if errors:
+        raise CarmilError(f"{errors[0]}{f' (and {len(errors) - 1} more)' if len(errors) > 1 else ''}")
+    if audit_only is None:
+        write_splits(out, splits, form=form.value, labels=numbers, classes=table.classes)
+        typer.echo(f"written: {out}")
+    typer.echo(f"{splits.folds} folds of {len(set(splits.patients))} patients, {len(splits.slides)} slides: sound")

@@ -1,0 +1,97 @@
+"""Options that several commands have, and what is made of their words."""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from carmil.errors import CarmilError
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Pool(StrEnum):
+    disjoint = "disjoint"
+    shared = "shared"
+
+
+class Distance(StrEnum):
+    l1 = "l1"
+    cosine = "cosine"
+
+
+class Precision(StrEnum):
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class StoreType(StrEnum):
+    float16 = "float16"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Layout(StrEnum):
+    clam = "clam"
+    trident = "trident"
+
+
+class SplitForm(StrEnum):
+    carmil = "carmil"
+    clam = "clam"
+    patho_bench = "patho-bench"
+    stamp = "stamp"
+
+
+ColumnOption = Annotated[str | None, typer.Option(help="Name of that column.  [default: found by looking]")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+
+
+def say(line: str) -> None:
+    """What was guessed or left out, for the person at the terminal."""
+    typer.echo(f"  {line}", err=True)
+
+
+def names_in(words: str) -> tuple[str, ...]:
+    """Words with commas between."""
+    return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def numbers_in(option: str, words: str, kind: type[Any] = int) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(word) for word in names_in(words))
+    except ValueError:
+        expected = "whole numbers" if kind is int else "numbers"
+        raise CarmilError(f"{option} {words}: expected {expected} with commas between") from None
+
+
+def device_named(device: Device) -> str:
+    import torch
+
+    available = torch.cuda.is_available()
+    if device is Device.auto:
+        return "cuda" if available else "cpu"
+    if device is Device.cuda and not available:
+        raise CarmilError("--device cuda: torch sees no GPU here; use --device cpu or auto")
+    return device.value
+
+
+def check_device(asked: str) -> None:
+    if asked == "cuda":
+        device_named(Device.cuda)
+
+
+def folder_for(out: Path) -> Path:
+    if out.exists() and not out.is_dir():
+        raise CarmilError(f"--out {out} is a file: expected a folder, or a name that is free")
+    there = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise CarmilError(f"--out {out} cannot be written: {there} is not a folder one may write to")
+    return out

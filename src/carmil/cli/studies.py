@@ -1,0 +1,257 @@
+"""carmil train, sweep, predict, evaluate, compare, report: studies of one's own cohort."""
+
+from collections.abc import Callable
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from carmil.cli.app import app
+from carmil.cli.options import (
+    ColumnOption,
+    Device,
+    DeviceOption,
+    Distance,
+    OutOption,
+    Precision,
+    check_device,
+    device_named,
+    folder_for,
+    say,
+)
+
+
+def _words_of_a_study(
+    config: Annotated[Path | None, typer.Option(help="YAML with any of these settings; the command line wins.")] = None,
+    bags: Annotated[Path | None, typer.Option(help="A store, or a folder of features.")] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="CSV, TSV or Parquet: slide, patient, label. Without it: those that came with the bags."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run.")] = None,
+    model: Annotated[str | None, typer.Option(help="See `carmil models`.  [default: car/abmil.gated]")] = None,
+    folds: Annotated[int | None, typer.Option(help="By patient, stratified.  [default: 5]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Initialisations a fold.  [default: 1]")] = None,
+    inner: Annotated[int | None, typer.Option(help="Inner folds (nested).  [default: 1]")] = None,
+    reshuffle: Annotated[bool | None, typer.Option("--reshuffle", help="Other folds for every seed.")] = None,
+    splits: Annotated[
+        Path | None, typer.Option(help="A split that there is: ours, CLAM's, Patho-Bench's, STAMP's.")
+    ] = None,
+    official: Annotated[bool | None, typer.Option("--official", help="The table's own train/val/test column.")] = None,
+    patients: Annotated[
+        str | None, typer.Option(help="Slides of a patient: mean, max or one-bag.  [default: mean]")
+    ] = None,
+    slide: ColumnOption = None,
+    patient: ColumnOption = None,
+    label: ColumnOption = None,
+    site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
+    split: Annotated[str | None, typer.Option(help="Column with the official train/val/test.")] = None,
+    positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
+    truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most.  [default: 50]")] = None,
+    patience: Annotated[int | None, typer.Option(help="Epochs without a better one.  [default: 20]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Bags a step.  [default: 1]")] = None,
+    lr: Annotated[
+        str | None, typer.Option(help="Or several with commas: the best on validation.  [default: 2e-4]")
+    ] = None,
+    alpha: Annotated[str | None, typer.Option(help="Weight(s) of the counterfactual term.")] = None,
+    lambda_: Annotated[str | None, typer.Option("--lambda", help="Weight(s) of the distance.")] = None,
+    distance: Annotated[Distance | None, typer.Option(help="Between the two maps (CAR).")] = None,
+    class_weights: Annotated[str | None, typer.Option(help="none or balanced.  [default: none]")] = None,
+    standardise: Annotated[
+        bool | None, typer.Option("--standardise", help="Scale features by each fold's training bags.")
+    ] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Of products on a GPU; a CPU computes in float32.  [default: bfloat16]")
+    ] = None,
+    warm_start: Annotated[Path | None, typer.Option(help="Run of the model without its branch, same folds.")] = None,
+    threshold: Annotated[
+        str | None, typer.Option(help="balanced, f1, 0.5, sensitivity=0.95, specificity=0.9.  [default: balanced]")
+    ] = None,
+    abstain: Annotated[
+        float | None, typer.Option(help="Share of validation cases too close to call.  [default: 0]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of folds and initialisations.  [default: 0]")] = None,
+    device: Annotated[Device | None, typer.Option(help="Where to compute.  [default: auto]")] = None,
+    models_at_once: Annotated[
+        int | None, typer.Option(help="How many models are trained at once.  [default: all that fit]")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Train on a Ray cluster: host:port, auto or local. See docs/cluster.md.")
+    ] = None,
+) -> tuple[dict[str, Any], str]:
+    """What is asked of a study, and where that was said: the file's words, and the command line's, which win."""
+    from carmil.studies.settings import Settings, read_settings
+
+    words = {
+        name: value
+        for name, value in locals().copy().items()
+        if name in Settings.__dataclass_fields__ and value is not None
+    }
+    for name in ("lr", "alpha", "lambda_"):
+        if name in words and "," in words[name]:
+            words[name] = [part.strip() for part in words[name].split(",")]
+    given = {} if config is None else read_settings(config)
+    return {**given, **words}, "command line" if config is None else str(config)
+
+
+def _of_a_study(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of a study. It is called with `given`, what they say, and `where` that was said."""
+    shared = signature(_words_of_a_study).parameters
+    own = [parameter for name, parameter in signature(command).parameters.items() if name not in ("given", "where")]
+    options = [*shared.values(), *own]
+
+    def called(**values: Any) -> None:
+        given, where = _words_of_a_study(**{name: values.pop(name) for name in shared})
+        command(given=given, where=where, **values)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in options}
+    called.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    return called
+
+
+@app.command()
+@_of_a_study
+def train(given: dict[str, Any], where: str) -> None:
+    """Cross-validate a model on your features and labels; figures, predictions of every slide, a report.
+
+    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end.
+    Killed and started again with the same words, it goes on.
+
+    Example: carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
+    """
+    from carmil.report.run import write_report
+    from carmil.report.tables import print_tables
+    from carmil.studies.settings import Settings
+    from carmil.studies.shown import figures_lines, figures_table
+    from carmil.studies.train import run_study
+
+    settings = Settings.of(given, where=where)
+    folder_for(settings.out)
+    check_device(settings.device)
+    run = run_study(settings, say=say)
+    write_report(run, settings.out / "report.html")
+    print_tables([figures_table([run])])
+    for line in figures_lines(run):
+        typer.echo(f"- {line}")
+    typer.echo(f"\nwritten: {settings.out / 'report.html'}, predictions.parquet, metrics.json, card.md")
+
+
+@app.command()
+@_of_a_study
+def sweep(
+    given: dict[str, Any],
+    where: str,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE,VALUE,... of any setting; again for each. Also `sweep:` in the YAML."),
+    ] = None,
+) -> None:
+    """Train a study at every point of a grid over any of its settings; a table, a picture, and a run a point.
+
+    Points that differ in learning rate, alpha, lambda or distance are trained together as one population.
+    Killed and started again with the same words, it goes on.
+
+    Example: carmil sweep --config study.yaml --over alpha=0,0.2,0.8,1 --over lambda=0,0.2,0.8,1 --over distance=l1,cosine
+    """
+    from carmil.report.sweep import write_sweep
+    from carmil.report.tables import print_tables
+    from carmil.studies.sweep import parse_over, run_sweep, sweep_of
+
+    asked = sweep_of(given, parse_over(over or []), where=where)
+    folder_for(asked.out)
+    check_device(asked.points[0].study.device)
+    table, lines = write_sweep(run_sweep(asked, say=say))
+    print_tables([table])
+    for line in lines:
+        typer.echo(f"- {line}")
+    typer.echo(f"\nwritten: {asked.out / 'report.html'}, sweep.md, sweep.png, sweep.json, points")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
+    bags: Annotated[Path, typer.Option(help="New slides: a store, or a folder of features of the same encoder.")],
+    out: OutOption = Path("predictions"),
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Answers for new slides, by the mean of a run's models.
+
+    Features of another encoder or width than the run was trained on are refused.
+
+    Example: carmil predict run --bags new_features --out predictions
+    """
+    from carmil.studies.external import predict_bags
+
+    frame = predict_bags(run, bags, folder_for(out), truth=None, device=device_named(device), say=say)
+    typer.echo(frame.head(10).to_string(index=False))
+    if len(frame) > 10:
+        typer.echo(f"... and {len(frame) - 10} more")
+    typer.echo(f"\nwritten: {out / 'predictions.csv'}, predictions.parquet ({len(frame)} slides)")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
+    bags: Annotated[Path, typer.Option(help="Another cohort: a store, or a folder of features of the same encoder.")],
+    labels: Annotated[Path, typer.Option(help="Its table of labels, with the run's classes.")],
+    out: OutOption = Path("evaluation"),
+    slide: ColumnOption = None,
+    patient: ColumnOption = None,
+    label: ColumnOption = None,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """A run's figures on an external cohort. Nothing is fitted: thresholds are those of the run's validation bags.
+
+    Example: carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
+    """
+    from carmil.report.tables import print_tables
+    from carmil.studies import external
+    from carmil.studies.shown import evaluation_table
+
+    named = {"slide": slide, "patient": patient, "label": label}
+    found = external.evaluate(run, bags, labels, folder_for(out), named=named, device=device_named(device), say=say)
+    print_tables([evaluation_table(found)])
+    typer.echo(f"\nwritten: {out / 'evaluation.json'}, predictions.parquet")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two or more runs on the same cases.")],
+    out: Annotated[Path | None, typer.Option(help="Also write the table as markdown.")] = None,
+) -> None:
+    """Compare runs pair by pair: paired t-test over folds, bootstrap and DeLong over cases, Holm's correction.
+
+    Example: carmil compare run_abmil run_car
+    """
+    from carmil.files import write_text
+    from carmil.report.tables import print_tables
+    from carmil.studies.compare import compare_runs, comparison_table
+    from carmil.studies.run_folder import read_run
+    from carmil.studies.shown import figures_table
+
+    read = [read_run(run) for run in runs]
+    tables = [figures_table(read), comparison_table(compare_runs(read))]
+    print_tables(tables)
+    if out is not None:
+        write_text(out, "\n".join(table.markdown() for table in tables))
+        typer.echo(f"written: {out}")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The page.  [default: RUN/report.html]")] = None,
+) -> None:
+    """Write a run's report again, as one HTML file, from what is in its folder.
+
+    Example: carmil report run
+    """
+    from carmil.report.run import write_report
+    from carmil.studies.run_folder import read_run
+
+    page = out or run / "report.html"
+    write_report(read_run(run), page)
+    typer.echo(f"written: {page}")
