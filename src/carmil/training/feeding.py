@@ -37,11 +37,18 @@ class Feeder:
         self.bags, self.device = bags, device
         self.features = bags.features.to(device) if dtype is None else _as_type(bags.features, device, dtype)
         self.labels = bags.labels.to(device)
+        self._neighbours: dict[tuple[int, int], Fed] = {}
 
     def feed(self, plan: Iterable[Tensor]) -> Iterator[Fed]:
         """The bags at these positions, one handful after the other."""
         for chosen in plan:
-            yield self._fed(chosen, None)
+            if not _adjoin(chosen):
+                yield self._fed(chosen, None)
+                continue
+            place = (int(chosen[0]), len(chosen))  # nothing is copied, and what is known of them serves every epoch
+            if place not in self._neighbours:
+                self._neighbours[place] = self._fed(chosen, None)
+            yield self._neighbours[place]
 
     def like(self, chosen: Tensor) -> Hashable:
         """What a handful has in common with others, so that a step on it can be recorded: the bag itself, or its sizes."""
@@ -57,7 +64,7 @@ class Feeder:
         first, last = int(chosen[0]), int(chosen[-1]) + 1
         sizes = self.bags.sizes[chosen]
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        if bool((chosen.diff() == 1).all()):  # neighbours: no copy
+        if _adjoin(chosen):
             begin, end = int(self.bags.offsets[first]), int(self.bags.offsets[last])
             rows = torch.arange(begin, end, device=self.device)
             features = self.features[begin:end] if features is None else features
@@ -116,6 +123,11 @@ class StreamingFeeder(Feeder):
             there.copy_(self._pinned[slot][:end], non_blocking=True)
             self._sent[slot].record(self._road)
         return there
+
+
+def _adjoin(chosen: Tensor) -> bool:
+    """Do these bags lie one behind the other?"""
+    return bool((chosen.diff() == 1).all())
 
 
 def _as_type(features: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -60,12 +60,11 @@ def fit(
         losses: dict[str, Tensor] = {}
         for phase in population.model.phases:
             state.population.begin(phase, epoch)
-            sums: dict[str, Tensor] = {}
+            sums: Tensor | float = 0.0
             for batch in _batches(feeder, weights[state.rows], recipe, epoch):
-                for name, value in step(batch).items():
-                    sums[name] = sums[name] + value if name in sums else value.clone()
-            steps = sums.pop("steps")  # 0 for a model that has stopped: its losses become NaN
-            losses |= {name: value / steps for name, value in sums.items()}
+                sums = sums + step(batch)
+            *means, _ = sums / sums[-1]  # no step was taken by a model that has stopped: its losses become NaN
+            losses |= dict(zip(step.terms, means, strict=False))
         population.train(False)
         state.population.begin("validation", epoch)
         judged = _validation_loss(state, feeder, judged_by)
@@ -112,11 +111,19 @@ def _batches(feeder: Feeder, weights: Tensor, recipe: Recipe, epoch: int) -> Ite
     used = learns.any(0)
     plan = [chosen[used[chosen]] for chosen in order.split(recipe.batch)]
     plan = [chosen for chosen in plan if len(chosen) > 0]
-    for chosen, fed in zip(plan, feeder.feed(plan), strict=True):
-        counts = weights[:, chosen.to(weights.device)]
-        share = counts / (counts > 0).sum(-1, keepdim=True).clamp_min(1)
+    shares = _shares(weights, plan)
+    for chosen, share, fed in zip(plan, shares, feeder.feed(plan), strict=True):
         learners = learns[:, chosen].any(1)
         yield Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, feeder.like(chosen))
+
+
+def _shares(weights: Tensor, plan: list[Tensor]) -> tuple[Tensor, ...]:
+    """(r, bags of the batch), one a batch: a bag's weight, divided by how many bags of the batch the model trains on."""
+    lengths = [len(chosen) for chosen in plan]
+    ordered = weights[:, torch.cat(plan).to(weights.device)]
+    batch_of = torch.repeat_interleave(torch.arange(len(plan)), torch.tensor(lengths)).to(weights.device)
+    counts = weights.new_zeros(len(weights), len(plan)).index_add_(1, batch_of, (ordered > 0).to(weights.dtype))
+    return (ordered / counts.clamp_min(1)[:, batch_of]).split(lengths, dim=1)
 
 
 @dataclass(frozen=True)

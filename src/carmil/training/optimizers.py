@@ -58,7 +58,7 @@ class SGD(Optimizer):
 
     def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
         (velocity,) = self.state
-        velocity.copy_(torch.where(active, self.momentum * velocity + gradient, velocity))
+        velocity.mul_(torch.where(active, self.momentum, 1.0)).add_(torch.where(active, gradient, 0.0))
         return velocity * active
 
 

@@ -118,11 +118,13 @@ class Population:
             return self.model(features, offsets)
 
     def losses(self, prediction: Prediction, labels: Tensor) -> dict[str, Tensor]:
-        """Each loss term for each model and bag, (r, b), and under `total` their weighted sum."""
-        losses = self.model.losses(prediction, labels, self.terms)
-        weighted = [self.coefficients[term].unsqueeze(-1) * losses[term] for term in losses if term in self.terms]
-        losses["total"] = torch.stack(weighted).sum(0) if weighted else torch.zeros_like(next(iter(losses.values())))
-        return losses
+        """Each loss term for each model and bag, (r, b)."""
+        return self.model.losses(prediction, labels, self.terms)
+
+    def total(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """The weighted sum of each model's loss terms (r), which is what it is trained on."""
+        weighted = [self.coefficients[name] * value for name, value in terms.items() if name in self.terms]
+        return torch.stack(weighted).sum(0) if weighted else torch.zeros_like(next(iter(terms.values())))
 
     def train(self, on: bool = True) -> None:
         self.model.train(on)

@@ -37,7 +37,7 @@ class _Recorded:
 
     graph: torch.cuda.CUDAGraph
     inputs: Batch
-    outputs: dict[str, Tensor]
+    outputs: Tensor
 
 
 class Stepper:
@@ -49,13 +49,17 @@ class Stepper:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.terms: list[str] = []  # what a step gives, row by row
         self._recorded: dict[Hashable, _Recorded | Offsets] = {}  # of a kind that was met once, how its bags lie
         self._rows: dict[bytes, Tensor] = {}
         self._models = len(state.rows)
         self._pool: Any = None  # memory that all recorded steps share
 
-    def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        """Steps on the batch; each model's losses on it (r), zero for a model that took no step, and `steps` (r)."""
+    def __call__(self, batch: Batch) -> Tensor:
+        """Steps on the batch; each model's losses on it, one of `terms` a row, zero for a model that took no step. (t, r)
+
+        The last term, `steps`, is 1 for a model that took one.
+        """
         if self._models != len(self.state.rows):  # models that had stopped were left out
             self._recorded, self._rows, self._pool, self._models = {}, {}, None, len(self.state.rows)
         if batch.like is None or not batch.features.is_cuda or len(self.state.population.model.phases) > 1:
@@ -79,7 +83,7 @@ class Stepper:
         recorded.graph.replay()
         return recorded.outputs
 
-    def _step(self, batch: Batch) -> dict[str, Tensor]:
+    def _step(self, batch: Batch) -> Tensor:
         state, population = self.state, self.state.population
         active = state.active & (batch.share.sum(-1) > 0)
         on = active.to(batch.share.dtype)
@@ -87,7 +91,7 @@ class Stepper:
         if bool(stepping.all()):
             means, gradients = self._differentiated(population, batch)
             state.optimizer.step(population.weights, gradients, active)
-            losses = {name: value * on for name, value in means.items()}
+            losses = torch.stack(list(means.values()))
         else:  # nothing is computed for a model that takes no step: another fold's bag, or stopped
             who = at_least_two(stepping)
             rows = self._on_device(who)
@@ -95,9 +99,10 @@ class Stepper:
             means, gradients = self._differentiated(some, replace(batch, share=batch.share[rows]))
             population.buffers[rows] = some.buffers
             state.optimizer.step(population.weights, gradients, active, rows)
-            losses = {name: torch.zeros_like(on).index_copy(0, rows, value) * on for name, value in means.items()}
+            losses = on.new_zeros(len(means), len(on)).index_copy_(1, rows, torch.stack(list(means.values())))
         population.noise.steps += active.long()
-        return {**losses, "steps": on}
+        self.terms = [*means, "steps"]
+        return torch.cat([torch.where(active, losses, 0.0), on.unsqueeze(0)])
 
     def _on_device(self, rows: Tensor) -> Tensor:
         """Rows of the population where it is; sent there once, since nothing can be sent while a step is recorded."""
@@ -106,16 +111,22 @@ class Stepper:
             self._rows[name] = rows.to(self.state.population.device)
         return self._rows[name]
 
-    @staticmethod
-    def _differentiated(population: Population, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
+    @classmethod
+    def _differentiated(cls, population: Population, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Each model's mean losses (r) on its bags of the batch, and the gradients of their total, one a parameter (r, ...)."""
         leaves = population.leaves()
+        means = cls.means(population, batch, leaves)
+        gradients = torch.autograd.grad(means["total"].sum(), leaves, allow_unused=True, materialize_grads=True)
+        return {name: value.detach() for name, value in means.items()}, [gradient.flatten(1) for gradient in gradients]
+
+    @staticmethod
+    def means(population: Population, batch: Batch, leaves: list[Tensor]) -> dict[str, Tensor]:
+        """Each model's mean loss terms (r) on its bags of the batch, and their `total`, as functions of its leaves."""
         counted = batch.share > 0
         prediction = population(batch.features, batch.offsets, leaves=leaves, rows=batch.rows, counted=counted)
         losses = population.losses(prediction, batch.labels)
-        means = {name: (value * batch.share).sum(-1) for name, value in losses.items()}
-        gradients = torch.autograd.grad(means["total"].sum(), leaves, allow_unused=True, materialize_grads=True)
-        return {name: value.detach() for name, value in means.items()}, [gradient.flatten(1) for gradient in gradients]
+        means = dict(zip(losses, (torch.stack(list(losses.values())) * batch.share).sum(-1), strict=True))
+        return {**means, "total": population.total(means)}
 
     def _record(self, batch: Batch) -> _Recorded:
         """Recording does not run it: the replay does."""
