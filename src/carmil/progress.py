@@ -1,5 +1,6 @@
 """Progress bars with time left, on stderr; silent when nobody watches."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -17,29 +18,66 @@ from rich.progress import (
 console = Console(stderr=True)
 
 
+class _Trainings:
+    """One display for all trainings under way, which may be several, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock, self.under_way = threading.Lock(), 0
+        self.interrupted = False
+
+    @contextmanager
+    def shown(self) -> Iterator[Progress]:
+        with self._lock:
+            if self.under_way == 0:
+                self._progress = Progress(*_COLUMNS, console=console, transient=True, disable=not console.is_terminal)
+                self._progress.start()
+            self.under_way += 1
+        try:
+            yield self._progress
+        finally:
+            with self._lock:
+                self.under_way -= 1
+                if self.under_way == 0:
+                    self._progress.stop()
+                    self.interrupted = False
+
+
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(bar_width=24),
+    TextColumn("epoch"),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[losses]}", style="dim"),
+    TextColumn("{task.fields[running]}"),
+    TimeElapsedColumn(),
+    TextColumn("at most"),
+    TimeRemainingColumn(),
+    TextColumn("left"),
+)
+_trainings = _Trainings()
+
+
 @contextmanager
 def training_progress(title: str, epochs: int, models: int) -> Iterator[Callable[[int, dict[str, float], int], None]]:
     """Gives an `on_epoch` for carmil.training.fit. Models stop early, so the time left is the most it can be."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("epoch"),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[losses]}", style="dim"),
-        TextColumn("{task.fields[running]}"),
-        TimeElapsedColumn(),
-        TextColumn("at most"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _trainings.shown() as progress:
         task = progress.add_task(title, total=epochs, losses="", running=f"{models} models running")
 
         def on_epoch(epoch: int, losses: dict[str, float], running: int) -> None:
+            if _trainings.interrupted:
+                raise KeyboardInterrupt
             shown = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
             progress.update(task, completed=epoch + 1, losses=shown, running=f"{running} of {models} models running")
 
-        yield on_epoch
+        try:
+            yield on_epoch
+        finally:
+            progress.remove_task(task)
+
+
+def interrupt_trainings() -> None:
+    """Ends all trainings that are shown, each after its present epoch."""
+    _trainings.interrupted = _trainings.under_way > 0
 
 
 def tracked(steps: Iterable[int], title: str) -> Iterable[int]:

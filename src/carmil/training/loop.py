@@ -60,7 +60,7 @@ def fit(
         losses: dict[str, Tensor] = {}
         for phase in population.model.phases:
             state.population.begin(phase, epoch)
-            sums: Tensor | float = 0.0
+            sums = torch.zeros((), device=population.device)
             for batch in _batches(feeder, weights[state.rows], recipe, epoch):
                 sums = sums + step(batch)
             *means, _ = sums / sums[-1]  # no step was taken by a model that has stopped: its losses become NaN
