@@ -1,9 +1,11 @@
 """Files and folders that appear whole or not at all: written aside, then renamed."""
 
+import hashlib
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,6 +47,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def safe_name(text: str, *, taken: Collection[str] = ()) -> str:
+    """A file's name for any text. What is unusual there becomes _; a changed or taken name gets a checksum."""
+    plain = re.sub(r"[^A-Za-z0-9._ -]", "_", text)[:100].strip(". ") or "_"
+    if plain == text and plain not in taken:
+        return plain
+    return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _umask() -> int:

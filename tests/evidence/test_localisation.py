@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, ndcg_score, roc_auc_score
 
 from carmil.errors import CarmilError
-from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, ndcg, over_bags
+from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, froc_interval, ndcg, over_bags
 from carmil.evidence.statistics import bootstrap
 
 BAGS = dict(
@@ -105,3 +105,22 @@ def test_the_interval_is_the_bootstraps_without_the_bags_that_have_no_value():
     assert patients == bootstrap(np.mean, np.float32(kept).astype(float), groups=list("aacce"), repeats=200)
     with pytest.raises(CarmilError, match="has no rows"):
         over_bags(torch.full((3,), torch.nan))
+
+
+@settings(max_examples=30, deadline=None)
+@given(**BAGS)
+def test_the_froc_interval_is_around_the_froc_score(sizes, levels, seed):
+    scores, targets, starts, _ = bags_of(sizes, levels, seed)
+    given = torch.from_numpy(scores[:, 0]), torch.from_numpy(targets[:, 0]), torch.from_numpy(starts)
+    found = froc_interval(*given, repeats=30)
+    if not targets[:, 0].any():
+        assert np.isnan(found.value)
+        return
+    assert found.value == pytest.approx(float(froc(*given).score))
+    assert 0 <= found.low <= found.high <= 1
+
+
+def test_the_froc_interval_is_a_point_where_all_bags_are_alike():
+    scores, targets = torch.tensor([3.0, 1.0, 0.0] * 6), torch.tensor([True, False, False] * 6)
+    found = froc_interval(scores, targets, torch.arange(0, 19, 3))
+    assert (found.low, found.value, found.high) == (1, 1, 1)

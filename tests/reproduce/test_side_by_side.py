@@ -8,10 +8,10 @@ import torch
 from carmil.bags.bags import Bags
 from carmil.counterfactual import create_model
 from carmil.progress import training_progress
+from carmil.reproduce.side_by_side import side_by_side
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
-from carmil.reproduce.side_by_side import side_by_side
 
 
 def _bags(seed: int) -> Bags:

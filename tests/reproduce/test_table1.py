@@ -93,7 +93,7 @@ def test_figures_are_means_with_their_spread():
 
 def test_the_papers_figures_stay_in_their_own_columns(table):
     _, _, _, rows = table
-    text = markdown(rows, [])
+    text = markdown("", rows, [])
     assert "AUC ours | AUC paper" in text
     assert all(row.paper == {} for row in rows if row.evidence == "path")
 

@@ -1,7 +1,9 @@
 """Options that several commands have, and what is made of their words."""
 
 import os
+from collections.abc import Callable
 from enum import StrEnum
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +54,28 @@ class SplitForm(StrEnum):
 ColumnOption = Annotated[str | None, typer.Option(help="Name of that column.  [default: found by looking]")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+
+
+def options_of(
+    words: Callable[..., tuple[Any, ...]], *names: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of `words` before its own. It is called with what `words` makes of them, by these names."""
+    shared = signature(words).parameters
+
+    def given(command: Callable[..., None]) -> Callable[..., None]:
+        own = [parameter for name, parameter in signature(command).parameters.items() if name not in names]
+        options = [*shared.values(), *own]
+
+        def called(**values: Any) -> None:
+            made = words(**{name: values.pop(name) for name in shared})
+            command(**dict(zip(names, made, strict=True)), **values)
+
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in options}
+        called.__signature__ = Signature(options)  # type: ignore[attr-defined]
+        return called
+
+    return given
 
 
 def say(line: str) -> None:

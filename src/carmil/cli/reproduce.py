@@ -1,8 +1,9 @@
 """carmil reproduce ...: the paper's tables and figures."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,15 +18,18 @@ from carmil.cli.options import (
     folder_for,
     names_in,
     numbers_in,
+    options_of,
 )
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
+
+if TYPE_CHECKING:
+    from carmil.report.tables import ResultTable
 
 reproduce = typer.Typer(help="The paper's tables and figures, one recipe each.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
 
 
-@reproduce.command()
-def table1(
+def _words_of_digits(
     mnist: Annotated[
         str | None,
         typer.Option(help="Folder with MNIST's idx files, or 'download'. Without it: 5,000 bundled MNIST images."),
@@ -38,12 +42,6 @@ def table1(
         Path | None, typer.Option(help="ResNet18's weights; without it torchvision downloads them.")
     ] = None,
     pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = Pool.disjoint,
-    models: Annotated[
-        str,
-        typer.Option(
-            help="Names with commas between, or 'all' for every row of the paper (TransMIL is slow on a CPU)."
-        ),
-    ] = "abmil,car/abmil,targeted/abmil",
     tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
     repetitions: Annotated[int, typer.Option(help="Initialisations of each model, trained together.")] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
@@ -56,8 +54,51 @@ def table1(
     ] = "",
     distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = Distance.l1,
     seed: Annotated[int, typer.Option(min=0, help="Of the bags.")] = 0,
-    out: OutOption = Path("table1"),
     device: DeviceOption = Device.auto,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What table1's Settings are made of beside the models, and what load_digits is asked for."""
+    from carmil.bags.digits import TASKS
+
+    for name in names_in(tasks):
+        if name not in TASKS:
+            raise CarmilError(unknown("task", name, TASKS))
+    training = {
+        "repetitions": repetitions,
+        "lr": lr,
+        "epochs": epochs,
+        "alpha": numbers_in("--alpha", alpha, float),
+        "lambda_": numbers_in("--lambda", lambda_, float),
+        "distance": distance.value,
+    }
+    data = {
+        "tasks": names_in(tasks),
+        "mnist": mnist,
+        "features": features,
+        "encoder": encoder,
+        "weights": weights,
+        "pool": pool.value,
+        "seed": seed,
+        "device": device_named(device),
+    }
+    return training, data
+
+
+# A command about digit bags is called with `training`, for table1's Settings, and `data`, for load_digits.
+_of_digits = options_of(_words_of_digits, "training", "data")
+
+
+@reproduce.command()
+@_of_digits
+def table1(
+    training: dict[str, Any],
+    data: dict[str, Any],
+    models: Annotated[
+        str,
+        typer.Option(
+            help="Names with commas between, or 'all' for every row of the paper (TransMIL is slow on a CPU)."
+        ),
+    ] = "abmil,car/abmil,targeted/abmil",
+    out: OutOption = Path("table1"),
 ) -> None:
     """Table 1: digit bags with known truth; our figures beside the paper's, every negative rule named.
 
@@ -65,42 +106,96 @@ def table1(
 
     Example: carmil reproduce table1 --mnist DIR --features FILE.npy --pool shared
     """
-    from carmil.bags.digits import TASKS
-    from carmil.errors import unknown
-    from carmil.report.tables import print_tables
     from carmil.reproduce.digit_data import load_digits
     from carmil.reproduce.table1 import ALL_MODELS, Settings, run_table1, tables
 
-    settings = Settings(
-        models=ALL_MODELS if models == "all" else names_in(models),
-        repetitions=repetitions,
-        lr=lr,
-        epochs=epochs,
-        alpha=numbers_in("--alpha", alpha, float),
-        lambda_=numbers_in("--lambda", lambda_, float),
-        distance=distance.value,
-    )
-    names = names_in(tasks)
-    for name in names:
-        if name not in TASKS:
-            raise CarmilError(unknown("task", name, TASKS))
-    where = device_named(device)
+    settings = Settings(models=ALL_MODELS if models == "all" else names_in(models), **training)
     out = folder_for(out)
-    data = load_digits(
-        names,
-        mnist=mnist,
-        features=features,
-        encoder=encoder,
-        weights=weights,
-        pool=pool.value,
-        seed=seed,
-        device=where,
+    digits = load_digits(**data)
+    rows, lines = run_table1(digits.studies, settings, digits.about, out, device=data["device"])
+    _say(tables(rows), lines)
+    typer.echo(f"\nwritten: {out / 'table1.md'}, {out / 'table1.json'}, {out / 'runs'}")
+
+
+@reproduce.command()
+@_of_digits
+def interpretability(
+    training: dict[str, Any],
+    data: dict[str, Any],
+    models: Annotated[
+        str, typer.Option(help="Names with commas between, or 'all' for every model of Table 1.")
+    ] = "abmil,car/abmil",
+    explainers: Annotated[
+        str, typer.Option(help="Names with commas between.  [default: all that a model can be asked for]")
+    ] = "",
+    out: OutOption = Path("interpretability"),
+) -> None:
+    """The interpretability table: every explainer a model can be asked for, every negative rule named.
+
+    Models that table1 has trained with the same options are used again if --out is its folder. Killed and started again, it
+    goes on with what is not there yet.
+
+    Example: carmil reproduce interpretability --mnist DIR --features FILE.npy --pool shared --out table1
+    """
+    from carmil.reproduce.digit_data import load_digits
+    from carmil.reproduce.interpretability import run_interpretability, tables
+    from carmil.reproduce.table1 import ALL_MODELS, Settings
+
+    settings = Settings(models=ALL_MODELS if models == "all" else names_in(models), **training)
+    out = folder_for(out)
+    digits = load_digits(**data)
+    rows, lines = run_interpretability(
+        digits.studies, settings, digits.about, out, explainers=names_in(explainers), device=data["device"]
     )
-    rows, lines = run_table1(data.studies, settings, data.about, out, device=where)
-    print_tables(tables(rows))
+    _say(tables(rows), lines)
+    typer.echo(f"\nwritten: {out / 'interpretability.md'}, {out / 'interpretability.json'}, {out / 'runs'}")
+
+
+@reproduce.command()
+@_of_digits
+def faithfulness(
+    training: dict[str, Any],
+    data: dict[str, Any],
+    models: Annotated[str, typer.Option(help="Names with commas between.")] = "abmil,cia/abmil,car/abmil",
+    crc: Annotated[
+        Path | None, typer.Option(help="Folder with crc's features.npy and instances.csv: on these bags too.")
+    ] = None,
+    crc_models: Annotated[
+        str, typer.Option(help="Names with commas between.")
+    ] = "abmil.gated,cia/abmil.gated,car/abmil.gated",
+    crc_epochs: Annotated[int, typer.Option(help="At most this many.")] = 100,
+    out: OutOption = Path("faithfulness"),
+) -> None:
+    """The deletion figure: how sure a model stays as its most relevant instances go, and the cohort's AUC meanwhile.
+
+    Models that table1 has trained with the same options are used again if --out is its folder. Killed and started again, it
+    goes on with what is not there yet.
+
+    Example: carmil reproduce faithfulness --mnist DIR --features FILE.npy --pool shared --crc DIR
+    """
+    from carmil.reproduce.crc import RECIPE
+    from carmil.reproduce.digit_data import load_digits
+    from carmil.reproduce.faithfulness import Nuclei, run_faithfulness, tables
+    from carmil.reproduce.table1 import Settings
+
+    settings = Settings(models=names_in(models), **training)
+    nuclei = None
+    if crc is not None:
+        nuclei = Nuclei(crc, names_in(crc_models), replace(RECIPE, epochs=crc_epochs), seed=data["seed"])
+    out = folder_for(out)
+    digits = load_digits(**data)
+    curves, lines = run_faithfulness(digits.studies, settings, digits.about, out, nuclei=nuclei, device=data["device"])
+    _say(tables(curves), lines)
+    kinds = ("faithfulness.md", "faithfulness.json", "faithfulness.png", "cohort_auc.png")
+    typer.echo(f"\nwritten: {', '.join(str(out / name) for name in kinds)}")
+
+
+def _say(tables: "Sequence[ResultTable]", lines: Sequence[str]) -> None:
+    from carmil.report.tables import print_tables
+
+    print_tables(tables)
     for line in lines:
         typer.echo(f"- {line}")
-    typer.echo(f"\nwritten: {out / 'table1.md'}, {out / 'table1.json'}, {out / 'runs'}")
 
 
 @reproduce.command()
@@ -146,3 +241,33 @@ def complexity(out: OutOption = Path("complexity")) -> None:
     print_tables([table(lines)])
     typer.echo(EXPLANATION)
     typer.echo(f"\nwritten: {out / 'complexity.md'}, {out / 'complexity.json'}")
+
+
+@reproduce.command()
+def crc_evidence(
+    data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
+    models: Annotated[
+        str, typer.Option(help="Names with commas between; these two must be among them.")
+    ] = "abmil.gated,car/abmil.gated",
+    seeds: Annotated[int, typer.Option(min=1, help="Initialisations of every fold, trained together.")] = 5,
+    epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
+    out: OutOption = Path("crc_evidence"),
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Every explainer on nuclei of colorectal cancer; the default map, fixed on validation bags, against ABMIL's attention.
+
+    Killed and started again, it goes on where it was.
+
+    Example: carmil reproduce crc-evidence --data DIR --out crc_evidence
+    """
+    from carmil.reproduce.crc import RECIPE
+    from carmil.reproduce.crc_evidence import run_crc_evidence
+    from carmil.reproduce.crc_evidence_report import tables
+
+    where = device_named(device)
+    recipe = replace(RECIPE, epochs=epochs)
+    names, out = names_in(models), folder_for(out)
+    result = run_crc_evidence(data, names, out, device=where, seeds=seeds, seed=seed, recipe=recipe)
+    _say(tables(result), result.lines)
+    typer.echo(f"\nwritten: {', '.join(str(out / f'crc_evidence.{kind}') for kind in ('md', 'json', 'png'))}")

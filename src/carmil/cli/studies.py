@@ -1,7 +1,5 @@
 """carmil train, sweep, predict, evaluate, compare, report: studies of one's own cohort."""
 
-from collections.abc import Callable
-from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +16,7 @@ from carmil.cli.options import (
     check_device,
     device_named,
     folder_for,
+    options_of,
     say,
 )
 
@@ -96,20 +95,8 @@ def _words_of_a_study(
     return {**given, **words}, "command line" if config is None else str(config)
 
 
-def _of_a_study(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of a study. It is called with `given`, what they say, and `where` that was said."""
-    shared = signature(_words_of_a_study).parameters
-    own = [parameter for name, parameter in signature(command).parameters.items() if name not in ("given", "where")]
-    options = [*shared.values(), *own]
-
-    def called(**values: Any) -> None:
-        given, where = _words_of_a_study(**{name: values.pop(name) for name in shared})
-        command(given=given, where=where, **values)
-
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in options}
-    called.__signature__ = Signature(options)  # type: ignore[attr-defined]
-    return called
+# A command of a study is called with `given`, what the options say, and `where` that was said.
+_of_a_study = options_of(_words_of_a_study, "given", "where")
 
 
 @app.command()

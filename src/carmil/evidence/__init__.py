@@ -1,7 +1,7 @@
 """Explainers, and how good their evidence is."""
 
 from carmil.evidence.agreement import NEGATIVE_RULES, Agreement, average_precision, evidence_agreement
-from carmil.evidence.explainers import EXPLAINERS, explain, explainers_of, residual
+from carmil.evidence.explainers import EXPLAINERS, default_explainer, explain, explainers_of, residual
 from carmil.evidence.performance import bag_auc, bag_performance
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "average_precision",
     "bag_auc",
     "bag_performance",
+    "default_explainer",
     "evidence_agreement",
     "explain",
     "explainers_of",

@@ -39,6 +39,11 @@ def pools_by_attention(model: BagModel) -> bool:
     return isinstance(model, AttendingModel) and model.softmax_pooling
 
 
+def scores_are_weights(model: BagModel) -> bool:
+    """Are its scores u shares of attention already, as TransMIL's, so that no softmax follows?"""
+    return not getattr(bare(model), "softmax_pooling", True)
+
+
 def scores_instances(model: BagModel) -> bool:
     """Does it say what each instance answers by itself?"""
     return isinstance(bare(model), MeanMIL | AdditiveMIL | DSMIL | WENO)

@@ -3,6 +3,7 @@
 n instances of all bags together, b bags, k classes. Axes before these, such as that of a population's models, come along.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,8 @@ NEGATIVE_RULES = {
     "counterfactual": "negative evidence scored by +u_cf: the paper's rule for CAR-MIL",
     "self": "negative evidence scored by +s: the control",
 }
+
+Measure = Callable[[Tensor, Tensor, Offsets], Tensor]  # scores, targets, offsets -> (..., b, k)
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,7 @@ def evidence_agreement(supporting: Tensor, refuting: Tensor, truth: Tensor, offs
     supporting (..., n, k) should be high where truth (n, k) is +1, refuting where it is -1. A pair is left out of a measure
     when none or all of its instances are targets; AUPRC± is the mean over pairs of whichever of AP+ and AP- exist.
     """
-    offsets = Offsets.of(offsets, supporting.device)
-    positive = _pairwise(supporting, truth > 0, offsets)
-    negative = _pairwise(refuting, truth < 0, offsets)
-    both = torch.stack([positive, negative]).nanmean(0)
+    positive, both = agreement_by_bag(supporting, refuting, truth, offsets)
     return Agreement(
         positive=positive.nanmean((-2, -1)),
         both=both.nanmean((-2, -1)),
@@ -65,8 +65,21 @@ def evidence_agreement(supporting: Tensor, refuting: Tensor, truth: Tensor, offs
     )
 
 
-def _pairwise(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tensor:
-    """(..., b, k) average precision, NaN where none or all instances are targets."""
+def agreement_by_bag(
+    supporting: Tensor, refuting: Tensor, truth: Tensor, offsets: Offsets | Tensor, measure: Measure = average_precision
+) -> tuple[Tensor, Tensor]:
+    """AP+, and the mean of AP+ and AP- or whichever of them exists, of each bag and class: (..., b, k) both, NaN without.
+
+    Or another measure of scores against targets, such as `localisation.auroc`.
+    """
+    offsets = Offsets.of(offsets, supporting.device)
+    positive = _pairwise(measure, supporting, truth > 0, offsets)
+    negative = _pairwise(measure, refuting, truth < 0, offsets)
+    return positive, torch.stack([positive, negative]).nanmean(0)
+
+
+def _pairwise(measure: Measure, scores: Tensor, targets: Tensor, offsets: Offsets) -> Tensor:
+    """(..., b, k), NaN where none or all instances are targets."""
     counts = bag_sum(targets.double(), offsets)
     measurable = (counts > 0) & (counts < offsets.sizes.unsqueeze(-1))
-    return average_precision(scores, targets, offsets).where(measurable, torch.nan)
+    return measure(scores, targets, offsets).where(measurable, torch.nan)

@@ -20,13 +20,13 @@ def attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     u = _seen(model, features, offsets).scores
     if u is None:
         raise CarmilError(f"{type(model).__name__} does not attend: there is no attention to show")
-    return _shown(model, u, offsets)
+    return shown(model, u, offsets)
 
 
 def counterfactual_attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     """The scores u_cf of CAR's branch, shown as the factual ones are."""
     _, u_cf = _two_maps(model, features, offsets)
-    return _shown(model, u_cf, offsets)
+    return shown(model, u_cf, offsets)
 
 
 def factual_minus_counterfactual(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
@@ -36,7 +36,7 @@ def factual_minus_counterfactual(model: BagModel, features: Tensor, offsets: Off
     if getattr(model, "softmax_pooling", True):  # TransMIL's scores are weights already
         u, u_cf = bag_softmax(u, offsets), bag_softmax(u_cf, offsets)
     difference = u - u_cf
-    return difference if _a_map_a_class(model) else _for_every_class(model, difference.mean(-1, keepdim=True))
+    return difference if a_map_a_class(model) else _for_every_class(model, difference.mean(-1, keepdim=True))
 
 
 def targeted(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
@@ -77,16 +77,17 @@ def _two_maps(model: BagModel, features: Tensor, offsets: Offsets) -> tuple[Tens
     return seen.scores, seen.counterfactual.scores.squeeze(-2)
 
 
-def _shown(model: BagModel, u: Tensor, offsets: Offsets) -> Tensor:
-    """(n, h) -> (n, k)."""
-    if _a_map_a_class(model):
+def shown(model: BagModel, u: Tensor, offsets: Offsets) -> Tensor:
+    """Scores of all heads as a map for every class: (n, h) -> (n, k)."""
+    if a_map_a_class(model):
         return u
     if u.shape[-1] > 1:
         u = bag_softmax(u, offsets).mean(-1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny).log()
     return _for_every_class(model, u)
 
 
-def _a_map_a_class(model: BagModel) -> bool:
+def a_map_a_class(model: BagModel) -> bool:
+    """Has every class an attention of its own?"""
     return getattr(model, "heads_are_classes", False)
 
 

@@ -3,7 +3,7 @@
 n instances, b bags, k classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -186,6 +186,10 @@ EXPLAINERS: dict[str, Explainer] = {
 }
 
 
+# What a model is explained by unless asked otherwise: the first of these that fits it.
+DEFAULTS = ("path", "patch_scores", "attention", "single")
+
+
 def explain(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
     """Evidence (n, k) of every instance of `bags` for every class, by one of EXPLAINERS, on the CPU."""
     return _asked(_explainer(method).explain, model, bags, max_instances)
@@ -194,6 +198,17 @@ def explain(model: BagModel, bags: Bags, method: str = "path", *, max_instances:
 def explainers_of(model: BagModel) -> list[str]:
     """Which of EXPLAINERS this model can be asked for."""
     return [name for name, explainer in EXPLAINERS.items() if explainer.fits(model)]
+
+
+def default_explainer(model: BagModel) -> str:
+    """The first of DEFAULTS that this model can be asked for."""
+    return next(name for name in DEFAULTS if EXPLAINERS[name].fits(model))
+
+
+def check_explainers(methods: Iterable[str]) -> None:
+    """Refuses names that are not in EXPLAINERS."""
+    for method in methods:
+        _explainer(method)
 
 
 def residual(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:

@@ -122,9 +122,14 @@ def faithfulness_of(
     maps = _checked(maps, bags).cpu()
     chance = torch.rand(random_orders, maps.shape[1], generator=generator).to(maps.dtype)
     logits = deletion(model, bags, torch.cat([maps, -maps, chance]), steps=steps)
+    return judged(logits, classes, maps=len(maps))
+
+
+def judged(logits: Tensor, classes: Tensor, *, maps: int) -> Faithfulness:
+    """The same from what `deletion` gave for e maps, for their negatives, then for random orders: (e + e + r, b, S+1, k)."""
     classes = classes.cpu()
     p = logits.softmax(-1).gather(-1, classes[None, :, None, None].expand(*logits.shape[:-1], 1)).squeeze(-1)
-    most_first, least_first, at_random = p.split([len(maps), len(maps), random_orders])
+    most_first, least_first, at_random = p.split([maps, maps, len(p) - 2 * maps])
     return Faithfulness(most_first, least_first, at_random, right=logits[0, :, 0].argmax(-1) == classes)
 
 

@@ -9,22 +9,21 @@ features. Bags do not see each other, so that one pass serves all of them.
 n instances, b bags, k classes.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import rows_of
+from carmil.bags.bags import rows_of, runs_of
 from carmil.models.contract import BagModel
-from carmil.models.pooling import Offsets, bag_sum
+from carmil.models.pooling import Offsets
 
 FIRST_CUTS = 16
-ROUNDS = 32
+DEEPEST = 40
+ROWS = 2**15  # instances that are looked at once
 
 
 def input_x_gradient(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
     """x_j . dF_c/dx_j, (n, k)."""
-    return _slopes(model, features, Offsets.of(offsets, features.device), 1.0)[1]
+    return _slopes(model, features, Offsets.of(offsets, features.device), features.new_ones(len(features), 1))[1]
 
 
 def integrated_gradients(
@@ -33,26 +32,58 @@ def integrated_gradients(
     """(n, k), from features of zero. The sum over a bag is F(x) - F(0), to `tolerance` of max(1, |difference|).
 
     Midpoint rule on pieces of the way. While a bag's sum is not met, those of its pieces are halved over which the logits
-    do least what the midpoint promises. No gradient sees a jump, and some models jump: DSMIL where another instance becomes
+    do not do what the midpoint promises. No gradient sees a jump, and some models jump: DSMIL where another instance becomes
     critical, RRT where instances cease to be all alike. `carmil.evidence.residual` tells.
     """
     offsets = Offsets.of(offsets, features.device)
-    change = feature_change(model, features, offsets)
+    device, bags = features.device, torch.arange(offsets.bags, device=features.device)
+    cuts = torch.linspace(0, 1, FIRST_CUTS + 1).tolist()
+    at_cuts = torch.stack([class_logits(model, features * t, offsets) for t in cuts], dim=1)  # (b, cuts, k)
+    change = at_cuts[:, -1] - at_cuts[:, 0]
     allowed = tolerance * change.abs().clamp_min(1.0)
-    way = Way(model, features, offsets)
-    pieces = way.first_pieces()
-    for _ in range(ROUNDS):
-        total = torch.stack([piece.integral for piece in pieces]).sum(0)
-        unmet = ((change - bag_sum(total, offsets)).abs() > allowed).any(1)
-        errors = torch.stack([(piece.error / allowed).amax(1) for piece in pieces])  # (pieces, b)
-        worst = unmet & (errors > 0) & (errors >= errors.amax(0) / 2)
-        if not worst.any():
+    integral, met = features.new_zeros(len(features), model.classes), torch.zeros_like(change)
+    # The pieces under way, p of them: whose, where they begin, and F before and after them (p, k).
+    bag, left, width = (
+        bags.repeat_interleave(FIRST_CUTS),
+        torch.tensor(cuts[:-1] * offsets.bags, device=device),
+        1.0 / FIRST_CUTS,
+    )
+    before, after = at_cuts[:, :-1].flatten(0, 1), at_cuts[:, 1:].flatten(0, 1)
+    for depth in range(DEEPEST):
+        middle, slopes, rows, piece_of = _midpoints(model, features, offsets, bag, left + width / 2)
+        promised = torch.zeros_like(before).index_add_(0, piece_of, width * slopes)
+        rounding = 32 * torch.finfo(before.dtype).eps * (after.abs() + before.abs())
+        error = (after - before - promised).abs() - rounding
+        unmet = ((change - met).index_add(0, bag, promised, alpha=-1).abs() > allowed).any(1)
+        # Some tens of pieces share what is allowed.
+        rough = unmet[bag] & (error > allowed[bag] / 64).any(1) & (depth < DEEPEST - 1)
+        done = ~rough
+        integral.index_add_(0, rows[done[piece_of]], width * slopes[done[piece_of]])
+        met.index_add_(0, bag[done], promised[done])
+        if not rough.any():
             break
-        for piece, bags in zip(list(pieces), worst, strict=True):
-            if bags.any():
-                pieces += way.halves(piece, bags)
-                piece.integral[bags[offsets.bag_of]], piece.error[bags] = 0.0, 0.0
-    return torch.stack([piece.integral for piece in pieces]).sum(0)
+        bag, left = bag[rough].repeat(2), torch.cat([left[rough], left[rough] + width / 2])
+        before, after = torch.cat([before[rough], middle[rough]]), torch.cat([middle[rough], after[rough]])
+        width /= 2
+    return integral
+
+
+def _midpoints(
+    model: BagModel, features: Tensor, offsets: Offsets, bag: Tensor, t: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """F (p, k) of piece i's bag (p) with its features times t_i, and, for every instance of every piece, laid end to end:
+    x_j . dF_c/dx_j (m, k), which instance it is (m), and of which piece (m)."""
+    device = features.device
+    starts, rows = rows_of(offsets.starts.cpu(), bag.cpu())
+    rows, piece_of = rows.to(device), torch.repeat_interleave(starts.diff()).to(device)
+    logits, slopes = [], []
+    for first, last in runs_of(starts.diff().tolist(), ROWS):
+        part = slice(int(starts[first]), int(starts[last]))
+        own = Offsets(starts[first : last + 1] - starts[first], device)
+        some = _slopes(model, features[rows[part]], own, t[piece_of[part]].unsqueeze(-1))
+        logits.append(some[0])
+        slopes.append(some[1])
+    return torch.cat(logits), torch.cat(slopes), rows, piece_of
 
 
 def feature_change(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
@@ -66,61 +97,11 @@ def class_logits(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -
         return model(features, offsets).logits
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Of the way, t from left to left + width: F before, in the middle and after it (b, k), the integral (n, k), and how far
-    the integral's sums are from F after - F before, (b, k). Zeros for bags that it is not about."""
-
-    left: float
-    width: float
-    before: Tensor
-    middle: Tensor
-    after: Tensor
-    integral: Tensor
-    error: Tensor
-
-
-@dataclass(frozen=True)
-class Way:
-    """From features of zero to the bags as they are."""
-
-    model: BagModel
-    features: Tensor
-    offsets: Offsets
-
-    def first_pieces(self) -> list[Piece]:
-        everyone = torch.ones(self.offsets.bags, dtype=torch.bool, device=self.features.device)
-        cuts = [cut / FIRST_CUTS for cut in range(FIRST_CUTS + 1)]
-        F = [class_logits(self.model, self.features * t, self.offsets) for t in cuts]
-        return [self.piece(everyone, cuts[i], 1 / FIRST_CUTS, F[i], F[i + 1]) for i in range(FIRST_CUTS)]
-
-    def halves(self, piece: Piece, bags: Tensor) -> list[Piece]:
-        width = piece.width / 2
-        return [
-            self.piece(bags, piece.left, width, piece.before, piece.middle),
-            self.piece(bags, piece.left + width, width, piece.middle, piece.after),
-        ]
-
-    def piece(self, bags: Tensor, left: float, width: float, before: Tensor, after: Tensor) -> Piece:
-        """For the bags of a mask (b) only."""
-        device = self.features.device
-        starts, rows = rows_of(self.offsets.starts.cpu(), bags.nonzero().flatten().cpu())
-        rows, own = rows.to(device), Offsets(starts, device)
-        logits, slopes = _slopes(self.model, self.features[rows], own, left + width / 2)
-        rise = after[bags] - before[bags]
-        rounding = 32 * torch.finfo(rise.dtype).eps * (after[bags].abs() + before[bags].abs())
-        integral = slopes.new_zeros(self.offsets.instances, self.model.classes)
-        middle, error = torch.zeros_like(before), torch.zeros_like(before)
-        integral[rows], middle[bags] = width * slopes, logits
-        error[bags] = ((rise - width * bag_sum(slopes, own)).abs() - rounding).clamp_min(0.0)
-        return Piece(left, width, before, middle, after, integral, error)
-
-
-def _slopes(model: BagModel, features: Tensor, offsets: Offsets, t: float) -> tuple[Tensor, Tensor]:
-    """F (b, k) and x_j . dF_c/dx_j (n, k) at t x."""
+def _slopes(model: BagModel, features: Tensor, offsets: Offsets, t: Tensor) -> tuple[Tensor, Tensor]:
+    """F (b, k) and x_j . dF_c/dx_j (n, k) at t x; t (n, 1)."""
     model.begin("validation", 0)  # a method that learns in phases answers as a whole
     with torch.enable_grad():
-        s = features.new_full((len(features), 1), t).requires_grad_()
+        s = t.to(features.dtype, copy=True).requires_grad_()
         logits = model(features * s, offsets).logits
         columns = [
             torch.autograd.grad(logits[:, c].sum(), s, retain_graph=c + 1 < model.classes)[0]

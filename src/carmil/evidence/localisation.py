@@ -4,12 +4,13 @@ Of each bag: AUROC, NDCG, Dice at a threshold. Over all bags: FROC. The threshol
 n instances of all bags together, b bags, k classes. Axes before these, such as that of a population's models, come along.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from carmil.errors import CarmilError
@@ -120,6 +121,38 @@ def froc(
     allowed = torch.tensor(false_alarms, dtype=torch.float64, device=scores.device)
     within = torch.where(wrong <= allowed * offsets.bags, found, 0.0).amax(-2)  # (..., f)
     return FROC(allowed, within / hits.sum(-2))
+
+
+def froc_interval(
+    scores: Tensor,
+    targets: Tensor,
+    offsets: Offsets | Tensor,
+    *,
+    repeats: int = 200,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """The FROC score of scores (n) with a percentile interval over resampled bags. Scores are sorted once; a resample weighs."""
+    offsets = Offsets.of(offsets, scores.device)
+    order = scores.argsort(descending=True, stable=True)
+    ranked, bag = scores[order].cpu(), offsets.bag_of[order].cpu().numpy()
+    hits = targets[order].cpu().numpy().astype(np.float64)
+    ends = np.flatnonzero(np.append((ranked[1:] != ranked[:-1]).numpy(), True))
+    allowed = np.array(FALSE_ALARMS) * offsets.bags
+    rng = np.random.default_rng(seed)
+
+    def score(counts: NDArray[np.int64]) -> float:
+        weights = counts[bag]
+        found, wrong = (weights * hits).cumsum()[ends], (weights * (1 - hits)).cumsum()[ends]
+        place = np.searchsorted(wrong, allowed, side="right")  # how many thresholds stay within
+        return float(np.append(0.0, found)[place].mean() / found[-1]) if found[-1] else math.nan
+
+    drawn = rng.integers(offsets.bags, size=(repeats, offsets.bags))
+    values = np.array([score(np.bincount(one, minlength=offsets.bags)) for one in drawn])
+    tail = (1 - level) / 2
+    low, high = np.nanquantile(values, (tail, 1 - tail)) if not np.isnan(values).all() else (math.nan, math.nan)
+    whole = score(np.ones(offsets.bags, dtype=np.int64))
+    return Interval(low=float(low), high=float(high), value=whole, level=level, left_out=int(np.isnan(values).sum()))
 
 
 def over_bags(

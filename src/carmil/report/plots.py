@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 SIZE = 320
@@ -54,6 +55,44 @@ def reliability_svg(calibration: dict[str, Any]) -> str:
         parts.append(
             f'<circle class="dot s0" cx="{place:.1f}" cy="{_y(accuracy):.1f}" r="4.5">'
             f"<title>{count} cases: {confidence:.1%} sure, {accuracy:.1%} right</title></circle>"
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def bars_svg(bars: Sequence[tuple[str, dict[str, float], bool]], *, fails: float) -> str:
+    """A bar from 0 to each value between -1 and 1, with its interval; a failing one in the colour of what speaks against."""
+    left, right, row = 300, 700, 30
+    bottom = row * len(bars) + 8
+
+    def x(value: float) -> float:
+        return left + (right - left) * (value + 1) / 2
+
+    parts = [f'<svg viewBox="0 0 820 {bottom + 40}" role="img" aria-label="randomisation test" class="bars">']
+    for tick in (-1.0, -0.5, 0.0, 0.5, 1.0):
+        parts.append(f'<line class="{"grid" if tick else "zero"}" x1="{x(tick)}" x2="{x(tick)}" y1="0" y2="{bottom}"/>')
+        parts.append(f'<text class="axis" x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
+    parts.append(f'<line class="limit" x1="{x(fails)}" x2="{x(fails)}" y1="0" y2="{bottom}"/>')
+    parts.append(f'<text class="axis" x="{x(0)}" y="{bottom + 34}" text-anchor="middle">went with the weights</text>')
+    parts.append(
+        f'<text class="axis" x="{x(1)}" y="{bottom + 34}" text-anchor="middle">the same map without them</text>'
+    )
+    for i, (name, found, failed) in enumerate(bars):
+        middle, value = row * i + row / 2 + 4, found["value"]
+        parts.append(f'<text x="{left - 10}" y="{middle + 4}" text-anchor="end">{escape(name)}</text>')
+        if math.isnan(value):
+            parts.append(f'<text x="{x(0) + 8}" y="{middle + 4}">no value: a map is constant</text>')
+            continue
+        begin, width = x(min(0.0, value)), abs(x(value) - x(0))
+        kind = "bad" if failed else "good"
+        parts.append(
+            f'<rect class="{kind}" x="{begin:.1f}" y="{middle - 9}" width="{max(width, 1.5):.1f}" height="18"/>'
+        )
+        if not math.isnan(found["low"]):
+            low, high = x(found["low"]), x(found["high"])
+            parts.append(f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>')
+        words = f"{value:.2f}" + " FAILS" * failed
+        parts.append(
+            f'<text class="{"verdict" if failed else "value"}" x="{right + 12}" y="{middle + 4}">{words}</text>'
         )
     return "".join([*parts, "</svg>"])
 

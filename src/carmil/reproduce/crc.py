@@ -21,12 +21,13 @@ from carmil.bags.bags import Bags
 from carmil.bags.digit_features import read_features
 from carmil.counterfactual import create_model, list_models
 from carmil.errors import CarmilError, unknown
-from carmil.evidence import bag_auc, explain
+from carmil.evidence import bag_auc, explain, explainers_of
 from carmil.files import write_text
+from carmil.models.contract import BagModel
 from carmil.progress import training_progress
 from carmil.report.tables import ResultTable
-from carmil.reproduce.digit_runs import evidence_of
-from carmil.reproduce.table1 import Figure, figure, shown
+from carmil.reproduce.paper import Figure
+from carmil.reproduce.table1 import EVIDENCE, figure, shown
 from carmil.studies.truth import auprc
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
@@ -120,17 +121,7 @@ def run_crc(
             raise CarmilError(unknown("model", model, known))
     bags = load_crc(folder)
     assert bags.labels is not None
-    assert bags.instance_labels is not None
-    content = (bags.features, bags.offsets, bags.instance_labels)
-    study = {
-        "recipe": asdict(recipe),
-        "lr": LEARNING_RATE,
-        "options": OPTIONS,
-        "seed": seed,
-        "folds": FOLDS,
-        "validation_share": VALIDATION_SHARE,
-        "bags": hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in content)).hexdigest()[:16],
-    }
+    study = study_of(bags, recipe, seed)
     roles, tested = fold_roles(bags.labels, seed)
     rows = _finished(out / "crc.json", config_key(study))
     for model in models:
@@ -140,6 +131,21 @@ def run_crc(
             write_text(out / "crc.json", json.dumps(facts, indent=2))
             write_text(out / "crc.md", markdown(rows, conditions(seed, recipe)))
     return [row for row in rows if row.model in models]
+
+
+def study_of(bags: Bags, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """What every figure of the study depends on."""
+    assert bags.instance_labels is not None
+    content = (bags.features, bags.offsets, bags.instance_labels)
+    return {
+        "recipe": asdict(recipe),
+        "lr": LEARNING_RATE,
+        "options": OPTIONS,
+        "seed": seed,
+        "folds": FOLDS,
+        "validation_share": VALIDATION_SHARE,
+        "bags": hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in content)).hexdigest()[:16],
+    }
 
 
 def _finished(path: Path, key: str) -> list[Row]:
@@ -162,23 +168,31 @@ def _row(facts: dict[str, Any]) -> Row:
     return Row(facts["model"], facts["evidence"], auc, auprc, facts["machine"])
 
 
-def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, recipe: Recipe, device: str) -> list[Row]:
+def build(name: str, width: int) -> BagModel:
+    return create_model(name, width, 2, **OPTIONS.get(name.rpartition("/")[2], {}))
+
+
+def fold_population(name: str, bags: Bags, roles: Tensor, recipe: Recipe, device: str) -> Population:
+    """A trained model a fold."""
     members = [Member(seed=fold, lr=LEARNING_RATE) for fold in range(FOLDS)]
-    options = OPTIONS.get(name.rpartition("/")[2], {})
-    population = Population(lambda: create_model(name, bags.width, 2, **options), members, device=device)
+    population = Population(lambda: build(name, bags.width), members, device=device)
     with training_progress(name, recipe.epochs, FOLDS) as on_epoch:
         fit(population, bags, roles, recipe, on_epoch=on_epoch)
+    return population
+
+
+def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, recipe: Recipe, device: str) -> list[Row]:
+    population = fold_population(name, bags, roles, recipe, device)
     probabilities = predict(population, bags).probabilities
     assert bags.labels is not None
     aucs = [bag_auc(probabilities[fold][test], bags.labels[test]) for fold, test in enumerate(tested)]
     where = f"{device}: {machine_line()}"
     rows = [Row(name, "none", figure(aucs), None, where)]
-    methods = [method for method in evidence_of(name) if method not in ("single", "random")]
-    for method in methods:
-        agreement = []
-        for fold, test in enumerate(tested):
-            part = bags[test]
-            agreement.append(auprc(explain(population.member(fold), part, method)[:, 1], part))
+    models = [population.member(fold) for fold in range(FOLDS)]
+    fitting = explainers_of(models[0])
+    for method in [method for method in EVIDENCE if method in fitting]:
+        parts = [bags[test] for test in tested]
+        agreement = [auprc(explain(model, part, method)[:, 1], part) for model, part in zip(models, parts, strict=True)]
         rows.append(Row(name, method, figure(aucs), figure(agreement), where))
     return rows[1:] or rows
 

@@ -8,7 +8,7 @@ from carmil.bags.digits import TASKS
 from carmil.report.digits import gallery, learning_curves, write_report
 from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import Experiment, run_experiment
-from carmil.reproduce.table1 import Row, Settings, rows_of_run, tables
+from carmil.reproduce.table1 import Row, Settings, evidence_of, rows_of_run, run_folder, tables
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
 
@@ -40,8 +40,9 @@ def run_demo(out: Path, *, fast: bool = False, device: str = "cpu") -> tuple[Pat
     runs: dict[tuple[str, str], Run] = {}
     for task, study in data.studies.items():
         for model in MODELS:
-            experiment = Experiment(TASKS[task], model, settings.members(model), recipe, {**data.about, "task": task})
-            run = run_experiment(experiment, study, out / "runs" / task / model.replace("/", "-"), device=device)
+            about = {**data.about, "task": task}
+            experiment = Experiment(TASKS[task], model, settings.members(model), recipe, about, evidence_of(model))
+            run = run_experiment(experiment, study, run_folder(out, task, model), device=device)
             runs[task, model] = run
             # The demo's bags are not the paper's, so the paper's figures stay out of its table.
             rows += [Row(**{**vars(row), "paper": {}}) for row in rows_of_run(task, model, run)]

@@ -1,7 +1,7 @@
 """One population on one digit task, from bags to a run folder. r models, n test instances, k classes."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.bags.digits import DigitStudy, Task
 from carmil.counterfactual import create_model
-from carmil.evidence import bag_performance, evidence_agreement, explain
-from carmil.models import registry
+from carmil.evidence import bag_performance, evidence_agreement, explain, explainers_of
 from carmil.progress import training_progress
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
@@ -59,13 +58,17 @@ def optimizer_of(model: str) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is asked of one population. `data` says which bags these are."""
+    """What is asked of one population. `data` says which bags these are.
+
+    evidence: explainers whose maps the run holds, as far as the model can be asked for them.
+    """
 
     task: Task
     model: str
     members: tuple[Member, ...]
     recipe: Recipe = field(default_factory=Recipe)
     data: Mapping[str, Any] = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -83,7 +86,7 @@ class Experiment:
             "members": [asdict(member) for member in self.members],
             "recipe": asdict(self.recipe),
             "data": dict(self.data),
-            "evidence": evidence_of(self.model),
+            "evidence": list(self.evidence),
         }
 
 
@@ -101,7 +104,10 @@ def run_experiment(experiment: Experiment, study: DigitStudy, folder: Path, *, d
         history = fit(population, bags, roles, experiment.recipe, on_epoch=on_epoch)
     seconds = time.perf_counter() - started
     answers = predict(population, test)
-    maps = _maps(population, test, answers, experiment.model)
+    maps = evidence_maps(population, test, experiment.evidence)
+    metrics = _measured(answers, maps, test.to(device))
+    if answers.counterfactual_scores is not None:
+        maps["counterfactual"] = answers.counterfactual_scores
     write_run(
         folder,
         config=experiment.config,
@@ -109,66 +115,53 @@ def run_experiment(experiment: Experiment, study: DigitStudy, folder: Path, *, d
         history=history,
         answers=answers,
         bag_ids=test.ids,
-        labels=_known(test.labels),
-        metrics=_measured(answers, maps, test),
+        labels=known(test.labels),
+        metrics=metrics,
         maps=maps,
         seconds=seconds,
     )
     return read_run(folder)
 
 
-def _maps(population: Population, test: Bags, answers: Answers, model: str) -> dict[str, Tensor]:
-    """Evidence by every explainer that the table shows for this model, (r, n, k), and counterfactual (r, n, m, h) if learned."""
+def population_of(run: Run, experiment: Experiment, width: int, *, device: str = "cpu") -> Population:
+    """The trained models of a run, to be asked further questions."""
+    population = Population(lambda: experiment.build(width), experiment.members, device=device)
+    population.load_state(run.weights)
+    return population
+
+
+def evidence_maps(population: Population, bags: Bags, methods: Sequence[str]) -> dict[str, Tensor]:
+    """Evidence (r, n, k) by those of the methods that the model can be asked for."""
     members = [population.member(row) for row in range(len(population))]
-    maps = {method: torch.stack([explain(member, test, method) for member in members]) for method in evidence_of(model)}
-    if answers.counterfactual_scores is not None:
-        maps["counterfactual"] = answers.counterfactual_scores
-    return maps
+    asked = [method for method in explainers_of(members[0]) if method in methods]
+    there = bags.to(population.device)  # copied once, not for every model and method
+    return {method: torch.stack([explain(member, there, method) for member in members]) for method in asked}
 
 
-def evidence_of(model: str) -> list[str]:
-    """Which explainers a model of this name is asked for."""
-    branch, _, plain = model.rpartition("/")
-    attends = registry.entries()[plain].attends
-    return [
-        *(["attention"] if attends or plain in ("additive", "weno") else []),
-        *(["rollout"] if plain == "transmil" else []),
-        *(["patch_scores"] if plain in ("additive", "mean", "max", "dsmil", "weno") and not branch else []),
-        *(["targeted"] if branch == "targeted" else []),
-        *(["single", "random"] if model == "abmil" else []),
-        *(["path"] if attends and plain != "transmil" else []),
-    ]
+def scored(maps: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Every map with each rule that its negative evidence is scored by: evidence, rule, supporting, refuting."""
+    for evidence, s in maps.items():
+        yield evidence, "mirror", s, -s
+        if evidence == "attention":
+            yield evidence, "self", s, s
+            if "counterfactual_attention" in maps:
+                yield evidence, "counterfactual", s, maps["counterfactual_attention"]
 
 
 def _measured(answers: Answers, maps: Mapping[str, Tensor], test: Bags) -> dict[str, list[float]]:
     """Bag measures, and agreement with the truth under every negative rule that applies, for each model."""
-    labels, truth = _known(test.labels), _known(test.instance_labels)
+    labels, truth = known(test.labels).cpu(), known(test.instance_labels)
     by_model = [bag_performance(probabilities, labels) for probabilities in answers.probabilities]
     measured = {name: [one[name] for one in by_model] for name in by_model[0]}
-
-    def add(evidence: str, rule: str, supporting: Tensor, refuting: Tensor) -> None:
+    for evidence, rule, supporting, refuting in scored(maps):
+        supporting, refuting = supporting.to(truth.device), refuting.to(truth.device)
         agreement = evidence_agreement(supporting, refuting, truth, test.offsets)
         measured[f"{evidence}.auprc_pos"] = agreement.positive.tolist()
         measured[f"{evidence}.{rule}.auprc_both"] = agreement.both.tolist()
-
-    cf = maps.get("counterfactual")
-    for evidence, s in maps.items():
-        if evidence != "counterfactual":
-            add(evidence, "mirror", s, -s)
-            add(evidence, "self", s, s)
-    if cf is not None and cf.shape[-2] == 1:
-        # one map for every class, or a map a class: as the attention itself
-        cf = cf.squeeze(-2)
-        add(
-            "attention",
-            "counterfactual",
-            maps["attention"],
-            cf if cf.shape[-1] == truth.shape[1] else cf.mean(-1, keepdim=True).expand_as(maps["attention"]),
-        )
     return measured
 
 
-def _known(value: Tensor | None) -> Tensor:
+def known(value: Tensor | None) -> Tensor:
     if value is None:
         raise ValueError("digit bags have labels and instance labels")
     return value

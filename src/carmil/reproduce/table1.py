@@ -6,6 +6,7 @@ Ours and the paper's figures stand side by side, never mixed; every row names th
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,56 +21,24 @@ from carmil.evidence import EXPLAINERS, NEGATIVE_RULES
 from carmil.files import write_text
 from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
+from carmil.reproduce.paper import PAPER, Figure
+from carmil.reproduce.side_by_side import side_by_side
 from carmil.training.population import Member
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
 
 ALL_MODELS = ("abmil", "additive", "transmil", "car/abmil", "targeted/abmil")
 MEASURES = {"auc": "AUC", "auprc_pos": "AUPRC+", "auprc_both": "AUPRC±"}
+EVIDENCE = ("attention", "rollout", "patch_scores", "targeted", "path")  # of every model that has it
 
 WHOSE = ("ours", "paper")
-
-Figure = tuple[float, float]  # mean and standard deviation, in per cent
-
-# (model, evidence, negative rule) -> task -> measure -> figure
-PAPER: dict[tuple[str, str, str], dict[str, dict[str, Figure]]] = {
-    ("abmil", "attention", "mirror"): {
-        "adjacent_pairs": {"auc": (85.7, 5.9), "auprc_pos": (76.9, 6.1), "auprc_both": (61.5, 0.9)},
-        "four_bags": {"auc": (99.1, 0.1), "auprc_pos": (86.8, 0.2), "auprc_both": (53.1, 0.1)},
-    },
-    ("additive", "attention", "mirror"): {
-        "adjacent_pairs": {"auc": (81.0, 2.2), "auprc_pos": (64.3, 4.8), "auprc_both": (63.5, 1.2)},
-        "four_bags": {"auc": (97.0, 2.7), "auprc_pos": (82.1, 12.1), "auprc_both": (53.4, 0.8)},
-    },
-    ("additive", "patch_scores", "mirror"): {
-        "adjacent_pairs": {"auprc_pos": (66.7, 7.4), "auprc_both": (67.6, 6.6)},
-        "four_bags": {"auprc_pos": (76.4, 15.0), "auprc_both": (76.8, 14.6)},
-    },
-    ("transmil", "rollout", "mirror"): {
-        "adjacent_pairs": {"auc": (94.6, 4.4), "auprc_pos": (81.5, 6.9), "auprc_both": (61.7, 2.1)},
-        "four_bags": {"auc": (99.5, 0.1), "auprc_pos": (81.6, 6.3), "auprc_both": (51.9, 0.8)},
-    },
-    # the interpretability table
-    ("abmil", "random", "mirror"): {
-        "adjacent_pairs": {"auprc_pos": (54.2, 0.9), "auprc_both": (54.2, 0.9)},
-        "four_bags": {"auprc_pos": (30.6, 0.2), "auprc_both": (31.2, 0.2)},
-    },
-    ("abmil", "single", "mirror"): {
-        "adjacent_pairs": {"auprc_pos": (78.5, 1.0), "auprc_both": (78.5, 1.0)},
-        "four_bags": {"auprc_pos": (87.9, 1.6), "auprc_both": (87.7, 2.1)},
-    },
-    ("car/abmil", "attention", "counterfactual"): {
-        "adjacent_pairs": {"auc": (94.1, 5.9), "auprc_pos": (85.7, 6.5), "auprc_both": (84.6, 5.2)},
-        "four_bags": {"auc": (99.6, 0.1), "auprc_pos": (86.8, 0.6), "auprc_both": (89.7, 0.9)},
-    },
-}
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of the table. `ours` and `paper` map a measure to its figure; `note` says what a reader must know.
 
-    `weights` says which alpha and lambda it is of, where several were asked for.
+    `weights` says which alpha and lambda it is of, where several were asked for; `interval` is of AUPRC±, if any.
     """
 
     task: str
@@ -80,6 +49,7 @@ class Row:
     paper: dict[str, Figure]
     note: str = ""
     weights: str = ""
+    interval: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +97,21 @@ def run_table1(
     studies: Mapping[str, DigitStudy], settings: Settings, data: Mapping[str, Any], out: Path, *, device: str
 ) -> tuple[list[Row], list[str]]:
     """Trains what is not yet in `out`, and writes table1.md and table1.json there. Gives the rows and what they depend on."""
+    rows: list[Row] = []
+    machines: list[str] = []
+    for experiment, run in trained(planned(studies, settings, data), studies, out, device):
+        rows += rows_of_run(experiment.task.name, experiment.model, run, settings.points(experiment.model))
+        machines.append(run.measured_on)
+    for task in studies:
+        rows += missing_rows(task, settings.models)
+    lines = conditions(settings, data, machines)
+    write_text(out / "table1.json", json.dumps(as_json(rows, lines), indent=2))
+    write_text(out / "table1.md", markdown("Table 1: digit bags", rows, lines))
+    return rows, lines
+
+
+def planned(studies: Mapping[str, DigitStudy], settings: Settings, data: Mapping[str, Any]) -> list[Experiment]:
+    """A population for every task and model; what cannot be built is known before any training."""
     experiments = [
         Experiment(
             TASKS[task],
@@ -134,28 +119,38 @@ def run_table1(
             settings.members(model),
             Recipe(epochs=settings.epochs, optimizer=optimizer_of(model)),
             {**data, "task": task},
+            evidence_of(model),
         )
         for task in studies
         for model in settings.models
     ]
     for experiment in experiments:
-        experiment.build(
-            studies[experiment.task.name].train.bags.width
-        )  # what cannot be built is known before any training
-    rows: list[Row] = []
-    machines: list[str] = []
-    for experiment in experiments:
-        task, model = experiment.task.name, experiment.model
-        folder = out / "runs" / task / model.replace("/", "-")
-        run = run_experiment(experiment, studies[task], folder, device=device)
-        rows += rows_of_run(task, model, run, settings.points(model))
-        machines.append(run.measured_on)
-    for task in studies:
-        rows += missing_rows(task, settings.models)
-    lines = conditions(settings, data, machines)
-    write_text(out / "table1.json", json.dumps(_as_json(rows, lines), indent=2))
-    write_text(out / "table1.md", markdown(rows, lines))
-    return rows, lines
+        experiment.build(studies[experiment.task.name].train.bags.width)
+    return experiments
+
+
+def trained(
+    experiments: Sequence[Experiment], studies: Mapping[str, DigitStudy], out: Path, device: str
+) -> list[tuple[Experiment, Run]]:
+    """Each with its run, trained if `out` does not have it; on a GPU several at once."""
+
+    def train(experiment: Experiment) -> Run:
+        task = experiment.task.name
+        return run_experiment(experiment, studies[task], run_folder(out, task, experiment.model), device=device)
+
+    runs = side_by_side([partial(train, experiment) for experiment in experiments], device)
+    return list(zip(experiments, runs, strict=True))
+
+
+def evidence_of(model: str) -> tuple[str, ...]:
+    """Explainers that a run holds the maps of: what the table shows, what the paper has for this model, and what scores
+    negatives by the paper's rule."""
+    papers = [evidence for name, evidence, _ in PAPER if name == model]
+    return tuple(dict.fromkeys([*EVIDENCE, *papers, "counterfactual_attention"]))
+
+
+def run_folder(out: Path, task: str, model: str) -> Path:
+    return out / "runs" / task / model.replace("/", "-")
 
 
 def rows_of_run(task: str, model: str, run: Run, points: Sequence[Mapping[str, float]] = ({},)) -> list[Row]:
@@ -170,7 +165,7 @@ def rows_of_run(task: str, model: str, run: Run, points: Sequence[Mapping[str, f
         for evidence in EXPLAINERS:
             for negative in ("mirror", "counterfactual", "self"):
                 both = run.metrics.get(f"{evidence}.{negative}.auprc_both")
-                if both is None or (negative == "self" and evidence != "attention"):
+                if both is None or evidence == "counterfactual_attention":
                     continue
                 values = {
                     "auc": run.metrics["auc"],
@@ -184,15 +179,20 @@ def rows_of_run(task: str, model: str, run: Run, points: Sequence[Mapping[str, f
                         evidence=evidence,
                         negative=negative,
                         ours={name: figure(value[mine]) for name, value in values.items()},
-                        paper=PAPER.get((model, evidence, negative), {}).get(task, {}) if len(points) == 1 else {},
+                        paper=papers(task, model, evidence, negative) if len(points) == 1 else {},
                         note="control" if negative == "self" else "",
-                        weights=_named(point) if len(points) > 1 else "",
+                        weights=point_name(point) if len(points) > 1 else "",
                     )
                 )
     return rows
 
 
-def _named(point: Mapping[str, float]) -> str:
+def papers(task: str, model: str, evidence: str, negative: str) -> dict[str, Figure]:
+    """The paper's figures of this row, if it has it."""
+    return PAPER.get((model, evidence, negative), {}).get(task, {})
+
+
+def point_name(point: Mapping[str, float]) -> str:
     return ", ".join(f"{name.removesuffix('_')} {value:g}" for name, value in point.items())
 
 
@@ -219,22 +219,35 @@ def shown(value: Figure | None) -> str:
     return f"{mean:.1f}" if np.isnan(spread) else f"{mean:.1f} ± {spread:.1f}"
 
 
-def tables(rows: Sequence[Row]) -> list[ResultTable]:
-    """A table a task: ours, and, if any row is the paper's too, a column of its figures beside."""
-    both = any(row.paper for row in rows)
-    several = any(row.weights for row in rows)
-    heads = [f"{title} {whose}" if both else title for title in MEASURES.values() for whose in WHOSE[: 1 + both]]
+def tables(rows: Sequence[Row], measures: Mapping[str, str] = MEASURES) -> list[ResultTable]:
+    """A table a task: ours, and, if the paper has a measure too, a column of its figures beside."""
+    several, bounded = any(row.weights for row in rows), any(row.interval for row in rows)
+    columns = [
+        (measure, whose, f"{title} {whose}" if both else title)
+        for measure, title in measures.items()
+        for both in [any(measure in row.paper for row in rows)]
+        for whose in WHOSE[: 1 + both]
+    ]
     return [
         ResultTable(
             TASKS[task].title,
-            ("model", *(["weights"] if several else []), "evidence", "negative rule", *heads, "note"),
+            (
+                "model",
+                *(["weights"] if several else []),
+                "evidence",
+                "negative rule",
+                *(title for _, _, title in columns),
+                *(["AUPRC± interval"] if bounded else []),
+                "note",
+            ),
             tuple(
                 (
                     row.model,
                     *([row.weights] if several else []),
                     row.evidence,
                     row.negative,
-                    *(shown(getattr(row, whose).get(measure)) for measure in MEASURES for whose in WHOSE[: 1 + both]),
+                    *(shown(getattr(row, whose).get(measure)) for measure, whose, _ in columns),
+                    *([_bounds(row.interval)] if bounded else []),
                     row.note,
                 )
                 for row in rows
@@ -246,10 +259,15 @@ def tables(rows: Sequence[Row]) -> list[ResultTable]:
     ]
 
 
-def markdown(rows: Sequence[Row], lines: Sequence[str]) -> str:
+def _bounds(interval: Figure | None) -> str:
+    return "–" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
+
+
+def markdown(title: str, rows: Sequence[Row], lines: Sequence[str], measures: Mapping[str, str] = MEASURES) -> str:
     rules = [f"- `{name}`: {text}" for name, text in NEGATIVE_RULES.items()]
-    parts = ["# Table 1: digit bags", "", *(f"- {line}" for line in lines), ""]
-    return "\n".join([*parts, *(table.markdown() for table in tables(rows)), "Negative rules:", "", *rules, ""])
+    parts = [f"# {title}", "", *(f"- {line}" for line in lines), ""]
+    shown_tables = [table.markdown() for table in tables(rows, measures)]
+    return "\n".join([*parts, *shown_tables, "Negative rules:", "", *rules, ""])
 
 
 def conditions(settings: Settings, data: Mapping[str, Any], machines: Sequence[str]) -> list[str]:
@@ -266,7 +284,7 @@ def conditions(settings: Settings, data: Mapping[str, Any], machines: Sequence[s
     ]
 
 
-def _as_json(rows: Sequence[Row], lines: Sequence[str]) -> dict[str, Any]:
+def as_json(rows: Sequence[Row], lines: Sequence[str]) -> dict[str, Any]:
     def named(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | None]]:
         return {name: {"mean": mean, "std": None if np.isnan(std) else std} for name, (mean, std) in figures.items()}
 
@@ -282,6 +300,7 @@ def _as_json(rows: Sequence[Row], lines: Sequence[str]) -> dict[str, Any]:
                 "weights": row.weights,
                 "ours": named(row.ours),
                 "paper": named(row.paper),
+                **({} if row.interval is None else {"auprc_both_interval": list(row.interval)}),
                 "note": row.note,
             }
             for row in rows

@@ -40,7 +40,7 @@ def predict_bags(
 ) -> "pd.DataFrame":
     """Answers for every bag, by the mean of all models of the run; written to out/predictions.parquet and .csv."""
     run = read_run(run_folder)
-    store = _fitting(run, bags, out, truth, say)
+    store = fitting(run, bags, out, truth, say)
     frame = _ensemble(run, store.bags(), torch.arange(len(store.entries)), device)
     _decide(frame, run)
     write_table(out / "predictions.parquet", frame)
@@ -60,7 +60,7 @@ def evaluate(
 ) -> Evaluation:
     """The run's figures on another cohort. Thresholds are those the run chose on its validation bags; nothing is fitted."""
     run = read_run(run_folder)
-    store = _fitting(run, bags, out, named.pop("truth", None), say)
+    store = fitting(run, bags, out, named.pop("truth", None), say)
     table = read_labels(labels, **named)
     surplus = [name for name in table.classes if name not in run.classes]
     if surplus:
@@ -94,7 +94,7 @@ def evaluate(
     return found
 
 
-def _fitting(run: StudyRun, bags: Path, out: Path, truth: str | None, say: Say) -> Store:
+def fitting(run: StudyRun, bags: Path, out: Path, truth: str | None, say: Say) -> Store:
     """The store of these bags, if the run's models may look at it: the same encoder and width."""
     store = opened(bags, out / "cohort", dtype="float16", truth=truth, say=say)
     if store.width != run.facts["width"]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from carmil.evidence.calibration import brier, reliability
 from carmil.evidence.operating import answered, at_threshold
@@ -70,6 +71,18 @@ def intervals(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, dict[s
     return {
         name: {"value": interval.value, "low": interval.low, "high": interval.high} for name, interval in found.items()
     }
+
+
+def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> dict[str, float]:
+    """Mean over the slides that have a value, a 95 % interval over patients (or slides) where there are two, and how many."""
+    given = np.asarray(values, dtype=np.float64)
+    there = ~np.isnan(given)
+    groups = np.arange(len(given)) if patients is None else np.asarray(patients)
+    if len(set(groups[there].tolist())) < 2:
+        value = float(given[there].mean()) if there.any() else float("nan")
+        return {"value": value, "low": float("nan"), "high": float("nan"), "slides": int(there.sum())}
+    found = bootstrap(np.mean, given[there], groups=groups[there], repeats=1000)
+    return {"value": found.value, "low": found.low, "high": found.high, "slides": int(there.sum())}
 
 
 def calibration(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, Any]:

@@ -85,11 +85,11 @@ def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
 
 
 KEYED = ("settings", "data", "classes", "splits", "over")  # what makes a run or a sweep another one
-_OTHERWISE = {"run": "data or splits", "sweep": "grid"}
+_OTHERWISE = {"run": "data or splits", "sweep": "grid", "explanation": "slides"}
 
 
 def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
-    """Writes run.json (or sweep.json), or finds the same begun before; gives its key. Another one there is refused."""
+    """Writes run.json (or KIND.json), or finds the same begun before; gives its key. Another one there is refused."""
     key = config_key({name: facts[name] for name in KEYED if name in facts})
     there = folder / f"{kind}.json"
     if there.exists():

@@ -1,0 +1,98 @@
+"""carmil explain, faithfulness: what a run's models rest their answers on, and whether the maps can be trusted."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from carmil.cli.app import app
+from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for, names_in, say
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
+    bags: Annotated[
+        Path | None, typer.Option(help="New slides, explained by all models.  [default: the run's own, as tested]")
+    ] = None,
+    methods: Annotated[
+        str,
+        typer.Option(help="More maps, with commas between: attention, leave_one_out, lrp, ... See docs/explain.md."),
+    ] = "",
+    searched: Annotated[
+        bool, typer.Option("--searched", help="Also search a counterfactual attention for every slide.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the evidence.  [default: RUN/evidence; evidence for new slides]")
+    ] = None,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Write the evidence of every tile for every class, a table a slide, and a summary.
+
+    A slide of the run is explained by the models that were tested on it. Killed and started again, it goes on.
+
+    Example: carmil explain run --methods attention --searched
+    """
+    from carmil.report.tables import print_tables
+    from carmil.studies.explain import explain_run
+    from carmil.studies.summary import agreement_table, summary_lines
+
+    if out is not None:
+        folder_for(out)
+    found = explain_run(
+        run,
+        out,
+        bags=bags,
+        methods=names_in(methods),
+        searched=searched,
+        device=device_named(device),
+        say=say,
+    )
+    table = agreement_table(found.summary)
+    if table is not None:
+        print_tables([table])
+    for line in summary_lines(found.summary):
+        typer.echo(f"- {line}")
+    here = len(found.frame) - found.written
+    typer.echo(f"\nwritten: {found.written} slides to {found.folder}" + f" ({here} were there)" * (here > 0))
+    typer.echo(f"         {found.folder / 'summary.csv'}, summary.parquet, summary.json")
+
+
+@app.command()
+def faithfulness(
+    runs: Annotated[list[Path], typer.Argument(help="One or more runs that `carmil train` wrote.")],
+    methods: Annotated[
+        str, typer.Option(help="Maps, with commas between.  [default: the model's default evidence, attention]")
+    ] = "",
+    steps: Annotated[int, typer.Option(help="In how many steps all tiles are taken away.")] = 100,
+    random_orders: Annotated[int, typer.Option(help="Random orders to compare with.")] = 10,
+    out: OutOption = Path("faithfulness"),
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Do the models need what their maps show? Curves and figures of several runs and maps side by side.
+
+    Tiles are taken away, or put in, in each map's order; and the weights are shuffled, to see whether the map notices.
+
+    Example: carmil faithfulness run_abmil run_car --methods path,attention,random
+    """
+    from carmil.report.faithfulness import remarks, write_faithfulness
+    from carmil.report.tables import print_tables
+    from carmil.studies.faithfulness import judge_runs
+
+    folder_for(out)
+    found = judge_runs(
+        runs,
+        methods=names_in(methods),
+        steps=steps,
+        random_orders=random_orders,
+        device=device_named(device),
+        say=say,
+    )
+    words = [*(run.name for run in found), "--steps", str(steps), "--random-orders", str(random_orders)]
+    words += ["--methods", methods] if methods else []
+    tables = write_faithfulness(found, out, command=shlex.join(["carmil", "faithfulness", *words]))
+    print_tables(tables)
+    for line in remarks(found):
+        typer.echo(f"- {line}")
+    typer.echo(f"\nwritten: {out / 'faithfulness.html'}, faithfulness.png, faithfulness.md, faithfulness.json")

@@ -1,0 +1,55 @@
+"""A picture of curves with their intervals, a panel a question: what happens as instances go."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from carmil.files import whole_file
+from carmil.report.sensitivity import COLOURS, STYLE
+
+
+@dataclass(frozen=True)
+class Ribbon:
+    """A curve over the shares gone, 0 to 1, and where it may lie; without bounds a line alone. `colour` counts from 0."""
+
+    label: str
+    colour: int
+    mean: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    style: str = "-"
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    ribbons: tuple[Ribbon, ...]
+
+
+def draw_ribbons(rows: Sequence[Sequence[Panel]], path: Path, *, axis: str) -> None:
+    """Rows of panels; `axis` says what the curves are of."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    columns = max(len(row) for row in rows)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.4 * columns, 3.2 * len(rows) + 0.3), layout="constrained")
+        axes = figure.subplots(len(rows), columns, squeeze=False, sharex=True, sharey="row")
+        for line, panels in zip(axes, rows, strict=True):
+            for place, panel in zip(line, panels, strict=True):
+                for ribbon in panel.ribbons:
+                    colour = COLOURS[ribbon.colour % len(COLOURS)]
+                    mean, low, high = (np.array(side, dtype=float) for side in (ribbon.mean, ribbon.low, ribbon.high))
+                    gone = np.linspace(0, 100, len(mean))
+                    place.plot(gone, mean, ribbon.style, color=colour, linewidth=1.6, label=ribbon.label)
+                    if len(low):
+                        place.fill_between(gone, low, high, color=colour, alpha=0.18, linewidth=0)
+                place.set_title(panel.title)
+                place.grid(True)
+                place.legend(fontsize=7, frameon=False)
+        figure.supxlabel("instances removed, most relevant first, per cent", fontsize=9)
+        figure.supylabel(axis, fontsize=9)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=150, facecolor="white")

@@ -1,0 +1,34 @@
+"""A picture of figures and how sure they are: a row a name, a dot with its interval for each group."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from carmil.evidence.statistics import Interval
+from carmil.files import whole_file
+from carmil.report.sensitivity import COLOURS, SOFT, STYLE
+
+APART = 0.36  # of a row, between its first group and its last
+
+
+def write_dots(groups: Mapping[str, Mapping[str, Interval]], path: Path, *, axis: str, guide: float, note: str) -> None:
+    """groups: name -> row -> figure; a row need not be in every group. A dashed line stands at `guide`, `note` says what it is."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for figures in groups.values() for name in figures))
+    place = {name: len(names) - 1 - i for i, name in enumerate(names)}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7, 1.4 + 0.3 * len(names)), layout="constrained")
+        panel = figure.subplots()
+        for i, (group, figures) in enumerate(groups.items()):
+            rows = [place[name] + APART * (0.5 - i / max(1, len(groups) - 1)) for name in figures]
+            colour = COLOURS[i % len(COLOURS)]
+            panel.hlines(rows, [f.low for f in figures.values()], [f.high for f in figures.values()], color=colour)
+            panel.plot([f.value for f in figures.values()], rows, "o", markersize=4.5, color=colour, label=group)
+        panel.axvline(guide, color=SOFT, linestyle=(0, (4, 3)), linewidth=1.2, zorder=0, label=note)
+        panel.set_yticks(list(place.values()), list(place))
+        panel.set_xlabel(axis)
+        panel.grid(True, axis="x")
+        figure.legend(loc="outside upper center", ncols=len(groups) + 1, frameon=False)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=150, facecolor="white")

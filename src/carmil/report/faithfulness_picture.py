@@ -1,0 +1,51 @@
+"""The picture of `carmil faithfulness`: deletion, insertion, and the cohort's AUC as tiles go, a line a map."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from carmil.files import whole_file
+from carmil.report.sensitivity import COLOURS, SOFT, STYLE
+from carmil.studies.faithfulness import JudgedRun
+
+
+def write_picture(runs: Sequence[JudgedRun], path: Path) -> None:
+    """Bands are 95 % intervals over patients; the dashed grey line is the first run's tiles in random orders."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    maps, first = [one for run in runs for one in run.maps], runs[0]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11.4, 3.9), layout="constrained")
+        deletion, insertion, auc = figure.subplots(1, 3)
+        x = np.linspace(0, 1, len(first.auc_at_random))
+        for i, one in enumerate(maps):
+            line = {
+                "color": COLOURS[i % len(COLOURS)],
+                "linestyle": "-" if i < len(COLOURS) else "--",
+                "linewidth": 1.8,
+            }
+            label = one.method if len(runs) == 1 else f"{one.run}: {one.method}"
+            for panel, curve in ((deletion, one.deletion), (insertion, one.insertion)):
+                panel.plot(x, curve.mean, label=label, **line)
+                panel.fill_between(x, curve.low, curve.high, color=line["color"], alpha=0.12, linewidth=0)
+            auc.plot(x, one.auc, **line)
+        at_random = first.at_random.mean
+        for panel, y in ((deletion, at_random), (insertion, at_random[::-1]), (auc, first.auc_at_random)):
+            panel.plot(x, y, color=SOFT, linestyle=(0, (4, 3)), linewidth=1.2, label="random order")
+            panel.set_xlim(0, 1)
+            panel.set_ylim(0, 1.02)
+            panel.grid(True)
+        for panel, title, across, up in (
+            (deletion, "Deletion: lower is better", "share of the tiles taken away", "probability of the label"),
+            (insertion, "Insertion: higher is better", "share of the tiles put in", "probability of the label"),
+            (auc, "AUC of the cohort", "share of the tiles taken away", "AUC"),
+        ):
+            panel.set_title(title)
+            panel.set_xlabel(across)
+            panel.set_ylabel(up)
+        handles, labels = deletion.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=150, facecolor="white")

@@ -1,0 +1,212 @@
+"""The paper's deletion figure, and its Figure 1a, for ABMIL, CIA and CAR: on digit bags, and on crc's nuclei if asked for.
+
+Digit models are table1's, in run folders of the same form: `--out` of a table1 run with the same settings is used again.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from carmil.bags.bags import Bags
+from carmil.bags.digits import DigitStudy
+from carmil.errors import CarmilError
+from carmil.files import write_text
+from carmil.progress import console
+from carmil.report.deletion import Panel, Ribbon, draw_ribbons
+from carmil.report.tables import ResultTable
+from carmil.reproduce import crc, table1
+from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Asked, Bounded, Curves, curves_of
+from carmil.reproduce.digit_runs import Experiment, population_of
+from carmil.reproduce.measured import measured_once
+from carmil.reproduce.table1 import Settings, figure, shown
+from carmil.training.predict import predict
+from carmil.training.recipe import Recipe
+from carmil.training.runs import Run
+
+NUCLEI = "CRC nuclei"
+ORDERS = {"attention": "by attention", "path": "by path evidence"}  # a column of panels each
+PAPERS_ORDER = "factual_minus_counterfactual"  # the paper's relevance for CAR-MIL, drawn beside the attention
+
+
+@dataclass(frozen=True)
+class Nuclei:
+    """crc's folder, the models to train on its five folds, and how."""
+
+    folder: Path
+    models: tuple[str, ...]
+    recipe: Recipe = crc.RECIPE
+    seed: int = 0
+
+
+def run_faithfulness(
+    studies: Mapping[str, DigitStudy],
+    settings: Settings,
+    data: Mapping[str, Any],
+    out: Path,
+    *,
+    nuclei: Nuclei | None = None,
+    device: str,
+) -> tuple[list[Curves], list[str]]:
+    """Trains and asks what is not yet in `out`; writes faithfulness.md, .json and .png, and cohort_auc.png."""
+    if any(len(settings.points(model)) > 1 for model in settings.models):
+        raise CarmilError("several weights: expected one --alpha and one --lambda, as a curve is of one model")
+    if not studies and nuclei is None:
+        raise CarmilError("no bags named: expected a digit task, crc's folder, or both")
+    experiments = table1.planned(studies, settings, data)
+    bags = None if nuclei is None else _loaded(nuclei)
+    found: list[Curves] = []
+    machines: list[str] = []
+    for experiment, run in table1.trained(experiments, studies, out, device):
+        curves, where = _of_digits(experiment, run, studies[experiment.task.name].test.bags, out, device)
+        found += curves
+        machines += [run.measured_on, where]
+    if nuclei is not None and bags is not None:
+        for model in nuclei.models:
+            curves, where = _of_nuclei(model, nuclei, bags, out, device)
+            found += curves
+            machines.append(where)
+    lines = conditions(settings, data, machines, nuclei)
+    _draw(found, out)
+    write_text(out / "faithfulness.json", json.dumps({"conditions": lines, "curves": [asdict(one) for one in found]}))
+    write_text(out / "faithfulness.md", markdown(found, lines))
+    return found, lines
+
+
+def _loaded(nuclei: Nuclei) -> Bags:
+    """crc's bags; a model that cannot be built is known before any training."""
+    bags = crc.load_crc(nuclei.folder)
+    for model in nuclei.models:
+        crc.build(model, bags.width)
+    return bags
+
+
+def _of_digits(experiment: Experiment, run: Run, test: Bags, out: Path, device: str) -> tuple[list[Curves], str]:
+    """The curves of all initialisations on the same test bags."""
+    title, model = experiment.task.title, experiment.model
+
+    def tested() -> Iterator[Asked]:
+        population = population_of(run, experiment, test.width, device=device)
+        answers = predict(population, test, maps=False).probabilities.argmax(-1)
+        there, everything = test.to(device), torch.arange(len(test))
+        for row, member in enumerate(experiment.members):
+            yield Asked(population.member(row), there, everything, answers[row], member.seed)
+
+    return _once(title, model, {"config": experiment.config}, tested, out / "deletion" / experiment.task.name, device)
+
+
+def _of_nuclei(model: str, nuclei: Nuclei, bags: Bags, out: Path, device: str) -> tuple[list[Curves], str]:
+    """The curves of the five folds' models, each on its own test bags."""
+    assert bags.labels is not None
+    roles, tests = crc.fold_roles(bags.labels, nuclei.seed)
+
+    def tested() -> Iterator[Asked]:
+        population = crc.fold_population(model, bags, roles, nuclei.recipe, device)
+        answers = predict(population, bags, maps=False).probabilities.argmax(-1)
+        for fold, test in enumerate(tests):
+            yield Asked(population.member(fold), bags[test].to(device), test.nonzero().flatten(), answers[fold][test])
+
+    study = {"study": crc.study_of(bags, nuclei.recipe, nuclei.seed), "model": model}
+    return _once(NUCLEI, model, study, tested, out / "deletion" / "crc", device)
+
+
+def _once(
+    dataset: str, model: str, asked: Mapping[str, Any], tested: Callable[[], Iterator[Asked]], folder: Path, device: str
+) -> tuple[list[Curves], str]:
+    """Curves, measured once, and the machine that measured them."""
+
+    def measure() -> list[dict[str, Any]]:
+        with console.status(f"deleting: {model} on {dataset}"):
+            return [asdict(curves) for curves in curves_of(dataset, model, tested())]
+
+    asked = {**asked, "measures": list(MEASURES)}
+    facts, where = measured_once(folder / f"{model.replace('/', '-')}.json", asked, measure, device=device)
+    return [Curves(**one) for one in facts], where
+
+
+def _draw(found: Sequence[Curves], out: Path) -> None:
+    """Deletion curves and the cohort's AUC: a row of panels a dataset, a column an order."""
+    for name, axis, cohort in (
+        ("faithfulness.png", "probability of the answered class", False),
+        ("cohort_auc.png", "AUC of the test bags", True),
+    ):
+        rows = [
+            [Panel(f"{dataset}, {title}", _ribbons(found, dataset, order, cohort)) for order, title in ORDERS.items()]
+            for dataset in dict.fromkeys(one.dataset for one in found)
+        ]
+        draw_ribbons(rows, out / name, axis=axis)
+
+
+def _ribbons(found: Sequence[Curves], dataset: str, order: str, cohort: bool) -> tuple[Ribbon, ...]:
+    here = [one for one in found if one.dataset == dataset]
+    colours = {model: i for i, model in enumerate(dict.fromkeys(one.model for one in here))}
+    ribbons = []
+    for one in here:
+        papers = order == "attention" and one.evidence == PAPERS_ORDER
+        if one.evidence == order or papers:
+            label = f"{one.model}, attention - counterfactual" if papers else one.model
+            bounds = one.cohort if cohort else one.deletion
+            ribbons.append(Ribbon(label, colours[one.model], **bounds, style="--" if papers else "-"))
+            if not cohort and not papers:
+                ribbons.append(Ribbon(f"{one.model}, random order", colours[one.model], one.at_random, style=":"))
+    return tuple(ribbons)
+
+
+def tables(found: Sequence[Curves]) -> list[ResultTable]:
+    """A table a dataset."""
+    heads = ("model", "evidence", "AUC", "right", *MEASURES)
+    return [
+        ResultTable(
+            dataset,
+            heads,
+            tuple(
+                (
+                    one.model,
+                    one.evidence,
+                    shown(figure(one.aucs)),
+                    shown(figure(one.right)),
+                    *(_shown(bounded) for bounded in one.measures.values()),
+                )
+                for one in found
+                if one.dataset == dataset
+            ),
+            names=2,
+        )
+        for dataset in dict.fromkeys(one.dataset for one in found)
+    ]
+
+
+def _shown(bounded: Bounded) -> str:
+    if bounded["mean"] is None:
+        return "–"
+    return f"{bounded['mean']:.3f} [{bounded['low']:.3f}, {bounded['high']:.3f}]"
+
+
+def conditions(
+    settings: Settings, data: Mapping[str, Any], machines: Sequence[str], nuclei: Nuclei | None
+) -> list[str]:
+    """What the figures depend on, a line each."""
+    spread, bags, _, training, measured = table1.conditions(settings, data, machines)
+    return [
+        "101 points, from the whole bag to the bag of zeros; relevance is that for the class a model answers",
+        "curves and measures are over the test bags that a model answers right, probabilities from 0 to 1; in brackets and as "
+        "bands 95 % intervals: bootstrap over bags and initialisations together (crc: over patients)",
+        f"AUC and right: {spread} (crc: over folds); the cohort's AUC as instances go has bands of ± that deviation",
+        "lower is better for the deletion area, higher for the others; sufficiency and necessity at "
+        f"{FRACTION * 100:g} % of a bag; AOPC over that of 10 random orders, dotted in the figure",
+        f"{PAPERS_ORDER}: the relevance that the paper orders CAR-MIL's instances by; its figure comes without numbers, so that "
+        "none stand beside ours",
+        bags,
+        training,
+        *([f"crc: {line}" for line in crc.conditions(nuclei.seed, nuclei.recipe)[:2]] if nuclei is not None else []),
+        measured,
+    ]
+
+
+def markdown(found: Sequence[Curves], lines: Sequence[str]) -> str:
+    parts = ["# Faithfulness", "", *(f"- {line}" for line in lines), ""]
+    pictures = ["![deletion curves](faithfulness.png)", "", "![AUC of the cohort](cohort_auc.png)", ""]
+    return "\n".join([*parts, *pictures, *(table.markdown() for table in tables(found))])

@@ -1,0 +1,52 @@
+"""Measures that are means over folds, and how sure they are: computed again on resampled patients, all resamples at once.
+
+b patients, a bag each, f folds that test every patient once, s seeds, r resamples. A resample is a row of counts (r, b): how
+often each patient is in it. Two maps or two models are compared on the same resamples.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.evidence.statistics import Interval
+
+Floats = NDArray[np.float64]
+
+
+def resamples(patients: int, *, repeats: int = 2000, seed: int = 0) -> Floats:
+    """Counts (r, b) of patients drawn with replacement."""
+    rng = np.random.default_rng(seed)
+    return rng.multinomial(patients, np.full(patients, 1 / patients), size=repeats).astype(np.float64)
+
+
+def fold_mean(values: Floats, tested: NDArray[np.bool_], counts: Floats) -> Floats:
+    """The mean over folds of the mean over their patients, (r); values (b), NaN where a patient has none; tested (f, b)."""
+    there = ~np.isnan(values)
+    mine = (tested & there).T.astype(np.float64)  # (b, f)
+    with np.errstate(invalid="ignore"):
+        return ((counts * np.where(there, values, 0.0)) @ mine / (counts @ mine)).mean(1)
+
+
+def fold_auc(scores: Floats, labels: NDArray, tested: NDArray[np.bool_], counts: Floats) -> Floats:
+    """The mean over folds and seeds of the AUC of the fold's patients, (r); scores (s, b), labels (b) 0 or 1.
+
+    How often i is drawn does not depend on the seed, so that the seeds' mean is taken pair by pair, once for all resamples.
+    """
+    areas = []
+    for fold in tested:
+        positive, negative = (np.flatnonzero(fold & (labels == c)) for c in (1, 0))
+        first, second = scores[:, positive, None], scores[:, None, negative]
+        won = ((first > second) + 0.5 * (first == second)).mean(0)  # (positives, negatives)
+        drawn, others = counts[:, positive], counts[:, negative]
+        with np.errstate(invalid="ignore"):
+            areas.append(((drawn @ won) * others).sum(1) / (drawn.sum(1) * others.sum(1)))
+    return np.mean(areas, axis=0)
+
+
+def interval(value: float, resampled: Floats, *, against_zero: bool = False, level: float = 0.95) -> Interval:
+    """Percentiles of the resamples that have a value and, of a difference, p: as `evidence.statistics` has them."""
+    values = resampled[~np.isnan(resampled)]
+    low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2)) if len(values) else (np.nan, np.nan)
+    beyond = min((values <= 0).sum(), (values >= 0).sum())
+    p = min(1.0, 2 * (1 + beyond) / (1 + len(values))) if against_zero else np.nan
+    left_out = len(resampled) - len(values)
+    return Interval(low=float(low), high=float(high), value=value, level=level, left_out=left_out, p=float(p))

@@ -1,0 +1,167 @@
+"""`carmil explain`: the evidence of every slide as a table, and a summary.
+
+OUT/explanation.json   what was asked, so that a killed command goes on and another one is refused
+OUT/SLIDE.parquet      a row an instance; the slide's line of the summary is in the file's own metadata
+OUT/summary.parquet    and summary.csv: a line a slide
+OUT/summary.json       over the slides; written last
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.errors import CarmilError
+from carmil.evidence.abilities import pools_by_attention
+from carmil.files import safe_name, whole_file, write_text
+from carmil.models.contract import BagModel
+from carmil.progress import counted
+from carmil.studies.cohort import Say
+from carmil.studies.explained import Explained, explained
+from carmil.studies.external import fitting
+from carmil.studies.located import dice_thresholds
+from carmil.studies.run_folder import StudyRun, begin, build, read_run, write_table
+from carmil.studies.summary import summary_of
+from carmil.studies.tested import Subject, methods_of, own_store, own_subjects, reopened, validated
+from carmil.training.runs import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What was explained: a line a slide, and what is said over all of them."""
+
+    folder: Path
+    methods: tuple[str, ...]
+    frame: "pd.DataFrame"
+    summary: dict[str, Any]
+    written: int
+
+
+def explain_run(
+    run_folder: Path,
+    out: Path | None,
+    *,
+    bags: Path | None,
+    methods: tuple[str, ...],
+    searched: bool,
+    device: str,
+    say: Say,
+) -> Explanation:
+    """Explains the run's own slides by the models that were tested on them, or new ones (`bags`) by all its models."""
+    import pandas as pd
+
+    run = read_run(run_folder)
+    methods = methods_of(run, methods, say=say)
+    if searched and not pools_by_attention(build(run.settings, run.facts["width"], len(run.classes))):
+        raise CarmilError(f"--searched needs attention pooling, which {run.settings['model']!r} does not have")
+    out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
+    store = reopened(run) if bags is None else own_store(run, bags)
+    own = store is not None
+    if bags is not None and own:
+        say(f"{bags} is the cohort of the run: every slide is explained by the models that were tested on it")
+    if store is None:
+        assert bags is not None
+        store = fitting(run, bags, out, None, say)
+    subjects = own_subjects(run, store) if own else _everyone(run, store.ids)
+    begin(out, {"settings": _asked(run, methods, searched), "data": store.fingerprint}, kind="explanation")
+    if store.bags().instance_labels is not None and len(run.classes) > 2:
+        say(f"agreement with the truth of instances is measured for two classes; here are {len(run.classes)}")
+    population = run.population(device)
+    members = [population.member(row) for row in range(len(run.models))]
+    lines, written = _written(run, members, store.bags(), subjects, methods, out, searched)
+    frame = pd.DataFrame(lines)
+    places = validated(run, store) if own else None
+    thresholds = dice_thresholds(members, store.bags(), places, methods)
+    summary = summary_of(run, frame, store.bags(), subjects, out, methods, thresholds)
+    write_table(out / "summary.parquet", frame)
+    write_text(out / "summary.csv", frame.to_csv(index=False))
+    write_text(out / "summary.json", json.dumps(plain(summary), indent=2))
+    return Explanation(out, methods, frame, summary, written)
+
+
+def _everyone(run: StudyRun, slides: tuple[str, ...]) -> list[Subject]:
+    return [Subject(slide, place, tuple(range(len(run.models)))) for place, slide in enumerate(slides)]
+
+
+def _asked(run: StudyRun, methods: tuple[str, ...], searched: bool) -> dict[str, Any]:
+    weights = hashlib.sha256((run.folder / "weights.safetensors").read_bytes()).hexdigest()[:16]
+    return {"run": run.facts["key"], "weights": weights, "methods": list(methods), "searched": searched}
+
+
+def _written(
+    run: StudyRun,
+    members: list[BagModel],
+    bags: Bags,
+    subjects: list[Subject],
+    methods: tuple[str, ...],
+    out: Path,
+    searched: bool,
+) -> tuple[list[dict[str, Any]], int]:
+    """The lines of all slides; those whose file is there whole are read, the others computed, one bag after the other."""
+    lines, computed = [], 0
+    with counted(f"explaining {run.name}", "slides") as on_slide:
+        for done, subject in enumerate(subjects, 1):
+            path = out / f"{safe_name(subject.slide, taken=('summary',))}.parquet"
+            line = _line_in(path)
+            if line is None:
+                bag = bags[subject.place]
+                models = [members[row] for row in subject.models]
+                found = explained(models, bag, methods, run.classes, searched=searched)
+                line = _line(run, subject, found, bag, path.name)
+                _write_slide(path, bag, found, line)
+                computed += 1
+            lines.append(line)
+            on_slide(done, len(subjects))
+    return lines, computed
+
+
+def _line(run: StudyRun, subject: Subject, found: Explained, bag: Bags, file: str) -> dict[str, Any]:
+    """A slide's line: who it is, what is answered, and every number that was found."""
+    numbers = dict(found.numbers)
+    p = numbers.pop("p")
+    line: dict[str, Any] = {"slide": subject.slide, "file": file, "patient": subject.patient, "label": subject.label}
+    line |= {"instances": int(bag.sizes[0]), "models": len(subject.models), "prediction": _likeliest(run, p)}
+    line |= {f"p_{name}": float(p[c]) for c, name in enumerate(run.classes)}
+    for which in ("counterfactual", "searched"):
+        if f"{which}_p" in numbers:
+            line[f"{which}_prediction"] = _likeliest(run, numbers.pop(f"{which}_p"))
+            line[f"{which}_grown"] = _likeliest(run, numbers.pop(f"{which}_change"))
+    return plain(line | {name: float(value) for name, value in numbers.items()})
+
+
+def _likeliest(run: StudyRun, values: Tensor) -> str:
+    return run.classes[int(values.argmax())]
+
+
+def _write_slide(path: Path, bag: Bags, found: Explained, line: dict[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, Any] = {"instance": range(int(bag.sizes[0]))}
+    if bag.coordinates is not None:
+        columns |= {"x": bag.coordinates[:, 0].numpy(), "y": bag.coordinates[:, 1].numpy()}
+    columns |= {name: values.float().numpy() for name, values in found.columns.items()}
+    told = {"line": line, "coordinate_unit": bag.coordinate_unit}
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    with whole_file(path) as aside:
+        pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(told).encode()}), aside)
+
+
+def _line_in(path: Path) -> dict[str, Any] | None:
+    """The slide's line in a file that was written whole."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return json.loads(pq.read_schema(path).metadata[ABOUT])["line"]
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return None

@@ -1,0 +1,112 @@
+"""One slide explained by one or several models: its maps, column by column, and what there is to say about the slide.
+
+Several models: the mean of what each says, in its own units. Evidence is in logits, so that the mean of path evidence sums
+to the mean change of the models' logits; a is the mean of their attention, u of their scores.
+
+n instances of one bag, k classes, h heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.evidence.abilities import has_counterfactual, scores_are_weights
+from carmil.evidence.attention_maps import a_map_a_class, shown
+from carmil.evidence.concentration import concentration_of
+from carmil.evidence.explainers import EXPLAINERS, explain
+from carmil.evidence.path import relative_residual
+from carmil.evidence.ranks import pearson, spearman
+from carmil.evidence.reading import Reading, read
+from carmil.evidence.searched import search
+from carmil.models.contract import BagModel, Prediction
+from carmil.models.pooling import Offsets, bag_softmax
+
+CONCENTRATION = ("entropy", "normalised_entropy", "gini", "effective")
+
+
+@dataclass
+class Explained:
+    """columns: maps (n) by name; numbers: what can be averaged over models, a number each or (k)."""
+
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+
+
+def explained(
+    models: Sequence[BagModel], bag: Bags, methods: Sequence[str], classes: Sequence[str], *, searched: bool
+) -> Explained:
+    """The bag by all models together; the first of `methods` is the evidence, the others are named after themselves."""
+    each = [_by_one(model, bag, methods, classes, searched) for model in models]
+    found = Explained(
+        {name: torch.stack([one.columns[name] for one in each]).mean(0) for name in each[0].columns},
+        {name: torch.stack([one.numbers[name] for one in each]).mean(0) for name in each[0].numbers},
+    )
+    offsets = Offsets(bag.offsets)
+    answer = classes[int(found.numbers["p"].argmax())]
+    maps = {"attention": found.columns.get("a"), "evidence": found.columns[f"evidence_{answer}"].abs()}
+    for of, weights in maps.items():
+        if weights is not None:
+            measured = concentration_of(weights.abs().unsqueeze(-1), offsets)
+            found.numbers |= {f"{of}_{name}": getattr(measured, name).squeeze() for name in CONCENTRATION}
+    if "u_cf" in found.columns:
+        u, u_cf = found.columns["u"].unsqueeze(-1), found.columns["u_cf"].unsqueeze(-1)
+        found.numbers["spearman"] = spearman(u, u_cf, offsets).squeeze()
+        found.numbers["pearson"] = pearson(u, u_cf, offsets).squeeze()
+    return found
+
+
+def _by_one(model: BagModel, bag: Bags, methods: Sequence[str], classes: Sequence[str], searched: bool) -> Explained:
+    first = next(model.parameters())
+    features, offsets = bag.features.to(first), Offsets(bag.offsets, first.device)
+    with torch.no_grad():
+        seen = model(features, offsets)
+    found = Explained(numbers={"p": seen.logits[0].double().softmax(-1).cpu()})
+    if seen.scores is not None:
+        found.columns |= _scores_and_weights(model, seen.scores, offsets, classes, "")
+    if has_counterfactual(model):
+        u_cf = seen.counterfactual.scores.squeeze(-2)
+        found.columns |= _scores_and_weights(model, u_cf, offsets, classes, "_cf")
+        found.numbers |= _numbers(seen, read(seen, softmax=not scores_are_weights(model)), "counterfactual")
+    if searched:
+        sought = search(model, features, offsets)
+        found.columns |= _scores_and_weights(model, sought.counterfactual.scores[:, 0], offsets, classes, "_searched")
+        found.numbers |= _numbers(seen, read(seen, sought.counterfactual), "searched")
+        found.numbers["searched_reached"] = sought.reached[0, 0].double().cpu()
+        found.numbers["searched_steps"] = sought.steps[0, 0].double().cpu()
+    for i, method in enumerate(methods):
+        evidence = explain(model, bag, method)
+        name = method if i else "evidence"
+        found.columns |= {f"{name}_{of}": evidence[:, c] for c, of in enumerate(classes)}
+    total = EXPLAINERS[methods[0]].total
+    if total is not None:
+        evidence = torch.stack([found.columns[f"evidence_{of}"] for of in classes], dim=1)
+        off = relative_residual(evidence, total(model, features, offsets).cpu(), Offsets(bag.offsets))
+        found.numbers["residual"] = off.max().double()
+    return found
+
+
+def _scores_and_weights(
+    model: BagModel, scores: Tensor, offsets: Offsets, classes: Sequence[str], which: str
+) -> dict[str, Tensor]:
+    """u and a as columns; where every class has a map of its own, a column a class. Several other heads are one map."""
+    u = shown(model, scores, offsets)
+    a = u if scores_are_weights(model) else bag_softmax(u, offsets)
+    if a_map_a_class(model):
+        pairs = (("u", u), ("a", a))
+        return {f"{name}{which}_{of}": x[:, c].cpu() for name, x in pairs for c, of in enumerate(classes)}
+    return {f"u{which}": u[:, 0].cpu(), f"a{which}": a[:, 0].cpu()}
+
+
+def _numbers(seen: Prediction, reading: Reading, which: str) -> dict[str, Tensor]:
+    """What a counterfactual with one map says of the bag. The mean over models of p and of the change is what is read."""
+    change = reading.logit_change[0, 0].double()
+    return {
+        f"{which}_p": (seen.logits[0] + change).softmax(-1).cpu(),
+        f"{which}_change": change.cpu(),
+        f"{which}_distance": reading.distance[0, 0].double().cpu(),
+        f"{which}_attention_moved": reading.attention_moved[0, 0].double().cpu(),
+        f"{which}_carriers": reading.carriers[0, 0].double().cpu(),
+    }

@@ -1,0 +1,109 @@
+"""Do the maps that were written find the instances that are known to matter? Two classes; the map is that of the second.
+
+n instances of all slides together. One number an instance is kept, never features.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.errors import CarmilError
+from carmil.evidence.agreement import agreement_by_bag
+from carmil.evidence.explainers import explain
+from carmil.evidence.localisation import auroc, dice, dice_threshold, froc_interval, ndcg
+from carmil.models.contract import BagModel
+from carmil.models.pooling import Offsets
+from carmil.studies.figures import mean_interval
+from carmil.studies.tested import Subject
+
+AT_ONCE = 2**17  # instances in memory
+
+
+def dice_thresholds(
+    members: Sequence[BagModel], bags: Bags, validated: Sequence[Sequence[int]] | None, methods: Sequence[str]
+) -> dict[str, list[float]]:
+    """For each method the threshold of every model's map with the best Dice on the model's own validation bags.
+
+    NaN where these have no target; nothing where there is no truth to choose by, or no validation bags (`validated`).
+    """
+    if validated is None or bags.instance_labels is None or members[0].classes != 2:
+        return {}
+    found: dict[str, list[float]] = {method: [] for method in methods}
+    for model, places in zip(members, validated, strict=True):
+        chosen = torch.tensor(places, dtype=torch.long)
+        targets = torch.cat([truth_of(bags, place) > 0 for place in places])
+        starts = Offsets(torch.cat([chosen.new_zeros(1), bags.sizes[chosen].cumsum(0)]))
+        for method in methods:
+            scores = torch.cat([explain(model, part, method)[:, 1] for part in bags.parts(AT_ONCE, chosen)])
+            found[method].append(dice_threshold(scores, targets, starts) if targets.any() else float("nan"))
+    return found
+
+
+def located(
+    bags: Bags,
+    subjects: Sequence[Subject],
+    files: Sequence[Path],
+    columns: dict[str, str],
+    thresholds: dict[str, list[float]],
+) -> dict[str, Any]:
+    """Agreement with the truth of each method's map (`columns`: its column for the second class), with intervals over patients.
+
+    AUPRC+, AUROC and NDCG are of slides with both kinds of instances, Dice of slides with targets, FROC of all.
+    """
+    patients = [subject.patient if subject.patient is not None else subject.slide for subject in subjects]
+    truths = [truth_of(bags, subject.place) for subject in subjects]
+    two_sided = any(bool((truth < 0).any()) for truth in truths)
+    starts = Offsets(torch.tensor([0, *np.cumsum([len(truth) for truth in truths])]))
+    truth = torch.cat(truths)
+    found = {}
+    for method, column in columns.items():
+        maps = [_column(path, column) for path in files]
+        measured: dict[str, list[float]] = {}
+        for subject, s, t in zip(subjects, maps, truths, strict=True):
+            at = [thresholds[method][row] for row in subject.models] if method in thresholds else []
+            for name, value in _of_slide(s, t, two_sided, float(np.mean(at)) if at else None).items():
+                measured.setdefault(name, []).append(value)
+        found[method] = {name: mean_interval(values, patients) for name, values in measured.items()}
+        froc = froc_interval(torch.cat(maps), truth > 0, starts)
+        found[method]["froc"] = {"value": froc.value, "low": froc.low, "high": froc.high, "slides": len(maps)}
+    return found
+
+
+def truth_of(bags: Bags, place: int) -> Tensor:
+    """(n) of one bag; its features are not looked at."""
+    assert bags.instance_labels is not None
+    return bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])]
+
+
+def _of_slide(scores: Tensor, truth: Tensor, two_sided: bool, threshold: float | None) -> dict[str, float]:
+    whole = torch.tensor([0, len(truth)])
+    s, t = scores.unsqueeze(-1), truth.unsqueeze(-1)
+    hits = t > 0
+    mixed = 0 < int(hits.sum()) < len(truth)
+    positive, both = agreement_by_bag(s, -s, t, whole)
+    gains = t.sign() + 1 if two_sided else hits.long()
+    found = {
+        "auprc_plus": float(positive),
+        "auroc": float(auroc(s, hits, whole)),
+        "ndcg": float(ndcg(s, gains, whole)) if mixed else float("nan"),
+    }
+    if two_sided:
+        found["auprc_both_mirror"] = float(both)
+    if threshold is not None:
+        found["dice"] = float(dice(s, hits, whole, threshold=threshold)) if threshold == threshold else float("nan")
+    return found
+
+
+def _column(path: Path, name: str) -> Tensor:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return torch.from_numpy(pq.read_table(path, columns=[name])[name].to_numpy().copy())
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): remove it and run `carmil explain` again") from error

@@ -1,0 +1,110 @@
+"""A run's own slides, found again, each with the models that may be asked about it: those that were tested on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from carmil.bags.store import Store, is_store, open_store
+from carmil.errors import CarmilError
+from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
+from carmil.studies.card import tested_folds
+from carmil.studies.cohort import Say
+from carmil.studies.run_folder import StudyRun, build
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A slide, its place in the store, the rows of the models that explain it; label and patient where they are known."""
+
+    slide: str
+    place: int
+    models: tuple[int, ...]
+    label: str | None = None
+    patient: str | None = None
+
+
+def own_store(run: StudyRun, given: Path | None = None) -> Store | None:
+    """The store the run was trained on, told by its fingerprint: the one given, or where the run left it. None if not there."""
+    beside = run.folder.resolve().parents[1] / "data" if len(run.folder.resolve().parents) > 1 else run.folder
+    places = [given] if given is not None else []
+    places += [run.folder / "patients", run.folder / "cohort", Path(run.settings["bags"])]
+    places += [*sorted(beside.glob("*/patients")), *sorted(beside.glob("*/cohort"))]  # of a sweep's point
+    for place in places if given is None else places[:1]:
+        if is_store(place):
+            store = open_store(place)
+            if store.fingerprint == run.facts["store"]:
+                return store
+    return None
+
+
+def reopened(run: StudyRun) -> Store:
+    store = own_store(run)
+    if store is None:
+        raise CarmilError(
+            f"the cohort of {run.folder} is neither at {run.settings['bags']} nor in the run: put it back, or start where "
+            "the run was trained"
+        )
+    return store
+
+
+def own_subjects(run: StudyRun, store: Store) -> list[Subject]:
+    """Every slide that was tested, by all models of the folds in which it was."""
+    place = {name: i for i, name in enumerate(store.ids)}
+    folds = tested_folds(run)
+    frame = run.predictions().drop_duplicates(["slide", "fold"])
+    subjects = []
+    for slide, lines in frame.groupby("slide", sort=False):
+        tested = set(lines["fold"])
+        subjects.append(
+            Subject(
+                slide=str(slide),
+                place=place[str(slide)],
+                models=tuple(row for row, fold in enumerate(folds) if fold in tested),
+                label=str(lines["label"].iloc[0]),
+                patient=str(lines["patient"].iloc[0]),
+            )
+        )
+    return subjects
+
+
+def validated(run: StudyRun, store: Store) -> list[list[int]]:
+    """For each model the places of its validation bags in the store."""
+    import pandas as pd
+
+    from carmil.bags.splits import VALIDATION
+
+    table = pd.read_csv(run.folder / "splits.tsv", sep="\t", dtype=str, keep_default_na=False)
+    place = {name: i for i, name in enumerate(store.ids)}
+    slides = [place[slide] for slide in table.iloc[:, 0]]
+    divisions, seeds = run.facts["splits"], sorted({model["seed"] for model in run.models})
+    inner = 1 + max(model["inner"] for model in run.models)
+    found = []
+    for model in run.models:
+        division = divisions[seeds.index(model["seed"]) if len(divisions) > 1 else 0]
+        roles = division[model["fold"] * inner + model["inner"]]
+        found.append([at for at, role in zip(slides, roles, strict=True) if role == VALIDATION])
+    return found
+
+
+def methods_of(run: StudyRun, asked: Sequence[str], *, say: Say) -> tuple[str, ...]:
+    """The default explainer of the run's model, then the others that were asked for. What does not fit is refused."""
+    check_explainers(asked)
+    model = build(run.settings, run.facts["width"], len(run.classes))
+    fitting, default = explainers_of(model), default_explainer(model)
+    for method in asked:
+        if method not in fitting:
+            raise CarmilError(
+                f"{run.folder} is a run of {run.settings['model']!r}, which cannot be asked for {method!r}; "
+                f"there is: {', '.join(fitting)}"
+            )
+    if default != "path":
+        say(f"{run.settings['model']} does not pool by attention, as path evidence needs: its evidence is {default}")
+    return tuple(dict.fromkeys([default, *asked]))
+
+
+def together(subjects: Sequence[Subject]) -> dict[tuple[int, ...], list[Subject]]:
+    """Subjects by the models that explain them."""
+    groups: dict[tuple[int, ...], list[Subject]] = {}
+    for subject in subjects:
+        groups.setdefault(subject.models, []).append(subject)
+    return groups

@@ -1,0 +1,313 @@
+"""`carmil explain`: what is written for every slide, by whom it is explained, and that nothing is done twice."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from carmil.bags.sources import Bag
+from carmil.bags.store import open_store
+from carmil.bags.writers import write_bag
+from carmil.counterfactual import create_model
+from carmil.evidence import explain
+from carmil.evidence.explainers import default_explainer
+from carmil.studies import explain as command
+from carmil.studies.explain import explain_run
+from carmil.studies.explained import explained
+from carmil.studies.run_folder import read_run
+from carmil.studies.settings import Settings
+from carmil.studies.tested import own_store, own_subjects, validated
+from carmil.studies.train import run_study
+
+WIDTH = 6
+ODD = "s,00 é#"
+
+
+def bag_of(name, label, rng, *, two_sided=False):
+    """Instance 0 says the label; its truth is 1 in a slide of class b, and in a two-sided one -1 in a slide of class a."""
+    n = int(rng.integers(4, 9))
+    features = rng.normal(size=(n, WIDTH)).astype(np.float32)
+    features[0, label] = 5.0
+    truth = np.zeros(n, np.int64)
+    truth[0] = 1 if label else -two_sided
+    places = rng.integers(0, 9000, (n, 2)).astype(np.float32)
+    return Bag(id=name, features=features, coordinates=places, coordinate_unit="level0_px", instance_labels=truth)
+
+
+def cohort(folder, *, two_sided=False):
+    rng = np.random.default_rng(0)
+    names = [ODD, "summary", *(f"s{i:02d}" for i in range(2, 30))]
+    for i, name in enumerate(names):
+        write_bag(bag_of(name, i // 2 % 2, rng, two_sided=two_sided), folder / "features", "npz")
+    lines = [{"slide": name, "patient": f"P{i // 2}", "label": "ab"[i // 2 % 2]} for i, name in enumerate(names)]
+    pd.DataFrame(lines).to_csv(folder / "labels.csv", index=False)
+    return {"bags": folder / "features", "labels": folder / "labels.csv", "device": "cpu", "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A run of CAR with two seeds, one of mean, on slides whose instances have coordinates and truth."""
+    folder = tmp_path_factory.mktemp("explained")
+    where = cohort(folder, two_sided=True)
+    given = {"folds": 3, "epochs": 8, "lr": 1e-2, "validation": 0.25}
+    options = {"hidden": 8, "attention": 4}
+    run_study(Settings(**where, **given, out=folder / "car", model="car/abmil", options=options, seeds=2))
+    run_study(Settings(**where, **given, out=folder / "mean", model="mean", options={"hidden": 8}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evidence(study, tmp_path_factory):
+    return explained_by(study / "car", tmp_path_factory.mktemp("out"), methods=("attention",), searched=True)
+
+
+def explained_by(run, out, *, methods=(), searched=False, bags=None, say=lambda line: None):
+    return explain_run(run, out, bags=bags, methods=methods, searched=searched, device="cpu", say=say)
+
+
+def slide_of(evidence, slide):
+    file = evidence.frame.set_index("slide")["file"][slide]
+    return pd.read_parquet(evidence.folder / file)
+
+
+def test_a_slide_is_explained_by_the_mean_of_the_models_that_were_tested_on_it(study, evidence):
+    run = read_run(study / "car")
+    bags, population = own_store(run).bags(), run.population()
+    frame = run.predictions()
+    for slide in (ODD, "s07", "s20"):
+        fold = set(frame[frame["slide"] == slide]["fold"])
+        rows = [row for row, model in enumerate(run.models) if model["fold"] in fold]
+        assert len(rows) == 2
+        bag = bags[bags.ids.index(slide)]
+        for method, name in (("path", "evidence"), ("attention", "attention")):
+            by_hand = torch.stack([explain(population.member(row), bag, method) for row in rows]).mean(0)
+            found = slide_of(evidence, slide)[[f"{name}_a", f"{name}_b"]].to_numpy()
+            np.testing.assert_allclose(found, by_hand.numpy(), atol=1e-6)
+
+
+def test_the_summary_answers_as_the_predictions_do(study, evidence):
+    frame = read_run(study / "car").predictions()
+    p = frame.groupby("slide")["p_b"].mean()
+    found = evidence.frame.set_index("slide")
+    np.testing.assert_allclose(found["p_b"], p[found.index], atol=1e-5)
+    assert (found["label"] == frame.groupby("slide")["label"].first()[found.index]).all()
+    assert (found["prediction"] == np.where(found["p_b"] > 0.5, "b", "a")).all()
+
+
+def test_a_row_an_instance_with_places_attention_and_evidence_that_sums_up(study, evidence):
+    run = read_run(study / "car")
+    bags = own_store(run).bags()
+    bag = bags[bags.ids.index("s05")]
+    table = slide_of(evidence, "s05")
+    assert list(table)[:7] == ["instance", "x", "y", "u", "a", "u_cf", "a_cf"]
+    np.testing.assert_array_equal(table[["x", "y"]], bag.coordinates)
+    np.testing.assert_array_equal(table["instance"], np.arange(len(table)))
+    np.testing.assert_allclose(table[["a", "a_cf", "a_searched"]].sum(), 1, atol=1e-5)
+    assert evidence.frame["residual"].max() < 1e-3
+    assert evidence.frame["residual"].min() >= 0
+
+
+def test_how_far_the_counterfactual_moved_is_what_the_maps_say(study, evidence):
+    run = read_run(study / "car")
+    bags, population = own_store(run).bags(), run.population()
+    line = evidence.frame.set_index("slide").loc["s08"]
+    rows = next(subject.models for subject in own_subjects(run, own_store(run)) if subject.slide == "s08")
+    bag = bags[bags.ids.index("s08")]
+    moved, change = [], []
+    for row in rows:
+        with torch.no_grad():
+            seen = population.member(row)(bag.features, bag.offsets)
+        a, a_cf = seen.scores.softmax(0), seen.counterfactual.scores[:, 0].softmax(0)
+        moved.append(float((a - a_cf).abs().sum()))
+        change.append(seen.counterfactual.logits[0, 0] - seen.logits[0])
+    assert line["counterfactual_attention_moved"] == pytest.approx(np.mean(moved), rel=1e-4)
+    assert line["counterfactual_distance"] == pytest.approx(np.mean([float(c.norm()) for c in change]), rel=1e-4)
+    assert line["counterfactual_grown"] == "ab"[int(torch.stack(change).mean(0).argmax())]
+
+
+def test_the_class_shift_counts_rightly_answered_slides(evidence):
+    frame = evidence.frame
+    right = frame[frame["label"] == frame["prediction"]]
+    for which in ("counterfactual", "searched"):
+        matrix = np.array(evidence.summary[which]["class_shift"]["matrix"])
+        assert matrix.sum() == len(right) > 0
+        assert matrix[1, 0] == ((right["label"] == "b") & (right[f"{which}_grown"] == "a")).sum()
+
+
+def test_a_search_that_reaches_its_class_turns_the_answer(evidence):
+    reached = evidence.frame[evidence.frame["searched_reached"] == 1]
+    assert len(reached) > 0
+    assert (reached["searched_prediction"] != reached["prediction"]).mean() > 0.9  # two models may disagree before
+    assert set(reached["searched_steps"]) != {0.0}
+
+
+def test_agreement_with_the_truth_is_scikit_learns(study, evidence):
+    bags = own_store(read_run(study / "car")).bags()
+    positive, both = [], []
+    for slide in evidence.frame["slide"]:
+        place = bags.ids.index(slide)
+        truth = bags.instance_labels[bags.offsets[place] : bags.offsets[place + 1]].numpy()
+        scores = slide_of(evidence, slide)["evidence_b"]
+        if (truth > 0).any():
+            positive.append(average_precision_score(truth > 0, scores))
+            both.append(positive[-1])
+        else:
+            both.append(average_precision_score(truth < 0, -scores))
+    found = evidence.summary["truth"]["agreement"]["path"]
+    assert found["auprc_plus"]["value"] == pytest.approx(np.mean(positive))
+    assert found["auprc_plus"]["slides"] == len(positive)
+    assert found["auprc_both_mirror"]["value"] == pytest.approx(np.mean(both))
+    assert found["auprc_plus"]["low"] <= found["auprc_plus"]["value"] <= found["auprc_plus"]["high"]
+    assert {"auroc", "ndcg", "froc", "dice"} <= set(found)
+    assert evidence.summary["truth"]["negative_rule"].startswith("mirror")
+
+
+def test_the_threshold_of_dice_comes_from_validation_bags_alone(study):
+    run = read_run(study / "car")
+    store = own_store(run)
+    places = validated(run, store)
+    subjects = own_subjects(run, store)
+    for row, chosen in enumerate(places):
+        assert chosen
+        assert not {subject.place for subject in subjects if row in subject.models} & set(chosen)
+    table = pd.read_csv(study / "car" / "splits.tsv", sep="\t")
+    of_first = table[table[f"fold_{run.models[0]['fold']}"] == "val"].iloc[:, 0]
+    assert {store.ids[place] for place in places[0]} == set(of_first)
+
+
+def test_a_killed_command_goes_on_and_writes_the_same(study, evidence, tmp_path, monkeypatch):
+    asked = []
+
+    def until_killed(models, bag, *words, **more):
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        asked.append(bag.ids[0])
+        return explained(models, bag, *words, **more)
+
+    monkeypatch.setattr(command, "explained", until_killed)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        explained_by(study / "car", out, methods=("attention",), searched=True)
+    assert len(list(out.glob("*.parquet"))) == 5
+    damaged = next(out.glob("s*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    monkeypatch.undo()
+    again = explained_by(study / "car", out, methods=("attention",), searched=True)
+    assert again.written == 30 - 4
+    for name in (*again.frame["file"], "summary.json", "summary.csv"):
+        assert (out / name).read_bytes() == (evidence.folder / name).read_bytes(), name
+    assert explained_by(study / "car", out, methods=("attention",), searched=True).written == 0
+
+
+def test_other_evidence_in_the_same_folder_is_refused(study, evidence, said):
+    status, _, err = said("explain", str(study / "car"), "--out", str(evidence.folder), "--device", "cpu")
+    assert status == 2
+    assert "holds another explanation (its methods, searched differ)" in err
+
+
+def test_slides_with_odd_names_have_files_of_their_own(evidence):
+    files = evidence.frame.set_index("slide")["file"]
+    assert files.is_unique
+    assert files["summary"] != "summary.parquet"
+    assert set(pd.read_parquet(evidence.folder / "summary.parquet")["slide"]) == set(files.index)
+    assert files[ODD].isascii()
+    assert files["s05"] == "s05.parquet"
+
+
+def test_new_slides_are_explained_by_all_models_and_the_runs_own_cohort_is_known_again(study, tmp_path):
+    rng = np.random.default_rng(5)
+    for i in range(3):
+        write_bag(bag_of(f"new{i}", i % 2, rng), tmp_path / "new", "npz")
+    found = explained_by(study / "car", tmp_path / "out", bags=tmp_path / "new")
+    assert found.frame["models"].tolist() == [6, 6, 6]
+    assert found.frame["label"].isna().all()
+    assert "dice" not in found.summary["truth"]["agreement"]["path"]
+    shutil.copytree(study / "car" / "cohort", tmp_path / "moved")
+    said = []
+    own = explained_by(study / "car", tmp_path / "own", bags=tmp_path / "moved", say=said.append)
+    assert set(own.frame["models"]) == {2}
+    assert any("is the cohort of the run" in line for line in said)
+
+
+def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):
+    status, out, err = said("explain", str(study / "mean"), "--out", str(tmp_path / "out"), "--device", "cpu")
+    assert status == 0
+    assert "AUPRC+" in out
+    assert "30 slides to" in out
+    assert "its evidence is patch_scores" in err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["evidence"] == "patch_scores"
+    assert "counterfactual" not in summary
+    assert list(pd.read_parquet(tmp_path / "out" / "s03.parquet")) == ["instance", "x", "y", "evidence_a", "evidence_b"]
+
+
+@pytest.mark.parametrize(
+    ("run", "words", "expected"),
+    [
+        ("nowhere", [], "nowhere is no run"),
+        ("features", [], "is no run"),
+        ("car", ["--methods", "pathh"], "did you mean 'path'"),
+        ("car", ["--methods", "patch_scores"], "'car/abmil', which cannot be asked for 'patch_scores'"),
+        ("mean", ["--methods", "path"], "cannot be asked for 'path'; there is: single"),
+        ("mean", ["--searched"], "--searched needs attention pooling"),
+        ("car", ["--bags", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_status_2(study, tmp_path, said, monkeypatch, run, words, expected):
+    monkeypatch.chdir(study)
+    status, _, err = said("explain", run, "--out", str(tmp_path / "out"), "--device", "cpu", *words)
+    assert status == 2
+    assert expected in err.strip().splitlines()[-1]
+    assert not list(tmp_path.glob("out/*.parquet"))
+
+
+def test_a_cohort_that_moved_away_is_named(study, tmp_path, said):
+    shutil.copytree(study / "car", tmp_path / "run", ignore=shutil.ignore_patterns("cohort"))
+    status, _, err = said("explain", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--device", "cpu")
+    assert status == 2
+    assert err.strip().splitlines()[-1].startswith(f"carmil: the cohort of {tmp_path / 'run'} is neither at")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_of_other_features_is_not_taken_for_the_runs(study, tmp_path):
+    run = read_run(study / "car")
+    shutil.copytree(study / "car" / "cohort", tmp_path / "store")
+    assert own_store(run, tmp_path / "store") is not None
+    index = json.loads((tmp_path / "store" / "index.json").read_text())
+    (tmp_path / "store" / "index.json").write_text(json.dumps(index | {"fingerprint": "another"}))
+    assert open_store(tmp_path / "store").fingerprint == "another"
+    assert own_store(run, tmp_path / "store") is None
+
+
+def test_a_map_a_class_is_written_class_by_class():
+    model = create_model("clam.mb", WIDTH, 2, hidden=8, attention=4).eval()
+    bag = _bags()
+    found = explained([model], bag, ["path"], ("a", "b"), searched=False)
+    assert {"u_a", "u_b", "a_a", "a_b"} <= set(found.columns)
+    assert not torch.equal(found.columns["u_a"], found.columns["u_b"])
+    seen = model(bag.features, bag.offsets)
+    torch.testing.assert_close(found.columns["u_b"], seen.scores[:, 1].detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("abmil", "path"),
+        ("car/abmil.gated", "path"),
+        ("transmil", "attention"),
+        ("additive", "patch_scores"),
+        ("mean", "patch_scores"),
+    ],
+)
+def test_the_default_is_path_evidence_where_the_model_allows_it(name, default):
+    assert default_explainer(create_model(name, WIDTH, 2)) == default
+
+
+def _bags():
+    from carmil.bags.bags import Bags
+
+    return Bags.from_list([torch.randn(7, WIDTH)])

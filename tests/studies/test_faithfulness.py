@@ -1,0 +1,179 @@
+"""`carmil faithfulness`: figures that can be done by hand, runs side by side, and words that do not fit."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from carmil.evidence import bag_auc, explain
+from carmil.evidence.faithfulness import faithfulness_of, of_classes, shuffled
+from carmil.evidence.ranks import spearman
+from carmil.models.pooling import Offsets
+from carmil.studies.faithfulness import judge_runs
+from carmil.studies.run_folder import read_run
+from carmil.studies.tested import own_store
+from carmil.studies.train import run_study
+
+from .conftest import make_files
+
+FEW = {"steps": 20, "random_orders": 3, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A run of CAR with two seeds a fold, and one of mean."""
+    folder = tmp_path_factory.mktemp("faithful")
+    files = make_files(folder, patients=18)
+    run_study(files.settings(folder / "car", seeds=2, epochs=12, lr=1e-2))
+    run_study(files.settings(folder / "mean", model="mean", options={"hidden": 8}, epochs=12, lr=1e-2))
+    return folder
+
+
+def judged(*folders, methods=(), say=lambda line: None, **others):
+    return judge_runs(folders, methods=methods, say=say, **{**FEW, **others})
+
+
+@pytest.fixture(scope="module")
+def car(study):
+    (found,) = judged(study / "car", methods=("path", "attention", "random"))
+    return found
+
+
+def by_hand(run):
+    """For every model its slides' places, labels, and faithfulness of its path evidence and of the shuffled model's."""
+    bags, population, frame = own_store(run).bags(), run.population(), run.predictions()
+    for row, model in enumerate(run.models):
+        slides = frame[(frame["fold"] == model["fold"]) & (frame["seed"] == model["seed"])]
+        part = bags[[bags.ids.index(slide) for slide in slides["slide"]]]
+        labels = torch.tensor([run.classes.index(label) for label in slides["label"]])
+        member = population.member(row)
+        with torch.no_grad():
+            answers = member(part.features, part.offsets).logits.argmax(-1)
+        own, other = (of_classes(explain(one, part), answers, part.offsets) for one in (member, shuffled(member)))
+        yield part, labels, faithfulness_of(member, part, own[None], labels, steps=20, random_orders=3), own, other
+
+
+def test_figures_are_means_over_rightly_answered_slides_of_the_means_over_their_models(study, car):
+    areas, alike = {}, {}
+    for part, _, found, own, other in by_hand(read_run(study / "car")):
+        rho = spearman(own[:, None], other[:, None], Offsets(part.offsets)).squeeze(-1)
+        for i, slide in enumerate(part.ids):
+            alike.setdefault(slide, []).append(float(rho[i]))
+            if found.right[i]:
+                measures = found.deletion_area[0, i], found.insertion_area[0, i], found.sufficiency(0.1)[0, i]
+                areas.setdefault(slide, []).append([float(value) for value in measures])
+    figures = car.maps[0].figures
+    expected = np.mean([np.mean(values, axis=0) for values in areas.values()], axis=0)
+    names = ("deletion_area", "insertion_area", "sufficiency")
+    assert [figures[name]["value"] for name in names] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert figures["randomisation"]["value"] == pytest.approx(np.mean([np.mean(v) for v in alike.values()]), abs=1e-5)
+    assert figures["deletion_area"]["slides"] == len(areas) == car.right
+    assert figures["randomisation"]["slides"] == len(alike) == car.slides == 36
+
+
+def test_the_curves_begin_with_what_was_predicted_and_end_with_the_bag_of_zeros(study, car):
+    run = read_run(study / "car")
+    frame = run.predictions().groupby("slide").agg({"p_a": "mean", "p_b": "mean", "label": "first"})
+    whole = bag_auc(frame[["p_a", "p_b"]].to_numpy(), (frame["label"] == "b").to_numpy().astype(int))
+    for one in car.maps:
+        assert one.auc[0] == pytest.approx(whole, abs=1e-6)
+        assert one.deletion.mean[0] == pytest.approx(one.insertion.mean[-1])
+        assert one.deletion.mean[-1] == pytest.approx(one.insertion.mean[0])
+        assert len(one.deletion.mean) == len(one.auc) == 21
+        assert (one.deletion.low <= one.deletion.mean + 1e-9).all()
+        assert (one.deletion.mean <= one.deletion.high + 1e-9).all()
+    assert car.maps[0].deletion.mean[10] < car.at_random.mean[10]  # path evidence is better than chance
+
+
+def test_a_map_that_does_not_know_the_model_fails_the_randomisation_test(car):
+    path, _, chance = car.maps
+    assert chance.method == "random"
+    assert chance.figures["randomisation"]["value"] == pytest.approx(1)
+    assert chance.fails is True
+    assert path.fails is False
+    assert path.figures["aopc_shuffled"]["value"] < path.figures["aopc_over_random"]["value"]
+
+
+def test_a_model_without_anything_learned_has_a_constant_map_and_no_verdict(study, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(study / "car", run)
+    weights = {name: torch.zeros_like(tensor) for name, tensor in load_file(run / "weights.safetensors").items()}
+    save_file(weights, run / "weights.safetensors")
+    (found,) = judged(run, methods=("attention",))
+    assert found.maps[0].fails is None
+    assert np.isnan(found.maps[0].figures["randomisation"]["value"])
+
+
+def test_stability_is_there_where_several_models_were_tested_on_a_slide(study, car):
+    assert -1 <= car.maps[0].figures["stability"]["value"] < 1
+    assert car.maps[2].figures["stability"]["value"] == pytest.approx(1)  # random is the same for every model
+    (mean,) = judged(study / "mean")
+    assert "stability" not in mean.maps[0].figures
+    assert mean.maps[0].figures["effective"]["value"] >= 1
+
+
+def test_by_default_the_models_own_evidence_and_attention(study):
+    found = judged(study / "car", study / "mean")
+    assert [[one.method for one in run.maps] for run in found] == [["path", "attention"], ["patch_scores"]]
+
+
+def test_runs_side_by_side_are_written_as_table_picture_page_and_json(study, tmp_path, said):
+    out = tmp_path / "out"
+    words = ("--methods", "path,single,random", "--steps", "10", "--random-orders", "2", "--device", "cpu")
+    status, shown, err = said("faithfulness", str(study / "car"), str(study / "mean"), "--out", str(out), *words)
+    assert status == 0
+    assert "mean cannot be asked for path: it is left out there" in err
+    assert "car: random FAILS the randomisation test (1.00)" in shown
+    facts = json.loads((out / "faithfulness.json").read_text())
+    assert [[one["method"] for one in run["maps"]] for run in facts["runs"]] == [
+        ["path", "single", "random"],
+        ["single", "random"],
+    ]
+    assert facts["runs"][0]["maps"][2]["fails_randomisation"] is True
+    assert "| car | random |" in (out / "faithfulness.md").read_text()
+    assert (out / "faithfulness.png").read_bytes()[:4] == b"\x89PNG"
+    assert str(study) not in (out / "faithfulness.html").read_text() + (out / "faithfulness.json").read_text()
+
+
+def test_two_runs_of_one_name_are_told_apart(study, tmp_path):
+    shutil.copytree(study / "mean", tmp_path / "mean")
+    found = judged(study / "mean", tmp_path / "mean", methods=("random",))
+    assert [run.name for run in found] == ["mean", "mean (2)"]
+
+
+def test_runs_of_other_slides_are_said_to_be_no_match(study, tmp_path):
+    other = make_files(tmp_path, patients=12, seed=3)
+    run_study(other.settings(tmp_path / "other", model="mean", options={"hidden": 8}, epochs=2))
+    said = []
+    judged(study / "mean", tmp_path / "other", methods=("random",), say=said.append)
+    assert any("not of the same slides" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nowhere"], "nowhere is no run"),
+        (["car", "nowhere"], "nowhere is no run"),
+        (["car", "--methods", "pathh"], "did you mean 'path'"),
+        (["mean", "--methods", "path"], "mean can be asked for none of path"),
+        (["car", "mean", "--methods", "rollout,random"], "none of these runs' models can be asked for 'rollout'"),
+        (["car", "--steps", "15"], "--steps 15"),
+        (["car", "--random-orders", "0"], "--random-orders 0"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_status_2(study, tmp_path, said, monkeypatch, words, expected):
+    monkeypatch.chdir(study)
+    status, _, err = said("faithfulness", *words, "--out", str(tmp_path / "out"), "--device", "cpu")
+    assert status == 2
+    assert expected in err.strip().splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cohort_that_moved_away_is_named(study, tmp_path, said):
+    shutil.copytree(study / "car", tmp_path / "run", ignore=shutil.ignore_patterns("cohort"))
+    status, _, err = said("faithfulness", str(tmp_path / "run"), "--out", str(tmp_path / "out"))
+    assert status == 2
+    assert "the cohort of" in err.strip().splitlines()[-1]
