@@ -32,10 +32,12 @@ def draw_ribbons(rows: Sequence[Sequence[Panel]], path: Path, *, axis: str) -> N
     """Rows of panels; `axis` says what the curves are of."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     columns = max(len(row) for row in rows)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4 * columns, 3.2 * len(rows) + 0.3), layout="constrained")
+        figure = Figure(figsize=(4.4 * columns, 3.2 * len(rows) + 0.8), layout="constrained")
+        shown: dict[str, Line2D] = {}
         axes = figure.subplots(len(rows), columns, squeeze=False, sharex=True, sharey="row")
         for line, panels in zip(axes, rows, strict=True):
             for place, panel in zip(line, panels, strict=True):
@@ -43,13 +45,14 @@ def draw_ribbons(rows: Sequence[Sequence[Panel]], path: Path, *, axis: str) -> N
                     colour = COLOURS[ribbon.colour % len(COLOURS)]
                     mean, low, high = (np.array(side, dtype=float) for side in (ribbon.mean, ribbon.low, ribbon.high))
                     gone = np.linspace(0, 100, len(mean))
-                    place.plot(gone, mean, ribbon.style, color=colour, linewidth=1.6, label=ribbon.label)
+                    (shown[ribbon.label],) = place.plot(gone, mean, ribbon.style, color=colour, linewidth=1.6)
                     if len(low):
                         place.fill_between(gone, low, high, color=colour, alpha=0.18, linewidth=0)
                 place.set_title(panel.title)
                 place.grid(True)
-                place.legend(fontsize=7, frameon=False)
         figure.supxlabel("instances removed, most relevant first, per cent", fontsize=9)
         figure.supylabel(axis, fontsize=9)
+        # One legend for all panels, above them, where it covers no curve.
+        figure.legend(list(shown.values()), list(shown), loc="outside upper center", ncols=3, fontsize=8, frameon=False)
         with whole_file(path) as aside:
             figure.savefig(aside, dpi=150, facecolor="white")
