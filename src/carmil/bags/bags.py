@@ -16,6 +16,8 @@ from carmil.errors import CarmilError
 
 Unit = Literal["level0_px", "um"]
 
+UNKNOWN = -128  # of an instance's truth: nobody knows; -1 speaks against the class
+
 _PER_INSTANCE = ("features", "instance_labels", "coordinates")
 
 
@@ -27,7 +29,7 @@ class Bags:
     offsets         (b+1) int64, on the CPU, rising from 0 to n: no bag is empty
     labels          (b) int64 class of each bag, or None
     ids             a name for each bag; "0", "1", ... unless given
-    instance_labels (n) or (n, k) truth about the instances, or None
+    instance_labels (n) or (n, k) truth about the instances, UNKNOWN where nobody knows it, or None
     coordinates     (n, 2) x and y of each instance, or None; `coordinate_unit` says in what
     """
 

@@ -4,6 +4,7 @@ n instances of all slides together. One number an instance is kept, never featur
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import Bags
+from carmil.bags.bags import UNKNOWN, Bags
 from carmil.errors import CarmilError
 from carmil.evidence.agreement import agreement_by_bag
 from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc, dice, dice_threshold, froc_interval, ndcg
 from carmil.models.contract import BagModel
-from carmil.models.pooling import Offsets
 from carmil.studies.figures import mean_interval
 from carmil.studies.tested import Subject
+from carmil.studies.truth import known_instances
 
 AT_ONCE = 2**17  # instances in memory
 
@@ -36,11 +37,12 @@ def dice_thresholds(
     found: dict[str, list[float]] = {method: [] for method in methods}
     for model, places in zip(members, validated, strict=True):
         chosen = torch.tensor(places, dtype=torch.long)
-        targets = torch.cat([truth_of(bags, place) > 0 for place in places])
-        starts = Offsets(torch.cat([chosen.new_zeros(1), bags.sizes[chosen].cumsum(0)]))
+        truth = torch.cat([truth_of(bags, place) for place in places])
+        known, offsets = known_instances(truth, torch.cat([chosen.new_zeros(1), bags.sizes[chosen].cumsum(0)]))
+        targets = truth[known] > 0
         for method in methods:
             scores = torch.cat([explain(model, part, method)[:, 1] for part in bags.parts(AT_ONCE, chosen)])
-            found[method].append(dice_threshold(scores, targets, starts) if targets.any() else float("nan"))
+            found[method].append(dice_threshold(scores[known], targets, offsets) if targets.any() else float("nan"))
     return found
 
 
@@ -53,13 +55,19 @@ def located(
 ) -> dict[str, Any]:
     """Agreement with the truth of each method's map (`columns`: its column for the second class), with intervals over patients.
 
-    AUPRC+, AUROC and NDCG are of slides with both kinds of instances, Dice of slides with targets, FROC of all.
+    AUPRC+, AUROC and NDCG are of slides with both kinds of instances, Dice of slides with targets, FROC of all; instances of
+    which nobody knows are left out.
     """
+    known_somewhere = [bool((truth_of(bags, subject.place) != UNKNOWN).any()) for subject in subjects]
+    subjects, files = list(compress(subjects, known_somewhere)), list(compress(files, known_somewhere))
+    if not subjects:
+        return {}
     patients = [subject.patient if subject.patient is not None else subject.slide for subject in subjects]
     truths = [truth_of(bags, subject.place) for subject in subjects]
-    two_sided = any(bool((truth < 0).any()) for truth in truths)
-    starts = Offsets(torch.tensor([0, *np.cumsum([len(truth) for truth in truths])]))
     truth = torch.cat(truths)
+    known, offsets = known_instances(truth, torch.tensor([0, *np.cumsum([len(one) for one in truths])]))
+    truth = truth[known]
+    two_sided = bool((truth < 0).any())
     found = {}
     for method, column in columns.items():
         maps = [_column(path, column) for path in files]
@@ -69,7 +77,7 @@ def located(
             for name, value in _of_slide(s, t, two_sided, float(np.mean(at)) if at else None).items():
                 measured.setdefault(name, []).append(value)
         found[method] = {name: mean_interval(values, patients) for name, values in measured.items()}
-        froc = froc_interval(torch.cat(maps), truth > 0, starts)
+        froc = froc_interval(torch.cat(maps)[known], truth > 0, offsets)
         found[method]["froc"] = {"value": froc.value, "low": froc.low, "high": froc.high, "slides": len(maps)}
     return found
 
@@ -81,7 +89,8 @@ def truth_of(bags: Bags, place: int) -> Tensor:
 
 
 def _of_slide(scores: Tensor, truth: Tensor, two_sided: bool, threshold: float | None) -> dict[str, float]:
-    whole = torch.tensor([0, len(truth)])
+    known, whole = known_instances(truth, torch.tensor([0, len(truth)]))
+    scores, truth = scores[known], truth[known]
     s, t = scores.unsqueeze(-1), truth.unsqueeze(-1)
     hits = t > 0
     mixed = 0 < int(hits.sum()) < len(truth)

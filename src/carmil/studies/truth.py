@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import Bags
+from carmil.bags.bags import UNKNOWN, Bags
 from carmil.errors import CarmilError
 from carmil.evidence import average_precision, explain
 from carmil.models.pooling import Offsets
@@ -35,11 +35,20 @@ def agreement(population: Population, models: Sequence[int], bags: Bags, chosen:
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
+def known_instances(truth: Tensor, starts: Tensor) -> tuple[Tensor, Offsets]:
+    """Of which instances (n) the truth is known, and how these lie in bags, starts (b+1); a bag without any is left out."""
+    known = truth != UNKNOWN
+    before = torch.cat([starts.new_zeros(1), known.long().cumsum(0)])[starts]
+    return known, Offsets(before.unique_consecutive())
+
+
 def auprc(scores: Tensor, bags: Bags) -> float:
-    """Mean average precision of scores (n) over the bags that have positive instances and others."""
+    """Mean average precision of scores (n) over the bags that have positive instances and others, as far as they are known."""
     assert bags.instance_labels is not None
-    truth = (bags.instance_labels > 0).unsqueeze(-1)
-    offsets = Offsets(bags.offsets)
+    known, offsets = known_instances(bags.instance_labels, bags.offsets)
+    if not known.any():
+        return float("nan")
+    scores, truth = scores[known], (bags.instance_labels[known] > 0).unsqueeze(-1)
     found = average_precision(scores.unsqueeze(-1), truth, offsets).squeeze(-1)
     positives = torch.stack([part.sum() for part in truth.squeeze(-1).split(offsets.lengths)])
     mixed = (positives > 0) & (positives < offsets.sizes)
