@@ -18,6 +18,7 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt | $(if $(filter .uv/bin/uv,$(UV)),.uv/bin/uv)
 	$(UV) venv --quiet --allow-existing .venv
 	$(UV) pip install --quiet --constraint constraints.txt --editable . --group dev
+	@$(RUN) python tools/fetch_openseadragon.py
 	@touch $@
 
 demo: setup

@@ -100,3 +100,28 @@ def counted(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def encoding_progress(slides: int, tiles: int) -> Iterator[tuple[Callable[[str, int], None], Callable[[int], None]]]:
+    """Gives two functions: to be told (name, number) of the slide that begins, and how many more tiles are done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        TextColumn("tiles{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("encoding", total=tiles, speed="")
+
+        def on_slide(name: str, number: int) -> None:
+            progress.update(task, description=f"slide {number}/{slides} {name[:16]}")
+
+        def on_tiles(more: int) -> None:
+            progress.advance(task, more)
+            speed = progress.tasks[0].speed
+            progress.update(task, speed=f", {speed:,.0f}/s" if speed else "")
+
+        yield on_slide, on_tiles

@@ -10,6 +10,7 @@ import torch
 from carmil.bags.digit_images import DigitImages, cache_folder
 from carmil.errors import CarmilError
 from carmil.files import whole_file
+from carmil.weights import read_weights
 
 Track = Callable[[Iterable[int], str], Iterable[int]]
 
@@ -95,21 +96,7 @@ def _resnet_state(weights: Path | None) -> tuple[dict[str, torch.Tensor], str]:
                 f"could not download ResNet18's weights ({error}): give a file of them with --weights FILE"
             ) from error
         return dict(state), "imagenet1k_v1"
-    if not weights.is_file():
-        raise CarmilError(f"{weights} is not a file: expected ResNet18's weights")
-    try:
-        if weights.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(weights)
-        else:
-            state = torch.load(weights, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CarmilError(
-            f"{weights} cannot be read as weights ({reason}): expected a state dict of tensors"
-        ) from error
-    return state, hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    return read_weights(weights), hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
 
 
 def _load_resnet(network: torch.nn.Module, state: dict[str, torch.Tensor], weights: Path | None) -> None:

@@ -2,6 +2,6 @@
 
 # ruff: noqa: I001
 from carmil.cli.app import app, main
-from carmil.cli import machine, cohorts, studies, evidence, reproduce
+from carmil.cli import machine, slides, slide_maps, cohorts, studies, evidence, viewer, reproduce
 
-__all__ = ["app", "cohorts", "evidence", "machine", "main", "reproduce", "studies"]
+__all__ = ["app", "cohorts", "evidence", "machine", "main", "reproduce", "slide_maps", "slides", "studies", "viewer"]

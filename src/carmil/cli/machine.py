@@ -1,5 +1,6 @@
-"""carmil demo, benchmark, models: what there is, and what it does on this machine."""
+"""carmil demo, benchmark, models, doctor: what there is, and what it does on this machine."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -7,11 +8,13 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for, names_in, numbers_in, say
+from carmil.cli.viewer import viewed
 
 
 @app.command()
 def demo(
     fast: Annotated[bool, typer.Option("--fast", help="Fewer bags and epochs: a look at the machinery.")] = False,
+    view: Annotated[bool, typer.Option("--view", help="Open what was trained in the browser.")] = False,
     out: OutOption = Path("demo"),
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -28,6 +31,10 @@ def demo(
     report, rows = run_demo(folder_for(out), fast=fast, device=device_named(device))
     print_tables(tables(rows))
     typer.echo(f"\nreport: {report}")
+    if view:
+        viewed(out)
+    else:
+        typer.echo(f"to look into every bag, and take digits out of it: carmil view {shlex.quote(str(out))}")
 
 
 @app.command()
@@ -109,3 +116,31 @@ def models() -> None:
     for prefix, (_, about) in BRANCHES.items():
         table.add_row(f"{prefix}/…", about)
     Console().print(table)
+
+
+@app.command()
+def doctor() -> None:
+    """What is installed, which slides can be read, which device is seen, and what to do about what is missing.
+
+    Example: carmil doctor
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from carmil.doctor import examine
+
+    findings = examine()
+    table = Table(box=None, pad_edge=False)
+    for head in ("what", "", "seen"):
+        table.add_column(head, no_wrap=head == "what")
+    for found in findings:
+        table.add_row(found.what, "" if found.well else "missing", found.seen)
+    Console().print(table)
+    missing: dict[str, list[str]] = {}
+    for found in findings:
+        if not found.well:
+            missing.setdefault(found.advice, []).append(found.what)
+    for advice, names in missing.items():
+        typer.echo(f"{', '.join(names)}: {advice}")
+    if not missing:
+        typer.echo("nothing is missing")

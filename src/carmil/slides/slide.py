@@ -25,6 +25,7 @@ class Level:
 class Slide(ABC):
     """An open slide. `width`, `height` in level-0 pixels; `mpp`, micrometres a level-0 pixel; `levels`, the largest first.
 
+    `mpp_from` says in words where the mpp comes from.
     May be read from several threads, and opened again in another process by its path and mpp.
     """
 
@@ -32,6 +33,7 @@ class Slide(ABC):
     width: int
     height: int
     mpp: float
+    mpp_from: str
     levels: tuple[Level, ...]
 
     @property
@@ -57,7 +59,7 @@ class Slide(ABC):
         pixels = (max(1, round(self.width * scale)), max(1, round(self.height * scale)))
         return self.read(0, 0, self.width, self.height, pixels)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - not every slide holds a file
         """Gives back what the file took."""
 
     def __enter__(self) -> "Slide":

@@ -97,24 +97,34 @@ def evaluate(
 def fitting(run: StudyRun, bags: Path, out: Path, truth: str | None, say: Say) -> Store:
     """The store of these bags, if the run's models may look at it: the same encoder and width."""
     store = opened(bags, out / "cohort", dtype="float16", truth=truth, say=say)
-    if store.width != run.facts["width"]:
-        raise CarmilError(
-            f"{bags} has {store.width} features a tile, the run was trained on {run.facts['width']}: use its encoder"
-        )
-    mine, theirs = run.facts["encoder"], store.encoder
-    if mine != theirs and mine is not None and theirs is not None:
-        raise CarmilError(f"{bags} was encoded by {theirs}, the run was trained on {mine}: use its encoder")
-    if mine is None or theirs is None:
-        say(
-            f"the encoder of {'the run' if mine is None else bags} is not known: that it is the same could not be checked"
-        )
+    check_fits(run, store, bags, say)
+    return store
+
+
+def check_fits(run: StudyRun, store: Store, bags: Path, say: Say) -> None:
+    """Refuses bags that the run's models cannot look at, and says which of them may be known to the models."""
+    check_encoder(run, store.encoder, store.width, str(bags), say)
     known = set(run.predictions()["slide"]) & set(store.ids)
     if known:
         say(
             f"{len(known)} of these {len(store.ids)} slides have names of slides that the run was trained on "
             f"({min(known)!r}, ...): if they are the same, these answers are no test of it"
         )
-    return store
+
+
+def check_encoder(run: StudyRun, encoder: str | None, width: int, what: str, say: Say) -> None:
+    """Refuses features (of `what`) that the run's models were not trained on, before or after they are made."""
+    if width != run.facts["width"]:
+        raise CarmilError(
+            f"{what} has {width} features a tile, the run was trained on {run.facts['width']}: use its encoder"
+        )
+    mine = run.facts["encoder"]
+    if mine != encoder and mine is not None and encoder is not None:
+        raise CarmilError(f"{what} was encoded by {encoder}, the run was trained on {mine}: use its encoder")
+    if mine is None or encoder is None:
+        say(
+            f"the encoder of {'the run' if mine is None else what} is not known: that it is the same could not be checked"
+        )
 
 
 def _ensemble(run: StudyRun, bags: Bags, chosen: torch.Tensor, device: str) -> "pd.DataFrame":

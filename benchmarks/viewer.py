@@ -1,0 +1,209 @@
+"""The viewer under load: tiles for 8 clients, memory, and what-if over 10,000 instances.
+
+    python benchmarks/viewer.py FOLDER [--seconds 60] [--clients 8]
+
+Makes, once, in FOLDER a pyramidal slide of 30,000 x 30,000 pixels and a short study of six slides of 10,000 x 1024 features, then
+starts `carmil view` in a process of its own and asks it over HTTP, from threads of this process on the same machine.
+cold: every tile is asked for the first time. warm: a view's 60 tiles again and again. roaming: any tile of the slide.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import tifffile
+
+from carmil.bags.sources import Bag
+from carmil.bags.writers import write_bag
+from carmil.studies.settings import Settings
+from carmil.studies.train import run_study
+from carmil.training.runs import machine_line
+
+SIDE, TILE, ROWS, WIDTH, SLIDES = 30_000, 256, 10_000, 1024, 6
+
+
+def make_slide(path: Path) -> None:
+    """Tissue-like noise, JPEG in tiles, levels of 1, 4, 16 and 64."""
+    rng = np.random.default_rng(0)
+    smooth = np.kron(rng.integers(120, 240, (64, 64, 3)), np.ones((16, 16, 1)))
+    texture = np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8)
+    sides = [SIDE // 4**level for level in range(4)]
+
+    def tiles(side: int):
+        across = -(-side // TILE)
+        for i in range(across * across):
+            y, x = (i // across * 97) % 768, (i % across * 61) % 768
+            yield texture[y : y + TILE, x : x + TILE]
+
+    told = {"tile": (TILE, TILE), "photometric": "rgb", "compression": "jpeg", "dtype": np.uint8, "metadata": None}
+    with tifffile.TiffWriter(path, bigtiff=True) as file:
+        for level, side in enumerate(sides):
+            more = {"subifds": len(sides) - 1} if level == 0 else {"subfiletype": 1}
+            resolution = {"resolution": (40_000 / 4**level,) * 2, "resolutionunit": "CENTIMETER"}
+            file.write(tiles(side), shape=(side, side, 3), **told, **more, **resolution)
+
+
+def make(folder: Path, model: str) -> Path:
+    run = folder / f"run_{model.replace('/', '-')}"
+    slides, features = folder / "slides", folder / "features"
+    slides.mkdir(parents=True, exist_ok=True)
+    if not (slides / "s0.tif").exists():
+        make_slide(slides / "s0.tif")
+    if not (folder / "labels.csv").exists():
+        rng = np.random.default_rng(0)
+        places = np.array([(x * TILE, y * TILE) for y in range(100) for x in range(100)], dtype=np.float32)
+        for s in range(SLIDES):
+            values = rng.normal(size=(ROWS, WIDTH)).astype(np.float16)
+            values[:200, s % 2] += 3
+            bag = Bag(f"s{s}", values, coordinates=places, coordinate_unit="level0_px", tile_size=TILE, encoder="noise")
+            write_bag(bag, features, "trident")
+        lines = [f"s{s},P{s},{'ab'[s % 2]}" for s in range(SLIDES)]
+        (folder / "labels.csv").write_text("\n".join(["slide_id,case_id,label", *lines]) + "\n")
+    run_study(
+        Settings(bags=features, labels=folder / "labels.csv", out=run, model=model, folds=2, epochs=1, device="cpu")
+    )
+    return run
+
+
+class Server:
+    def __init__(self, run: Path, slides: Path) -> None:
+        words = ["view", str(run), "--slides", str(slides), "--port", "0", "--no-browser"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "carmil", *words], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        found = re.search(r":(\d+)/", self.process.stdout.readline())
+        assert found is not None
+        self.port = int(found[1])
+
+    def mib(self) -> float:
+        """Memory the process itself holds (RssAnon); mapped features are the system's to keep or to drop."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
+
+
+class Client:
+    def __init__(self, port: int) -> None:
+        self.line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def ask(self, target: str, asked: object = None) -> tuple[int, float, bytes]:
+        """Status, milliseconds, body."""
+        start = time.perf_counter()
+        if asked is None:
+            self.line.request("GET", target)
+        else:
+            self.line.request("POST", target, json.dumps(asked), {"content-type": "application/json"})
+        answer = self.line.getresponse()
+        body = answer.read()
+        return answer.status, 1000 * (time.perf_counter() - start), body
+
+
+def loaded(server: Server, clients: int, seconds: float, next_tile) -> str:
+    """What all clients together saw."""
+    times: list[float] = []
+    wrong: dict[int, int] = {}
+    memory = [server.mib()]
+    end = time.monotonic() + seconds
+
+    def one(seed: int) -> None:
+        client, rng = Client(server.port), random.Random(seed)
+        while time.monotonic() < end and (target := next_tile(rng)) is not None:
+            status, took, _ = client.ask(target)
+            if status == 200:
+                times.append(took)
+            else:
+                wrong[status] = wrong.get(status, 0) + 1
+
+    threads = [threading.Thread(target=one, args=(seed,)) for seed in range(clients)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(0.5)
+        memory.append(server.mib())
+    middle = len(memory) // 2
+    p50, p95, p99 = np.percentile(times, (50, 95, 99))
+    return (
+        f"{len(times):,} tiles, median {p50:.1f} ms, p95 {p95:.1f}, p99 {p99:.1f}, largest {max(times):.0f}; "
+        f"other answers {wrong or 'none'}; memory {memory[0]:.0f} MiB before, {memory[middle]:.0f} halfway, {memory[-1]:.0f} "
+        f"at the end (most {max(memory):.0f})"
+    )
+
+
+def tiles_of(server: Server, clients: int, seconds: float) -> None:
+    client = Client(server.port)
+    number = next(case["number"] for case in json.loads(client.ask("/api/cohort")[2])["cases"] if case["slide"] == "s0")
+    top = json.loads(client.ask(f"/api/case/{number}")[2])["picture"]["levels"] - 1
+
+    def address(level: int, x: int, y: int) -> str:
+        return f"/api/case/{number}/zoom/{level}/{x}_{y}.jpeg"
+
+    across = {level: -(-SIDE // 2 ** (top - level)) // 254 for level in range(top - 5, top + 1)}
+    view = [address(top, 20 + x, 20 + y) for x in range(10) for y in range(6)]
+    unseen = [address(top - 1, x, y) for x in range(40) for y in range(10)]
+
+    def roaming(rng: random.Random) -> str:
+        level = rng.choice(list(across))
+        return address(level, rng.randrange(across[level]), rng.randrange(across[level]))
+
+    print("cold:   ", loaded(server, clients, seconds, lambda rng: unseen.pop() if unseen else None))
+    client = Client(server.port)  # an idle line is closed after some seconds
+    for target in view:
+        client.ask(target)
+    print("warm:   ", loaded(server, clients, seconds, lambda rng: rng.choice(view)))
+    print("roaming:", loaded(server, clients, seconds, roaming))
+
+
+def whatif(server: Server) -> None:
+    client = Client(server.port)
+    number = 1
+    for name in ("case", "places", "map/evidence", "map/factual", "top", "deletion"):
+        target = f"/api/case/{number}" + (f"/{name}?class=1" if name not in ("case", "places") else "")
+        status, took, body = client.ask(target + ("/places" if name == "places" else ""))
+        print(f"{name}: {took:.0f} ms, {len(body):,} bytes ({status})")
+    rng = random.Random(0)
+    asked = {
+        "a region of 900 tiles": lambda: {
+            "polygon": _square(rng.randrange(70) * TILE, rng.randrange(70) * TILE, 30 * TILE)
+        },
+        "the top tenth": lambda: {"top": 0.1, "class": 1},
+        "5,000 by name": lambda: {"remove": rng.sample(range(ROWS), 5000)},
+    }
+    for name, question in asked.items():
+        times = [client.ask(f"/api/case/{number}/whatif", question())[1] for _ in range(30)]
+        print(f"what-if, {name}: first {times[0]:.0f} ms, median {np.median(times):.0f}, largest {max(times):.0f}")
+    status, took, _ = client.ask("/api/case/2/whatif", {"top": 0.1, "class": 1})
+    print(f"what-if, a case nobody has looked at: {took:.0f} ms ({status})")
+
+
+def _square(x: int, y: int, side: int) -> list[list[int]]:
+    return [[x, y], [x + side, y], [x + side, y + side], [x, y + side]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--model", default="car/abmil")
+    words = parser.parse_args()
+    run = make(words.folder, words.model)
+    server = Server(run, words.folder / "slides")
+    try:
+        print(f"{machine_line()}; {words.model}, {words.clients} clients, {words.seconds:g} s each")
+        whatif(server)
+        tiles_of(server, words.clients, words.seconds)
+    finally:
+        server.process.terminate()
+        server.process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""carmil slides draw, label: maps onto slides, and annotations into labels of tiles."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carmil.cli.options import OutOption, folder_for, names_in, numbers_in, say
+from carmil.cli.slides import MppOption, SlidesArgument, slides
+from carmil.errors import CarmilError, unknown
+
+if TYPE_CHECKING:
+    from carmil.slides.annotations import Region
+    from carmil.slides.maps import Box, TileMap
+    from carmil.slides.slide import Tiles
+
+TilesOption = Annotated[Path, typer.Option(help="Folder that `carmil slides tile` wrote; or one file of tiles.")]
+ANNOTATED = (".geojson", ".json", ".xml", ".tif", ".tiff")
+
+
+class Scaling(StrEnum):
+    minmax = "minmax"
+    rank = "rank"
+
+
+@slides.command("draw")
+def slides_draw(
+    paths: SlidesArgument,
+    evidence: Annotated[
+        list[Path],
+        typer.Option(help="Folder that `carmil explain` wrote. Named more than once: compared in one figure."),
+    ],
+    tiles: TilesOption,
+    out: OutOption = Path("maps"),
+    maps: Annotated[
+        str,
+        typer.Option("--map", help="factual, counterfactual, difference, a class.  [default: those, and the answer]"),
+    ] = "",
+    scale: Annotated[Scaling, typer.Option(help="How values become colours.")] = Scaling.minmax,
+    longest: Annotated[int, typer.Option(min=16, help="Pixels of a picture's longer side.")] = 4000,
+    annotations: Annotated[
+        Path | None, typer.Option(help="Contours to draw: GeoJSON, XML or mask; or a folder with one a slide.")
+    ] = None,
+    regions: Annotated[
+        list[str] | None,
+        typer.Option("--region", help="X,Y,WIDTH,HEIGHT to zoom into.  [default: where the map is highest]"),
+    ] = None,
+    geojson: Annotated[
+        bool, typer.Option("--geojson", help="Also for QuPath: tiles with values, top regions.")
+    ] = False,
+    ome_tiff: Annotated[bool, typer.Option("--ome-tiff", help="Also as pyramidal OME-TIFF.")] = False,
+    top: Annotated[int, typer.Option(min=0, help="Tiles shown of each end of a map.")] = 8,
+    colour: Annotated[bool, typer.Option("--colour", help="Leave the slide its colours below the map.")] = False,
+    mpp: MppOption = None,
+) -> None:
+    """Draw what `carmil explain` found onto the slides: where a model looks, what supports its answer and what refutes it.
+
+    A folder a slide: a picture a map with its legend, all maps beside each other, the most supporting and refuting tiles.
+
+    Example: carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --geojson
+    """
+    from carmil.progress import counted
+    from carmil.slides.drawing import draw_maps
+    from carmil.slides.opening import open_slide, slides_in
+
+    boxes = [_box(words) for words in regions or ()] or None
+    wanted, skipped = names_in(maps), []
+    found = slides_in(paths)
+    folder_for(out)
+    with counted("drawing", "slides") as on_slide:
+        for done, path in enumerate(found, 1):
+            try:
+                cut = _tiles_of(tiles, path.stem)
+                drawn = _maps(evidence, cut, wanted)
+                contours = _annotations(annotations, cut)
+                with open_slide(path, mpp=mpp or cut.slide_mpp) as slide:
+                    _same_slide(slide.width, slide.height, cut)
+                    files = draw_maps(
+                        slide,
+                        cut,
+                        drawn,
+                        out / path.stem,
+                        scale=scale.value,
+                        longest=longest,
+                        annotations=contours,
+                        regions=boxes,
+                        top=top,
+                        geojson=geojson,
+                        ome_tiff=ome_tiff,
+                        grey=not colour,
+                    )
+                typer.echo(f"{path.stem}: {len(files)} files in {out / path.stem}")
+            except CarmilError as error:
+                if len(found) == 1:
+                    raise
+                skipped.append(path.stem)
+                say(f"{path.stem} is left out: {error}")
+            on_slide(done, len(found))
+    _finish(len(found), skipped)
+
+
+@slides.command("label")
+def slides_label(
+    paths: Annotated[list[Path], typer.Argument(metavar="SLIDE...", help="Slides; only their names are needed.")],
+    tiles: TilesOption,
+    annotations: Annotated[Path, typer.Option(help="GeoJSON, XML of ASAP or Aperio, mask TIFF; or a folder of them.")],
+    out: OutOption = Path("labels"),
+    rule: Annotated[
+        str, typer.Option(help="Overlap that counts: any, centre, half, or a share such as 0.25.")
+    ] = "half",
+    positive: Annotated[
+        str, typer.Option(help="Classes that are positive, with commas between.  [default: all but exclusions]")
+    ] = "",
+    complete: Annotated[
+        bool, typer.Option("--complete", help="All there is was annotated: other tiles are negative, not unknown.")
+    ] = False,
+) -> None:
+    """Turn annotations into labels of tiles, the truth that maps are scored against.
+
+    Tiles of which nothing was said are unknown, and no map is scored there, unless annotation is complete. Writes OUT/instances.csv
+    and OUT/patch_labels/SLIDE.npy, which `carmil cohort build` reads beside a folder `features`.
+
+    Example: carmil slides label tumor_001.tif --tiles tiles --annotations tumor_001.xml --complete --out labels
+    """
+    from carmil.slides.tile_labels import label_tiles, positive_names
+    from carmil.slides.truth_files import write_truth
+
+    folder_for(out)
+    asked, labelled = names_in(positive), []
+    cuts = [_tiles_of(tiles, path.stem) for path in paths]
+    annotated = [_annotations(annotations, cut) for cut in cuts]
+    there = {one.name for regions in annotated for one in regions}
+    for name in asked:
+        if name not in there:
+            raise CarmilError(f"--positive: {unknown('class', name, there)}")
+    for cut, regions in zip(cuts, annotated, strict=True):
+        if not regions and not complete:
+            raise CarmilError(f"{cut.slide} has no annotations in {annotations}: leave it out, or say --complete")
+        names = positive_names(regions, asked)
+        found = label_tiles(cut, regions, positive=names, rule=rule, complete=complete)
+        labelled.append((cut, found))
+        counts = [int((found.labels == value).sum()) for value in (1, 0)]
+        typer.echo(
+            f"{cut.slide}: {counts[0]:,} tiles positive ({', '.join(names) or 'nothing annotated'}; rule {rule}), "
+            f"{counts[1]:,} negative, {len(cut) - sum(counts):,} unknown"
+        )
+    for line in write_truth(labelled, out):
+        typer.echo(line)
+
+
+def _tiles_of(where: Path, slide: str) -> "Tiles":
+    from carmil.slides.tiling import read_tiles, tiles_file
+
+    path = where if where.is_file() else tiles_file(where, slide)
+    if not path.is_file():
+        raise CarmilError(f"{path}: there are no tiles of {slide}; `carmil slides tile` cuts them")
+    found = read_tiles(path)
+    if found.slide != slide:
+        raise CarmilError(f"{path} holds the tiles of {found.slide!r}: expected those of {slide!r}")
+    if not len(found):
+        raise CarmilError(f"{path} holds no tiles: there is nothing to draw or to label")
+    return found
+
+
+def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str]) -> "list[TileMap]":
+    from carmil.slides.evidence_files import maps_of
+
+    several = len(folders) > 1
+    return [
+        one for folder in folders for one in maps_of(folder, tiles, wanted, model=_model(folder) if several else "")
+    ]
+
+
+def _model(folder: Path) -> str:
+    """RUN/evidence is RUN's."""
+    whole = folder.resolve()
+    return whole.parent.name if whole.name == "evidence" else whole.name
+
+
+def _annotations(path: Path | None, tiles: "Tiles") -> "list[Region]":
+    from carmil.slides.annotations import read_annotations
+
+    if path is not None and path.is_dir():
+        path = next((file for suffix in ANNOTATED if (file := path / f"{tiles.slide}{suffix}").is_file()), None)
+    return [] if path is None else read_annotations(path, width=tiles.width, height=tiles.height)
+
+
+def _box(words: str) -> "Box":
+    numbers = numbers_in("--region", words, float)
+    if len(numbers) != 4 or min(numbers[2:]) <= 0:
+        raise CarmilError(f"--region {words}: expected X,Y,WIDTH,HEIGHT in level-0 pixels")
+    x, y, width, height = numbers
+    return (x, y, x + width, y + height)
+
+
+def _same_slide(width: int, height: int, tiles: "Tiles") -> None:
+    if (width, height) != (tiles.width, tiles.height):
+        raise CarmilError(
+            f"{tiles.slide} is {width:,} x {height:,} pixels and its tiles were cut from {tiles.width:,} x {tiles.height:,}: "
+            "expected the same slide"
+        )
+
+
+def _finish(count: int, skipped: Sequence[str]) -> None:
+    if skipped:
+        typer.echo(f"{count - len(skipped)} slides drawn, {len(skipped)} left out: {', '.join(skipped)}", err=True)
+        raise typer.Exit(1)

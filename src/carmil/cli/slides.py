@@ -1,0 +1,194 @@
+"""carmil slides ...: from whole-slide images to tiles and features, and back onto the slide."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carmil.cli.app import app
+from carmil.cli.options import Device, DeviceOption, Layout, OutOption, device_named, folder_for, names_in, say
+from carmil.errors import CarmilError
+
+if TYPE_CHECKING:
+    from carmil.slides.tile_cohort import Outcome
+
+slides = typer.Typer(
+    help="Whole slides: cut them into tiles, encode those, draw maps back onto the slide.", no_args_is_help=True
+)
+app.add_typer(slides, name="slides")
+
+SlidesArgument = Annotated[list[Path], typer.Argument(metavar="SLIDE...", help="Slides, or folders of them.")]
+MppOption = Annotated[
+    float | None, typer.Option(help="Micrometres a pixel of the slides, instead of what their files say.")
+]
+
+
+def need_slides() -> None:
+    """One line, not a traceback, where the extra is not installed."""
+    for name in ("openslide", "tifffile", "skimage"):
+        try:
+            import_module(name)
+        except (ImportError, OSError) as error:
+            raise CarmilError(f"slides need `pip install 'carmil[slides]'` ({error}); see carmil doctor") from None
+
+
+EncoderOption = Annotated[
+    str, typer.Option(help="resnet50, resnet50.caffe, timm/NAME, or hf-hub:OWNER/NAME with a token in HF_TOKEN.")
+]
+WeightsOption = Annotated[
+    Path | None, typer.Option(help="File of the encoder's weights (.safetensors, .pt).  [default: downloaded]")
+]
+
+
+@slides.command("tile")
+def slides_tile(
+    paths: SlidesArgument,
+    out: OutOption = Path("tiles"),
+    mpp: MppOption = None,
+    pixels: Annotated[int, typer.Option(help="Pixels of a tile's side.")] = 256,
+    tile_mpp: Annotated[float, typer.Option(help="Micrometres a pixel of a tile: 0.5 is 20x.")] = 0.5,
+    overlap: Annotated[float, typer.Option(help="Share of the side that neighbours have in common.")] = 0.0,
+    preset: Annotated[str, typer.Option(help="How tissue is found: default, biopsy, resection.")] = "default",
+    rule: Annotated[
+        str, typer.Option(help="What of a tile must lie in tissue: centre, or CLAM's four-point.")
+    ] = "centre",
+    keep: Annotated[str, typer.Option(help="Tiles not to leave out, with commas between: blank, pen, blurred.")] = "",
+) -> None:
+    """Find the tissue of slides and cut it into tiles, with a sheet to check each by eye; status 1 if a slide was skipped.
+
+    Started again, it goes on where it was; a slide that cannot be cut is said, and the others go on.
+
+    Example: carmil slides tile scans --out tiles
+    """
+    need_slides()
+    from carmil.progress import counted
+    from carmil.slides.opening import slides_in
+    from carmil.slides.tile_cohort import TileSettings, tile_slides
+
+    settings = TileSettings(pixels, tile_mpp, overlap, rule, preset, names_in(keep))
+    settings.check()
+    found = slides_in(paths)
+    with counted("cutting", "slides") as on_slide:
+        outcomes = tile_slides(found, folder_for(out), settings, mpp=mpp, on_slide=on_slide)
+    _print_outcomes(outcomes)
+    typer.echo(f"written: {out / 'tiles.csv'}, contact_sheet.png, patches/, sheets/")
+    if any(outcome.tiles is None for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _print_outcomes(outcomes: "list[Outcome]") -> None:
+    """What became of the slides, then what was skipped and which mpp is not the file's own."""
+    from carmil.report.tables import ResultTable, print_tables
+    from carmil.slides.quality import RULES
+
+    lines = []
+    for each in outcomes:
+        if each.tiles is None:
+            continue
+        gone = dict(each.left_out)
+        counts = [str(gone.get(rule, "kept")) for rule in RULES]
+        said = f"{each.tiles.slide_mpp:.4g}{' given' if each.mpp_from.startswith('given') else ''}"
+        lines.append(
+            (each.name, f"{len(each.tiles):,}", f"{each.mm2:.2f}", *counts, said, "yes" if each.resumed else "")
+        )
+        if each.mpp_from.startswith("given; the file says"):
+            say(f"{each.name}: {each.tiles.slide_mpp:g} um a pixel {each.mpp_from}")
+    skipped = [each for each in outcomes if each.tiles is None]
+    heads = ("slide", "tiles", "tissue mm2", *RULES, "um a pixel", "done before")
+    total = sum(len(each.tiles) for each in outcomes if each.tiles is not None)
+    title = f"{total:,} tiles of {len(lines)} slides" + (f"; {len(skipped)} skipped" if skipped else "")
+    print_tables([ResultTable(title, heads, tuple(lines))])
+    for each in skipped:
+        say(f"skipped: {each.problem}")
+
+
+@slides.command("encode")
+def slides_encode(
+    paths: SlidesArgument,
+    encoder: EncoderOption,
+    tiles: Annotated[Path, typer.Option(help="Folder of tiles that `carmil slides tile` (or TRIDENT) wrote.")],
+    out: Annotated[Path, typer.Option(help="The store to make, or to add to.")] = Path("features"),
+    weights: WeightsOption = None,
+    h5: Annotated[
+        tuple[Layout, Path] | None,
+        typer.Option("--h5", metavar="LAYOUT DIR", help="Also files for other tools: trident or clam, and a folder."),
+    ] = None,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Make features of tiles, and pack them into a store to train on; status 1 if a slide was skipped.
+
+    Started again, it goes on where it was; slides that a store has are not encoded again.
+
+    Example: carmil slides encode scans --tiles tiles --encoder hf-hub:MahmoodLab/UNI --out features
+    """
+    need_slides()
+    from carmil.slides.encoders import load_encoder
+    from carmil.slides.features import encode_slides, tiles_of
+    from carmil.slides.opening import slides_in
+
+    found, broken = tiles_of(slides_in(paths), tiles)
+    where = device_named(device)
+    folder_for(out)
+    files = None if h5 is None else (h5[0].value, folder_for(h5[1]))
+    made = encode_slides(found, out, load_encoder(encoder, weights=weights), device=where, files=files, say=say)
+    typer.echo(made.times.line())
+    if made.kept:
+        typer.echo(f"{len(made.kept)} slides were there already")
+    if made.store is not None:
+        store = made.store
+        typer.echo(
+            f"written: {out}, {len(store.entries)} bags of {store.rows:,} tiles x {store.width}, {store.encoder}"
+        )
+    _skipped(broken | made.broken)
+
+
+@slides.command("run")
+def slides_run(
+    paths: SlidesArgument,
+    model: Annotated[Path, typer.Option(help="A run that `carmil train` wrote.")],
+    encoder: EncoderOption,
+    weights: WeightsOption = None,
+    tiles: Annotated[Path | None, typer.Option(help="Folder of tiles.  [default: cut here, 256 pixels at 20x]")] = None,
+    mpp: MppOption = None,
+    longest: Annotated[int, typer.Option(help="Pixels of a map's longer side, at most.")] = 4000,
+    out: OutOption = Path("answers"),
+    device: DeviceOption = Device.auto,
+) -> None:
+    """From slides to a run's answers and the maps that show why: tiles, features, evidence, pictures, GeoJSON.
+
+    The encoder must be the one that the run was trained on. Started again, it goes on where it was.
+
+    Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
+    """
+    need_slides()
+    from carmil.slides.encoders import load_encoder
+    from carmil.slides.opening import slides_in
+    from carmil.slides.whole_way import run_slides
+
+    found, where = slides_in(paths), device_named(device)
+    made = run_slides(
+        found,
+        model,
+        folder_for(out),
+        load_encoder(encoder, weights=weights),
+        tiles=tiles,
+        mpp=mpp,
+        longest=longest,
+        device=where,
+        say=say,
+    )
+    typer.echo(made.answers.to_string(index=False))
+    typer.echo(made.times.line())
+    typer.echo(f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {len(made.maps)} slides:")
+    for folder in made.maps.values():
+        typer.echo(f"         {folder}")
+    _skipped(made.broken)
+
+
+def _skipped(broken: dict[Path, str]) -> None:
+    """Lists the slides that were left out; the exit status says that there were any."""
+    for why in broken.values():
+        say(f"skipped: {why}")
+    if broken:
+        raise typer.Exit(1)

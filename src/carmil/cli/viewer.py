@@ -1,0 +1,65 @@
+"""carmil view: a run in the browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from carmil.cli.app import app
+from carmil.cli.options import say
+from carmil.errors import CarmilError
+
+PORT = 8765
+NEEDED = "the viewer needs starlette and uvicorn: pip install 'carmil[viewer]'"
+
+
+@app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="A run that `carmil train` or `carmil demo` wrote.")],
+    slides: Annotated[Path | None, typer.Option(help="Folder of the slide files, to see the tissue.")] = None,
+    mpp: Annotated[float | None, typer.Option(help="Micrometres a pixel of slides that do not say it.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = PORT,
+    host: Annotated[
+        str,
+        typer.Option(help="Who can reach it: this machine alone, or with another address others too, with a token."),
+    ] = "127.0.0.1",
+    token: Annotated[str | None, typer.Option(help="The token others need.  [default: a fresh one]")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+) -> None:
+    """Look at a run in the browser: the evidence for and against every answer, and what changes it.
+
+    A slide is explained by the models that were tested on it. Nothing leaves the machine.
+
+    Example: carmil view run --slides slides
+    """
+    viewed(run, slides=slides, mpp=mpp, port=port, host=host, token=token, browser=not no_browser)
+
+
+def viewed(
+    run: Path,
+    *,
+    slides: Path | None = None,
+    mpp: float | None = None,
+    port: int = PORT,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    browser: bool = True,
+) -> None:
+    try:
+        from carmil.viewer.serve import is_loopback, serve
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in ("starlette", "uvicorn"):
+            raise CarmilError(NEEDED) from None
+        raise
+
+    def announce(address: str) -> None:
+        if not is_loopback(host):
+            say("others can reach it: whoever has the address sees the run, and the connection is not encrypted")
+        typer.echo(f"{run} is at {address}  (Ctrl-C ends it)")
+
+    try:
+        serve(
+            run, slides=slides, mpp=mpp, host=host, port=port, token=token, browser=browser, say=say, announce=announce
+        )
+    except KeyboardInterrupt:
+        typer.echo("closed")

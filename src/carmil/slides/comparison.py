@@ -1,0 +1,174 @@
+"""Maps side by side: the whole slide and zooms, a row a map; and the tiles at the two ends of a map."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.files import whole_file
+from carmil.slides.colours import INK, OUTLINES, SOFT
+from carmil.slides.legend import RESEARCH, colour_bar, limits, say
+from carmil.slides.maps import SCALES, Box, TileMap, picture_size
+from carmil.slides.painting import Painter
+from carmil.slides.slide import Picture, Slide, Tiles
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+
+PANEL, SHOWN = 560, 200  # pixels of a panel's and of a tile's side
+MARGIN, WORDS = 28, 24  # pixels around everything, and how large words are
+ZOOMS, TILES_ACROSS = 2, 6  # regions that are chosen where none are, and how many tiles they are wide
+WIDEST = 2.0  # the whole slide is at most so many times as wide as a zoom
+
+
+def draw_comparison(painter: Painter, path: Path, *, regions: Sequence[Box] | None = None) -> Path:
+    """The paper's figure: first the slide itself, then a row a map, each with the same zooms (boxes in level-0 pixels)."""
+    slide, maps = painter.slide, painter.maps
+    if regions is None:
+        leading = next((one for one in maps if one.signed), maps[0])
+        regions = top_regions(painter.tiles, leading.values, ZOOMS)
+    boxes: list[Box] = [(0.0, 0.0, float(slide.width), float(slide.height)), *regions]
+    sizes = [_fitted(box, PANEL * (WIDEST if i == 0 else 1), PANEL) for i, box in enumerate(boxes)]
+    lefts = np.cumsum([MARGIN, *(width + MARGIN for width, _ in sizes)])
+    title, tall = round(2.2 * WORDS), max(height for _, height in sizes)
+    row, under = title + tall + MARGIN // 2, round(3.4 * WORDS)
+    wide = max(int(lefts[-1]), 900)
+    page, draw = _page(wide, 3 * WORDS + row + (row + under) * len(maps) + 3 * WORDS)
+    say(draw, (MARGIN, WORDS), slide.name, WORDS, room=wide * 0.6, bold=True)
+    say(draw, (wide - MARGIN, WORDS), RESEARCH, WORDS, room=wide * 0.35, bold=True, anchor="ra")
+    tops = [3 * WORDS + (row + under if i else 0) * i - (under if i else 0) for i in range(len(maps) + 1)]
+    for column, (box, pixels) in enumerate(zip(boxes, sizes, strict=True)):
+        bare = slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
+        pictures = [painter.outline(bare, box, line=3), *painter.paint(box, pixels, line=3)]
+        for top, picture in zip(tops, pictures, strict=True):
+            at = (int(lefts[column]), top + title)
+            _paste(page, draw, picture, at)
+            if column == 0:
+                _mark(draw, at, regions, pixels[0] / slide.width)
+            else:
+                _number(draw, (at[0] + WORDS, at[1] + WORDS), column)
+    for top, words in zip(tops, ["slide", *(one.title for one in maps)], strict=True):
+        say(draw, (MARGIN, top + 0.6 * WORDS), words, WORDS, room=wide - 2 * MARGIN, bold=True)
+    for top, one in zip(tops[1:], maps, strict=True):
+        _bar(page, draw, one, painter, (MARGIN, top + row, wide - MARGIN))
+    bottom = page.height - 2.2 * WORDS
+    room = wide - 2 * MARGIN
+    took = say(draw, (MARGIN, bottom), f"colours: {SCALES[painter.scale]}", WORDS - 4, room=room, colour=SOFT)
+    _outlined(draw, painter, (MARGIN + took + WORDS, bottom), wide - MARGIN)
+    return _save(page, path)
+
+
+def top_regions(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[Box]:
+    """Squares of some tiles around the highest values, none over another; inside the slide where it is large enough."""
+    side = min(TILES_ACROSS * tiles.size, tiles.width, tiles.height)
+    middles = tiles.corners + tiles.size / 2
+    found: list[Box] = []
+    left = np.where(np.isnan(values), -np.inf, values)
+    while len(found) < count and np.isfinite(left).any():
+        middle = middles[int(left.argmax())]
+        x, y = np.clip(middle - side / 2, 0, np.array([tiles.width, tiles.height]) - side)
+        found.append((float(x), float(y), float(x + side), float(y + side)))
+        near = (np.abs(middles - (x + side / 2, y + side / 2)) < side + tiles.size / 2).all(1)
+        left = np.where(near, -np.inf, left)
+    return found
+
+
+def draw_ends(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, top: int) -> Path:
+    """The tiles of the highest and of the lowest values, as the slide has them, with value and coordinates below each."""
+    high, low = ends_of(one, top)
+    across, line = max(len(high), len(low), 4), round(1.25 * WORDS)
+    row = 2 * line + SHOWN + 4 * line
+    page, draw = _page(MARGIN + (SHOWN + MARGIN) * across, 2 * row + 3 * line)
+    room = page.width - 2 * MARGIN
+    for top_of_row, words, chosen in ((0, one.ends[1], high), (row, one.ends[0], low)):
+        counted = {0: "no tile", 1: "one tile"}.get(len(chosen), f"{len(chosen)} tiles")
+        say(draw, (MARGIN, top_of_row + line * 0.7), f"{words}: {counted}", WORDS, room=room, bold=True)
+        for place, i in enumerate(chosen):
+            x, y = tiles.corners[i].tolist()
+            left, below = MARGIN + (SHOWN + MARGIN) * place, top_of_row + 2 * line
+            _paste(page, draw, slide.read(x, y, tiles.size, tiles.size, (SHOWN, SHOWN)), (left, below))
+            for n, text in enumerate((f"{one.values[i]:+.3g}".replace("-", "−"), f"x {x:,}", f"y {y:,}")):
+                say(draw, (left, below + SHOWN + 8 + n * line), text, WORDS - 4, room=SHOWN)
+    a_tile = f"{tiles.size * tiles.slide_mpp:.0f} µm"
+    words = f"{slide.name}: {one.title}; upper left corners in level-0 pixels; a tile is {a_tile} wide; {RESEARCH}"
+    say(draw, (MARGIN, 2 * row + line), words, WORDS - 4, room=room, colour=SOFT)
+    return _save(page, path)
+
+
+def ends_of(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The `top` tiles of the highest and of the lowest values; of a signed map only what supports, and what refutes."""
+    known = np.flatnonzero(~np.isnan(one.values))
+    order = known[np.argsort(one.values[known], kind="stable")]
+    low, high = order[:top], order[::-1][:top]
+    if one.signed:
+        return high[one.values[high] > 0], low[one.values[low] < 0]
+    return high, low
+
+
+def _fitted(box: Box, width: float, height: float) -> tuple[int, int]:
+    """Pixels of a panel that shows the box and is no wider and no higher than this."""
+    across, down = box[2] - box[0], box[3] - box[1]
+    return picture_size(across, down, round(min(width / across, height / down) * max(across, down)))
+
+
+def _mark(draw: "ImageDraw", at: tuple[int, int], regions: Sequence[Box], scale: float) -> None:
+    """The zooms on the whole slide, by number."""
+    for i, box in enumerate(regions, 1):
+        x, y, right, bottom = (round(at[n % 2] + box[n] * scale) for n in range(4))
+        draw.rectangle((x - 2, y - 2, right + 2, bottom + 2), outline="white", width=6)
+        draw.rectangle((x, y, right, bottom), outline=INK, width=2)
+        _number(draw, (x, y), i)
+
+
+def _number(draw: "ImageDraw", middle: tuple[int, int], number: int) -> None:
+    x, y, half = *middle, WORDS // 2 + 4
+    draw.ellipse((x - half, y - half, x + half, y + half), fill="white", outline=INK)
+    say(draw, (x, y), str(number), WORDS - 6, room=2 * half, bold=True, anchor="mm")
+
+
+def _bar(page: "Image", draw: "ImageDraw", one: TileMap, painter: Painter, at: tuple[int, int, int]) -> None:
+    """The colours below a row from left to right, and what their ends mean."""
+    from PIL import Image
+
+    left, top, right = at
+    page.paste(Image.fromarray(colour_bar(one, right - left, WORDS)), (left, top))
+    draw.rectangle((left, top, right, top + WORDS), outline=SOFT)
+    low, high = limits(one, painter.scale)
+    y, half = top + 1.3 * WORDS, (right - left) * 0.46
+    say(draw, (left, y), f"{one.ends[0]} {low}", WORDS - 4, room=half)
+    say(draw, (right, y), f"{one.ends[1]} {high}", WORDS - 4, room=half, anchor="ra")
+    if one.signed:
+        say(draw, ((left + right) / 2, y), "0", WORDS - 4, room=half, anchor="ma")
+
+
+def _outlined(draw: "ImageDraw", painter: Painter, at: tuple[float, float], right: float) -> None:
+    x, y = at
+    for i, name in enumerate(painter.outlined):
+        if right - x < 6 * WORDS:
+            return
+        draw.line((x, y + 0.5 * WORDS, x + 1.5 * WORDS, y + 0.5 * WORDS), fill=OUTLINES[i % len(OUTLINES)], width=4)
+        x += 2 * WORDS
+        x += say(draw, (x, y), f"annotated: {name}", WORDS - 4, room=right - x) + WORDS
+
+
+def _page(width: int, height: int) -> tuple["Image", "ImageDraw"]:
+    from PIL import Image, ImageDraw
+
+    page = Image.new("RGB", (width, height), "white")
+    return page, ImageDraw.Draw(page)
+
+
+def _paste(page: "Image", draw: "ImageDraw", picture: Picture, at: tuple[int, int]) -> None:
+    from PIL import Image
+
+    page.paste(Image.fromarray(picture), at)
+    draw.rectangle((*at, at[0] + picture.shape[1] - 1, at[1] + picture.shape[0] - 1), outline=SOFT)
+
+
+def _save(page: "Image", path: Path) -> Path:
+    with whole_file(path) as aside:
+        page.save(aside, format="PNG", compress_level=2)
+    return path

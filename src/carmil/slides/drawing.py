@@ -1,0 +1,116 @@
+"""Maps back onto the slide: pictures of any size, a figure that compares them, the tiles that matter most, overlays.
+
+OUT/MAP.png            the whole slide with one map and its legend, written strip by strip
+OUT/comparison.png     all maps side by side, with zooms
+OUT/tiles_MAP.png      the tiles at the two ends of a map, with their coordinates
+OUT/SLIDE.geojson      for QuPath, if asked for
+OUT/MAP.ome.tiff       pyramidal, if asked for
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from carmil.errors import CarmilError
+from carmil.files import safe_name, whole_file
+from carmil.slides.annotations import Region
+from carmil.slides.comparison import draw_comparison, draw_ends
+from carmil.slides.legend import NARROWEST, RESEARCH, legend
+from carmil.slides.maps import Box, Kind, Scale, TileMap, picture_size, tile_maps
+from carmil.slides.overlays import write_geojson, write_ome_tiff
+from carmil.slides.painting import Painter
+from carmil.slides.png import PngWriter
+from carmil.slides.slide import Picture, Slide, Tiles
+
+LONGEST = 4000
+
+
+def draw_maps(
+    slide: Slide,
+    tiles: Tiles,
+    values: Mapping[str, ArrayLike] | Sequence[TileMap],
+    out: Path,
+    *,
+    kind: Mapping[str, Kind] | None = None,
+    scale: Scale = "minmax",
+    longest: int = LONGEST,
+    annotations: Sequence[Region] = (),
+    regions: Sequence[Box] | None = None,
+    top: int = 8,
+    geojson: bool = False,
+    ome_tiff: bool = False,
+    grey: bool = True,
+) -> list[Path]:
+    """Draws everything of one slide into the folder `out`, and gives the files.
+
+    values: a value a tile by the map's name: factual, counterfactual, difference, or the class that it is evidence for (`kind`
+    says otherwise). longest: pixels of the longer side, at most the slide's own. regions: boxes to zoom into, in level-0
+    pixels; None takes where the values are highest. top: tiles shown of each end of a map; 0 for none.
+    """
+    maps = tile_maps(values, kind) if isinstance(values, Mapping) else list(values)
+    if not maps or not len(tiles):
+        raise CarmilError(f"{slide.name}: there is nothing to draw ({len(maps)} maps of {len(tiles)} tiles)")
+    if longest < 16:
+        raise CarmilError(f"--longest {longest} is no picture: expected 16 pixels or more")
+    longest = min(longest, max(slide.width, slide.height))
+    painter = Painter(slide, tiles, maps, scale, annotations, grey)
+    names = file_names(maps)
+    written = write_pngs(painter, [out / f"{name}.png" for name in names], longest=longest)
+    written.append(draw_comparison(painter, out / "comparison.png", regions=regions))
+    if top > 0:
+        for one, name in zip(maps, names, strict=True):
+            written.append(draw_ends(slide, tiles, one, out / f"tiles_{name}.png", top=top))
+    if geojson:
+        written.append(write_geojson(tiles, maps, out / f"{safe_name(slide.name)}.geojson", scale=scale))
+    if ome_tiff:
+        paths = [out / f"{name}.ome.tiff" for name in names]
+        written += write_ome_tiff(painter, paths, longest=longest)
+    return written
+
+
+def file_names(maps: Sequence[TileMap]) -> list[str]:
+    """A file's name for each map, no two the same."""
+    names: list[str] = []
+    for one in maps:
+        words = one.kind if one.name == one.kind else f"{one.kind}_{one.name}"
+        words = f"{one.model}_{words}" if one.model else words
+        taken = [*names, "comparison"]
+        names.append(safe_name(words, taken=taken))
+        if names[-1] in taken:
+            raise CarmilError(f"two maps are called {words!r}: give them different names")
+    return names
+
+
+def write_pngs(painter: Painter, paths: Sequence[Path], *, longest: int) -> list[Path]:
+    """A picture a map with its legend below; all in one pass over the slide, and never more of it in memory than a strip."""
+    slide = painter.slide
+    pixels = picture_size(slide.width, slide.height, longest)
+    wide, mpp = max(pixels[0], NARROWEST), slide.mpp * slide.width / pixels[0]
+    legends = [
+        legend(one, slide=slide.name, scale=painter.scale, width=wide, mpp=mpp, outlined=painter.outlined)
+        for one in painter.maps
+    ]
+    with ExitStack() as stack:
+        writers = []
+        for one, path, band in zip(painter.maps, paths, legends, strict=True):
+            file = stack.enter_context(stack.enter_context(whole_file(path)).open("wb"))
+            words = {"Title": one.title, "Description": f"slide {slide.name}; {RESEARCH}", "Software": "carmil"}
+            writers.append(PngWriter(file, wide, pixels[1] + len(band), words=words, mpp=mpp))
+        threads = stack.enter_context(ThreadPoolExecutor(len(writers)))  # packing needs no lock
+        for pictures in painter.strips(pixels, line=max(2, longest // 700)):
+            rows = [widened(picture, wide) for picture in pictures]
+            list(threads.map(PngWriter.write, writers, rows))
+        for writer, band in zip(writers, legends, strict=True):
+            writer.write(band)
+            writer.close()
+    return list(paths)
+
+
+def widened(picture: Picture, width: int) -> Picture:
+    """With white on the right, up to `width` pixels."""
+    missing = width - picture.shape[1]
+    return np.pad(picture, ((0, 0), (0, missing), (0, 0)), constant_values=255) if missing > 0 else picture

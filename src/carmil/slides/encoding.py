@@ -1,0 +1,150 @@
+"""Tiles of one slide through an encoder: threads read pictures ahead while the device computes, so that it never waits.
+
+Reading a slide and scaling a picture leave Python's lock alone, so threads read side by side. As many pictures are in
+memory as `AHEAD` batches hold, however large the slide.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from carmil.errors import CarmilError
+from carmil.slides.encoders import Encoder
+from carmil.slides.slide import Slide, Tiles
+
+AHEAD = 3  # batches: one is computed, two are read
+_AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles a batch
+_MOST_READERS = 32
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds in all, and how many of them the readers (on average) read and the device computed; both go on at once."""
+
+    tiles: int = 0
+    seconds: float = 0.0
+    reading: float = 0.0
+    computing: float = 0.0
+
+    def __add__(self, other: "Times") -> "Times":
+        return Times(
+            self.tiles + other.tiles,
+            self.seconds + other.seconds,
+            self.reading + other.reading,
+            self.computing + other.computing,
+        )
+
+    def line(self) -> str:
+        """Who waited for whom, in a sentence."""
+        if not self.tiles or self.seconds <= 0:
+            return "nothing was encoded"
+        read, computed = (min(1.0, part / self.seconds) for part in (self.reading, self.computing))
+        limit = "device" if computed >= read else "reader"
+        return (
+            f"{self.tiles:,} tiles in {self.seconds:.1f} s, {self.tiles / self.seconds:,.0f} tiles/s; the {limit} was the "
+            f"limit (the device computed {computed:.0%} of the time, the readers read {read:.0%})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """features (n, d) float16, a row a tile."""
+
+    features: NDArray[np.float16]
+    times: Times
+
+
+def encode(
+    slide: Slide,
+    tiles: Tiles,
+    encoder: Encoder,
+    *,
+    device: str,
+    batch: int | None = None,
+    readers: int | None = None,
+    on_tiles: Callable[[int], None] = lambda tiles: None,
+) -> Encoded:
+    """What `encoder`, whose network is on `device`, makes of every tile. on_tiles is told how many more are done."""
+    kind = torch.device(device).type
+    size, count = batch or _AT_ONCE[kind], readers or reader_count()
+    features = np.empty((len(tiles), encoder.width), np.float16)
+    starts = range(0, len(tiles), size)
+    shelf = [_pictures(min(size, len(tiles)), tiles.pixels, kind) for _ in starts[:AHEAD]]
+    read_for, computed_for, begun = 0.0, 0.0, time.perf_counter()
+    with ThreadPoolExecutor(count) as threads:
+        waiting: deque[list[Future[float]]] = deque()
+
+        def ask(number: int) -> None:
+            corners = tiles.corners[starts[number] : starts[number] + size]
+            waiting.append(_asked(threads, slide, tiles, corners, shelf[number % AHEAD].numpy(), count))
+
+        try:
+            for number in range(len(shelf)):
+                ask(number)
+            for number, start in enumerate(starts):
+                read_for += sum(future.result() for future in waiting.popleft())
+                computing = time.perf_counter()
+                rows = slice(start, min(start + size, len(tiles)))
+                features[rows] = _computed(encoder, shelf[number % AHEAD][: rows.stop - start], device)
+                computed_for += time.perf_counter() - computing
+                if number + AHEAD < len(starts):
+                    ask(number + AHEAD)
+                on_tiles(rows.stop - start)
+        finally:
+            threads.shutdown(cancel_futures=True)
+    if not np.isfinite(features).all():
+        raise CarmilError(f"{slide.path}: {encoder.name} gives features that are no numbers or too large for float16")
+    return Encoded(features, Times(len(tiles), time.perf_counter() - begun, read_for / count, computed_for))
+
+
+def reader_count() -> int:
+    """As many as this process may use cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_READERS)
+
+
+def _pictures(count: int, pixels: int, kind: str) -> Tensor:
+    """Room for tiles; on its way to a GPU in memory that is never moved."""
+    return torch.empty((count, pixels, pixels, 3), dtype=torch.uint8, pin_memory=kind == "cuda")
+
+
+def _asked(
+    threads: ThreadPoolExecutor, slide: Slide, tiles: Tiles, corners: NDArray[np.int64], pictures: Any, count: int
+) -> list[Future[float]]:
+    """Neighbours are read by one thread, a few at a time: they share what is decoded."""
+    few = max(1, min(8, len(corners) // (2 * count)))
+    return [
+        threads.submit(_read, slide, tiles, corners[i : i + few], pictures[i : i + few])
+        for i in range(0, len(corners), few)
+    ]
+
+
+def _read(slide: Slide, tiles: Tiles, corners: NDArray[np.int64], pictures: NDArray[np.uint8]) -> float:
+    """Fills `pictures`, and says how many seconds that took."""
+    begun = time.perf_counter()
+    for (x, y), picture in zip(corners.tolist(), pictures, strict=False):
+        picture[:] = slide.read(x, y, tiles.size, tiles.size, (tiles.pixels, tiles.pixels))
+    return time.perf_counter() - begun
+
+
+@torch.inference_mode()
+def _computed(encoder: Encoder, pictures: Tensor, device: str) -> NDArray[np.float16]:
+    """Half precision on a GPU, unless a number in between is too large for it; a CPU is faster, and finer, in float32."""
+    on_gpu = torch.device(device).type == "cuda"
+    seen = pictures.to(device, non_blocking=True)
+    with torch.autocast("cuda", torch.float16) if on_gpu else nullcontext():
+        features = encoder(seen)
+    if on_gpu and not features.isfinite().all():
+        features = encoder(seen)
+    with np.errstate(over="ignore"):
+        return features.float().cpu().numpy().astype(np.float16)

@@ -1,0 +1,158 @@
+"""Slides into a store of features, one after the other; what is there is not computed again.
+
+STORE                      the features of all slides, also of those that earlier calls brought
+STORE.encoding/ENCODER     while it is made: a file a slide, whole; a killed command goes on with those that are missing
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from carmil.bags.readers import read_bag
+from carmil.bags.sources import Bag, Source
+from carmil.bags.store import Store, build_store, is_store, open_store
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+from carmil.files import whole_folder
+from carmil.progress import encoding_progress
+from carmil.slides.encoders import Encoder
+from carmil.slides.encoding import Times, encode
+from carmil.slides.opening import open_slide
+from carmil.slides.slide import Slide, Tiles
+from carmil.slides.tiling import read_tiles, tiles_file
+
+
+@dataclass
+class EncodedSlides:
+    """encoded and kept: slides by name; broken: why, by the slide's file; store: None if there is nothing in it."""
+
+    encoded: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    broken: dict[Path, str] = field(default_factory=dict)
+    times: Times = field(default_factory=Times)
+    store: Store | None = None
+
+
+def encode_slides(
+    tiles: Mapping[Path, Tiles],
+    out: Path,
+    encoder: Encoder,
+    *,
+    device: str,
+    files: tuple[str, Path] | None = None,
+    say: Callable[[str], None],
+) -> EncodedSlides:
+    """Encodes the tiles of every slide (by its file) into the store `out`. files: a layout, and a folder to write it in too."""
+    store = _there(out, encoder)
+    work = out.with_name(f"{out.name}.encoding") / encoder.name
+    encoder, found = encoder.on(device), EncodedSlides()
+    with encoding_progress(len(tiles), sum(map(len, tiles.values()))) as (on_slide, on_tiles):
+        for number, (path, cut) in enumerate(tiles.items(), 1):
+            on_slide(cut.slide, number)
+            bag = _kept(cut, encoder, store, work)
+            if bag is not None:
+                found.kept.append(cut.slide)
+                on_tiles(len(cut))
+            else:
+                try:
+                    bag = _encoded(path, cut, encoder, device, found, on_tiles)
+                except CarmilError as error:
+                    found.broken[path] = str(error)
+                    continue
+                write_bag(bag, work, "safetensors")
+            if files is not None:
+                write_bag(bag, files[1], files[0])
+    found.store = _packed(store, work, out, say)
+    return found
+
+
+def tiles_of(slides: Sequence[Path], folder: Path) -> tuple[dict[Path, Tiles], dict[Path, str]]:
+    """The tiles of each slide that `carmil slides tile` (or TRIDENT) left in `folder`, and what is wrong with the others."""
+    found: dict[Path, Tiles] = {}
+    broken: dict[Path, str] = {}
+    for path in slides:
+        file = tiles_file(folder, path.stem)
+        try:
+            if not file.is_file():
+                raise CarmilError(f"{path} has no tiles in {folder}: `carmil slides tile` cuts them")
+            found[path] = replace(read_tiles(file), slide=path.stem)
+        except CarmilError as error:
+            broken[path] = str(error)
+    return found, broken
+
+
+def _there(out: Path, encoder: Encoder) -> Store | None:
+    """The store that will grow, if there is one."""
+    if not is_store(out):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise CarmilError(f"{out} is there already and is not a store: choose another --out")
+        return None
+    store = open_store(out)
+    if store.encoder != encoder.name:
+        raise CarmilError(
+            f"{out} was encoded by {store.encoder or 'an unknown encoder'}, this is {encoder.name}: choose another --out"
+        )
+    return store
+
+
+def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, work: Path) -> Bag | None:
+    """The features of these very tiles, if they are there whole."""
+    file = work / f"{tiles.slide}.safetensors"
+    bag = None
+    if file.is_file():
+        try:
+            bag = read_bag(Source(tiles.slide, file, "safetensors"))
+        except CarmilError:
+            return None
+    elif store is not None and tiles.slide in store.ids:
+        bag = store.bag(store.ids.index(tiles.slide))
+    same = (
+        bag is not None
+        and bag.encoder == encoder.name
+        and bag.tile_size == tiles.size
+        and bag.coordinates is not None
+        and np.array_equal(bag.coordinates, tiles.corners.astype(np.float32))
+    )
+    return bag if same else None
+
+
+def _encoded(
+    path: Path, tiles: Tiles, encoder: Encoder, device: str, found: EncodedSlides, on_tiles: Callable[[int], None]
+) -> Bag:
+    if not len(tiles):
+        raise CarmilError(f"{path} has no tiles: nothing of it can be encoded")
+    with open_slide(path, mpp=tiles.slide_mpp) as slide:
+        _same_slide(slide, tiles)
+        made = encode(slide, tiles, encoder, device=device, on_tiles=on_tiles)
+    found.encoded.append(tiles.slide)
+    found.times += made.times
+    corners = tiles.corners.astype(np.float32)
+    return Bag(tiles.slide, made.features, corners, "level0_px", tiles.size, encoder.name)
+
+
+def _same_slide(slide: Slide, tiles: Tiles) -> None:
+    if (slide.width, slide.height) != (tiles.width, tiles.height):
+        raise CarmilError(
+            f"{slide.path} has {slide.width} x {slide.height} pixels, its tiles were cut from {tiles.width} x {tiles.height}: "
+            "cut them again"
+        )
+
+
+def _packed(store: Store | None, work: Path, out: Path, say: Callable[[str], None]) -> Store | None:
+    """The store with what is new in it. It stays as it was until the new one is whole."""
+    new = {file.stem for file in work.glob("*.safetensors")} if work.is_dir() else set()
+    if not new:
+        return store
+    for i, entry in enumerate(store.entries if store is not None else ()):
+        if entry.id not in new:
+            assert store is not None
+            write_bag(store.bag(i), work, "safetensors")
+    with whole_folder(out) as aside:
+        build_store(work, aside, say=say)
+    shutil.rmtree(work)
+    if not any(work.parent.iterdir()):
+        work.parent.rmdir()
+    return open_store(out)

@@ -1,0 +1,114 @@
+"""The words below a map: what its colours mean, for which class, how they were scaled; and a bar of known length."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from carmil.slides.colours import INK, NOTHING, OUTLINES, SOFT, colours, covered
+from carmil.slides.maps import SCALES, Scale, TileMap
+from carmil.slides.slide import Picture
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
+
+RESEARCH = "research use only"
+NARROWEST = 880  # pixels: below that words do not fit
+ROUND = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)  # micrometres a bar may be long
+
+
+def legend(one: TileMap, *, slide: str, scale: Scale, width: int, mpp: float, outlined: Sequence[str] = ()) -> Picture:
+    """A band of `width` pixels; `mpp` are micrometres a pixel of the map above, `outlined` the classes of contours on it."""
+    from PIL import Image, ImageDraw
+
+    size = max(13, min(width // 55, 64))
+    line = round(size * 1.65)
+    band = Image.new("RGB", (width, round(line * 7.4)), "white")
+    draw, margin = ImageDraw.Draw(band), size
+    say(draw, (margin, line * 0.5), one.title, size, room=width * 0.7, bold=True)
+    say(draw, (width - margin, line * 0.5), RESEARCH, size, room=width * 0.28, bold=True, anchor="ra")
+    bar = (margin, round(line * 1.75), width - margin, round(line * 2.75))
+    band.paste(Image.fromarray(colour_bar(one, bar[2] - bar[0], bar[3] - bar[1])), bar[:2])
+    draw.rectangle(bar, outline=SOFT)
+    low, high = limits(one, scale)
+    half = (width - 2 * margin) * (0.42 if one.signed else 0.49)
+    say(draw, (margin, line * 2.95), f"{one.ends[0]} {low}", size, room=half)
+    say(draw, (width - margin, line * 2.95), f"{one.ends[1]} {high}", size, room=half, anchor="ra")
+    if one.signed:
+        say(draw, (width / 2, line * 2.95), "0", size, room=half, anchor="ma")
+    words = f"{SCALES[scale]}; overlapping tiles averaged; no colour: no tile"
+    say(draw, (margin, line * 4.1), words, size, room=width - 2 * margin, colour=SOFT)
+    say(draw, (margin, line * 5.1), f"slide {slide}", size, room=width * 0.55, colour=SOFT)
+    _measure(draw, (width - margin, line * 5.1), size, mpp, width * 0.3)
+    at = float(margin)
+    for i, name in enumerate(outlined):
+        draw.line(
+            (at, line * 6.55, at + 2 * size, line * 6.55), fill=OUTLINES[i % len(OUTLINES)], width=max(2, size // 5)
+        )
+        room = width - margin - (at + 2.5 * size)
+        at += 2.5 * size + say(draw, (at + 2.5 * size, line * 6.1), f"annotated: {name}", size, room=room) + size
+        if at > width - 8 * size:
+            break
+    return np.asarray(band)
+
+
+def colour_bar(one: TileMap, width: int, height: int) -> Picture:
+    """From the lowest to the highest, over a light grey as of tissue."""
+    table = colours(signed=one.signed)[np.linspace(0, NOTHING - 1, width).round().astype(int)]
+    tissue = np.full((height, width, 3), 225, np.uint8)
+    return covered(tissue, np.broadcast_to(table, (height, width, 4)))
+
+
+def limits(one: TileMap, scale: Scale) -> tuple[str, str]:
+    """The values at the two ends of the colours, in brackets; by rank these are those of the outermost tiles."""
+    known = one.values[~np.isnan(one.values)]
+    if not len(known):
+        return "", ""
+    if one.signed and scale == "minmax":
+        most = float(np.abs(known).max())
+        return f"(−{most:.3g})", f"(+{most:.3g})"
+    return f"({known.min():.3g})".replace("-", "−"), f"({known.max():.3g})".replace("-", "−")
+
+
+def text_width(words: str, size: int, *, bold: bool = False) -> float:
+    return float(_font(size, bold).getlength(words))
+
+
+def say(
+    draw: "ImageDraw",
+    at: tuple[float, float],
+    words: str,
+    size: int,
+    *,
+    room: float,
+    bold: bool = False,
+    anchor: str = "la",
+    colour: tuple[int, int, int] = INK,
+) -> float:
+    """Writes the words smaller if they need more than `room` pixels, and gives how many they took."""
+    while size > 8 and text_width(words, size, bold=bold) > room:
+        size -= 1
+    while len(words) > 4 and text_width(words, size, bold=bold) > room:
+        words = words[:-2] + "…"
+    draw.text(at, words, font=_font(size, bold), fill=colour, anchor=anchor)
+    return text_width(words, size, bold=bold)
+
+
+def _measure(draw: "ImageDraw", at: tuple[float, float], size: int, mpp: float, room: float) -> None:
+    """A bar of a round length, and the length."""
+    length = max([um for um in ROUND if um / mpp <= room], default=ROUND[0])
+    words = f"{length} µm" if length < 1000 else f"{length // 1000} mm"
+    x, y = at
+    draw.rectangle((x - length / mpp, y + size * 1.35, x, y + size * 1.6), fill=INK)
+    say(draw, (x, y), words, size, room=room, anchor="ra")
+
+
+@lru_cache(maxsize=64)
+def _font(size: int, bold: bool) -> Any:
+    import matplotlib
+    from PIL import ImageFont
+
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return ImageFont.truetype(str(fonts / f"DejaVuSans{'-Bold' * bold}.ttf"), size)

@@ -1,0 +1,78 @@
+"""Open a slide, whoever wrote it; find the slides of a folder."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from carmil.errors import CarmilError
+from carmil.slides.slide import Slide
+
+SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".qptiff", ".btf")
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_OTHERS = {
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"\x89PNG": "a PNG picture",
+    b"PK\3\4": "a zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"%PDF": "a PDF",
+    b"\x89HDF": "an HDF5 file",
+    b"<": "a web page or XML",
+}
+
+
+def open_slide(path: Path, *, mpp: float | None = None) -> Slide:
+    """The slide at `path`. `mpp`, micrometres a level-0 pixel, is needed where the file has none, and wins where it has."""
+    path = Path(path)
+    if path.is_dir():
+        raise CarmilError(f"{path} is a folder: expected a slide")
+    if not path.is_file():
+        raise CarmilError(f"{path}: there is no such slide")
+    if path.stat().st_size == 0:
+        raise CarmilError(f"{path} is empty (0 bytes); copy it again")
+    with path.open("rb") as stream:
+        start = stream.read(16)
+    try:
+        from carmil.slides.with_openslide import OpenSlideSlide, vendor
+        from carmil.slides.with_tifffile import TiffSlide
+    except (ImportError, OSError) as error:
+        raise CarmilError(f"slides need `pip install 'carmil[slides]'` ({error}); `carmil doctor` says more") from None
+    whose = vendor(path)
+    if whose not in (None, "generic-tiff"):
+        return OpenSlideSlide(path, mpp=mpp)
+    if start.startswith(
+        _TIFF
+    ):  # OpenSlide's plain TIFF knows neither SubIFDs nor inches, nor says that a file is cut off
+        return TiffSlide(path, mpp=mpp)
+    looks = next(
+        (f"it looks like {words}" for mark, words in _OTHERS.items() if start.startswith(mark)), "unknown format"
+    )
+    raise CarmilError(f"{path} is not a slide that OpenSlide or tifffile can read: {looks}")
+
+
+def is_slide(path: Path) -> bool:
+    """Whether a file's name is that of a slide. (DICOM slides are many files: name one of them yourself.)"""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def slides_in(paths: Sequence[Path]) -> list[Path]:
+    """The slides among `paths`: files as they are, folders searched to the bottom. No two of the same name."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = [file for file in sorted(path.rglob("*")) if is_slide(file)]
+            if not inside:
+                raise CarmilError(f"{path} holds no slide: expected files like {', '.join(SUFFIXES)}")
+            found.update(dict.fromkeys(inside))
+        elif path.exists():
+            found[path] = None
+        else:
+            raise CarmilError(f"{path}: there is no such slide or folder")
+    named = defaultdict(list)
+    for path in found:
+        named[path.stem].append(path)
+    for name, same in named.items():
+        if len(same) > 1:
+            raise CarmilError(
+                f"two slides are called {name!r} ({same[0]}, {same[1]}): their files would be one; rename one"
+            )
+    return list(found)

@@ -1,0 +1,162 @@
+"""Maps for other programs: GeoJSON for QuPath, and pyramidal OME-TIFF. Both are written piece by piece.
+
+The GeoJSON is what QuPath (0.4 and later) itself writes: a FeatureCollection, `objectType` "tile" or "annotation", values as
+`measurements`, a `classification` with its colour, and the tile's own `color`, which QuPath shows in place of its class's.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.files import whole_file
+from carmil.slides.annotations import Ring
+from carmil.slides.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
+from carmil.slides.contours import top_region_contours
+from carmil.slides.legend import RESEARCH
+from carmil.slides.maps import Scale, TileMap, picture_size, scaled
+from carmil.slides.painting import Painter
+from carmil.slides.slide import Picture, Tiles
+
+EDGE = 512  # pixels of a TIFF's tile
+SMALLEST = 1024  # the pyramid ends where the longer side is no more than this
+_IDS = uuid.UUID("6f1c5a52-6a8b-4f0e-9d0c-0f3d2b6a7c11")  # ours: the same tile has the same id in every file
+
+
+def write_geojson(tiles: Tiles, maps: Sequence[TileMap], path: Path, *, scale: Scale = "minmax") -> Path:
+    """Every tile with the values of all maps, coloured by the first that is signed, and contours of where that one is highest."""
+    leading = next((one for one in maps if one.signed), maps[0])
+    with whole_file(path) as aside, aside.open("w", encoding="utf-8") as file:
+        about = {"slide": tiles.slide, "coloured_by": leading.title, "scale": scale, "note": RESEARCH}
+        file.write(f'{{"type": "FeatureCollection", "carmil": {json.dumps(about)}, "features": [\n')
+        before = ""
+        for feature in chain(_regions(tiles, leading), _tiles(tiles, maps, leading, scale)):
+            file.write(before + feature)
+            before = ",\n"
+        file.write("\n]}\n")
+    return path
+
+
+def _tiles(tiles: Tiles, maps: Sequence[TileMap], leading: TileMap, scale: Scale) -> Iterator[str]:
+    """A line a tile. Corners are whole pixels; a tile whose size is a fraction ends between two."""
+    names = [json.dumps(one.title) for one in maps]
+    columns = [one.values for one in maps]
+    shades = colour_of(scaled(leading.values, scale, signed=leading.signed), signed=leading.signed).tolist()
+    classes = [_class(leading, sign) for sign in (-1, 0, 1)]
+    for i, (x, y) in enumerate(tiles.corners.tolist()):
+        value = float(leading.values[i])
+        values = ", ".join(
+            f"{name}: {column[i]:.9g}" for name, column in zip(names, columns, strict=True) if column[i] == column[i]
+        )
+        classified = "" if value != value else classes[1 if not leading.signed else 1 + int(np.sign(value))]
+        colour = "" if value != value else f', "color": {shades[i]}'
+        yield (
+            f'{{"type": "Feature", "id": "{uuid.uuid5(_IDS, f"{tiles.slide}/{x}/{y}/{i}")}", "geometry": '
+            f'{_square(x, y, tiles.size)}, "properties": {{"objectType": "tile"{colour}{classified}, '
+            f'"measurements": {{{values}}}}}}}'
+        )
+
+
+def _square(x: int, y: int, size: float) -> str:
+    right, bottom = f"{x + size:.10g}", f"{y + size:.10g}"
+    ring = f"[[{x}, {y}], [{right}, {y}], [{right}, {bottom}], [{x}, {bottom}], [{x}, {y}]]"
+    return f'{{"type": "Polygon", "coordinates": [{ring}]}}'
+
+
+def _class(leading: TileMap, sign: int) -> str:
+    """QuPath reads a colon as a class within a class, so that there is none."""
+    if not leading.signed:
+        words, colour = leading.title, ATTENDED
+    elif sign == 0:
+        return ""
+    else:
+        words, colour = leading.ends[sign > 0], SUPPORTS if sign > 0 else REFUTES
+    return f', "classification": {json.dumps({"name": words.replace(":", " "), "color": list(colour)})}'
+
+
+def _regions(tiles: Tiles, leading: TileMap) -> Iterator[str]:
+    for i, one in enumerate(top_region_contours(tiles, leading), 1):
+        words = leading.ends[1]
+        properties: dict[str, Any] = {
+            "objectType": "annotation",
+            "name": f"top region {i} ({words})",
+            "classification": {
+                "name": f"top region, {words}".replace(":", " "),
+                "color": list(SUPPORTS if leading.signed else ATTENDED),
+            },
+            "isLocked": True,
+            "measurements": {f"mean {leading.title}": one.mean, "area µm²": one.area * tiles.slide_mpp**2},
+        }
+        number = uuid.uuid5(_IDS, f"{tiles.slide}/top region/{leading.title}/{i}")
+        geometry = {"type": "Polygon", "coordinates": [_closed(ring) for ring in one.rings]}
+        yield json.dumps({"type": "Feature", "id": str(number), "geometry": geometry, "properties": properties})
+
+
+def _closed(ring: Ring) -> list[list[float]]:
+    return np.vstack([ring, ring[:1]]).round(3).tolist()
+
+
+def write_ome_tiff(painter: Painter, paths: Sequence[Path], *, longest: int) -> list[Path]:
+    """A pyramid a map, as in the PNG and without a legend: tiled, in SubIFDs, with its pixel size in micrometres."""
+    slide = painter.slide
+    sizes = [picture_size(slide.width, slide.height, longest)]
+    while max(sizes[-1]) > SMALLEST:
+        sizes.append((max(1, sizes[-1][0] // 2), max(1, sizes[-1][1] // 2)))
+    for i, path in enumerate(paths):
+        one = Painter(slide, painter.tiles, painter.maps[i : i + 1], painter.scale, painter.annotations, painter.grey)
+        _write_pyramid(one, sizes, path)
+    return list(paths)
+
+
+def _write_pyramid(painter: Painter, sizes: Sequence[tuple[int, int]], path: Path) -> None:
+    import tifffile
+
+    slide, shown = painter.slide, painter.maps[0]
+    mpp = [slide.mpp * slide.width / sizes[0][0], slide.mpp * slide.height / sizes[0][1]]
+    told = {
+        "axes": "YXS",
+        "Name": f"{slide.name}: {shown.title}",
+        "Description": f"{shown.title}; {shown.ends[0]} to {shown.ends[1]}; {RESEARCH}",
+        "PhysicalSizeX": mpp[0],
+        "PhysicalSizeXUnit": "µm",
+        "PhysicalSizeY": mpp[1],
+        "PhysicalSizeYUnit": "µm",
+    }
+    with ExitStack() as stack:
+        aside = stack.enter_context(whole_file(path))
+        file = stack.enter_context(tifffile.TiffWriter(aside, bigtiff=True, ome=True))
+        for level, pixels in enumerate(sizes):
+            x, y = (1e4 / (um * sizes[0][axis] / pixels[axis]) for axis, um in enumerate(mpp))
+            file.write(
+                _tiff_tiles(painter, pixels),
+                shape=(pixels[1], pixels[0], 3),
+                dtype=np.uint8,
+                photometric="rgb",
+                tile=(EDGE, EDGE),
+                compression="zlib",
+                predictor=True,
+                resolution=(x, y),
+                resolutionunit="CENTIMETER",
+                subifds=len(sizes) - 1 if level == 0 else None,
+                subfiletype=int(level > 0),
+                metadata=told if level == 0 else None,
+                maxworkers=1,
+            )
+
+
+def _tiff_tiles(painter: Painter, pixels: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
+    """Row by row of TIFF tiles, each as large as all others."""
+    for (picture,) in painter.strips(pixels, line=max(2, max(pixels) // 700), rows=EDGE):
+        for left in range(0, pixels[0], EDGE):
+            yield _filled_up(picture[:, left : left + EDGE])
+
+
+def _filled_up(picture: Picture) -> Picture:
+    height, width = picture.shape[:2]
+    return np.pad(picture, ((0, EDGE - height), (0, EDGE - width), (0, 0)), constant_values=255)

@@ -1,0 +1,84 @@
+"""Maps and contours over any part of a slide, at any size. n tiles, m maps."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.slides.annotations import Region
+from carmil.slides.colours import OUTLINES, colours, covered, greyed, places
+from carmil.slides.maps import Box, Scale, TileMap, checked, mosaic, pixel_boxes, scaled
+from carmil.slides.slide import Picture, Slide, Tiles
+
+STRIP = 2**21  # pixels that are painted at a time
+
+
+@dataclass(eq=False)
+class Painter:
+    """A slide and maps of its tiles. `paint` gives a picture a map; the slide is read once for all of them."""
+
+    slide: Slide
+    tiles: Tiles
+    maps: Sequence[TileMap]
+    scale: Scale = "minmax"
+    annotations: Sequence[Region] = ()
+    grey: bool = True
+    values: NDArray[np.float64] = field(init=False)  # (m, n), scaled
+
+    def __post_init__(self) -> None:
+        checked(self.maps, self.tiles)
+        columns = [scaled(one.values, self.scale, signed=one.signed) for one in self.maps]
+        self.values = np.stack(columns) if columns else np.empty((0, len(self.tiles)))
+        self._tables = [colours(signed=one.signed) for one in self.maps]
+
+    @property
+    def outlined(self) -> list[str]:
+        """The classes of the contours, in the order of their colours."""
+        return list(dict.fromkeys(one.name for one in self.annotations))
+
+    def paint(self, box: Box, pixels: tuple[int, int], *, line: int = 2) -> list[Picture]:
+        """`box` in level-0 pixels as pictures of `pixels` (width, height), one a map; contours `line` pixels wide."""
+        ground = self.slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
+        if self.grey:
+            ground = greyed(ground)
+        laid = mosaic(pixel_boxes(self.tiles, box, pixels), self.values, pixels)
+        pictures = []
+        for one, table, cells in zip(self.maps, self._tables, laid.cells, strict=True):
+            cover = laid.spread(table[places(cells, signed=one.signed)])
+            pictures.append(self.outline(covered(ground, cover), box, line=line))
+        return pictures
+
+    def outline(self, picture: Picture, box: Box, *, line: int = 2) -> Picture:
+        """The picture of `box` with the contours of the annotations on it: dark lines with a white rim."""
+        seen = [one for one in self.annotations if any(_touches(ring, box) for ring in one.rings)]
+        if not seen:
+            return picture
+        from PIL import Image, ImageDraw
+
+        height, width = picture.shape[:2]
+        scale = np.array([width / (box[2] - box[0]), height / (box[3] - box[1])])
+        image, names = Image.fromarray(picture), self.outlined
+        draw = ImageDraw.Draw(image)
+        for rim in (True, False):
+            for one in seen:
+                colour = (255, 255, 255) if rim else OUTLINES[names.index(one.name) % len(OUTLINES)]
+                for ring in one.rings:
+                    corners = ((np.vstack([ring, ring[:1]]) - box[:2]) * scale).ravel().tolist()
+                    draw.line(corners, fill=colour, width=line + (2 * max(1, line // 2) if rim else 0), joint="curve")
+        return np.asarray(image)
+
+    def strips(self, pixels: tuple[int, int], *, line: int = 2, rows: int | None = None) -> Iterator[list[Picture]]:
+        """The whole slide as pictures of `pixels`, from top to bottom, some rows at a time."""
+        width, height = pixels
+        rows = rows or max(1, STRIP // width)
+        tall = self.slide.height / height
+        for top in range(0, height, rows):
+            bottom = min(height, top + rows)
+            box = (0.0, top * tall, float(self.slide.width), bottom * tall)
+            yield self.paint(box, (width, bottom - top), line=line)
+
+
+def _touches(ring: NDArray[np.float64], box: Box) -> bool:
+    low, high = ring.min(0), ring.max(0)
+    return bool((low <= box[2:]).all() and (high >= box[:2]).all())

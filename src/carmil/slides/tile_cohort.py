@@ -1,0 +1,155 @@
+"""Slides of a cohort cut into tiles, one after the other; what cannot be cut is said and left out, what is done stays done."""
+
+import csv
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from carmil.errors import CarmilError
+from carmil.files import whole_file
+from carmil.slides.opening import open_slide
+from carmil.slides.overview import look
+from carmil.slides.quality import RULES, check_rules, sort_out
+from carmil.slides.sheets import write_contact_sheets, write_sheet
+from carmil.slides.slide import Tiles
+from carmil.slides.tiling import check_tiles, cut, read_more, read_tiles, tiles_file, write_tiles
+from carmil.slides.tissue import find_tissue, preset
+
+
+@dataclass(frozen=True)
+class TileSettings:
+    """How slides are cut. `keep` names the rules of quality that are switched off."""
+
+    pixels: int = 256
+    mpp: float = 0.5
+    overlap: float = 0.0
+    rule: str = "centre"
+    preset: str = "default"
+    keep: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        check_tiles(self.pixels, self.mpp, self.overlap, self.rule)
+        preset(self.preset)
+        check_rules(self.keep)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a slide: its tiles, or the `problem` in words. `resumed` if an earlier run had done it."""
+
+    path: Path
+    tiles: Tiles | None = None
+    problem: str = ""
+    resumed: bool = False
+    mm2: float = 0.0
+    mpp_from: str = ""
+    left_out: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def tile_slides(
+    paths: Sequence[Path],
+    out: Path,
+    settings: TileSettings | None = None,
+    *,
+    mpp: float | None = None,
+    on_slide: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Outcome]:
+    """Writes each slide's tiles and sheet below `out`, then contact_sheet.png and tiles.csv of them all."""
+    settings = settings or TileSettings()
+    settings.check()
+    outcomes = []
+    with ThreadPoolExecutor(1) as sheets:  # a sheet is drawn while the next slide is looked at
+        drawn: Future[None] | None = None
+        for i, path in enumerate(paths):
+            on_slide(i, len(paths))
+            try:
+                outcome, draw = tile_slide(path, out, settings, mpp=mpp)
+            except CarmilError as error:
+                outcome, draw = Outcome(path, problem=str(error)), None
+            outcomes.append(outcome)
+            if drawn is not None:
+                drawn.result()
+            drawn = None if draw is None else sheets.submit(draw)
+        if drawn is not None:
+            drawn.result()
+    on_slide(len(paths), len(paths))
+    write_contact_sheets(out / "contact_sheet.png", [_cell(out, outcome) for outcome in outcomes])
+    _write_table(out / "tiles.csv", outcomes)
+    return outcomes
+
+
+def tile_slide(
+    path: Path, out: Path, settings: TileSettings, *, mpp: float | None = None
+) -> tuple[Outcome, Callable[[], None] | None]:
+    """One slide's tiles, written, and the function that draws its sheet; None where an earlier run did both."""
+    size = path.stat().st_size if path.is_file() else 0
+    words = {"settings": {**asdict(settings), "keep": sorted(settings.keep), "given_mpp": mpp}, "bytes": size}
+    if (done := _done(path, out, words)) is not None:
+        return done, None
+    with open_slide(path, mpp=mpp) as slide:
+        overview = look(slide, detail="blurred" not in settings.keep)
+        tissue = find_tissue(slide, overview, preset(settings.preset))
+        found = cut(
+            slide, tissue, pixels=settings.pixels, mpp=settings.mpp, overlap=settings.overlap, rule=settings.rule
+        )
+        tiles, left_out = sort_out(found, overview, tissue, keep=settings.keep)
+    gone = {name: len(some) for name, some in left_out.items()}
+    if not len(tiles):
+        side = f"{settings.pixels * settings.mpp:g} um"
+        reasons = ", ".join(f"{count} {name}" for name, count in gone.items() if count)
+        why = f"left out: {reasons}" if reasons else f"no square of {side} fits"
+        raise CarmilError(f"{path}: {tissue.mm2:.3f} mm2 of tissue, but no tile ({why})")
+    more = {**words, "left_out": gone, "tissue_mm2": tissue.mm2, "mpp_from": slide.mpp_from}
+    sheet = _sheet_path(out, path)
+    sheet.unlink(missing_ok=True)  # of other settings; without it the slide counts as not done
+    write_tiles(tiles, out, overlap=settings.overlap, more=more)
+    outcome = Outcome(path, tiles, mm2=tissue.mm2, mpp_from=slide.mpp_from, left_out=tuple(gone.items()))
+    return outcome, lambda: write_sheet(sheet, slide, overview, tissue, tiles, left_out)
+
+
+def _done(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
+    """What an earlier run made of the same file with the same settings, if it did."""
+    file = tiles_file(out, path.stem)
+    if not (file.is_file() and _sheet_path(out, path).is_file()):
+        return None
+    try:
+        tiles, more = read_tiles(file), read_more(file)
+    except CarmilError:
+        return None
+    if {name: more.get(name) for name in words} != words:
+        return None
+    gone = tuple(more["left_out"].items())
+    return Outcome(path, tiles, "", True, float(more["tissue_mm2"]), str(more["mpp_from"]), gone)
+
+
+def _sheet_path(out: Path, slide: Path) -> Path:
+    return out / "sheets" / f"{slide.stem}.png"
+
+
+def _cell(out: Path, outcome: Outcome) -> tuple[str, str, Path | None]:
+    if outcome.tiles is None:
+        return outcome.name, f"skipped: {outcome.problem.replace(str(outcome.path), '').strip(' :')}", None
+    return outcome.name, f"{len(outcome.tiles):,} tiles", _sheet_path(out, outcome.path)
+
+
+def _write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """A line a slide; empty where there is no number."""
+    heads = ("slide", "path", "tiles", "tissue_mm2", *RULES, "mpp", "mpp_from", "width", "height", "problem")
+    with whole_file(path) as aside, aside.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream, lineterminator="\n")
+        table.writerow(heads)
+        for each in outcomes:
+            gone, tiles = dict(each.left_out), each.tiles
+            if tiles is None:
+                numbers: list[object] = ["", "", *("" for _ in RULES), "", "", "", ""]
+            else:
+                counts = [gone.get(rule, "") for rule in RULES]
+                size = [f"{tiles.slide_mpp:.6g}", each.mpp_from, tiles.width, tiles.height]
+                numbers = [len(tiles), f"{each.mm2:.4f}", *counts, *size]
+            table.writerow([each.name, each.path, *numbers, each.problem])

@@ -1,0 +1,144 @@
+"""Cut tissue into tiles, on a grid anchored in micrometres; keep them in the files that TRIDENT and others know."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from carmil.errors import CarmilError, unknown
+from carmil.files import whole_file
+from carmil.slides.slide import Slide, Tiles
+from carmil.slides.tissue import Tissue
+
+# Points of a tile, in shares of its side; it is in if one of them lies in tissue.
+POINTS = {
+    "centre": np.array([(0.5, 0.5)]),
+    "four-point": np.array([(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)]),  # CLAM's
+}
+_COARSER = 1.5  # a slide may be so much coarser than its tiles; beyond, most of a tile would be invented
+
+
+def cut(
+    slide: Slide,
+    tissue: Tissue,
+    *,
+    pixels: int = 256,
+    mpp: float = 0.5,
+    overlap: float = 0.0,
+    rule: str = "centre",
+) -> Tiles:
+    """Tiles of `pixels` tile pixels of `mpp` micrometres whose centre (or by another `rule` of POINTS) lies in tissue.
+
+    Neighbours share `overlap` of their side. Row by row, from a grid that begins at the slide's corner; all inside the slide.
+    """
+    check_tiles(pixels, mpp, overlap, rule)
+    if slide.mpp > _COARSER * mpp:
+        raise CarmilError(
+            f"{slide.path} has {slide.mpp:.3g} um a pixel, too coarse for tiles of {mpp:g}: ask for --tile-mpp {slide.mpp:.3g}"
+        )
+    side = pixels * mpp
+    step = side * (1 - overlap)
+    x, y = (
+        np.arange(max(0, int((length * slide.mpp + slide.mpp / 2 - side) // step) + 1)) * step
+        for length in (slide.width, slide.height)
+    )
+    corners = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+    within = np.zeros(len(corners), bool)
+    for point in POINTS[rule]:
+        within |= tissue.holds(corners + point * side)
+    return Tiles(
+        slide=slide.name,
+        corners=np.rint(corners[within] / slide.mpp).astype(np.int64),
+        size=side / slide.mpp,
+        pixels=pixels,
+        mpp=mpp,
+        width=slide.width,
+        height=slide.height,
+        slide_mpp=slide.mpp,
+    )
+
+
+def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
+    """Whether tiles can be so, before any slide is opened."""
+    if not 8 <= pixels <= 16384:
+        raise CarmilError(f"tiles of {pixels} pixels: expected 8 to 16384")
+    if not 0.05 <= mpp <= 20:
+        raise CarmilError(f"tiles of {mpp:g} micrometres a pixel: expected 0.05 to 20, for instance 0.5 for 20x")
+    if not 0 <= overlap <= 0.9:
+        raise CarmilError(f"an overlap of {overlap:g}: expected a share of the side, 0 to 0.9")
+    if rule not in POINTS:
+        raise CarmilError(unknown("rule for tiles", rule, POINTS))
+
+
+def tiles_file(folder: Path, slide: str) -> Path:
+    """Where TRIDENT keeps a slide's tiles."""
+    return folder / "patches" / f"{slide}_patches.h5"
+
+
+def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mapping[str, Any] | None = None) -> Path:
+    """Writes folder/patches/SLIDE_patches.h5 as TRIDENT does, with our mpp and slide_mpp besides, and `more` as JSON."""
+    path = tiles_file(folder, tiles.slide)
+    with whole_file(path) as aside, h5py.File(aside, "w") as file:
+        coords = file.create_dataset("coords", data=tiles.corners.astype(np.int64))
+        coords.attrs.update(
+            patch_size=tiles.pixels,
+            patch_size_level0=int(tiles.size) if float(tiles.size).is_integer() else tiles.size,
+            level0_magnification=10 / tiles.slide_mpp,
+            target_magnification=10 / tiles.mpp,
+            overlap=round(overlap * tiles.pixels),
+            name=tiles.slide,
+            savetodir=str(path.parent),
+            level0_width=tiles.width,
+            level0_height=tiles.height,
+            mpp=tiles.mpp,
+            slide_mpp=tiles.slide_mpp,
+            carmil=json.dumps(more or {}),
+        )
+    return path
+
+
+def read_tiles(path: Path) -> Tiles:
+    """Tiles of a file by us or by TRIDENT, which has magnifications where we have micrometres."""
+    corners, told = _read(path)
+    try:
+        return Tiles(
+            slide=str(told.get("name", path.stem.removesuffix("_patches"))),
+            corners=corners,
+            size=float(told["patch_size_level0"]),
+            pixels=int(told["patch_size"]),
+            mpp=float(told.get("mpp") or 10 / told["target_magnification"]),
+            width=int(told["level0_width"]),
+            height=int(told["level0_height"]),
+            slide_mpp=float(told.get("slide_mpp") or 10 / told["level0_magnification"]),
+        )
+    except KeyError as error:
+        raise CarmilError(
+            f"{path} does not say {error.args[0]}: expected a file of tiles as TRIDENT writes it"
+        ) from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise CarmilError(f"{path} has attributes that are no numbers ({error}): expected TRIDENT's") from None
+
+
+def read_more(path: Path) -> dict[str, Any]:
+    """What `write_tiles` was given as `more`; empty if another tool wrote the file."""
+    told = _read(path)[1].get("carmil", "{}")
+    try:
+        more = json.loads(told)
+    except (TypeError, ValueError):
+        return {}
+    return more if isinstance(more, dict) else {}
+
+
+def _read(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
+    try:
+        with h5py.File(path, "r") as file:
+            coords = file["coords"]
+            corners, told = np.asarray(coords[()]), dict(coords.attrs)
+    except (OSError, KeyError, AttributeError, TypeError) as error:
+        raise CarmilError(f"{path} is not a file of tiles: {error}".splitlines()[0]) from None
+    if corners.ndim != 2 or corners.shape[1] != 2 or not np.issubdtype(corners.dtype, np.integer):
+        raise CarmilError(f"{path}: coords are {corners.dtype} {corners.shape}: expected whole numbers (tiles, 2)")
+    return corners.astype(np.int64), told

@@ -1,0 +1,155 @@
+"""Where a slide has tissue, after CLAM: saturation, median, Otsu, closing, holes, least areas. All lengths in micrometres."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+from skimage.filters import threshold_otsu
+from skimage.measure import approximate_polygon, find_contours
+
+from carmil.errors import CarmilError, unknown
+from carmil.slides.ink import inked, saturation
+from carmil.slides.overview import OVERVIEW, Overview
+from carmil.slides.slide import Slide
+
+Outline = NDArray[np.float64]  # (k, 2): x, y in level-0 pixels, the last point the first again
+
+# Glass is hardly more saturated than 8 (of 255), and never 30: beyond, Otsu would part tissue from tissue where there is no glass.
+_OTSU_WITHIN = (8, 30)
+
+
+@dataclass(frozen=True)
+class TissueRule:
+    """How tissue is told from glass. `threshold` is a saturation of 0 to 255, or None for Otsu's."""
+
+    threshold: int | None = None
+    median_um: float = 56
+    closing_um: float = 64
+    least_mm2: float = 0.26
+    least_hole_mm2: float = 0.065
+    most_holes: int = 8
+
+
+PRESETS = {
+    "default": TissueRule(),
+    "biopsy": TissueRule(
+        threshold=15, median_um=40, closing_um=32, least_mm2=0.016, least_hole_mm2=0.016, most_holes=2
+    ),
+    "resection": TissueRule(least_mm2=1.6, least_hole_mm2=0.26),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A piece of tissue: its outline and those of its holes."""
+
+    outer: Outline
+    holes: tuple[Outline, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tissue:
+    """The regions of a slide, largest first, and the same as a `mask` (h, w) of OVERVIEW micrometres a pixel."""
+
+    regions: tuple[Region, ...]
+    mask: NDArray[np.bool_]
+    threshold: int
+
+    @property
+    def mm2(self) -> float:
+        return float(self.mask.sum()) * (OVERVIEW / 1000) ** 2
+
+    def holds(self, points: NDArray) -> NDArray[np.bool_]:
+        """Whether points (..., 2), x and y in micrometres, lie in tissue."""
+        x, y = np.moveaxis(np.floor(points / OVERVIEW).astype(np.int64), -1, 0)
+        height, width = self.mask.shape
+        inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
+        return inside & self.mask[np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)]
+
+
+def preset(name: str) -> TissueRule:
+    if name not in PRESETS:
+        raise CarmilError(unknown("preset", name, PRESETS))
+    return PRESETS[name]
+
+
+def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["default"]) -> Tissue:
+    """The slide's tissue; an error in words where it has none."""
+    colour = saturation(overview.picture)
+    threshold = _otsu(overview, colour) if rule.threshold is None else rule.threshold
+    found = _most(colour > threshold, rule.median_um)
+    found = _closed(found, rule.closing_um)
+    labels, count = ndimage.label(found)
+    pixel = (OVERVIEW / 1000) ** 2
+    sizes = np.bincount(labels.ravel(), minlength=count + 1) * pixel
+    kept = [i for i in np.argsort(-sizes[1:], kind="stable") + 1 if sizes[i] >= rule.least_mm2]
+    if not kept:
+        what = "nothing is coloured" if not found.any() else f"the largest piece has {sizes[1:].max():.3f} mm2"
+        raise CarmilError(
+            f"{slide.path}: no tissue ({what}; looked for saturation above {threshold} of 255 on {rule.least_mm2:g} mm2)"
+        )
+    boxes = ndimage.find_objects(labels)
+    mask, regions = np.zeros_like(found), []
+    for i in kept:
+        rows, columns = boxes[i - 1]
+        part, holes = _with_holes(labels[rows, columns] == i, rule)
+        mask[rows, columns] |= part
+        regions.append(_region(slide, part, holes, (columns.start, rows.start)))
+    return Tissue(tuple(regions), mask, threshold)
+
+
+def _otsu(overview: Overview, colour: NDArray[np.uint8]) -> int:
+    """Otsu's threshold between glass and tissue, of every third pixel; ink is neither."""
+    some = ndimage.median_filter(colour[::3, ::3], 3)[~inked(overview.picture[::3, ::3])]
+    lowest, highest = _OTSU_WITHIN
+    if some.size == 0 or some.min() == some.max():
+        return lowest
+    return int(np.clip(threshold_otsu(some), lowest, highest))
+
+
+def _most(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
+    """Where most of a square around is set: what a threshold of the median gives, without sorting."""
+    return ndimage.uniform_filter(mask.astype(np.float32), _odd(width_um), mode="nearest") > 0.5
+
+
+def _closed(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
+    size = _odd(width_um)
+    beyond = np.pad(mask, size, mode="edge")  # or what is near the slide's edge would grow towards it
+    wide = ndimage.maximum_filter(beyond, size)
+    return ndimage.minimum_filter(wide, size)[size:-size, size:-size]
+
+
+def _with_holes(part: NDArray[np.bool_], rule: TissueRule) -> tuple[NDArray[np.bool_], list[NDArray[np.bool_]]]:
+    """A piece with its smaller holes filled, and its larger ones, each as a mask."""
+    whole = ndimage.binary_fill_holes(part)
+    labels, count = ndimage.label(whole & ~part)
+    sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:] * (OVERVIEW / 1000) ** 2
+    largest = [i for i in np.argsort(-sizes, kind="stable")[: rule.most_holes] if sizes[i] >= rule.least_hole_mm2]
+    holes = [labels == i + 1 for i in largest]
+    for hole in holes:
+        whole = whole & ~hole
+    return whole, holes
+
+
+def _region(slide: Slide, part: NDArray[np.bool_], holes: list[NDArray[np.bool_]], corner: tuple[int, int]) -> Region:
+    whole = part.copy()
+    for hole in holes:
+        whole |= hole
+    return Region(_outline(slide, whole, corner), tuple(_outline(slide, hole, corner) for hole in holes))
+
+
+def _outline(slide: Slide, mask: NDArray[np.bool_], corner: tuple[int, int]) -> Outline:
+    """The longest contour of a mask whose upper left pixel is overview pixel `corner`, in level-0 pixels."""
+    contours = find_contours(np.pad(mask, 1).astype(np.uint8), 0.5, fully_connected="low")
+    line = approximate_polygon(max(contours, key=len), tolerance=0.5)
+    overview = (
+        line[:, ::-1] - 0.5 + corner
+    )  # one pixel of padding off, half a one on: contours run through pixel centres
+    points = overview * OVERVIEW / slide.mpp
+    return np.clip(points, 0, (slide.width, slide.height))
+
+
+def _odd(width_um: float) -> int:
+    """A width in overview pixels, odd, so that it has a middle."""
+    return max(1, round(width_um / OVERVIEW) // 2 * 2 + 1)

@@ -1,0 +1,112 @@
+"""From slides to what a run's models answer for them, and to the maps that show why.
+
+OUT/tiles              as `carmil slides tile` writes them
+OUT/features           a store
+OUT/predictions.csv    what is answered for each slide; predictions.parquet
+OUT/evidence           as `carmil explain` writes it
+OUT/maps/SLIDE         pictures, and GeoJSON for QuPath
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carmil.errors import CarmilError
+from carmil.files import safe_name, whole_folder
+from carmil.progress import counted
+from carmil.slides.drawing import LONGEST, draw_maps
+from carmil.slides.encoders import Encoder
+from carmil.slides.encoding import Times
+from carmil.slides.evidence_files import maps_of
+from carmil.slides.features import encode_slides, tiles_of
+from carmil.slides.opening import open_slide
+from carmil.slides.slide import Tiles
+from carmil.slides.tile_cohort import tile_slides
+from carmil.studies.explain import explain_run
+from carmil.studies.external import check_encoder, predict_bags
+from carmil.studies.run_folder import read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class Shown:
+    """answers: a line a slide; maps: the folder of each slide's pictures; broken: why, by the slide's file."""
+
+    answers: "pd.DataFrame"
+    times: Times = field(default_factory=Times)
+    maps: dict[str, Path] = field(default_factory=dict)
+    broken: dict[Path, str] = field(default_factory=dict)
+
+
+def run_slides(
+    slides: Sequence[Path],
+    run_folder: Path,
+    out: Path,
+    encoder: Encoder,
+    *,
+    tiles: Path | None = None,
+    mpp: float | None = None,
+    longest: int = LONGEST,
+    device: str,
+    say: Callable[[str], None],
+) -> Shown:
+    """Tiles, features, answers, evidence and maps of slides.
+
+    tiles: a folder of those that are cut already. longest: pixels of a map's longer side; never more than the slide has.
+    """
+    say = _once(say)
+    run = read_run(run_folder)
+    check_encoder(run, encoder.name, encoder.width, encoder.name, say)
+    found, broken = _tiles(slides, out / "tiles", mpp) if tiles is None else tiles_of(slides, tiles)
+    features = encode_slides(found, out / "features", encoder, device=device, say=say)
+    broken |= features.broken
+    if features.store is None:
+        raise CarmilError(f"none of {len(slides)} slides could be encoded: {next(iter(broken.values()))}")
+    answers = predict_bags(run_folder, features.store.path, out, truth=None, device=device, say=say)
+    with whole_folder(out / "evidence") as aside:
+        explain_run(run_folder, aside, bags=features.store.path, methods=(), searched=False, device=device, say=say)
+    asked = [cut.slide for path, cut in found.items() if path not in broken]
+    shown = Shown(answers[answers["slide"].isin(asked)], features.times, broken=broken)
+    with counted("drawing", "slides") as on_slide:
+        for done, (path, cut) in enumerate(found.items(), 1):
+            if path not in broken:
+                try:
+                    shown.maps[cut.slide] = _drawn(path, cut, out, run.classes, longest)
+                except CarmilError as error:
+                    broken[path] = str(error)
+            on_slide(done, len(found))
+    return shown
+
+
+def _tiles(slides: Sequence[Path], out: Path, mpp: float | None) -> tuple[dict[Path, Tiles], dict[Path, str]]:
+    with counted("cutting", "slides") as on_slide:
+        outcomes = tile_slides(slides, out, mpp=mpp, on_slide=on_slide)
+    found = {one.path: one.tiles for one in outcomes if one.tiles is not None}
+    return found, {one.path: one.problem for one in outcomes if one.tiles is None}
+
+
+def _drawn(path: Path, tiles: Tiles, out: Path, classes: Sequence[str], longest: int) -> Path:
+    """Attention and, for every class, evidence: that for the answer first."""
+    maps = maps_of(out / "evidence", tiles)
+    there = {one.name for one in maps if one.kind == "evidence"}
+    if others := [name for name in classes if name not in there]:
+        maps += maps_of(out / "evidence", tiles, others)
+    folder = out / "maps" / safe_name(tiles.slide)
+    with open_slide(path, mpp=tiles.slide_mpp) as slide:
+        draw_maps(slide, tiles, maps, folder, longest=min(longest, max(slide.width, slide.height)), geojson=True)
+    return folder
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Several stages look at the same features; what one has said the next need not say again."""
+    heard: set[str] = set()
+
+    def tell(line: str) -> None:
+        if line not in heard:
+            heard.add(line)
+            say(line)
+
+    return tell

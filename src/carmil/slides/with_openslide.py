@@ -1,0 +1,85 @@
+"""Slides by OpenSlide: Aperio, Hamamatsu, Leica, MIRAX, Philips, Ventana, DICOM and others."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import openslide
+
+from carmil.errors import CarmilError
+from carmil.slides.microns import FileMpp, chosen_mpp
+from carmil.slides.pyramid import Pyramid, over_white
+from carmil.slides.slide import Level, Picture
+
+_KEPT = 1 << 26  # bytes of decoded tiles kept, since neighbouring pieces share them
+
+
+def vendor(path: Path) -> str | None:
+    """Whose file OpenSlide takes it for; None if it does not know it."""
+    try:
+        return openslide.OpenSlide.detect_format(path)
+    except openslide.OpenSlideError:
+        return None
+
+
+class OpenSlideSlide(Pyramid):
+    def __init__(self, path: Path, *, mpp: float | None = None) -> None:
+        self.path = path
+        try:
+            self._file = openslide.OpenSlide(path)
+            self._file.set_cache(openslide.OpenSlideCache(_KEPT))
+        except openslide.OpenSlideError as error:
+            raise CarmilError(f"{path} cannot be opened: {_line(error)}; is the file whole?") from None
+        try:
+            properties = self._file.properties
+            self.width, self.height = self._file.dimensions
+            self.levels = tuple(
+                Level(width, height, downsample)
+                for (width, height), downsample in zip(
+                    self._file.level_dimensions, self._file.level_downsamples, strict=True
+                )
+            )
+            self.mpp, self.mpp_from = chosen_mpp(path, _told(properties), mpp, objective=_objective(properties))
+        except CarmilError:
+            self.close()
+            raise
+
+    def _region(self, level: int, x: int, y: int, width: int, height: int) -> Picture:
+        downsample = self.levels[level].downsample
+        corner = (round(x * downsample), round(y * downsample))
+        try:
+            picture = np.asarray(self._file.read_region(corner, level, (width, height)))
+        except openslide.OpenSlideError as error:
+            raise CarmilError(
+                f"{self.path} cannot be read at x {corner[0]}, y {corner[1]} (level-0 pixels): {_line(error)}; "
+                "is the file whole?"
+            ) from None
+        return over_white(picture[..., :3], picture[..., 3])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _told(properties: Mapping[str, str]) -> FileMpp | None:
+    try:
+        x, y = (float(properties[f"openslide.mpp-{axis}"]) for axis in "xy")
+        return FileMpp(x, y, "OpenSlide's mpp-x, mpp-y")
+    except (KeyError, ValueError):
+        pass
+    unit = {"centimeter": 10_000, "inch": 25_400}.get(properties.get("tiff.ResolutionUnit", ""))
+    try:
+        x, y = (float(properties[f"tiff.{axis}Resolution"]) for axis in "XY")
+    except (KeyError, ValueError):
+        return None
+    return None if unit is None or min(x, y) <= 0 else FileMpp(unit / x, unit / y, "its TIFF resolution")
+
+
+def _objective(properties: Mapping[str, str]) -> float | None:
+    try:
+        return float(properties[openslide.PROPERTY_NAME_OBJECTIVE_POWER])
+    except (KeyError, ValueError):
+        return None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,150 @@
+"""What a run knows of its slides, each with the models that were tested on it. k classes, n instances of one slide.
+
+Features stay where they are, in the store's memory map, until a case is looked at.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.bags.bags import Bags
+from carmil.errors import CarmilError
+from carmil.evidence.abilities import has_counterfactual
+from carmil.evidence.explainers import default_explainer
+from carmil.models.contract import BagModel
+from carmil.studies.answers import columns
+from carmil.studies.cohort import Say
+from carmil.studies.run_folder import StudyRun, read_run
+from carmil.studies.tested import own_subjects, reopened
+from carmil.training.population import Population
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A slide (or a digit bag): its place among the bags, who answers for it, and what they answered when it was tested.
+
+    probabilities (k), and of the counterfactual attention (k), each the mean over the models. tile_size is a tile's edge
+    in the unit of the coordinates.
+    """
+
+    slide: str
+    place: int
+    models: tuple[int, ...]
+    probabilities: Floats
+    counterfactual: Floats | None = None
+    label: str | None = None
+    patient: str | None = None
+    fold: int | None = None
+    tile_size: float | None = None
+
+    @property
+    def answer(self) -> int:
+        """The likeliest class."""
+        return int(self.probabilities.argmax())
+
+
+@dataclass(frozen=True, eq=False)
+class RunCases:
+    """All cases of a run. pictures: what a row of the bags looks like, where the run knows it (digits)."""
+
+    name: str
+    classes: tuple[str, ...]
+    bags: Bags
+    cases: tuple[Case, ...]
+    population: Population
+    pictures: Callable[[int], NDArray[np.uint8]] | None = None
+    _members: dict[int, BagModel] = field(default_factory=dict, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def model(self) -> BagModel:
+        """One of the models, to see what they can be asked."""
+        return self.member(0)
+
+    @property
+    def method(self) -> str:
+        """The explainer whose evidence is shown."""
+        return default_explainer(self.model)
+
+    def member(self, row: int) -> BagModel:
+        with self._lock:
+            if row not in self._members:
+                self._members[row] = self.population.member(row)
+            return self._members[row]
+
+    def members(self, number: int) -> list[BagModel]:
+        """The models that answer for a case."""
+        return [self.member(row) for row in self.cases[number].models]
+
+    def bag(self, number: int) -> Bags:
+        return self.bags[self.cases[number].place]
+
+    def size(self, number: int) -> int:
+        """n"""
+        return int(self.bags.sizes[self.cases[number].place])
+
+    def first_row(self, number: int) -> int:
+        """Where the case's instances begin among all instances."""
+        return int(self.bags.offsets[self.cases[number].place])
+
+    def coordinates(self, number: int) -> Floats | None:
+        """(n, 2) x and y of the instances' upper left corners, in the unit of the bags; None where they are not known."""
+        if self.bags.coordinates is None:
+            return None
+        first = self.first_row(number)
+        return self.bags.coordinates[first : first + self.size(number)].double().numpy()
+
+
+def read_cases(folder: Path, *, say: Say = lambda line: None) -> RunCases:
+    """The cases of a run that `carmil train` or `carmil demo` wrote. A folder of several digit runs: its first."""
+    from carmil.viewer.digit_cases import digit_cases, digit_runs, is_digit_run
+
+    if not folder.is_dir():
+        raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` or `carmil demo` wrote")
+    if is_digit_run(folder):
+        return digit_cases(folder)
+    if not (folder / "run.json").exists() and (found := digit_runs(folder)):
+        for other in found[1:]:
+            say(f"there is also {other}")
+        return digit_cases(found[0])
+    return _study_cases(read_run(folder))
+
+
+def _study_cases(run: StudyRun) -> RunCases:
+    store = reopened(run)
+    population = run.population()
+    with_counterfactual = has_counterfactual(population.member(0))
+    frame = run.predictions()
+    lines = dict(iter(frame.groupby("slide", sort=False)))
+    cases = []
+    for subject in sorted(own_subjects(run, store), key=lambda subject: subject.place):
+        mine = lines[subject.slide]
+        folds = sorted(set(mine["fold"]))
+        cases.append(
+            Case(
+                slide=subject.slide,
+                place=subject.place,
+                models=subject.models,
+                probabilities=mine[columns(run.classes)].to_numpy(dtype=np.float64).mean(0),
+                counterfactual=mine[columns(run.classes, "cf")].to_numpy(dtype=np.float64).mean(0)
+                if with_counterfactual
+                else None,
+                label=subject.label,
+                patient=subject.patient,
+                fold=int(folds[0]) if len(folds) == 1 else None,
+                tile_size=store.entries[subject.place].tile_size,
+            )
+        )
+    bags = store.bags()
+    if run.metrics["rule"] == "one-bag":  # slides of a patient would lie on top of each other
+        bags = Bags.trusted(**{**vars(bags), "coordinates": None, "coordinate_unit": None})
+    return RunCases(run.name, run.classes, bags, tuple(cases), population)

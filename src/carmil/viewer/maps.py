@@ -1,0 +1,155 @@
+"""The maps of a case: attention, counterfactual attention, their difference, and evidence of a class; computed when asked.
+
+n instances of one case, k classes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from carmil.errors import CarmilError, unknown
+from carmil.evidence.abilities import attends, has_counterfactual
+from carmil.evidence.attention_maps import a_map_a_class
+from carmil.evidence.explainers import EXPLAINERS
+from carmil.evidence.faithfulness import faithfulness_of
+from carmil.studies.explained import Explained, explained
+from carmil.viewer.bounded import Kept
+from carmil.viewer.cases import RunCases
+
+KEPT = 2**27  # bytes of maps
+RANDOM_ORDERS = 5
+QUICK, SLOW = 100, 20  # steps of a deletion curve: where one pass is enough for all of them, and where each is a pass
+
+
+@dataclass(frozen=True)
+class MapKind:
+    """diverging: it has a sign; of_class: every class has its own."""
+
+    name: str
+    title: str
+    diverging: bool
+    of_class: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ShownMap:
+    """values (n) between low and high, and in words what they mean."""
+
+    values: NDArray[np.float64]
+    low: float
+    high: float
+    diverging: bool
+    of: str
+
+
+@dataclass(frozen=True, eq=False)
+class DeletionCurve:
+    """p of a class when a share of the instances is gone: the most supporting first, the least, or any."""
+
+    share: list[float]
+    most: list[float]
+    least: list[float]
+    random: list[float]
+
+
+def kinds_of(run: RunCases) -> list[MapKind]:
+    """The maps that the run's models have, the most telling last."""
+    own, explainer = a_map_a_class(run.model), EXPLAINERS[run.method]
+    found = []
+    if attends(run.model):
+        found.append(MapKind("factual", "attention", diverging=False, of_class=own))
+    if has_counterfactual(run.model):
+        found.append(MapKind("counterfactual", "counterfactual attention", diverging=False, of_class=own))
+        found.append(MapKind("difference", "attention minus counterfactual", diverging=True, of_class=own))
+    title = "evidence" if explainer.signed else f"evidence ({run.method})"
+    return [*found, MapKind("evidence", title, diverging=explainer.signed, of_class=explainer.class_conditional)]
+
+
+class Maps:
+    """Asks the models that were tested on a case, once, and keeps what was asked last."""
+
+    def __init__(self, run: RunCases) -> None:
+        self.run = run
+        self.kinds = {kind.name: kind for kind in kinds_of(run)}
+        self._kept: Kept[Explained] = Kept(KEPT, _bytes)
+
+    def explained(self, number: int) -> Explained:
+        found = self._kept.get(number)
+        if found is None:
+            run = self.run
+            found = explained(run.members(number), run.bag(number), (run.method,), run.classes, searched=False)
+            self._kept.put(number, found)
+        return found
+
+    def shown(self, number: int, name: str, of: int) -> ShownMap:
+        """The map `name` of class `of`, which some maps do not depend on."""
+        if name not in self.kinds:
+            raise CarmilError(unknown("map", name, self.kinds))
+        kind, classes = self.kinds[name], self.run.classes
+        values = self._values(number, name, of).double().nan_to_num().numpy()
+        largest = float(np.abs(values).max())
+        low = -largest if kind.diverging else min(0.0, float(values.min()))
+        return ShownMap(values, low, largest, kind.diverging, self._words(kind, classes[of]))
+
+    def evidence(self, number: int, of: int) -> Tensor:
+        """(n)"""
+        return self.explained(number).columns[f"evidence_{self.run.classes[of]}"]
+
+    def top(self, number: int, of: int, count: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+        """Instances with the largest and the smallest evidence, and its value; of evidence without a sign nothing refutes."""
+        values = self.evidence(number, of).double().nan_to_num()
+        order = values.argsort(descending=True, stable=True).tolist()
+        ranked = [(j, float(values[j])) for j in order[:count]]
+        if not EXPLAINERS[self.run.method].signed:
+            return ranked, []
+        lowest = [(j, float(values[j])) for j in order[::-1][:count]]
+        return [pair for pair in ranked if pair[1] > 0], [pair for pair in lowest if pair[1] < 0]
+
+    def deletion(self, number: int, of: int, *, quick: bool) -> DeletionCurve:
+        """Instances go in the order of the evidence that is shown; p is the mean over the models.
+
+        quick: the models' instances stand alone; if not, every step is a pass, and there are fewer.
+        """
+        steps, orders = (QUICK, RANDOM_ORDERS) if quick else (SLOW, 1)
+        bag, shown = self.run.bag(number), self.evidence(number, of).nan_to_num().unsqueeze(0)
+        each = [
+            faithfulness_of(model, bag, shown, torch.tensor([of]), steps=steps, random_orders=orders)
+            for model in self.run.members(number)
+        ]
+
+        def mean(curves: list[Tensor]) -> list[float]:
+            return torch.stack(curves).double().flatten(0, -2).mean(0).tolist()
+
+        return DeletionCurve(
+            [step / steps for step in range(steps + 1)],
+            mean([one.most_first for one in each]),
+            mean([one.least_first for one in each]),
+            mean([one.at_random for one in each]),
+        )
+
+    def _values(self, number: int, name: str, of: int) -> Tensor:
+        if name == "evidence":
+            return self.evidence(number, of)
+        columns = self.explained(number).columns
+        own = f"_{self.run.classes[of]}" if self.kinds[name].of_class else ""
+        if name == "difference":
+            return columns[f"a{own}"] - columns[f"a_cf{own}"]
+        return columns[f"{'a' if name == 'factual' else 'a_cf'}{own}"]
+
+    def _words(self, kind: MapKind, of: str) -> str:
+        match kind.name:
+            case "factual":
+                return f"share of the attention{f' for {of}' if kind.of_class else ''}"
+            case "counterfactual":
+                return f"share of the attention that would answer otherwise{f', for {of}' if kind.of_class else ''}"
+            case "difference":
+                return "positive: looked at for the answer; negative: looked at to answer otherwise"
+        says = EXPLAINERS[self.run.method].description
+        return f"for (positive) and against (negative) {of}: {says}" if kind.diverging else f"{of}: {says}"
+
+
+def _bytes(found: Explained) -> int:
+    return sum(column.numel() * column.element_size() for column in found.columns.values())

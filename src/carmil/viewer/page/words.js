@@ -1,0 +1,83 @@
+// Numbers and elements as people read them.
+
+export function element(tag, { text, class: names, children = [], on = {}, ...attributes } = {}) {
+  const made = document.createElement(tag);
+  if (names) made.className = names;
+  if (text !== undefined) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  for (const [name, does] of Object.entries(on)) made.addEventListener(name, does);
+  made.append(...children.filter(child => child !== null));
+  return made;
+}
+
+export const options = (pairs, chosen) =>
+  pairs.map(([value, text]) => element("option", { value, text, selected: value === chosen }));
+
+export const percent = p => {
+  const hundred = 100 * p;
+  return hundred > 99.5 && p < 1 ? "> 99 %" : hundred > 0 && hundred < 0.5 ? "< 1 %" : `${Math.round(hundred)} %`;
+};
+
+export const points = change => {
+  const hundred = 100 * change;
+  if (Math.abs(hundred) < 0.05) return "±0";
+  return `${hundred > 0 ? "+" : "−"}${Math.abs(hundred).toFixed(Math.abs(hundred) < 9.95 ? 1 : 0)}`;
+};
+
+export const number = value => {
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  const text =
+    size === 0
+      ? "0"
+      : size >= 100
+        ? size.toFixed(0)
+        : size >= 0.001
+          ? size.toPrecision(size < 0.01 ? 2 : 3)
+          : power(size);
+  return (value < 0 ? "−" : "") + text;
+};
+
+const power = size => {
+  const [digits, exponent] = size.toExponential(1).split("e");
+  return `${digits}·10⁻${[...exponent.slice(1)].map(digit => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
+};
+
+export const capital = text => text.charAt(0).toUpperCase() + text.slice(1);
+
+export const signed = value => (value > 0 ? "+" : "") + number(value);
+
+export const many = (count, one, more = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
+
+const region = document.getElementById("said");
+export const say = text => {
+  region.textContent = text;
+};
+
+// One tab stop for a group of buttons; arrow keys go through it.
+export function roving(group) {
+  const items = () => [...group.querySelectorAll("button")];
+  const offer = chosen =>
+    items().forEach(item => {
+      item.tabIndex = item === chosen ? 0 : -1;
+    });
+  offer(items()[0]);
+  group.addEventListener("focusin", event => event.target.matches("button") && offer(event.target));
+  group.addEventListener("keydown", event => {
+    const all = items(),
+      at = all.indexOf(event.target);
+    if (at < 0 || event.ctrlKey || event.altKey || event.metaKey) return;
+    const top = event.target.offsetTop;
+    const row = all.filter(item => item.offsetTop === top).length || 1;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row, Home: -at, End: all.length - 1 - at }[
+      event.key
+    ];
+    if (step === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    all[Math.max(0, Math.min(all.length - 1, at + step))].focus();
+  });
+}

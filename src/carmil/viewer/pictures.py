@@ -1,0 +1,170 @@
+"""Pictures of a case: deep-zoom tiles of its slide, and its instances. Bounded in memory, whatever is asked for.
+
+Deep zoom as OpenSeadragon counts it: the last level is the slide itself, every one before it half as large, down to one pixel.
+"""
+
+import io
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.errors import CarmilError
+from carmil.slides.slide import Picture, Slide
+from carmil.viewer.bounded import Kept
+from carmil.viewer.cases import Floats, RunCases
+from carmil.viewer.slide_files import SlideFiles
+
+TILE, OVERLAP = 254, 1  # pixels
+KEPT = 2**26  # bytes of JPEG
+MOST_READ = 2**25  # stored pixels behind one picture: what a slide without small levels would need more of is not shown
+INSTANCE = 224  # pixels, at most, of an instance's picture
+QUALITY = 82
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """The deep zoom of a slide: `levels` of them, those before `coarsest` being too dear to read."""
+
+    width: int
+    height: int
+    mpp: float
+    levels: int
+    coarsest: int
+
+    def size(self, level: int) -> tuple[int, int]:
+        scale = self.scale(level)
+        return math.ceil(self.width / scale), math.ceil(self.height / scale)
+
+    def scale(self, level: int) -> int:
+        """Level-0 pixels of the slide that are one pixel here."""
+        return 1 << (self.levels - 1 - level)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the instances are: corners (n, 2) and a tile's edge in level-0 pixels (or, without a slide file, in their own unit)."""
+
+    corners: Floats
+    tile_size: float
+    extent: tuple[float, float]
+
+    @property
+    def centres(self) -> Floats:
+        return self.corners + self.tile_size / 2
+
+
+class Pictures:
+    """May be asked from several threads."""
+
+    def __init__(self, run: RunCases, slides: SlideFiles) -> None:
+        self.run, self.slides = run, slides
+        self.problems: dict[int, str] = {}  # why a case's slide cannot be shown
+        self._kept: Kept[bytes] = Kept(KEPT, len)
+
+    def zoom(self, number: int) -> Zoom | None:
+        """None where there is no slide file."""
+        name = self.run.cases[number].slide
+        if name not in self.slides or number in self.problems:
+            return None
+        try:
+            with self.slides.opened(name) as slide:
+                return zoom_of(slide)
+        except CarmilError as error:
+            self.problems[number] = str(error)
+            return None
+
+    def kept(self, *key: object) -> bytes | None:
+        """A picture that was made before."""
+        return self._kept.get(key)
+
+    def tile(self, number: int, level: int, x: int, y: int) -> bytes | None:
+        """A deep-zoom tile; None where there is none."""
+        name = self.run.cases[number].slide
+        if name not in self.slides:
+            return None
+        with self.slides.opened(name) as slide:
+            picture = _tile(slide, level, x, y)
+        return None if picture is None else self._made(("tile", number, level, x, y), picture)
+
+    def instance(self, number: int, j: int) -> bytes | None:
+        """The picture of instance j; None where there is none."""
+        if self.run.pictures is not None:
+            picture = self.run.pictures(self.run.first_row(number) + j)
+            return self._made(("instance", number, j), picture)
+        name, places = self.run.cases[number].slide, self.places(number)
+        if name not in self.slides or places is None:
+            return None
+        x, y = places.corners[j].tolist()
+        side = min(INSTANCE, math.ceil(places.tile_size))
+        with self.slides.opened(name) as slide:
+            if stored_pixels(slide, places.tile_size, places.tile_size, places.tile_size / side) > MOST_READ:
+                return None
+            picture = slide.read(x, y, places.tile_size, places.tile_size, (side, side))
+        return self._made(("instance", number, j), picture)
+
+    def places(self, number: int) -> Places | None:
+        """None where the run does not know them. Micrometres become level-0 pixels where there is a slide file."""
+        corners, case = self.run.coordinates(number), self.run.cases[number]
+        if corners is None:
+            return None
+        size = case.tile_size or _spacing(corners)
+        zoom = self.zoom(number)
+        if zoom is not None and self.run.bags.coordinate_unit == "um":
+            corners, size = corners / zoom.mpp, size / zoom.mpp
+        extent = corners.max(0) + size if zoom is None else np.array([zoom.width, zoom.height])
+        return Places(corners, size, (float(extent[0]), float(extent[1])))
+
+    def _made(self, key: tuple[object, ...], picture: NDArray[np.uint8]) -> bytes:
+        jpeg = _jpeg(picture)
+        self._kept.put(key, jpeg)
+        return jpeg
+
+
+def zoom_of(slide: Slide) -> Zoom:
+    levels = (max(slide.width, slide.height) - 1).bit_length() + 1
+    whole = Zoom(slide.width, slide.height, slide.mpp, levels, 0)
+    cheap = [level for level in range(levels) if _stored(slide, whole, level) <= MOST_READ]
+    return replace(whole, coarsest=cheap[0])
+
+
+def _stored(slide: Slide, zoom: Zoom, level: int) -> float:
+    """Stored pixels that are read for a tile of this level."""
+    scale, size = zoom.scale(level), zoom.size(level)
+    return stored_pixels(slide, min(size[0], TILE + 2) * scale, min(size[1], TILE + 2) * scale, scale)
+
+
+def stored_pixels(slide: Slide, width: float, height: float, scale: float) -> float:
+    """Of a rectangle in level-0 pixels, `scale` of which become one: so many are read from the level that fits."""
+    fitting = max((level.downsample for level in slide.levels if level.downsample <= scale * 1.01), default=1.0)
+    return width * height / fitting**2
+
+
+def _tile(slide: Slide, level: int, x: int, y: int) -> Picture | None:
+    zoom = zoom_of(slide)
+    if not zoom.coarsest <= level < zoom.levels:
+        return None
+    spans = [
+        (max(0, at * TILE - OVERLAP), min(size, (at + 1) * TILE + OVERLAP))
+        for at, size in zip((x, y), zoom.size(level), strict=True)
+    ]
+    (x0, x1), (y0, y1) = spans
+    if x * TILE >= zoom.size(level)[0] or y * TILE >= zoom.size(level)[1]:
+        return None
+    scale, pixels = zoom.scale(level), (x1 - x0, y1 - y0)
+    return slide.read(x0 * scale, y0 * scale, pixels[0] * scale, pixels[1] * scale, pixels)
+
+
+def _spacing(corners: Floats) -> float:
+    """The usual distance between neighbouring columns and rows: what tiles of unknown size are drawn with."""
+    gaps = np.concatenate([np.diff(np.unique(axis)) for axis in corners.T])
+    return float(np.median(gaps)) if len(gaps) else 1.0
+
+
+def _jpeg(picture: NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(picture).save(stream, format="JPEG", quality=QUALITY)
+    return stream.getvalue()

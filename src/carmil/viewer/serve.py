@@ -1,0 +1,126 @@
+"""Opens the viewer to one machine or, with a token, to others."""
+
+import ipaddress
+import re
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from carmil.errors import CarmilError
+from carmil.studies.cohort import Say
+from carmil.viewer.answers import Answers
+from carmil.viewer.app import PAGE, guarded_app
+from carmil.viewer.cases import read_cases
+from carmil.viewer.guard import is_address, known_hosts
+from carmil.viewer.slide_files import SlideFiles
+
+WILD = ("0.0.0.0", "::")
+CONNECTIONS = 10_000  # at a time; the lanes bound what they may ask
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
+
+
+def serve(
+    folder: Path,
+    *,
+    slides: Path | None,
+    mpp: float | None,
+    host: str,
+    port: int,
+    token: str | None,
+    browser: bool,
+    say: Say,
+    announce: Callable[[str], None],
+) -> None:
+    """Reads the run, then answers until it is interrupted. `announce` gets the address to open."""
+    token = checked_token(token, host)
+    listening = bound(host, port)
+    try:
+        run = read_cases(folder, say=say)
+        files = SlideFiles(slides, [case.slide for case in run.cases], mpp=mpp, say=say)
+        remarks = missing()
+        for line in remarks:
+            say(line)
+        port = listening.getsockname()[1]
+        app = guarded_app(Answers(run, files, remarks=remarks), is_known=hosts_of(host), token=token, port=port)
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            limit_concurrency=CONNECTIONS,
+            h11_max_incomplete_event_size=2**14,
+            timeout_graceful_shutdown=2,
+        )
+        address = address_of(host, port, token)
+        announce(address)
+        if browser:
+            webbrowser.open(address)
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            files.close()
+    finally:
+        listening.close()
+
+
+def checked_token(token: str | None, host: str) -> str | None:
+    """The token that is asked for: the given one; a fresh one where others can reach the machine; else none."""
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise CarmilError("--token: expected 16 to 128 letters, digits, - and _; without it one is made")
+    return token if token is not None or is_loopback(host) else secrets.token_urlsafe(32)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there already; port 0 is any free one."""
+    plain = host.strip("[]")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise CarmilError(f"--host {host} is no address of this machine ({error})") from None
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise CarmilError(
+            f"cannot listen on {host}, port {port} ({error.strerror}): choose another with --port, or --port 0 for a free one"
+        ) from None
+    return listening
+
+
+def hosts_of(host: str) -> Callable[[str], bool]:
+    """Whose name a request may bear. On all addresses of the machine: its names, and any number."""
+    plain = host.strip("[]")
+    if plain in WILD:
+        return known_hosts([socket.gethostname(), socket.getfqdn()], any_address=True)
+    return known_hosts([f"[{plain}]" if is_address(plain) and ":" in plain else plain], any_address=False)
+
+
+def address_of(host: str, port: int, token: str | None) -> str:
+    plain = host.strip("[]")
+    name = socket.gethostname() if plain in WILD else f"[{plain}]" if ":" in plain else plain
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def missing() -> list[str]:
+    """What the page needs and does not have."""
+    if (PAGE / "openseadragon.min.js").is_file():
+        return []
+    return [
+        "OpenSeadragon is not there, so slides have no zoom: run `python tools/fetch_openseadragon.py` (it needs npm)"
+    ]

@@ -1,0 +1,42 @@
+"""Weights of networks, out of files that somebody else wrote. No pickle is ever executed."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from carmil.errors import CarmilError
+
+_AROUND = ("state_dict", "model")  # what the tensors may be wrapped in
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """A state dict of a .safetensors file, or of one that torch.save wrote (.pt, .pth, .bin)."""
+    if not path.is_file():
+        raise CarmilError(f"{path} is not a file: expected weights (.safetensors, .pt, .pth or .bin)")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        for name in _AROUND:
+            state = state[name] if isinstance(state.get(name), dict) else state
+        if not state or not all(isinstance(value, Tensor) for value in state.values()):
+            raise TypeError("it holds other things than tensors")
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CarmilError(f"{path} cannot be read as weights ({reason}): expected a state dict of tensors") from error
+    return dict(state)
+
+
+def fingerprint(network: nn.Module) -> str:
+    """Eight letters that change with any weight, whatever file it came in."""
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        if not name.endswith("num_batches_tracked"):
+            values = value.detach().float() if value.is_floating_point() else value.detach()
+            digest.update(f"{name}{tuple(value.shape)}".encode())
+            digest.update(values.contiguous().cpu().numpy().data)
+    return digest.hexdigest()[:8]

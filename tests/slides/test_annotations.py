@@ -1,0 +1,267 @@
+"""Annotations of other programs are read, hostile ones refused, and tiles get labels by a rule that has a name."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tifffile
+
+from carmil.errors import CarmilError
+from carmil.slides.annotations import Region, read_annotations
+from carmil.slides.slide import Tiles
+from carmil.slides.tile_labels import UNKNOWN, label_tiles, paint, positive_names
+
+SQUARE = [[100, 200], [300, 200], [300, 500], [100, 500]]
+HOLE = [[150, 250], [200, 250], [200, 300], [150, 300]]
+
+
+def read(tmp_path, text, name="a.geojson"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return read_annotations(path, width=1000, height=800)
+
+
+def feature(*rings, name="tumour", kind="Polygon", **properties):
+    properties |= {"objectType": "annotation", "classification": {"name": name, "color": [200, 0, 0]}}
+    return {"type": "Feature", "geometry": {"type": kind, "coordinates": rings}, "properties": properties}
+
+
+def asap(*annotations):
+    return (
+        f'<?xml version="1.0"?>\n<ASAP_Annotations><Annotations>{"".join(annotations)}</Annotations></ASAP_Annotations>'
+    )
+
+
+def asap_polygon(ring, group="_0", kind="Polygon"):
+    corners = "".join(f'<Coordinate Order="{i}" X="{x}" Y="{y}"/>' for i, (x, y) in reversed(list(enumerate(ring))))
+    return (
+        f'<Annotation Name="A 0" Type="{kind}" PartOfGroup="{group}"><Coordinates>{corners}</Coordinates></Annotation>'
+    )
+
+
+def aperio(*regions, name="tumour"):
+    return f'<Annotations><Annotation Id="1" Name="{name}"><Regions>{"".join(regions)}</Regions></Annotation></Annotations>'
+
+
+def aperio_region(ring, kind=0, negative=0):
+    corners = "".join(f'<Vertex X="{x}" Y="{y}" Z="0"/>' for x, y in ring)
+    return f'<Region Id="1" Type="{kind}" NegativeROA="{negative}"><Vertices>{corners}</Vertices></Region>'
+
+
+def test_the_same_polygon_is_read_from_every_format(tmp_path):
+    texts = {
+        "a.geojson": json.dumps({"type": "FeatureCollection", "features": [feature([*SQUARE, SQUARE[0]])]}),
+        "b.json": json.dumps([feature(SQUARE)]),
+        "c.json": json.dumps(feature([[[*corner, 0] for corner in SQUARE]], kind="MultiPolygon")),
+        "d.xml": asap(asap_polygon(SQUARE, "tumour")),
+        "e.xml": "﻿" + aperio(aperio_region(SQUARE)),
+    }
+    for name, text in texts.items():
+        (found,) = read(tmp_path, text, name)
+        assert (found.name, found.cut) == ("tumour", False)
+        np.testing.assert_array_equal(found.rings[0], SQUARE)
+        assert found.area == 200 * 300
+
+
+def test_names_come_from_the_classification_then_the_name(tmp_path):
+    features = [
+        {**feature(SQUARE), "properties": {"name": "Layer1"}},
+        {**feature(SQUARE), "properties": {"classification": "stroma"}},
+        {**feature(SQUARE), "properties": None},
+        {"type": "Polygon", "coordinates": [SQUARE]},
+    ]
+    assert [one.name for one in read(tmp_path, json.dumps(features))] == [
+        "Layer1",
+        "stroma",
+        "annotation",
+        "annotation",
+    ]
+
+
+def test_points_and_lines_are_passed_over(tmp_path):
+    point = {"type": "Feature", "geometry": {"type": "Point", "coordinates": [1, 2]}, "properties": {}}
+    assert len(read(tmp_path, json.dumps([point, feature(SQUARE)]))) == 1
+    assert len(read(tmp_path, asap(asap_polygon([[1, 2]], kind="Dot"), asap_polygon(SQUARE)), "a.xml")) == 1
+    assert len(read(tmp_path, aperio(aperio_region(SQUARE[:2], kind=3), aperio_region(SQUARE)), "b.xml")) == 1
+
+
+def test_an_ellipse_of_aperio_has_the_area_of_one(tmp_path):
+    (found,) = read(tmp_path, aperio(aperio_region([[100, 100], [300, 200]], kind=2)), "a.xml")
+    assert found.area == pytest.approx(np.pi * 100 * 50, rel=0.01)
+
+
+def test_a_mask_becomes_a_region_a_value_with_its_holes(tmp_path):
+    mask = np.zeros((400, 500), np.uint8)
+    mask[100:250, 50:150] = 1
+    mask[125:150, 75:100] = 0
+    mask[300:400, 400:500] = 7
+    path = tmp_path / "mask.tif"
+    tifffile.imwrite(path, mask, tile=(64, 64), metadata=None)
+    first, second = read_annotations(path, width=1000, height=800)
+    assert (first.name, len(first.rings), second.name) == ("1", 2, "7")
+    assert second.rings[0].max(0).tolist() == [1000, 800]
+    cells = np.zeros((800, 1000), np.uint8)
+    paint(cells, first.rings, 1)
+    assert cells.sum() == pytest.approx(4 * (mask == 1).sum(), rel=0.001)
+
+
+def test_a_mask_of_another_slide_or_of_fractions_is_refused(tmp_path):
+    for i, (mask, words) in enumerate(
+        [
+            (np.zeros((800, 400), np.uint8), "expected a mask of this slide"),
+            (np.zeros((80, 100), np.float32), "float32"),
+        ]
+    ):
+        path = tmp_path / f"{i}.tif"
+        tifffile.imwrite(path, mask, metadata=None)
+        with pytest.raises(CarmilError, match=words):
+            read_annotations(path, width=1000, height=800)
+
+
+BOMB = (
+    '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "'
+    + "&a;" * 10
+    + '"><!ENTITY c "'
+    + "&b;" * 10
+    + '">]><ASAP_Annotations>&c;</ASAP_Annotations>'
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB,
+        '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/hostname">]><Annotations>&x;</Annotations>',
+        '<!DOCTYPE a SYSTEM "http://localhost/evil.dtd"><Annotations/>',
+        '<!DOCTYPE a [<!ENTITY % p SYSTEM "file:///etc/hostname"> %p;]><Annotations/>',
+    ],
+)
+def test_an_xml_that_could_hold_entities_is_refused_before_any_is_expanded(tmp_path, text):
+    with pytest.raises(CarmilError, match="document type"):
+        read(tmp_path, text, "evil.xml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<Annotations><Annotation>", "no XML"),
+        ("<Annotations>&undefined;</Annotations>", "no XML"),
+        ("<html></html>", "begins with <html>"),
+        ("<Annotations></Annotations>", "no polygon"),
+        (aperio('<Region><Vertices><Vertex X="1" Y="here"/></Vertices></Region>'), "expected a number"),
+        (asap(asap_polygon([["nan", 1], [2, 2], [3, 1]])), "no finite pairs"),
+        ("[" * 100_000, "no JSON"),
+        ('{"type": "FeatureCollection", "features": 3}', "no GeoJSON"),
+        (json.dumps([feature([["a", "b"], [1, 2], [3, 4]])]), "no pairs of numbers"),
+        (json.dumps([feature([[1], [2], [3]])]), "pairs"),
+        (json.dumps([{"type": "Feature", "geometry": {"type": "Polygon"}}]), "without coordinates"),
+        ("slide,x,y", "no annotation that is known"),
+        ("", "no annotation that is known"),
+    ],
+)
+def test_broken_annotations_are_one_line(tmp_path, text, words):
+    with pytest.raises(CarmilError, match=words) as said:
+        read(tmp_path, text, "a.txt")
+    assert "\n" not in str(said.value)
+
+
+def tiles_of(corners, size=100.0):
+    return Tiles("s", np.array(corners, dtype=np.int64), size, 256, 0.5, 1000, 800, 0.5)
+
+
+def region(name, left, top, right, bottom, **more):
+    return Region(name, (np.array([[left, top], [right, top], [right, bottom], [left, bottom]], float),), **more)
+
+
+def test_the_rule_says_how_much_overlap_makes_a_tile_positive():
+    tiles = tiles_of([(0, 0), (100, 0), (200, 0), (300, 0)])
+    tumour = [region("tumour", 30, 0, 240, 100)]  # 70 %, 100 %, 40 %, 0 %
+    found = {
+        rule: label_tiles(tiles, tumour, rule=rule, complete=True) for rule in ("any", "half", "centre", "0.8", "1")
+    }
+    np.testing.assert_allclose(found["half"].positive, [0.7, 1, 0.4, 0], atol=0.04)
+    assert {rule: one.labels.tolist() for rule, one in found.items()} == {
+        "any": [1, 1, 1, 0],
+        "half": [1, 1, 0, 0],
+        "centre": [1, 1, 0, 0],
+        "0.8": [0, 1, 0, 0],
+        "1": [0, 1, 0, 0],
+    }
+
+
+@pytest.mark.parametrize("rule", ["most", "1.5", "-0.1", "nan"])
+def test_a_rule_that_is_none_is_refused(rule):
+    with pytest.raises(CarmilError, match="expected any, centre, half"):
+        label_tiles(tiles_of([(0, 0)]), [region("tumour", 0, 0, 10, 10)], rule=rule)
+
+
+def test_what_nobody_annotated_is_unknown_unless_annotation_is_complete():
+    tiles = tiles_of([(0, 0), (200, 0), (400, 0)])
+    regions = [region("DCIS", 0, 0, 100, 100), region("benign", 200, 0, 300, 100)]
+    assert label_tiles(tiles, regions, positive=["DCIS"]).labels.tolist() == [1, 0, UNKNOWN]
+    assert label_tiles(tiles, regions, positive=["DCIS"], complete=True).labels.tolist() == [1, 0, 0]
+    assert label_tiles(tiles, regions).labels.tolist() == [1, 1, UNKNOWN]
+
+
+def test_of_regions_in_each_other_the_smallest_counts():
+    tiles = tiles_of([(100, 100), (300, 300), (500, 500)])
+    inside = [region("_2", 300, 300, 400, 400), region("tissue", 0, 0, 1000, 800), region("_0", 50, 50, 450, 450)]
+    assert label_tiles(tiles, inside, positive=["_0"]).labels.tolist() == [1, 0, 0]
+    assert positive_names(inside) == ["tissue", "_0"]  # CAMELYON16's _2 is what is normal in a tumour
+    cut = [region("tumour", 50, 50, 450, 450), region("tumour", 300, 300, 400, 400, cut=True)]
+    assert label_tiles(tiles, cut).labels.tolist() == [1, UNKNOWN, UNKNOWN]
+
+
+def test_holes_are_outside():
+    ring = np.array(SQUARE, float)
+    found = label_tiles(
+        tiles_of([(150, 250), (210, 250)], 50.0), [Region("t", (ring, np.array(HOLE, float)))], complete=True
+    )
+    assert found.labels.tolist() == [0, 1]
+
+
+def test_a_region_smaller_than_anything_still_marks_its_tile():
+    found = label_tiles(
+        tiles_of([(0, 0), (100, 0)]), [region("t", 150.1, 50.1, 150.3, 50.3)], rule="any", complete=True
+    )
+    assert found.labels.tolist() == [0, 1]
+
+
+def test_regions_that_reach_out_of_the_slide_are_cut_off():
+    tiles = tiles_of([(0, 0), (900, 700)])
+    regions = [region("t", -500, -500, 100, 100), region("t", 5000, 5000, 6000, 6000)]
+    assert label_tiles(tiles, regions, complete=True).labels.tolist() == [1, 0]
+
+
+def test_painting_agrees_with_counting_crossings_point_by_point():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ring = rng.uniform(-5, 45, (rng.integers(3, 12), 2))  # may cross itself, and leave the picture
+        cells = np.zeros((40, 40), np.uint8)
+        paint(cells, [ring], 1)
+        y, x = np.mgrid[:40, :40] + 0.5
+        crossings = np.zeros((40, 40), int)
+        for (x0, y0), (x1, y1) in pairwise([*ring, ring[0]]):
+            across = (y0 <= y) != (y1 <= y)
+            crossings += across & (x0 + (y - y0) / (y1 - y0) * (x1 - x0) <= x)
+        assert crossings.any()
+        np.testing.assert_array_equal(cells, crossings % 2)
+
+
+def test_the_kidneys_xml_and_geojson_say_the_same(shared_data):
+    folder = shared_data / "slides" / "kidney_annotated"
+    regions = read_annotations(folder / "histology_annotations.xml", width=2930, height=3675)
+    layers = {"layer 1": 1, "Layer 2": 2, "layer 3": 3}
+    assert {name: sum(one.name == name for one in regions) for name in layers} == {
+        "layer 1": 4,
+        "Layer 2": 1,
+        "layer 3": 6,
+    }
+    x, y = np.meshgrid(np.arange(0, 2900, 64), np.arange(0, 3600, 64))
+    tiles = Tiles("s", np.stack([x.ravel(), y.ravel()], 1), 64.0, 64, 0.5, 2930, 3675, 0.466667)
+    for name, number in layers.items():
+        other = read_annotations(folder / f"histology_annotationsLayer{number}.geojson", width=2930, height=3675)
+        ours = [one for one in regions if one.name == name]
+        np.testing.assert_array_equal(label_tiles(tiles, ours).labels, label_tiles(tiles, other).labels)
+        assert sum(one.area for one in ours) == pytest.approx(sum(one.area for one in other), rel=0.001)

@@ -1,0 +1,213 @@
+"""Maps are drawn onto slides of any size, in colours that mean what the legend says."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from carmil.errors import CarmilError
+from carmil.slides import comparison, legend, painting
+from carmil.slides.annotations import Region, read_annotations
+from carmil.slides.colours import colour_of
+from carmil.slides.comparison import ends_of, top_regions
+from carmil.slides.drawing import draw_maps, write_pngs
+from carmil.slides.maps import picture_size, tile_maps
+from carmil.slides.opening import open_slide
+from carmil.slides.painting import Painter
+from carmil.slides.png import PngWriter
+from carmil.slides.tile_labels import POSITIVE, label_tiles
+
+
+def opened(path):
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """What is written into pictures."""
+    written = []
+
+    def listen(draw, at, text, size, **how):
+        written.append(text)
+        return say(draw, at, text, size, **how)
+
+    say = legend.say
+    for module in (legend, comparison):
+        monkeypatch.setattr(module, "say", listen)
+    return written
+
+
+def test_a_png_written_in_parts_is_read_back_to_the_pixel():
+    picture = np.random.default_rng(0).integers(0, 256, (37, 23, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    writer = PngWriter(file, 23, 37, words={"Title": "µ"}, mpp=0.5)
+    for top in range(0, 37, 10):
+        writer.write(picture[top : top + 10])
+    writer.close()
+    with Image.open(file) as image:
+        np.testing.assert_array_equal(np.asarray(image), picture)
+        assert image.text["Title"] == "µ"
+        assert image.info["dpi"][0] == pytest.approx(25_400 / 0.5, rel=1e-3)
+
+
+def test_blue_supports_orange_refutes_and_where_no_tile_is_the_slide_stays(tmp_path, plain_slide, grid_of_tiles):
+    slide = plain_slide(2000, 1000)
+    tiles = grid_of_tiles(slide, 250)
+    values = np.zeros(len(tiles))
+    values[0], values[1], values[2] = 2.0, -2.0, np.nan
+    draw_maps(slide, tiles, {"DCIS": values}, tmp_path, longest=1000, top=0)
+    found = opened(tmp_path / "evidence_DCIS.png")
+    blue, orange, none, zero = (found[60, x] for x in (60, 185, 310, 435))
+    assert blue[2] > blue[0] + 60
+    assert orange[0] > orange[2] + 60
+    assert (none == none[0]).all() and none[0] == 255 - (255 - 200) * 3 // 4
+    assert zero.max() - zero.min() < 12
+    assert found.shape[1] == 1000 and found.shape[0] > 500
+
+
+def test_attention_gets_darker_all_the_way():
+    light = colour_of(np.linspace(0, 1, 50), signed=False) @ np.array([0.21, 0.72, 0.07])
+    assert (np.diff(light) < 0).all()
+
+
+def test_the_legend_says_the_class_the_scaling_and_research_use_only(tmp_path, plain_slide, grid_of_tiles, words):
+    slide = plain_slide(2000, 1000)
+    tiles = grid_of_tiles(slide, 250)
+    values = np.linspace(-3, 1, len(tiles))
+    contour = [Region("carcinoma", (np.array([[10.0, 10], [900, 10], [900, 900]]),))]
+    painter = Painter(slide, tiles, tile_maps({"DCIS": values}), annotations=contour)
+    write_pngs(painter, [tmp_path / "a.png"], longest=1200)
+    assert {"evidence for DCIS", "research use only", "refutes DCIS (−3)", "supports DCIS (+3)", "0"} <= set(words)
+    assert "annotated: carcinoma" in words
+    assert any(text.startswith("raw scores, min-max") for text in words)
+    assert "200 µm" in words or "500 µm" in words
+    words.clear()
+    write_pngs(Painter(slide, tiles, tile_maps({"factual": values}), "rank"), [tmp_path / "b.png"], longest=1200)
+    assert {"factual attention", "looked at most (1)"} <= set(words)
+    assert any(text.startswith("by rank") for text in words)
+    with Image.open(tmp_path / "b.png") as image:
+        assert "research use only" in image.text["Description"]
+
+
+def test_a_large_picture_asks_for_one_strip_of_the_slide_at_a_time(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
+    monkeypatch.setattr(painting, "STRIP", 50_000)
+    slide = plain_slide(40_000, 30_000)
+    tiles = grid_of_tiles(slide, 500)
+    maps = tile_maps({"DCIS": np.sin(np.arange(len(tiles))), "factual": np.cos(np.arange(len(tiles)))})
+    painter = Painter(slide, tiles, maps)
+    write_pngs(painter, [tmp_path / "a.png", tmp_path / "b.png"], longest=1999)
+    assert max(width * height for width, height in slide.asked) <= 50_000
+    assert sum(height for _, height in slide.asked) == 1499  # once, for both maps
+    whole = painter.paint((0, 0, 40_000, 30_000), (1999, 1499))
+    for name, picture in zip("ab", whole, strict=True):
+        np.testing.assert_array_equal(opened(tmp_path / f"{name}.png")[:1499, :1999], picture)
+
+
+def test_contours_lie_where_the_annotation_is(plain_slide, grid_of_tiles):
+    slide = plain_slide(1000, 1000)
+    ring = np.array([[200.0, 200], [800, 200], [800, 800], [200, 800]])
+    painter = Painter(
+        slide, grid_of_tiles(slide, 100), tile_maps({"factual": np.zeros(100)}), annotations=[Region("t", (ring,))]
+    )
+    (picture,) = painter.paint((0, 0, 1000, 1000), (500, 500), line=3)
+    dark = picture.sum(-1) < 200
+    assert dark[100, 120:380].all() and dark[120:380, 400].all()
+    assert not dark[110:390, 110:390].any() and not dark[:90].any()
+
+
+def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slide, grid_of_tiles, words):
+    slide = plain_slide(1000, 500)
+    tiles = grid_of_tiles(slide, 100)
+    values = np.full(50, 0.01)
+    values[12], values[37], values[5] = 4.0, 3.0, -1.5
+    (one,) = tile_maps({"DCIS": values})
+    comparison.draw_ends(slide, tiles, one, tmp_path / "tiles.png", top=2)
+    assert [high_low.tolist() for high_low in ends_of(one, 2)] == [[12, 37], [5]]
+    expected = [
+        "supports DCIS: 2 tiles",
+        "+4",
+        "x 200",
+        "y 100",
+        "+3",
+        "x 700",
+        "y 300",
+        "refutes DCIS: one tile",
+        "−1.5",
+    ]
+    assert [text for text in words if text in expected] == expected
+    assert any("research use only" in text and "50 µm wide" in text for text in words)
+
+
+def test_zooms_are_where_the_map_is_highest_and_never_over_each_other(plain_slide, grid_of_tiles):
+    tiles = grid_of_tiles(plain_slide(4000, 3000), 100)
+    values = np.zeros(len(tiles))
+    values[[0, 1, 620]] = 3, 2, 1
+    first, second = top_regions(tiles, values, 2)
+    assert first == (0, 0, 600, 600)
+    x, y = tiles.corners[620]
+    assert second[0] <= x < second[2] and second[1] <= y < second[3]
+    assert second[0] >= first[2] or second[1] >= first[3]
+
+
+def test_models_are_compared_in_one_figure_with_chosen_zooms(tmp_path, plain_slide, grid_of_tiles, words):
+    slide = plain_slide(2000, 1000)
+    tiles = grid_of_tiles(slide, 250)
+    values = np.linspace(-1, 1, len(tiles))
+    maps = [one for name in ("abmil", "car") for one in tile_maps({"factual": values, "DCIS": values}, model=name)]
+    written = draw_maps(slide, tiles, maps, tmp_path, longest=300, regions=[(0, 0, 500, 500)], top=1)
+    assert {"abmil: factual attention", "car: evidence for DCIS"} <= set(words)
+    names = ["abmil_factual", "abmil_evidence_DCIS", "car_factual", "car_evidence_DCIS"]
+    files = [f"{name}.png" for name in names] + ["comparison.png"] + [f"tiles_{name}.png" for name in names]
+    assert [path.name for path in written] == files
+    figure = opened(tmp_path / "comparison.png")
+    assert figure.shape[0] > 5 * comparison.PANEL
+
+
+def test_a_class_of_any_name_has_a_file(tmp_path, plain_slide, grid_of_tiles):
+    slide = plain_slide(500, 500)
+    tiles = grid_of_tiles(slide, 250)
+    written = draw_maps(slide, tiles, {"../evil": np.arange(4.0), "über/all": np.arange(4.0)}, tmp_path, longest=100)
+    assert all(path.parent == tmp_path and path.is_file() for path in written)
+    assert len({path.name for path in written}) == len(written) == 5
+
+
+def test_nothing_to_draw_is_said(tmp_path, plain_slide, grid_of_tiles):
+    slide = plain_slide(500, 500)
+    with pytest.raises(CarmilError, match=r"nothing to draw \(0 maps of 4 tiles\)"):
+        draw_maps(slide, grid_of_tiles(slide, 250), {}, tmp_path)
+
+
+def dice(first, second):
+    return 2 * (first & second).sum() / (first.sum() + second.sum())
+
+
+@pytest.mark.parametrize("size", [64, 274.285])  # the latter is 256 pixels at 20x
+def test_a_map_of_inside_the_polygon_shows_the_polygon(tmp_path, shared_data, grid_of_tiles, size):
+    from skimage.draw import polygon2mask
+
+    folder = shared_data / "slides" / "kidney_annotated"
+    with open_slide(folder / "histology_image.svs", mpp=0.466667) as slide:
+        tiles = grid_of_tiles(slide, size)
+        regions = read_annotations(
+            folder / "histology_annotationsLayer1.geojson", width=slide.width, height=slide.height
+        )
+        labels = label_tiles(tiles, regions, complete=True).labels
+        draw_maps(slide, tiles, {"glomerulus": np.where(labels == POSITIVE, 1.0, -1.0)}, tmp_path, longest=1000, top=0)
+        width, height = picture_size(slide.width, slide.height, 1000)
+        scale = width / slide.width
+    drawn = opened(tmp_path / "evidence_glomerulus.png")[:height, :width]
+    blue = drawn[..., 2] > drawn[..., 0] + 40
+    truth = np.zeros((height, width), bool)
+    for region in regions:
+        truth |= polygon2mask((height, width), region.rings[0][:, ::-1] * scale)
+    corners = (tiles.corners * scale).round().astype(int)
+    side = round(size * scale)
+    by_tile = [
+        np.array([picture[y : y + side, x : x + side].mean() >= 0.5 for x, y in corners]) for picture in (blue, truth)
+    ]
+    assert by_tile[1].sum() >= 5
+    assert dice(*by_tile) >= 0.9
+    if size == 64:
+        assert dice(blue, truth) >= 0.9

@@ -1,0 +1,248 @@
+import struct
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tifffile
+
+from carmil.errors import CarmilError
+from carmil.slides.opening import is_slide, open_slide, slides_in
+
+
+def noise(height, width, channels=3, dtype=np.uint8):
+    return np.random.default_rng(0).integers(0, 200, (height, width, channels), dtype=dtype)
+
+
+def refused(path, **how):
+    """The one line that opening (and a look) ends with."""
+    with pytest.raises(CarmilError) as error, open_slide(path, **how) as slide:
+        slide.thumbnail(64)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_pyramidal_tiff_gives_its_levels_and_its_micrometres(tmp_path, make_slide):
+    with open_slide(make_slide(tmp_path / "a.tif", noise(600, 900), mpp=0.25, levels=3)) as slide:
+        assert (slide.name, slide.width, slide.height) == ("a", 900, 600)
+        assert [(level.width, level.height, level.downsample) for level in slide.levels] == [
+            (900, 600, 1),
+            (450, 300, 2),
+            (225, 150, 4),
+        ]
+        assert slide.mpp == pytest.approx(0.25)
+        assert slide.magnification == pytest.approx(40)
+        assert "TIFF resolution" in slide.mpp_from
+
+
+@pytest.mark.parametrize(("size", "unit", "mpp"), [(0.5, "µm", 0.5), (250, "nm", 0.25), (0.0005, "mm", 0.5)])
+def test_an_ome_tiff_gives_its_sub_levels_and_the_units_of_its_size(tmp_path, size, unit, mpp):
+    path, picture = tmp_path / "b.ome.tif", noise(512, 768)
+    physical = {f"PhysicalSize{axis}": size for axis in "XY"} | {f"PhysicalSize{axis}Unit": unit for axis in "XY"}
+    with tifffile.TiffWriter(path) as file:
+        how = {"tile": (256, 256), "photometric": "rgb"}
+        file.write(picture, subifds=1, metadata={"axes": "YXS", **physical}, **how)
+        file.write(picture[::2, ::2], subfiletype=1, **how)
+    with open_slide(path) as slide:
+        assert [level.downsample for level in slide.levels] == [1, 2]
+        assert slide.mpp == pytest.approx(mpp)
+        np.testing.assert_array_equal(slide.read(0, 0, 768, 512, (384, 256)), picture[::2, ::2])
+
+
+def test_pixels_are_those_of_the_file_and_white_beyond_it(tmp_path, make_slide):
+    picture = noise(600, 900)
+    with open_slide(make_slide(tmp_path / "a.tif", picture)) as slide:
+        np.testing.assert_array_equal(slide.read(100, 50, 300, 200, (300, 200)), picture[50:250, 100:400])
+        edge = slide.read(-10, 590, 40, 30, (40, 30))
+        np.testing.assert_array_equal(edge[:10, 10:], picture[590:, :30])
+        assert (edge[10:] == 255).all()
+        assert (edge[:, :10] == 255).all()
+        assert (slide.read(5000, 5000, 10, 10, (4, 4)) == 255).all()
+
+
+def test_a_part_of_a_pixel_moves_the_picture_by_that_part(tmp_path, make_slide):
+    ramp = np.repeat(np.arange(0, 250, dtype=np.uint8)[None, :, None], 60, axis=0).repeat(3, axis=2)
+    with open_slide(make_slide(tmp_path / "ramp.tif", ramp)) as slide:
+        whole, half = slide.read(20, 10, 80, 20, (40, 10)), slide.read(21, 10, 80, 20, (40, 10))
+        inner = np.s_[2:-2, 2:-2, 0]
+        np.testing.assert_allclose(half[inner].astype(int) - whole[inner], 1, atol=1)
+        np.testing.assert_allclose(whole[5, 2:-2, 0], 20 + np.arange(40)[2:-2] * 2 + 0.5, atol=1)
+
+
+def test_a_picture_comes_from_the_smallest_level_that_is_large_enough(tmp_path):
+    path = tmp_path / "colours.tif"
+    with tifffile.TiffWriter(path) as file:
+        for level, colour in enumerate([(200, 0, 0), (0, 200, 0), (0, 0, 200)]):
+            plain = np.full((512 >> level, 1024 >> level, 3), colour, np.uint8)
+            file.write(plain, tile=(128, 128), photometric="rgb", subfiletype=int(level > 0), metadata=None)
+    with open_slide(path, mpp=0.5) as slide:
+        shown = {scale: slide.read(0, 0, 512, 512, (512 // scale,) * 2)[5, 5].argmax() for scale in (1, 2, 4, 8)}
+    assert shown == {1: 0, 2: 1, 4: 2, 8: 2}
+
+
+def test_a_large_level_read_in_pieces_is_the_picture_read_at_once(tmp_path, make_slide, make_tissue, smaller):
+    picture = make_tissue(2304, 3072)[0]
+    with open_slide(make_slide(tmp_path / "a.tif", picture)) as slide:
+        shown = slide.read(0, 0, 3072, 2304, (768, 576)).astype(int)
+    assert np.abs(shown - smaller(smaller(picture))).mean() < 3
+
+
+def test_what_was_given_wins_over_the_file_and_is_said(tmp_path, make_slide):
+    with open_slide(make_slide(tmp_path / "a.tif", noise(64, 64), mpp=0.25), mpp=0.5) as slide:
+        assert slide.mpp == 0.5
+        assert slide.mpp_from == "given; the file says 0.25"
+
+
+@pytest.mark.parametrize(
+    ("resolution", "words"),
+    [
+        (None, "does not say how many micrometres a pixel is: give it with --mpp"),
+        ((72, 72, "INCH"), "352.8 x 352.8 um a pixel (its TIFF resolution), which is impossible"),
+        ((20000, 19000, "CENTIMETER"), "x and y differ by more than 2%"),
+        ((20000, 20000, "NONE"), "does not say how many micrometres"),
+    ],
+)
+def test_without_believable_micrometres_there_is_an_error_and_no_guess(tmp_path, make_slide, resolution, words):
+    how = {} if resolution is None else {"resolution": resolution[:2], "resolutionunit": resolution[2]}
+    path = make_slide(tmp_path / "a.tif", noise(64, 64), mpp=None, **how)
+    assert words in refused(path)
+    with open_slide(path, mpp=0.5) as slide:
+        assert slide.mpp == 0.5
+    assert "expected 0.05 to 20" in refused(path, mpp=50)
+
+
+def test_alpha_lies_on_white(tmp_path, make_slide):
+    picture = np.full((64, 64, 4), 100, np.uint8)
+    picture[:32, :, 3], picture[32:, :, 3] = 0, 255
+    path = make_slide(tmp_path / "a.tif", picture, extrasamples=["unassalpha"])
+    with open_slide(path) as slide:
+        shown = slide.read(0, 0, 64, 64, (64, 64))
+    assert (shown[:32] == 255).all()
+    assert (shown[32:] == 100).all()
+
+
+def test_grayscale_and_separate_planes_become_rgb(tmp_path, make_slide):
+    grey = noise(300, 300, 1)[..., 0]
+    with open_slide(make_slide(tmp_path / "grey.tif", grey, photometric="minisblack")) as slide:
+        np.testing.assert_array_equal(slide.read(0, 0, 300, 300, (300, 300)), grey[..., None].repeat(3, axis=2))
+    picture = noise(300, 400)
+    planes = np.ascontiguousarray(picture.transpose(2, 0, 1))
+    tifffile.imwrite(tmp_path / "planes.tif", planes, photometric="rgb", planarconfig="separate", tile=(128, 128))
+    with open_slide(tmp_path / "planes.tif", mpp=1) as slide:
+        np.testing.assert_array_equal(slide.read(100, 100, 280, 190, (280, 190)), picture[100:290, 100:380])
+
+
+def test_strips_and_other_suffixes_are_read_too(tmp_path):
+    picture = noise(300, 400)
+    tifffile.imwrite(tmp_path / "plain.svs", picture, photometric="rgb", rowsperstrip=7)
+    with open_slide(tmp_path / "plain.svs", mpp=1) as slide:
+        assert len(slide.levels) == 1
+        np.testing.assert_array_equal(slide.read(10, 10, 300, 200, (300, 200)), picture[10:210, 10:310])
+
+
+def test_other_kinds_of_pixel_are_refused_by_name(tmp_path):
+    tifffile.imwrite(tmp_path / "deep.tif", noise(64, 64, dtype=np.uint16), photometric="rgb")
+    assert "has 16 bits a sample (uint16): expected 8-bit RGB" in refused(tmp_path / "deep.tif", mpp=1)
+    tifffile.imwrite(tmp_path / "many.tif", np.zeros((5, 64, 64), np.uint8), photometric="minisblack")
+    assert "is a stack of 5 pictures" in refused(tmp_path / "many.tif", mpp=1)
+
+
+def test_files_that_are_no_slides_say_what_they_are(tmp_path):
+    files = {
+        "empty.svs": (b"", "is empty (0 bytes)"),
+        "photo.svs": (b"\xff\xd8\xff\xe0" + bytes(100), "looks like a JPEG picture"),
+        "words.tif": (b"not a slide at all", "is not a slide that OpenSlide or tifffile can read"),
+        "head.tif": (b"II*\0" + struct.pack("<I", 8), "is the file whole?"),
+    }
+    for name, (content, words) in files.items():
+        (tmp_path / name).write_bytes(content)
+        assert words in refused(tmp_path / name)
+    assert "there is no such slide" in refused(tmp_path / "nowhere.svs")
+    assert "is a folder" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_a_truncated_file_is_one_line(tmp_path, make_slide, share):
+    whole = make_slide(tmp_path / "whole.tif", noise(800, 800), levels=2).read_bytes()
+    (tmp_path / "part.tif").write_bytes(whole[: int(len(whole) * share)])
+    line = refused(tmp_path / "part.tif")
+    assert "truncated" in line or "is the file whole?" in line
+
+
+def test_a_truncated_slide_of_openslide_is_one_line(tmp_path, shared_data):
+    whole = (shared_data / "slides" / "CMU-1-Small-Region.svs").read_bytes()
+    (tmp_path / "part.svs").write_bytes(whole[: len(whole) // 2])
+    assert "is the file whole?" in refused(tmp_path / "part.svs", mpp=0.5)
+
+
+def test_a_huge_file_without_overview_is_opened_but_never_read_into_memory(tmp_path):
+    path, side, tile = tmp_path / "huge.tif", 200_000, 4096
+    with tifffile.TiffWriter(path, bigtiff=True) as file:
+        nothing = (b"" for _ in range((-(-side // tile)) ** 2))
+        how = {"tile": (tile, tile), "photometric": "rgb", "compression": "deflate", "metadata": None}
+        file.write(nothing, shape=(side, side, 3), dtype=np.uint8, **how)
+    tracemalloc.start()
+    with open_slide(path, mpp=0.25) as slide:
+        assert (slide.read(150_000, 150_000, 512, 512, (256, 256)) == 255).all()
+        with pytest.raises(CarmilError, match="has no overview: its smallest level that fits is 200,000 x 200,000"):
+            slide.thumbnail(1000)
+        with pytest.raises(CarmilError, match="has no overview"):
+            slide.thumbnail(10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6
+
+
+def test_a_page_in_one_enormous_piece_is_refused(tmp_path):
+    path = tmp_path / "piece.tif"
+    tifffile.imwrite(path, np.zeros((64, 64, 3), np.uint8), photometric="rgb", metadata=None, rowsperstrip=64)
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        for name in ("ImageWidth", "ImageLength", "RowsPerStrip"):
+            file.pages[0].tags[name].overwrite(60_000)
+    assert "in one piece" in refused(path, mpp=1)
+
+
+def test_threads_read_the_same_pixels_as_one_alone(tmp_path, make_slide):
+    picture = noise(1024, 1024)
+    corners = [(x, y) for x in range(0, 1000, 100) for y in range(0, 1000, 100)]
+    with open_slide(make_slide(tmp_path / "a.tif", picture, tile=(64, 64))) as slide, ThreadPoolExecutor(8) as threads:
+        for (x, y), tile in zip(
+            corners, threads.map(lambda at: slide.read(*at, 24, 24, (24, 24)), corners), strict=True
+        ):
+            np.testing.assert_array_equal(tile, picture[y : y + 24, x : x + 24])
+
+
+def test_tifffile_and_we_read_the_file_under_one_lock(tmp_path, make_slide):
+    """It looks tags up when they are first asked for, and would move the file's position under a thread that reads pixels."""
+    with open_slide(make_slide(tmp_path / "a.tif", noise(64, 64))) as slide:
+        assert slide._file.filehandle.has_lock
+        assert slide._lock is slide._file.filehandle.lock
+
+
+def test_openslide_reads_an_aperio_slide(shared_data):
+    import openslide
+
+    path = shared_data / "slides" / "CMU-1-Small-Region.svs"
+    with open_slide(path) as slide, openslide.OpenSlide(path) as there:
+        assert (slide.width, slide.height, slide.mpp) == (2220, 2967, 0.499)
+        expected = np.asarray(there.read_region((300, 400), 0, (500, 300)).convert("RGB"))
+        np.testing.assert_array_equal(slide.read(300, 400, 500, 300, (500, 300)), expected)
+
+
+def test_slides_are_found_in_folders_and_no_two_have_one_name(tmp_path, make_slide):
+    (tmp_path / "deep").mkdir()
+    one = make_slide(tmp_path / "one.tif", noise(64, 64))
+    two = make_slide(tmp_path / "deep" / "two.TIFF", noise(64, 64))
+    (tmp_path / "notes.txt").write_text("none")
+    (tmp_path / ".hidden.tif").write_bytes(b"x")
+    assert slides_in([tmp_path, one]) == [two, one]
+    assert not is_slide(tmp_path / "notes.txt")
+    make_slide(tmp_path / "deep" / "one.svs", noise(64, 64))
+    with pytest.raises(CarmilError, match="two slides are called 'one'"):
+        slides_in([tmp_path])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CarmilError, match="holds no slide"):
+        slides_in([tmp_path / "none"])
+    with pytest.raises(CarmilError, match="no such slide or folder"):
+        slides_in([tmp_path / "away.svs"])

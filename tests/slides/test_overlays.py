@@ -1,0 +1,160 @@
+"""What is written for QuPath and other viewers has the structure that they read."""
+
+import json
+import math
+import uuid
+
+import numpy as np
+import pytest
+import tifffile
+
+from carmil.slides import overlays
+from carmil.slides.annotations import read_annotations
+from carmil.slides.contours import top_region_contours
+from carmil.slides.maps import tile_maps
+from carmil.slides.overlays import write_geojson, write_ome_tiff
+from carmil.slides.painting import Painter
+from carmil.slides.tile_labels import label_tiles
+
+KNOWN_TYPES = {"annotation", "detection", "tile", "cell", "tmaCore", "root"}
+
+
+def read(path):
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def check_feature(feature):
+    """QuPath's own reader: PathObjectTypeAdapter, 0.4 and later."""
+    assert feature["type"] == "Feature"
+    uuid.UUID(feature["id"])
+    assert feature["geometry"]["type"] == "Polygon"
+    for ring in feature["geometry"]["coordinates"]:
+        assert len(ring) >= 4 and ring[0] == ring[-1]
+        assert all(len(corner) == 2 and all(map(math.isfinite, corner)) for corner in ring)
+    properties = feature["properties"]
+    assert properties["objectType"] in KNOWN_TYPES
+    assert all(isinstance(value, int | float) for value in properties["measurements"].values())
+    for colour in (properties.get("color"), properties.get("classification", {}).get("color")):
+        assert colour is None or (len(colour) == 3 and all(0 <= part <= 255 for part in colour))
+    if "classification" in properties:
+        assert properties["classification"]["name"] and ":" not in properties["classification"]["name"]
+
+
+def test_tiles_go_to_qupath_with_their_values_and_colours(tmp_path, plain_slide, grid_of_tiles):
+    slide = plain_slide(1000, 600)
+    tiles = grid_of_tiles(slide, 100)
+    evidence = np.linspace(-1, 2, len(tiles))
+    evidence[3] = np.nan
+    maps = tile_maps({"factual": np.arange(60.0), 'in situ: "DCIS"': evidence})
+    found = read(write_geojson(tiles, maps, tmp_path / "s.geojson"))
+    assert found["type"] == "FeatureCollection"
+    assert found["carmil"]["note"] == "research use only"
+    for feature in found["features"]:
+        check_feature(feature)
+    squares = [one for one in found["features"] if one["properties"]["objectType"] == "tile"]
+    assert len(squares) == 60 and len({one["id"] for one in found["features"]}) == len(found["features"])
+    first, without, last = squares[0], squares[3], squares[-1]
+    assert first["geometry"]["coordinates"] == [[[0, 0], [100, 0], [100, 100], [0, 100], [0, 0]]]
+    assert first["properties"]["measurements"] == {"factual attention": 0, 'evidence for in situ: "DCIS"': -1}
+    assert first["properties"]["classification"]["name"] == 'refutes in situ  "DCIS"'
+    assert last["properties"]["classification"]["name"] == 'supports in situ  "DCIS"'
+    assert last["properties"]["color"][2] > last["properties"]["color"][0]
+    assert first["properties"]["color"][0] > first["properties"]["color"][2]
+    assert without["properties"] == {"objectType": "tile", "measurements": {"factual attention": 3}}
+
+
+def test_a_tile_whose_side_is_a_fraction_ends_between_pixels(tmp_path, plain_slide, grid_of_tiles):
+    slide = plain_slide(300, 300)
+    tiles = grid_of_tiles(slide, 274.285)
+    found = read(write_geojson(tiles, tile_maps({"factual": [1.0]}), tmp_path / "s.geojson"))
+    assert found["features"][-1]["geometry"]["coordinates"][0][2] == [274.285, 274.285]
+
+
+def test_the_top_regions_of_the_file_are_the_tiles_of_the_highest_values(tmp_path, plain_slide, grid_of_tiles):
+    slide = plain_slide(2000, 2000)
+    tiles = grid_of_tiles(slide, 100)
+    values = np.random.default_rng(0).normal(size=len(tiles))
+    path = write_geojson(tiles, tile_maps({"DCIS": values}), tmp_path / "s.geojson")
+    regions = [
+        one for one in read_annotations(path, width=2000, height=2000) if one.name == "top region, supports DCIS"
+    ]
+    labels = label_tiles(tiles, regions, complete=True).labels
+    top = np.argsort(-values)[: round(0.05 * len(tiles))]
+    assert set(np.flatnonzero(labels)) == set(top)
+
+
+def test_tiles_that_touch_become_one_polygon_with_its_hole(plain_slide, grid_of_tiles):
+    tiles = grid_of_tiles(plain_slide(1000, 1000), 100)
+    values = np.zeros((10, 10))
+    values[2:5, 2:5] = 1
+    values[3, 3] = 0
+    values[8, 7] = 1
+    values[5, 5] = 1  # touches by a corner alone
+    ring, first, second = top_region_contours(tiles, tile_maps({"DCIS": values.ravel()})[0], top=0.1)
+    outer, hole = ({tuple(corner) for corner in one.tolist()} for one in ring.rings)
+    assert outer == {(200, 200), (500, 200), (500, 500), (200, 500)}
+    assert hole == {(300, 300), (400, 300), (400, 400), (300, 400)}
+    assert ring.area == 80_000 and ring.mean == 1
+    assert {tuple(one.rings[0].min(0)) for one in (first, second)} == {(500, 500), (700, 800)}
+
+
+def test_what_only_refutes_has_no_top_region(plain_slide, grid_of_tiles):
+    tiles = grid_of_tiles(plain_slide(500, 500), 100)
+    assert top_region_contours(tiles, tile_maps({"DCIS": np.full(25, -1.0)})[0]) == []
+    assert top_region_contours(tiles, tile_maps({"DCIS": np.full(25, np.nan)})[0]) == []
+    (whole,) = top_region_contours(tiles, tile_maps({"factual": np.full(25, -1.0)})[0])
+    assert whole.area == 250_000
+
+
+def test_any_region_is_traced_so_that_it_can_be_painted_again():
+    from carmil.slides.contours import _traced
+    from carmil.slides.tile_labels import paint
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        inside = rng.random((9, 11)) < 0.55
+        cells = np.zeros(inside.shape, np.uint8)
+        rings = _traced(inside)
+        paint(cells, rings, 1)
+        np.testing.assert_array_equal(cells.astype(bool), inside)
+        for ring in rings:
+            steps = np.diff(np.vstack([ring, ring[:1]]), axis=0)
+            assert ((steps == 0).sum(1) == 1).all()  # along one axis
+            assert (steps[:, 0] * np.roll(steps[:, 0], 1) == 0).all()  # and every corner is one
+
+
+def test_an_ome_tiff_has_levels_tiles_and_the_slides_pixel_size(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
+    monkeypatch.setattr(overlays, "SMALLEST", 256)
+    slide = plain_slide(4000, 3000, 0.25)
+    tiles = grid_of_tiles(slide, 250)
+    maps = tile_maps({"DCIS": np.sin(np.arange(len(tiles))), "factual": np.arange(len(tiles), dtype=float)})
+    painter = Painter(slide, tiles, maps)
+    first, _ = write_ome_tiff(painter, [tmp_path / "a.ome.tiff", tmp_path / "b.ome.tiff"], longest=1000)
+    with tifffile.TiffFile(first) as file:
+        assert file.is_ome and file.is_bigtiff
+        (series,) = file.series
+        assert [level.shape for level in series.levels] == [(750, 1000, 3), (375, 500, 3), (187, 250, 3)]
+        assert all(level.pages[0].is_tiled for level in series.levels)
+        pixels = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]["Pixels"]
+        assert pixels["PhysicalSizeX"] == pixels["PhysicalSizeY"] == 1.0  # micrometres: 4000 px of 0.25 in 1000
+        assert pixels["PhysicalSizeXUnit"] == "µm"
+        assert "research use only" in file.ome_metadata
+        across, a_unit = file.pages[0].tags["XResolution"].value
+        assert across / a_unit == pytest.approx(10_000, rel=1e-3)  # a centimetre
+        (expected, _) = painter.paint((0, 0, 4000, 3000), (1000, 750))
+        np.testing.assert_array_equal(series.asarray(), expected)
+
+
+def test_the_ome_tiff_can_be_opened_as_a_slide(tmp_path, plain_slide, grid_of_tiles):
+    from carmil.slides.opening import open_slide
+
+    slide = plain_slide(4000, 3000, 0.25)
+    tiles = grid_of_tiles(slide, 250)
+    painter = Painter(slide, tiles, tile_maps({"factual": np.arange(len(tiles), dtype=float)}))
+    (path,) = write_ome_tiff(painter, [tmp_path / "a.ome.tiff"], longest=2000)
+    with open_slide(path) as found:
+        assert (found.width, found.height, len(found.levels)) == (2000, 1500, 2)
+        assert found.mpp == pytest.approx(0.5, rel=1e-4)

@@ -1,0 +1,193 @@
+"""carmil slides draw and label, as one calls them."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from carmil.bags.bags import UNKNOWN
+from carmil.bags.store import build_store
+from carmil.slides.tiling import write_tiles
+
+SIDE = 300
+
+
+@pytest.fixture
+def tiled(tmp_path, ellipse, plain_slide, grid_of_tiles):
+    """The ellipse's tiles, written as `carmil slides tile` does."""
+    like = plain_slide(3000, 2400)
+    like.path = ellipse
+    tiles = grid_of_tiles(like, SIDE)
+    write_tiles(tiles, tmp_path / "tiles")
+    return tiles
+
+
+def write_evidence(folder, tiles, *, unit="level0_px", order=None, **columns):
+    """What `carmil explain` writes for one slide."""
+    rows = np.arange(len(tiles)) if order is None else order
+    where = tiles.corners[rows] * (tiles.slide_mpp if unit == "um" else 1)
+    line = {"slide": tiles.slide, "prediction": "DCIS", "p_benign": 0.2, "p_DCIS": 0.8}
+    table = pa.table(
+        {"instance": np.arange(len(rows)), "x": where[:, 0].astype(np.float32), "y": where[:, 1].astype(np.float32)}
+        | {name: np.asarray(values, np.float32)[rows] for name, values in columns.items()}
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {b"carmil": json.dumps({"line": line, "coordinate_unit": unit}).encode()}
+    pq.write_table(table.replace_schema_metadata(told), folder / f"{tiles.slide}.parquet")
+
+
+def car(tiles):
+    x = np.linspace(-1, 1, len(tiles))
+    a = np.exp(x) / np.exp(x).sum()
+    return {"u": x, "a": a, "u_cf": -x, "a_cf": a[::-1], "evidence_benign": -x, "evidence_DCIS": x}
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_one_command_draws_all_there_is_of_a_slide(tmp_path, said, ellipse, tiled):
+    write_evidence(tmp_path / "run" / "evidence", tiled, **car(tiled))
+    words = [
+        "--evidence",
+        str(tmp_path / "run" / "evidence"),
+        "--tiles",
+        str(tmp_path / "tiles"),
+        "--out",
+        str(tmp_path / "maps"),
+    ]
+    status, out, _ = said("slides", "draw", str(ellipse), *words, "--longest", "600", "--geojson", "--ome-tiff")
+    assert status == 0, out
+    maps = ["counterfactual", "difference", "evidence_DCIS", "factual"]
+    expected = [f"{name}{end}" for name in maps for end in (".png", ".ome.tiff")] + [
+        f"tiles_{name}.png" for name in maps
+    ]
+    assert names_in(tmp_path / "maps" / "ellipse") == sorted([*expected, "comparison.png", "ellipse.geojson"])
+    features = json.loads((tmp_path / "maps" / "ellipse" / "ellipse.geojson").read_text())["features"]
+    squares = [one for one in features if one["properties"]["objectType"] == "tile"]
+    values = [one["properties"]["measurements"]["evidence for DCIS"] for one in squares]
+    np.testing.assert_allclose(values, np.linspace(-1, 1, len(tiled)), atol=1e-6)
+    weights = car(tiled)
+    moved = [one["properties"]["measurements"]["factual minus counterfactual attention"] for one in squares]
+    np.testing.assert_allclose(moved, weights["a"] - weights["a_cf"], atol=1e-6)
+
+
+def test_evidence_in_another_order_unit_or_of_fewer_tiles_finds_its_tiles(tmp_path, said, ellipse, tiled):
+    order = np.random.default_rng(0).permutation(len(tiled))[:-7]
+    write_evidence(tmp_path / "e", tiled, unit="um", order=order, **car(tiled))
+    words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
+    status, *_ = said(
+        "slides", "draw", str(ellipse), *words, "--longest", "200", "--map", "benign", "--top", "0", "--geojson"
+    )
+    assert status == 0
+    assert names_in(tmp_path / "maps" / "ellipse") == ["comparison.png", "ellipse.geojson", "evidence_benign.png"]
+    features = json.loads((tmp_path / "maps" / "ellipse" / "ellipse.geojson").read_text())["features"]
+    squares = [one["properties"]["measurements"] for one in features if one["properties"]["objectType"] == "tile"]
+    found = [one.get("evidence for benign", np.nan) for one in squares]
+    expected = np.full(len(tiled), np.nan)
+    expected[order] = -np.linspace(-1, 1, len(tiled))[order]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_runs_are_compared_by_name(tmp_path, said, ellipse, tiled):
+    for run in ("abmil", "car"):
+        write_evidence(tmp_path / run / "evidence", tiled, **car(tiled))
+    words = [word for run in ("abmil", "car") for word in ("--evidence", str(tmp_path / run / "evidence"))]
+    words += ["--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps"), "--map", "factual", "--top", "0"]
+    status, *_ = said("slides", "draw", str(ellipse), *words, "--longest", "200", "--region", "0,0,600,600")
+    assert status == 0
+    assert names_in(tmp_path / "maps" / "ellipse") == ["abmil_factual.png", "car_factual.png", "comparison.png"]
+
+
+def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
+    write_evidence(tmp_path / "e", tiled, **car(tiled))
+    words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
+    for more, expected in [
+        (["--map", "DCSI"], "did you mean 'DCIS'?"),
+        (["--region", "1,2,3"], "expected X,Y,WIDTH,HEIGHT"),
+        (["--annotations", str(tmp_path / "none.xml")], "none.xml cannot be read"),
+    ]:
+        status, _, error = said("slides", "draw", str(ellipse), *words, *more)
+        assert status == 2 and expected in error and "Traceback" not in error
+    write_evidence(tmp_path / "e", tiled, order=np.arange(10), **car(tiled))
+    path = tmp_path / "e" / "ellipse.parquet"
+    table = pq.read_table(path)
+    moved = table.set_column(1, "x", pa.array(table["x"].to_numpy() + 50)).replace_schema_metadata(
+        table.schema.metadata
+    )
+    pq.write_table(moved, path)
+    status, _, error = said("slides", "draw", str(ellipse), *words)
+    assert status == 2 and "10 of 10 rows lie at no tile" in error
+    path.write_bytes(b"PAR1 not really")
+    status, _, error = said("slides", "draw", str(ellipse), *words)
+    assert status == 2 and "no evidence of `carmil explain`" in error
+
+
+def test_a_slide_that_cannot_be_drawn_does_not_stop_the_others(tmp_path, said, ellipse, tiled):
+    (tmp_path / "other.tif").write_bytes(ellipse.read_bytes())
+    write_evidence(tmp_path / "e", tiled, **car(tiled))
+    words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
+    paths = [str(tmp_path / "other.tif"), str(ellipse)]
+    status, _, error = said("slides", "draw", *paths, *words, "--longest", "100", "--map", "DCIS")
+    assert status == 1
+    assert "there are no tiles of other" in error and "1 slides drawn, 1 left out: other" in error
+    assert (tmp_path / "maps" / "ellipse" / "evidence_DCIS.png").is_file()
+
+
+def polygon(left, top, right, bottom, name):
+    ring = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
+    geometry = {"type": "Polygon", "coordinates": [ring]}
+    return {"type": "Feature", "geometry": geometry, "properties": {"classification": {"name": name}}}
+
+
+def test_annotations_become_the_truth_of_a_cohort(tmp_path, said, tiled):
+    (tmp_path / "a.geojson").write_text(
+        json.dumps([polygon(0, 0, 600, 600, "tumour"), polygon(900, 0, 1200, 300, "benign")])
+    )
+    words = ["--tiles", str(tmp_path / "tiles"), "--annotations", str(tmp_path / "a.geojson"), "--positive", "tumour"]
+    status, out, _ = said("slides", "label", "ellipse.tif", *words, "--complete", "--out", str(tmp_path / "cohort"))
+    assert status == 0
+    assert "4 tiles positive (tumour; rule half), 76 negative, 0 unknown" in out
+    (tmp_path / "cohort" / "features").mkdir()
+    np.save(tmp_path / "cohort" / "features" / "ellipse.npy", np.ones((len(tiled), 4), np.float32))
+    bags = build_store(tmp_path / "cohort", tmp_path / "store", workers=1).bags()
+    inside = (tiled.corners < 600).all(1)
+    np.testing.assert_array_equal(bags.instance_labels.numpy(), inside.astype(int))
+    matrix = tmp_path / "matrix"
+    matrix.mkdir()
+    np.save(matrix / "features.npy", np.ones((len(tiled), 4), np.float32))
+    (matrix / "instances.csv").write_text((tmp_path / "cohort" / "instances.csv").read_text())
+    again = build_store(matrix, tmp_path / "store2", truth="label", workers=1).bags()
+    np.testing.assert_array_equal(again.instance_labels.numpy(), inside.astype(int))
+
+
+def test_unknown_tiles_stay_unknown_in_the_cohort(tmp_path, said, tiled):
+    (tmp_path / "a.geojson").write_text(
+        json.dumps([polygon(0, 0, 600, 600, "tumour"), polygon(900, 0, 1200, 300, "benign")])
+    )
+    words = [
+        "--tiles",
+        str(tmp_path / "tiles"),
+        "--annotations",
+        str(tmp_path / "a.geojson"),
+        "--out",
+        str(tmp_path / "l"),
+    ]
+    assert said("slides", "label", "ellipse", *words, "--complete")[0] == 0
+    assert (tmp_path / "l" / "patch_labels" / "ellipse.npy").is_file()
+    status, out, _ = said("slides", "label", "ellipse", *words, "--positive", "tumour")
+    assert status == 0 and "4 tiles positive (tumour; rule half), 1 negative, 75 unknown" in out
+    (tmp_path / "l" / "features").mkdir()
+    np.save(tmp_path / "l" / "features" / "ellipse.npy", np.ones((len(tiled), 4), np.float32))
+    truth = build_store(tmp_path / "l", tmp_path / "store", workers=1).bags().instance_labels
+    assert [int((truth == value).sum()) for value in (1, 0, UNKNOWN)] == [4, 1, 75]
+    (tmp_path / "l" / "instances.csv").rename(tmp_path / "instances.csv")
+    np.save(tmp_path / "features.npy", np.ones((len(tiled), 4), np.float32))
+    status, _, error = said(
+        "cohort", "build", str(tmp_path / "features.npy"), "--truth", "label", "--out", str(tmp_path / "s")
+    )
+    assert status == 2 and "expected whole numbers" in error
+    status, _, error = said("slides", "label", "ellipse", *words, "--positive", "tumor")
+    assert status == 2 and "did you mean 'tumour'?" in error

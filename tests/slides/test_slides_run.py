@@ -1,0 +1,156 @@
+"""carmil slides run: from a slide to an answer and the maps that show why."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from carmil.bags.store import open_store
+from carmil.slides.encoders import load_encoder
+from carmil.slides.features import encode_slides
+from carmil.slides.tile_cohort import tile_slides
+from carmil.studies.settings import Settings
+from carmil.studies.train import run_study
+
+ENCODER = "timm/resnet10t"
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory, make_cohort_slide, small_weights):
+    """A run on eight slides of two colours, and the folder it is in."""
+    folder = tmp_path_factory.mktemp("cohort")
+    labels = {f"s{i}": "red" if i % 2 else "blue" for i in range(8)}
+    paths = [make_cohort_slide(folder / "scans" / f"{name}.tif", colour) for name, colour in labels.items()]
+    outcomes = tile_slides(paths, folder / "tiles")
+    tiles = {one.path: one.tiles for one in outcomes}
+    encoder = load_encoder(ENCODER, weights=small_weights)
+    encode_slides(tiles, folder / "features", encoder, device="cpu", say=lambda line: None)
+    lines = [f"{name},{name},{colour}" for name, colour in labels.items()]
+    (folder / "labels.csv").write_text("\n".join(["slide_id,case_id,label", *lines, ""]))
+    settings = Settings(
+        bags=folder / "features",
+        labels=folder / "labels.csv",
+        out=folder / "run",
+        model="car/abmil",
+        options={"hidden": 8, "attention": 4},
+        folds=2,
+        epochs=3,
+        device="cpu",
+    )
+    run_study(settings, say=lambda line: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def make_cohort_slide():
+    """Writes a slide of 20x whose tissue is a square of one colour with some noise."""
+    import tifffile
+
+    def write(path, colour):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(list(path.stem.encode()))
+        picture = np.full((1536, 1536, 3), 245, np.uint8)
+        inner = rng.integers(-30, 30, (1180, 1180, 3)) + ((210, 60, 80) if colour == "red" else (80, 60, 210))
+        picture[180:1360, 180:1360] = np.clip(inner, 0, 255)
+        tifffile.imwrite(
+            path,
+            picture,
+            tile=(256, 256),
+            photometric="rgb",
+            compression="deflate",
+            metadata=None,
+            resolution=(20_000, 20_000),
+            resolutionunit="CENTIMETER",
+        )
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(said, tmp_path, cohort, small_weights):
+    def words(slides, *more, weights=small_weights):
+        given = ["--encoder", ENCODER, "--weights", str(weights), "--device", "cpu", "--out", str(tmp_path / "out")]
+        given += ["--model", str(cohort / "run"), "--longest", "300"]
+        return said("slides", "run", *map(str, slides), *given, *more)
+
+    return words
+
+
+def test_one_command_goes_from_slides_to_answers_maps_and_geojson(tmp_path, run, make_cohort_slide):
+    new = [make_cohort_slide(tmp_path / f"new_{colour}.tif", colour) for colour in ("red", "blue")]
+    broken = tmp_path / "broken.tif"
+    broken.write_bytes(b"II*\0 not much of a slide")
+    status, said, told = run([*new, broken])
+    out = tmp_path / "out"
+    assert status == 1 and "broken.tif" in told
+    answers = pd.read_csv(out / "predictions.csv")
+    assert sorted(answers["slide"]) == ["new_blue", "new_red"] and all(name in said for name in answers["slide"])
+
+    evidence = pd.read_parquet(out / "evidence" / "new_red.parquet")
+    rows = open_store(out / "features").entries[1].rows
+    assert len(evidence) == rows > 4
+    maps = out / "maps" / "new_red"
+    for name in ("factual", "counterfactual", "difference", "evidence_red", "evidence_blue", "comparison"):
+        assert (maps / f"{name}.png").stat().st_size > 1000
+    features = json.loads((maps / "new_red.geojson").read_text())["features"]
+    tiles = [one for one in features if one["properties"]["objectType"] == "tile"]
+    corners = [one["geometry"]["coordinates"][0][0] for one in tiles]
+    assert corners == evidence[["x", "y"]].to_numpy().tolist()
+    for colour in ("red", "blue"):
+        drawn = [one["properties"]["measurements"][f"evidence for {colour}"] for one in tiles]
+        assert np.allclose(drawn, evidence[f"evidence_{colour}"], rtol=1e-5, atol=1e-9)
+
+
+def test_started_again_it_encodes_only_what_is_new(tmp_path, run, make_cohort_slide):
+    first = make_cohort_slide(tmp_path / "first.tif", "red")
+    assert run([first])[0] == 0
+    before = pd.read_parquet(tmp_path / "out" / "evidence" / "first.parquet")
+    second = make_cohort_slide(tmp_path / "second.tif", "blue")
+    status, said, _ = run([first, second])
+    rows = {entry.id: entry.rows for entry in open_store(tmp_path / "out" / "features").entries}
+    assert status == 0 and set(rows) == {"first", "second"}
+    assert f"{rows['second']} tiles in" in said
+    assert before.equals(pd.read_parquet(tmp_path / "out" / "evidence" / "first.parquet"))
+    assert (tmp_path / "out" / "maps" / "second" / "second.geojson").is_file()
+
+
+def test_tiles_that_are_cut_are_not_cut_again(tmp_path, run, cohort):
+    slide = cohort / "scans" / "s3.tif"
+    status, said, told = run([slide], "--tiles", str(cohort / "tiles"))
+    assert status == 0 and not (tmp_path / "out" / "tiles").exists()
+    assert "s3" in said and "names of slides that the run was trained on" in told
+
+
+def test_another_encoder_than_the_runs_is_refused_before_anything_is_made(tmp_path, run, cohort, small_weights):
+    state = torch.load(small_weights, weights_only=True)
+    torch.save({name: value + 0.01 for name, value in state.items()}, tmp_path / "other.pt")
+    status, _, told = run([cohort / "scans" / "s0.tif"], weights=tmp_path / "other.pt")
+    assert status == 2 and "the run was trained on timm_resnet10t-" in told and "use its encoder" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_slides_of_which_nothing_can_be_encoded_are_one_line(tmp_path, run):
+    (tmp_path / "empty.svs").write_bytes(b"")
+    status, _, told = run([tmp_path / "empty.svs"])
+    assert status == 2 and "none of 1 slides could be encoded" in told and "0 bytes" in told
+
+
+def test_a_real_slide_goes_from_svs_to_map(shared_data, tmp_path, said):
+    """With the real weights, by a run on the nuclei whose features these weights made."""
+    settings = Settings(
+        bags=shared_data / "crc", out=tmp_path / "run", truth="is_cancerous", folds=2, epochs=1, device="cpu"
+    )
+    run_study(settings, say=lambda line: None)
+    slide = shared_data / "slides" / "CMU-1-Small-Region.svs"
+    weights = shared_data / "weights" / "resnet50_caffe_layer3.safetensors"
+    words = ["--model", str(tmp_path / "run"), "--encoder", "resnet50.caffe", "--weights", str(weights)]
+    words += ["--longest", "500"]
+    status, said_, told = said("slides", "run", str(slide), *words, "--out", str(tmp_path / "out"), "--device", "cpu")
+    assert status == 0, told
+    assert slide.stem in said_ and "the encoder of the run is not known" in told
+    found = json.loads((tmp_path / "out" / "maps" / slide.stem / f"{slide.stem}.geojson").read_text())["features"]
+    tiles = [one for one in found if one["properties"]["objectType"] == "tile"]
+    assert len(tiles) == open_store(tmp_path / "out" / "features").rows > 10

@@ -1,0 +1,125 @@
+"""carmil slides tile, as a user meets it."""
+
+import csv
+
+import numpy as np
+import pytest
+import tifffile
+
+from carmil.slides.tiling import read_tiles
+
+
+@pytest.fixture
+def cohort(tmp_path, ellipse, make_slide):
+    """A good slide among all kinds of broken ones."""
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    whole = ellipse.read_bytes()
+    (folder / "good.tif").write_bytes(whole)
+    (folder / "truncated.tif").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.svs").write_bytes(b"")
+    (folder / "photo.svs").write_bytes(b"\xff\xd8\xff\xe0" + bytes(64))
+    make_slide(folder / "white.tif", np.full((1200, 1200, 3), 255, np.uint8))
+    make_slide(folder / "black.tif", np.zeros((1200, 1200, 3), np.uint8))
+    make_slide(folder / "nompp.tif", np.zeros((600, 600, 3), np.uint8), mpp=None)
+    with tifffile.TiffWriter(folder / "huge.tif", bigtiff=True) as file:
+        how = {"tile": (4096, 4096), "photometric": "rgb", "compression": "deflate", "metadata": None}
+        how |= {"resolution": (4e4, 4e4), "resolutionunit": "CENTIMETER"}
+        file.write((b"" for _ in range(49**2)), shape=(200_000, 200_000, 3), dtype=np.uint8, **how)
+    return folder
+
+
+def lines_of(path):
+    with path.open(newline="", encoding="utf-8") as stream:
+        return {line["slide"]: line for line in csv.DictReader(stream)}
+
+
+def test_the_rest_of_the_cohort_goes_on_and_what_was_skipped_is_listed(tmp_path, cohort, said):
+    out = tmp_path / "tiles"
+    status, shown, remarks = said("slides", "tile", str(cohort), "--out", str(out))
+    assert status == 1
+    assert "tiles of 1 slides; 7 skipped" in shown
+    expected = {
+        "truncated": "truncated",
+        "empty": "is empty (0 bytes)",
+        "photo": "looks like a JPEG picture",
+        "white": "no tissue",
+        "black": "no tissue",
+        "nompp": "give it with --mpp",
+        "huge": "has no overview",
+    }
+    skipped = [line for line in remarks.splitlines() if line.startswith("  skipped: ")]
+    assert len(skipped) == 7
+    table = lines_of(out / "tiles.csv")
+    assert set(table) == {"good", *expected}
+    for name, words in expected.items():
+        assert any(f"{name}." in line and words in line for line in skipped)
+        assert words in table[name]["problem"]
+        assert table[name]["tiles"] == ""
+    tiles = read_tiles(out / "patches" / "good_patches.h5")
+    assert table["good"]["tiles"] == str(len(tiles))
+    assert float(table["good"]["mpp"]) == pytest.approx(0.5)
+    assert [path.name for path in (out / "patches").iterdir()] == ["good_patches.h5"]
+    assert [path.name for path in (out / "sheets").iterdir()] == ["good.png"]
+    assert (out / "contact_sheet.png").is_file()
+
+
+def test_what_is_done_stays_done_until_something_changes(tmp_path, ellipse, said):
+    out = tmp_path / "tiles"
+    written = out / "patches" / "ellipse_patches.h5"
+    assert said("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
+    first = (written.stat().st_mtime_ns, len(read_tiles(written)))
+    status, shown, _ = said("slides", "tile", str(ellipse), "--out", str(out))
+    assert (status, written.stat().st_mtime_ns) == (0, first[0])
+    assert "yes" in shown
+    assert said("slides", "tile", str(ellipse), "--out", str(out), "--overlap", "0.5")[0] == 0
+    assert len(read_tiles(written)) > 3 * first[1]
+    (out / "sheets" / "ellipse.png").unlink()
+    assert "yes" not in said("slides", "tile", str(ellipse), "--out", str(out), "--overlap", "0.5")[1]
+    assert (out / "sheets" / "ellipse.png").is_file()
+
+
+def test_an_mpp_that_was_given_wins_and_is_said(tmp_path, ellipse, said):
+    out = tmp_path / "tiles"
+    status, shown, remarks = said("slides", "tile", str(ellipse), "--out", str(out), "--mpp", "0.4", "--pixels", "128")
+    assert status == 0
+    assert "0.4 given" in shown
+    assert "ellipse: 0.4 um a pixel given; the file says 0.5" in remarks
+    tiles = read_tiles(out / "patches" / "ellipse_patches.h5")
+    assert (tiles.slide_mpp, tiles.size, tiles.pixels) == (0.4, 160, 128)
+
+
+def test_a_rule_that_is_switched_off_says_so(tmp_path, ellipse, said):
+    _, shown, _ = said("slides", "tile", str(ellipse), "--out", str(tmp_path / "t"), "--keep", "blurred,pen")
+    assert shown.count("kept") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--preset", "biopsie"], "unknown preset 'biopsie'; did you mean 'biopsy'?"),
+        (["--keep", "blurry"], "unknown rule 'blurry'; did you mean 'blurred'?"),
+        (["--rule", "corner"], "unknown rule for tiles 'corner'"),
+        (["--overlap", "2"], "an overlap of 2: expected a share of the side"),
+        (["--tile-mpp", "0"], "expected 0.05 to 20"),
+        (["nowhere"], "nowhere: there is no such slide or folder"),
+    ],
+)
+def test_bad_words_are_one_line_and_status_2_and_leave_nothing(tmp_path, ellipse, said, words, expected):
+    out = tmp_path / "tiles"
+    status, shown, err = said("slides", "tile", str(ellipse), "--out", str(out), *words)
+    assert (status, shown) == (2, "")
+    assert expected in err
+    assert len(err.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_the_real_slides_are_cut(tmp_path, shared_data, said):
+    out = tmp_path / "tiles"
+    status, _, _ = said("slides", "tile", str(shared_data / "slides"), "--out", str(out), "--mpp", "0.5")
+    table = lines_of(out / "tiles.csv")
+    counts = {name: int(line["tiles"]) for name, line in table.items()}
+    assert status == 0
+    assert counts["histology_image"] == 11 * 14  # all of it is tissue
+    assert 25 <= counts["CMU-1-Small-Region"] <= 40
+    assert 140 <= counts["tcga-cr-7395-01a-01-ts1"] <= 165

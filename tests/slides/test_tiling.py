@@ -1,0 +1,162 @@
+import h5py
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from carmil.errors import CarmilError
+from carmil.slides.opening import open_slide
+from carmil.slides.overview import look
+from carmil.slides.quality import sort_out
+from carmil.slides.slide import Tiles
+from carmil.slides.tiling import cut, read_more, read_tiles, write_tiles
+from carmil.slides.tissue import find_tissue
+
+
+def looked(path, **how):
+    with open_slide(path, **how) as slide:
+        overview = look(slide)
+        return slide, overview, find_tissue(slide, overview)
+
+
+def cut_of(path, **how):
+    slide, _, tissue = looked(path)
+    return cut(slide, tissue, **how)
+
+
+def test_tiles_lie_on_a_grid_with_their_centre_in_tissue(ellipse):
+    slide, _, tissue = looked(ellipse)
+    tiles = cut(slide, tissue)
+    assert (tiles.pixels, tiles.size, tiles.width, tiles.height) == (256, pytest.approx(256), 3000, 2400)
+    assert (tiles.corners % 256 == 0).all()
+    grid = np.stack(np.meshgrid(np.arange(0, 3000 - 255, 256), np.arange(0, 2400 - 255, 256)), -1).reshape(-1, 2)
+    inside = tissue.holds((grid + 128) * 0.5)
+    np.testing.assert_array_equal(tiles.corners, grid[inside])
+    assert 0 < inside.sum() < len(grid)
+
+
+def test_a_40x_and_a_20x_copy_have_the_same_tiles_to_one_pixel(copies):
+    fine, coarse = (cut_of(path, pixels=64) for path in copies)
+    assert (fine.size, coarse.size) == (pytest.approx(128), pytest.approx(64))
+    assert len(fine) > 100
+    np.testing.assert_allclose(fine.corners * fine.slide_mpp, coarse.corners * coarse.slide_mpp, atol=0.5)
+
+
+def test_a_side_that_is_no_whole_number_does_not_drift(tmp_path, make_slide, make_tissue):
+    tiles = cut_of(make_slide(tmp_path / "a.tif", make_tissue(2400, 3000)[0], mpp=0.499), pixels=64)
+    assert tiles.size == pytest.approx(64 * 0.5 / 0.499)
+    steps = tiles.corners / tiles.size
+    assert np.abs(steps - np.rint(steps)).max() * tiles.size <= 0.5
+
+
+def test_overlap_and_clams_rule_give_more_tiles(ellipse):
+    plain, half, four = cut_of(ellipse), cut_of(ellipse, overlap=0.5), cut_of(ellipse, rule="four-point")
+    assert (half.corners % 128 == 0).all()
+    assert len(half) > 3 * len(plain)
+    assert {tuple(c) for c in plain.corners} < {tuple(c) for c in four.corners}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"pixels": 2}, "tiles of 2 pixels: expected 8 to 16384"),
+        ({"overlap": 1.0}, "an overlap of 1: expected a share of the side"),
+        ({"mpp": 0.0}, "expected 0.05 to 20"),
+        ({"mpp": 0.25}, r"has 0\.5 um a pixel, too coarse for tiles of 0.25"),
+        ({"rule": "center"}, "unknown rule for tiles 'center'; did you mean 'centre'"),
+    ],
+)
+def test_tiles_that_cannot_be_are_refused(ellipse, how, words):
+    with pytest.raises(CarmilError, match=words):
+        cut_of(ellipse, **how)
+
+
+@pytest.fixture
+def spoiled(tmp_path, make_slide, make_tissue):
+    """A slide all of tissue, its tiles of 128 um: the first column blurred, the second under ink, the third almost blank."""
+    inner = make_tissue(5200, 5200)[0][1300:3860, 1300:3860].copy()
+    soft = ndimage.gaussian_filter(inner[:, :512].astype(np.float32), (8, 8, 0))  # 4 um
+    inner[:, :256] = np.rint(soft[:, :256])
+    inner[:, 280:424] = (30, 90, 160)
+    inner[:, 512:768] = (236, 233, 238)
+    inner[64:192, 600:700] = (225, 130, 180)
+    return make_slide(tmp_path / "spoiled.tif", inner)
+
+
+def test_blurred_marked_and_blank_tiles_are_left_out_and_counted(spoiled):
+    slide, overview, tissue = looked(spoiled)
+    everywhere = np.stack(np.meshgrid(np.arange(10) * 256, np.arange(10) * 256), -1).reshape(-1, 2)
+    all_of_it = Tiles("spoiled", everywhere, 256.0, 256, 0.5, slide.width, slide.height, slide.mpp)
+    good, left_out = sort_out(all_of_it, overview, tissue)
+    assert {name: set(some.corners[:, 0].tolist()) for name, some in left_out.items()} == {
+        "blank": {512},
+        "pen": {256},
+        "blurred": {0},
+    }
+    assert {name: len(some) for name, some in left_out.items()} == {"blank": 9, "pen": 10, "blurred": 10}
+    assert len(good) == 71
+    kept, others = sort_out(all_of_it, overview, tissue, keep=("blank", "pen", "blurred"))
+    assert (len(kept), others) == (100, {})
+    assert set(sort_out(all_of_it, overview, tissue, keep=("pen",))[1]) == {"blank", "blurred"}
+    with pytest.raises(CarmilError, match="unknown rule 'blury'; did you mean 'blurred'"):
+        sort_out(all_of_it, overview, tissue, keep=("blury",))
+
+
+def test_sharp_stained_tissue_loses_no_tile(ellipse):
+    slide, overview, tissue = looked(ellipse)
+    tiles = cut(slide, tissue)
+    good, left_out = sort_out(tiles, overview, tissue)
+    assert len(good) == len(tiles)
+    assert sum(len(some) for some in left_out.values()) == 0
+
+
+def test_real_slides_lose_no_tile(shared_data):
+    slide, overview, tissue = looked(shared_data / "slides" / "tcga-cr-7395-01a-01-ts1.svs", mpp=0.5)
+    tiles = cut(slide, tissue)
+    assert len(tiles) > 140
+    assert len(sort_out(tiles, overview, tissue)[0]) >= 0.98 * len(tiles)
+
+
+def test_tiles_are_written_as_trident_does_and_come_back_the_same(tmp_path, make_slide, make_tissue):
+    tiles = cut_of(make_slide(tmp_path / "a.tif", make_tissue(2400, 3000)[0], mpp=0.499))
+    path = write_tiles(tiles, tmp_path / "out", overlap=0.25, more={"why": "test"})
+    assert path == tmp_path / "out" / "patches" / "a_patches.h5"
+    with h5py.File(path) as file:
+        told = dict(file["coords"].attrs)
+        assert file["coords"].dtype == np.int64
+    assert told["patch_size"] == 256
+    assert told["patch_size_level0"] == tiles.size
+    assert told["target_magnification"] == 20
+    assert told["level0_magnification"] == pytest.approx(10 / 0.499)
+    assert (told["overlap"], told["name"], told["level0_width"], told["level0_height"]) == (64, "a", 3000, 2400)
+    back = read_tiles(path)
+    np.testing.assert_array_equal(back.corners, tiles.corners)
+    assert [getattr(back, name) for name in ("slide", "size", "pixels", "mpp", "width", "height", "slide_mpp")] == [
+        getattr(tiles, name) for name in ("slide", "size", "pixels", "mpp", "width", "height", "slide_mpp")
+    ]
+    assert read_more(path) == {"why": "test"}
+
+
+def test_tridents_own_file_is_read(tmp_path):
+    path = tmp_path / "s1_patches.h5"
+    with h5py.File(path, "w") as file:
+        coords = file.create_dataset("coords", data=np.array([[0, 512], [512, 0]]))
+        coords.attrs.update(patch_size=256, patch_size_level0=512, level0_magnification=40, target_magnification=20)
+        coords.attrs.update(overlap=0, name="s1", savetodir="x", level0_width=9000, level0_height=8000)
+    tiles = read_tiles(path)
+    assert (tiles.slide, tiles.size, tiles.mpp, tiles.slide_mpp, tiles.width) == ("s1", 512, 0.5, 0.25, 9000)
+    assert read_more(path) == {}
+
+
+def test_a_file_that_is_no_file_of_tiles_is_one_line(tmp_path):
+    (tmp_path / "a_patches.h5").write_bytes(b"nothing")
+    with h5py.File(tmp_path / "b_patches.h5", "w") as file:
+        file["coords"] = np.zeros((3, 2), int)
+    with h5py.File(tmp_path / "c_patches.h5", "w") as file:
+        file["coords"] = np.zeros((3, 3), int)
+    for name, words in (
+        ("a", "is not a file of tiles"),
+        ("b", "does not say patch_size"),
+        ("c", "expected whole numbers"),
+    ):
+        with pytest.raises(CarmilError, match=words):
+            read_tiles(tmp_path / f"{name}_patches.h5")

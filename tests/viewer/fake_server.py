@@ -1,0 +1,322 @@
+"""A small server that speaks the viewer's contract about made-up cases, for tests of the page alone.
+
+Case i is of a kind, by i % 4: a slide with its picture; tiles without the slide file; pictures without places (digits);
+nothing but features. The model is one line: the probabilities are the softmax of the summed evidence of what is left.
+"""
+
+import io
+import json
+import threading
+import time
+from contextlib import contextmanager
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from carmil import viewer
+
+PAGE = Path(viewer.__path__[0]) / "page"
+CLASSES = ["normal", "micro", "macro"]
+TILE, SIDE = 254, 512  # of the deep zoom, and of an instance in level-0 pixels
+WIDTH, HEIGHT = 20480, 14336
+CASES = 3000
+BROKEN = 17  # this case cannot be read
+MAPS = [
+    {"name": "factual", "title": "Factual attention", "diverging": False, "of_class": False},
+    {"name": "counterfactual", "title": "Counterfactual attention", "diverging": False, "of_class": False},
+    {"name": "difference", "title": "Factual minus counterfactual", "diverging": True, "of_class": False},
+    {"name": "evidence", "title": "Evidence", "diverging": True, "of_class": True},
+]
+MEANINGS = {
+    "factual": "How much of its attention the model gives to each tile, to answer as it does.",
+    "counterfactual": "Where the model would look for its answer to change.",
+    "difference": "Attention minus counterfactual attention, as shares of the slide.",
+    "evidence": "Path evidence: how much each tile moves the logit of the class, on the way from what the model ignores "
+    "to what it attends.",
+}
+SECURITY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+class RefusalError(Exception):
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+@cache
+def places(i: int) -> np.ndarray:
+    """(n, 2) upper left corners of the tiles in an egg-shaped piece of tissue."""
+    columns, rows = np.meshgrid(np.arange(WIDTH // SIDE), np.arange(HEIGHT // SIDE))
+    x, y = columns.ravel(), rows.ravel()
+    inside = ((x - 20) / 16) ** 2 + ((y - 14 + 2 * np.sin(x / 4 + i)) / 10) ** 2 < 1
+    return np.stack([x[inside], y[inside]], 1) * SIDE
+
+
+@cache
+def evidence(i: int) -> np.ndarray:
+    """(n, k) in logits. Two foci support `macro`, another part of the tissue refutes it."""
+    random = np.random.default_rng(i)
+    if i % 4 >= 2:
+        return random.normal(0, 0.4, (30 if i % 4 == 2 else 1500, 3)).round(4) / (1 if i % 4 == 2 else 20)
+    x, y = (places(i) / SIDE).T
+
+    def focus(cx, cy, wide):
+        return np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / wide)
+
+    macro = focus(14, 11, 8) + 0.8 * focus(27, 18, 5) - 0.5 * focus(21, 8, 12) + random.normal(0, 0.03, len(x))
+    micro = 0.6 * focus(25, 10, 6) - 0.4 * focus(14, 11, 8) + random.normal(0, 0.03, len(x))
+    return (np.stack([-0.6 * macro, micro, macro], 1) / 6).round(4)
+
+
+def answer(i: int, kept: np.ndarray, *, turned: bool = False) -> list[float]:
+    logits = evidence(i)[kept].sum(0) + np.array([0.4, 0.2, 0.0]) - np.array([0, 0, 2.0 if turned else 0.0])
+    shares = np.exp(logits - logits.max())
+    return (shares / shares.sum()).round(4).tolist()
+
+
+def attention(i: int, *, counterfactual: bool = False) -> np.ndarray:
+    scores = 6 * evidence(i)[:, 1 if counterfactual else 2]
+    return np.exp(scores) / np.exp(scores).sum()
+
+
+@cache
+def row(i: int) -> dict:
+    probabilities = (
+        answer(i, np.arange(len(evidence(i)))) if i < 40 else [0.2, 0.1 + 0.3 * (i % 2), 0.7 - 0.3 * (i % 2)]
+    )
+    prediction = CLASSES[int(np.argmax(probabilities))]
+    label = None if i % 50 == 49 else CLASSES[(CLASSES.index(prediction) + (i % 6 == 5)) % 3]
+    return {
+        "number": i, "slide": f"patient_{i // 3:03d}_node_{i % 3}", "patient": f"patient_{i // 3:03d}", "label": label,
+        "prediction": prediction, "confidence": max(probabilities), "probabilities": probabilities,
+        "counterfactual": CLASSES[(CLASSES.index(prediction) + (i % 5 > 0)) % 3],
+        "right": None if label is None else label == prediction, "fold": i % 5, "instances": 0 if i >= 40 else len(evidence(i)),
+    }  # fmt: skip
+
+
+def case(i: int) -> dict:
+    known, kind = row(i), i % 4
+    everything = np.arange(len(evidence(i)))
+    levels = int(np.ceil(np.log2(max(WIDTH, HEIGHT)))) + 1
+    return {
+        "number": i, "slide": known["slide"], "label": known["label"], "prediction": known["prediction"],
+        "instances": len(everything), "probabilities": answer(i, everything),
+        "counterfactual_probabilities": answer(i, everything, turned=True),
+        "picture": None if kind else {"width": WIDTH, "height": HEIGHT, "mpp": 0.5, "tile": TILE, "overlap": 1, "levels": levels},
+        "places": kind < 2, "tile_size": SIDE if kind < 2 else None, "extent": [WIDTH, HEIGHT] if kind == 1 else None,
+        "images": kind in (0, 2),
+    }  # fmt: skip
+
+
+def a_map(i: int, name: str, c: int) -> dict:
+    values = {
+        "factual": lambda: attention(i),
+        "counterfactual": lambda: attention(i, counterfactual=True),
+        "difference": lambda: attention(i) - attention(i, counterfactual=True),
+        "evidence": lambda: evidence(i)[:, c],
+    }.get(name)
+    if values is None:
+        raise RefusalError(404, f"there is no map {name!r}; there are: {', '.join(MEANINGS)}")
+    drawn, diverging = values(), name in ("difference", "evidence")
+    bound = float(np.abs(drawn).max())
+    return {
+        "values": [float(f"{value:.4g}") for value in drawn],
+        "low": -bound if diverging else float(drawn.min()),
+        "high": bound if diverging else float(drawn.max()),
+        "diverging": diverging,
+        "of": MEANINGS[name],
+    }
+
+
+def top(i: int, c: int, count: int) -> dict:
+    values, order = evidence(i)[:, c], np.argsort(-evidence(i)[:, c], kind="stable")
+
+    def told(instances):
+        corners = places(i).tolist() if i % 4 < 2 else [[None, None]] * len(values)
+        return [
+            {"instance": int(j), "value": float(values[j]), "x": corners[j][0], "y": corners[j][1]} for j in instances
+        ]
+
+    return {
+        "supporting": told([j for j in order[:count] if values[j] > 0]),
+        "refuting": told([j for j in order[::-1][:count] if values[j] < 0]),
+    }
+
+
+def deletion(i: int, c: int) -> dict:
+    n, order = len(evidence(i)), np.argsort(-evidence(i)[:, c], kind="stable")
+    shares = np.linspace(0, 1, 101)
+
+    def curve(ordered):
+        return [answer(i, ordered[round(share * n) :])[c] for share in shares]
+
+    shuffled = np.random.default_rng(0).permutation(n)
+    return {
+        "share": shares.round(2).tolist(),
+        "most": curve(order),
+        "least": curve(order[::-1]),
+        "random": curve(shuffled),
+    }
+
+
+def whatif(i: int, asked: dict) -> dict:
+    n = len(evidence(i))
+    if "top" in asked:
+        order = np.argsort(-evidence(i)[:, asked["class"]], kind="stable")
+        removed = np.sort(order[: max(1, round(asked["top"] * n))])
+    else:
+        removed = np.array(sorted(set(asked["remove"])), dtype=int)
+    kept = np.setdiff1d(np.arange(n), removed)
+    if not len(kept):
+        raise RefusalError(400, "nothing would be left: keep at least one instance")
+    return {
+        "removed": removed.tolist(), "before": answer(i, np.arange(n)), "after": answer(i, kept),
+        "counterfactual_after": answer(i, kept, turned=True),
+    }  # fmt: skip
+
+
+def jpeg(image: Image.Image) -> bytes:
+    held = io.BytesIO()
+    image.save(held, "JPEG", quality=80)
+    return held.getvalue()
+
+
+@cache
+def slide_picture() -> Image.Image:
+    """The made-up slide at 1/16: a pale pink piece of tissue with darker cells."""
+    small = Image.new("RGB", (WIDTH // 16, HEIGHT // 16), (244, 242, 245))
+    draw, random = ImageDraw.Draw(small), np.random.default_rng(3)
+    draw.ellipse((120, 110, 1160, 790), fill=(236, 190, 214), outline=(214, 150, 190), width=6)
+    for x, y, r in random.uniform((140, 130, 2), (1140, 770, 6), (2500, 3)):
+        if ((x - 640) / 510) ** 2 + ((y - 450) / 330) ** 2 < 1:
+            draw.ellipse((x - r, y - r, x + r, y + r), fill=(150, 90, 160))
+    return small
+
+
+def zoom_tile(level: int, column: int, line: int) -> bytes:
+    most = int(np.ceil(np.log2(max(WIDTH, HEIGHT))))
+    shrink = 2 ** (most - level)
+    wide, high = -(-WIDTH // shrink), -(-HEIGHT // shrink)
+    left, upper = max(0, column * TILE - 1), max(0, line * TILE - 1)
+    right, lower = min(wide, (column + 1) * TILE + 1), min(high, (line + 1) * TILE + 1)
+    if not (0 <= level <= most and left < right and upper < lower):
+        raise RefusalError(404, "there is no such tile")
+    part = tuple(edge * shrink / 16 for edge in (left, upper, right, lower))
+    return jpeg(slide_picture().resize((right - left, lower - upper), box=part))
+
+
+def instance_picture(i: int, j: int) -> bytes:
+    if i % 4 == 0:
+        x, y = places(i)[j] / 16
+        return jpeg(slide_picture().crop((int(x), int(y), int(x) + SIDE // 16, int(y) + SIDE // 16)).resize((128, 128)))
+    image = Image.new("L", (28, 28), 255)
+    ImageDraw.Draw(image).text((8, 6), str(int(j) % 10), fill=0)
+    return jpeg(image)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words) -> None:
+        pass
+
+    def reply(self, content: bytes, kind: str, status: int = 200) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": len(content), "Content-Security-Policy": SECURITY,
+                            "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}.items():  # fmt: skip
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def answer_to(self, does) -> None:
+        try:
+            said = does()
+        except RefusalError as refusal:
+            self.reply(json.dumps({"error": str(refusal)}).encode(), "application/json", refusal.status)
+        else:
+            if isinstance(said, tuple):
+                self.reply(*said)
+            else:
+                self.reply(json.dumps(said).encode(), "application/json")
+
+    def do_GET(self) -> None:
+        self.answer_to(self.get)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer_to(lambda: whatif(int(self.path.split("/")[3]), body))
+
+    def get(self):
+        url = urlsplit(self.path)
+        asked = {name: int(value[0]) for name, value in parse_qs(url.query).items()}
+        match url.path.strip("/").split("/"):
+            case [""]:
+                return (PAGE / "index.html").read_bytes(), TYPES[".html"]
+            case ["page", name] if (PAGE / name).is_file():
+                return (PAGE / name).read_bytes(), TYPES[Path(name).suffix]
+            case ["api", "cohort"]:
+                rows = [row(i) for i in range(CASES)]
+                return {
+                    "run": "a made-up run",
+                    "classes": CLASSES,
+                    "maps": MAPS,
+                    "explainer": "path evidence",
+                    "cases": rows,
+                }
+            case ["api", "case", i, *rest]:
+                return self.of_case(int(i), rest, asked)
+        raise RefusalError(404, "there is nothing here")
+
+    def of_case(self, i: int, rest: list[str], asked: dict[str, int]):
+        if i == BROKEN or i >= CASES:
+            raise RefusalError(
+                404, f"case {i}: its features are not where the run says; they were expected in the bags folder"
+            )
+        match rest:
+            case []:
+                return case(i)
+            case ["places"]:
+                return {"x": places(i)[:, 0].tolist(), "y": places(i)[:, 1].tolist()}
+            case ["map", name]:
+                return a_map(i, name, asked["class"])
+            case ["top"]:
+                return top(i, asked["class"], asked["count"])
+            case ["deletion"]:
+                return deletion(i, asked["class"])
+            case ["zoom", level, name]:
+                return zoom_tile(
+                    int(level), *(int(part) for part in name.removesuffix(".jpeg").split("_"))
+                ), "image/jpeg"
+            case ["instance", name]:
+                return instance_picture(i, int(name.removesuffix(".jpeg"))), "image/jpeg"
+        raise RefusalError(404, "there is nothing here")
+
+
+@contextmanager
+def serving():
+    """The address of a running server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+if __name__ == "__main__":
+    with serving() as address:
+        print(address, flush=True)
+        while True:
+            time.sleep(3600)

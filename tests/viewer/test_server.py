@@ -1,0 +1,271 @@
+"""What the viewer says of a run is what Python says of it."""
+
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from carmil.bags.bags import Bags
+from carmil.bags.store import open_store
+from carmil.counterfactual import create_model
+from carmil.errors import CarmilError
+from carmil.evidence import explain
+from carmil.evidence.faithfulness import faithfulness_of
+from carmil.studies.run_folder import read_run
+from carmil.training.population import Member, Population
+from carmil.viewer.answers import Answers
+from carmil.viewer.app import guarded_app
+from carmil.viewer.bounded import Kept
+from carmil.viewer.cases import Case, RunCases, read_cases
+from carmil.viewer.guard import known_hosts
+from carmil.viewer.pictures import Pictures
+from carmil.viewer.slide_files import SlideFiles
+
+
+def picture(said):
+    assert said.status == 200 and said.headers["content-type"] == "image/jpeg"
+    return np.asarray(Image.open(io.BytesIO(said.body))).astype(int)
+
+
+def models_of(study_folder, slide):
+    """The models that were tested on a slide, found by another way than the viewer's."""
+    run = read_run(study_folder / "run")
+    folds = set(run.predictions().query("slide == @slide")["fold"])
+    population = run.population()
+    return [population.member(row) for row, model in enumerate(run.models) if model["fold"] in folds]
+
+
+def test_the_cohort_is_the_run_s_predictions(ask, study_folder):
+    said = ask("/api/cohort").json
+    frame = read_run(study_folder / "run").predictions()
+    assert said["classes"] == ["a", "b"] and [kind["name"] for kind in said["maps"]] == [
+        "factual",
+        "counterfactual",
+        "difference",
+        "evidence",
+    ]
+    assert len(said["cases"]) == 9 and said["run"] == "run"
+    for number, case in enumerate(said["cases"]):
+        mine = frame[frame["slide"] == case["slide"]]
+        expected = mine[["p_a", "p_b"]].mean().to_numpy()
+        assert case["number"] == number
+        assert case["probabilities"] == pytest.approx(expected, abs=1e-6)
+        assert case["prediction"] == "ab"[expected.argmax()] and case["confidence"] == pytest.approx(
+            expected.max(), abs=1e-4
+        )
+        assert case["counterfactual"] == "ab"[mine[["cf_a", "cf_b"]].mean().to_numpy().argmax()]
+        assert case["label"] == mine["label"].iloc[0] and case["right"] == (case["label"] == case["prediction"])
+        assert case["patient"] == f"P{case['slide'][1:]}" and case["fold"] == mine["fold"].iloc[0]
+        assert case["instances"] == 30 + int(case["slide"][1:])
+
+
+def test_evidence_is_that_of_the_models_that_were_tested_on_the_slide(ask, study_folder, number_of):
+    store = open_store(study_folder / "run" / "cohort")
+    bag = store.bags()[store.ids.index("s4")]
+    models = models_of(study_folder, "s4")
+    assert len(models) == 2
+    expected = torch.stack([explain(model, bag, "path") for model in models]).mean(0).double().numpy()
+    for c in (0, 1):
+        said = ask(f"/api/case/{number_of['s4']}/map/evidence?class={c}").json
+        assert said["values"] == pytest.approx(expected[:, c], rel=1e-3, abs=1e-9)
+        assert said["high"] == -said["low"] == pytest.approx(np.abs(expected[:, c]).max(), rel=1e-3)
+        assert said["diverging"] and f"against (negative) {'ab'[c]}" in said["of"]
+
+
+def test_the_difference_is_attention_minus_counterfactual_attention(ask, number_of):
+    maps = {
+        name: np.array(ask(f"/api/case/{number_of['s3']}/map/{name}").json["values"])
+        for name in ("factual", "counterfactual", "difference")
+    }
+    assert maps["factual"].sum() == pytest.approx(1, abs=1e-3)
+    assert maps["counterfactual"].sum() == pytest.approx(1, abs=1e-3)
+    assert maps["difference"] == pytest.approx(maps["factual"] - maps["counterfactual"], abs=2e-5)
+
+
+def test_the_top_instances_are_the_largest_and_the_smallest_evidence(ask, number_of):
+    values = np.array(ask(f"/api/case/{number_of['s1']}/map/evidence?class=1").json["values"])
+    said = ask(f"/api/case/{number_of['s1']}/top?class=1&count=5").json
+    places = ask(f"/api/case/{number_of['s1']}/places").json
+    supporting, refuting = np.argsort(-values)[:5], np.argsort(values)[:5]
+    assert [one["instance"] for one in said["supporting"]] == [j for j in supporting if values[j] > 0]
+    assert [one["instance"] for one in said["refuting"]] == [j for j in refuting if values[j] < 0]
+    for one in said["supporting"] + said["refuting"]:
+        assert one["value"] == pytest.approx(values[one["instance"]])
+        assert (one["x"], one["y"]) == (places["x"][one["instance"]], places["y"][one["instance"]])
+
+
+def test_the_deletion_curve_is_the_mean_over_the_models(ask, study_folder, number_of):
+    store = open_store(study_folder / "run" / "cohort")
+    bag = store.bags()[store.ids.index("s2")]
+    models = models_of(study_folder, "s2")
+    evidence = torch.stack([explain(model, bag, "path") for model in models]).mean(0)[:, 1]
+    found = [faithfulness_of(model, bag, evidence[None], torch.tensor([1]), random_orders=5) for model in models]
+    said = ask(f"/api/case/{number_of['s2']}/deletion?class=1").json
+    assert said["share"] == pytest.approx(np.linspace(0, 1, 101))
+    for name, curves in (("most", "most_first"), ("least", "least_first"), ("random", "at_random")):
+        expected = torch.stack([getattr(one, curves) for one in found]).flatten(0, -2).mean(0)
+        assert said[name] == pytest.approx(expected.numpy(), rel=1e-3)
+
+
+def test_a_case_says_what_can_be_shown_of_it(ask, number_of):
+    with_slide, without = (ask(f"/api/case/{number_of[name]}").json for name in ("s0", "s5"))
+    assert with_slide["picture"] == {
+        "width": 1000,
+        "height": 700,
+        "mpp": 0.5,
+        "tile": 254,
+        "overlap": 1,
+        "levels": 11,
+        "coarsest": 0,
+    }
+    assert with_slide["images"] and with_slide["places"] and with_slide["extent"] is None
+    assert without["picture"] is None and not without["images"] and without["places"]
+    assert without["tile_size"] == 64 and without["extent"] == [768, 192]
+    assert len(without["counterfactual_probabilities"]) == 2
+
+
+def test_tiles_are_those_of_deep_zoom(ask, number_of):
+    zoom = f"/api/case/{number_of['s0']}/zoom"
+    inner = picture(ask(f"{zoom}/10/1_1.jpeg"))
+    assert inner.shape == (256, 256, 3)  # 254 and one more on either side
+    x, y = 253 + np.arange(256), 253 + np.arange(256)
+    assert inner[..., 0].mean(0) == pytest.approx(x / 999 * 255, abs=3)
+    assert inner[..., 1].mean(1) == pytest.approx(y / 699 * 255, abs=3)
+    assert picture(ask(f"{zoom}/10/0_0.jpeg")).shape == (255, 255, 3)
+    assert picture(ask(f"{zoom}/10/3_2.jpeg")).shape == (700 - 507, 1000 - 761, 3)
+    assert picture(ask(f"{zoom}/9/0_0.jpeg")).shape == (255, 255, 3)
+    assert picture(ask(f"{zoom}/7/0_0.jpeg")).shape == (88, 125, 3)
+    assert picture(ask(f"{zoom}/0/0_0.jpeg")).shape == (1, 1, 3)
+    for nothing in ("10/4_0", "10/0_3", "11/0_0", "0/1_0", "64/0_0", "65/0_0"):
+        assert ask(f"{zoom}/{nothing}.jpeg").status == 404
+
+
+def one_case(corners, unit, tile_size):
+    """A run of a single case, s0, whose instances lie there."""
+    places = torch.tensor(corners, dtype=torch.float32)
+    bags = Bags.from_list([torch.zeros(len(places), 2)], coordinates=[places], coordinate_unit=unit)
+    population = Population(lambda: create_model("abmil", 2, 2), [Member()])
+    return RunCases("one", ("a", "b"), bags, (Case("s0", 0, (0,), np.ones(2) / 2, tile_size=tile_size),), population)
+
+
+def test_micrometres_become_level_0_pixels_of_the_slide(study_folder):
+    run = one_case([[0, 0], [32, 16]], "um", 16.0)
+    with_slide = Pictures(run, SlideFiles(study_folder / "slides", ["s0"]))
+    places = with_slide.places(0)
+    assert places.corners.tolist() == [[0, 0], [64, 32]] and places.tile_size == 32
+    assert places.extent == (1000, 700) and places.centres[1].tolist() == [80, 48]
+    with_slide.slides.close()
+    bare = Pictures(run, SlideFiles(None, [])).places(0)
+    assert bare.corners.tolist() == [[0, 0], [32, 16]] and bare.extent == (48, 32)
+
+
+def test_tiles_of_unknown_size_are_drawn_as_large_as_their_spacing():
+    run = one_case([[0, 0], [224, 0], [448, 0], [0, 224], [1120, 224]], "level0_px", None)
+    assert Pictures(run, SlideFiles(None, [])).places(0).tile_size == 224
+
+
+def test_a_tile_that_the_browser_has_is_not_sent_again(ask, number_of):
+    address = f"/api/case/{number_of['s0']}/zoom/9/0_0.jpeg"
+    tag = ask(address).headers["etag"]
+    again = ask(address, headers=[("if-none-match", tag)])
+    assert (again.status, again.body) == (304, b"")
+    assert ask(address, headers=[("if-none-match", '"another"')]).status == 200
+
+
+def test_an_instance_looks_as_its_place_on_the_slide(ask, number_of):
+    shown = picture(ask(f"/api/case/{number_of['s0']}/instance/14.jpeg"))  # third in the second row: x 128, y 64
+    assert shown.shape == (64, 64, 3)
+    assert shown[..., 0].mean() == pytest.approx((128 + 31.5) / 999 * 255, abs=2)
+    assert shown[..., 1].mean() == pytest.approx((64 + 31.5) / 699 * 255, abs=2)
+    assert ask(f"/api/case/{number_of['s0']}/instance/30.jpeg").status == 404
+    assert ask(f"/api/case/{number_of['s5']}/instance/0.jpeg").status == 404
+
+
+def test_a_slide_that_cannot_be_opened_is_said_without_its_path(study_folder, run, runner, tmp_path, number_of):
+    (tmp_path / "s3.svs").write_bytes(b"no slide at all")
+    answers = Answers(run, SlideFiles(tmp_path, ["s3"]))
+    said = answers.case(number_of["s3"]).decode()
+    assert '"picture":null' in said and "s3.svs is not a slide" in said and str(tmp_path) not in said
+
+
+def test_a_slide_that_cannot_be_read_on_is_said_without_its_path(study_folder):
+    files = SlideFiles(study_folder / "slides", ["s0"])
+    with pytest.raises(CarmilError, match=r"^s0\.tif cannot be read"), files.opened("s0") as slide:
+        raise CarmilError(f"{slide.path} cannot be read")
+    files.close()
+
+
+def test_links_that_lead_out_of_the_folder_are_not_shown(study_folder, run):
+    said = []
+    files = SlideFiles(study_folder / "slides", [case.slide for case in run.cases], say=said.append)
+    assert "s0" in files and "s2" not in files
+    assert any("1 slides" in line and "lead out" in line for line in said)
+
+
+def test_few_slides_are_open_at_a_time_and_none_is_closed_while_it_is_read(tmp_path, monkeypatch):
+    from carmil.viewer import slide_files
+
+    class Fake:
+        def __init__(self, path):
+            self.path, self.closed = path, False
+
+        def close(self):
+            self.closed = True
+
+    opened = []
+
+    def fake(path, mpp):
+        opened.append(Fake(path))
+        return opened[-1]
+
+    monkeypatch.setattr(slide_files, "open_slide", fake)
+    names = [f"x{i}" for i in range(7)]
+    for name in names:
+        (tmp_path / f"{name}.svs").touch()
+    files = SlideFiles(tmp_path, names)
+    with files.opened("x0") as first:
+        for name in names[1:]:
+            with files.opened(name):
+                pass
+        assert not first.closed
+    assert first.closed and sum(not one.closed for one in opened) == slide_files.OPEN
+    files.close()
+    assert all(one.closed for one in opened)
+
+
+def test_a_cache_holds_what_was_used_last_and_no_more_than_it_has_room_for():
+    kept = Kept(10, len)
+    kept.put("a", b"1234")
+    kept.put("b", b"1234")
+    kept.get("a")
+    kept.put("c", b"123")
+    assert (kept.get("a"), kept.get("b"), kept.get("c"), kept.weight) == (b"1234", None, b"123", 7)
+    kept.put("a", b"1")
+    kept.put("huge", b"12345678901")
+    assert (kept.get("a"), kept.get("huge"), kept.weight) == (b"1", None, 4)
+
+
+def test_a_digit_run_of_other_images_is_refused(demo_folder, tmp_path):
+    shutil.copytree(demo_folder / "runs" / "four_bags" / "abmil", tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    facts["config"]["data"]["images"] = "MNIST, 70,000 images"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(CarmilError, match="is of other images"):
+        read_cases(tmp_path / "run")
+
+
+def test_digit_bags_are_shown_with_their_pictures(demo_folder, runner, asking):
+    run = read_cases(demo_folder)
+    assert run.name == "Four Bags: car/abmil"
+    app = guarded_app(Answers(run, SlideFiles(None, [])), is_known=known_hosts([], any_address=False))
+    ask = asking(app)
+    case = ask("/api/case/3").json
+    assert case["images"] and not case["places"] and case["instances"] == 30
+    shown = picture(ask("/api/case/3/instance/7.jpeg"))
+    assert shown.shape == (112, 112, 3) and shown[0, 0].min() > 200 and shown.min() < 100
+    said = ask.post("/api/case/3/whatif", {"remove": [0]}).json
+    assert said["before"] == pytest.approx(case["probabilities"], abs=1e-5)

@@ -1,0 +1,161 @@
+"""The real command on a free port: what it prints, what it answers, how it ends."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+
+class Viewing:
+    """`carmil view` in a process of its own."""
+
+    def __init__(self, *words):
+        command = [sys.executable, "-m", "carmil", "view", *map(str, words), "--port", "0", "--no-browser"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+    def open(self):
+        """Waits for the address that it prints."""
+        line = self.process.stdout.readline()
+        found = re.search(r"http://[^:/]+:(\d+)/(?:\?token=(\S+))?", line)
+        assert found, line + self.process.stderr.read()
+        self.port, self.token = int(found[1]), found[2]
+        return self
+
+    def ask(self, target, method="GET", body=None, headers=()):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request(method, target, body=body, headers=dict(headers))
+        answer = connection.getresponse()
+        said = answer.status, dict(answer.getheaders()), answer.read()
+        connection.close()
+        return said
+
+    def raw(self, text):
+        """What comes back for these bytes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as line:
+            line.sendall(text)
+            line.shutdown(socket.SHUT_WR)
+            parts = b""
+            while part := line.recv(2**16):
+                parts += part
+        return parts
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def viewing():
+    started = []
+
+    def start(*words):
+        started.append(Viewing(*words))
+        return started[-1].open()
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+def test_the_command_serves_a_run_with_its_slides(viewing, study_folder):
+    server = viewing(study_folder / "run", "--slides", study_folder / "slides")
+    status, headers, body = server.ask("/api/cohort")
+    assert status == 200 and len(json.loads(body)["cases"]) == 9 and "server" not in headers
+    number = next(case["number"] for case in json.loads(body)["cases"] if case["slide"] == "s0")
+    assert server.ask(f"/api/case/{number}/zoom/10/0_0.jpeg")[2][:2] == b"\xff\xd8"
+    posted = server.ask(
+        f"/api/case/{number}/whatif", "POST", json.dumps({"remove": [0]}), {"content-type": "application/json"}.items()
+    )
+    assert posted[0] == 200 and json.loads(posted[2])["removed"] == [0]
+    assert server.ask("/")[0] == 200
+    for request in (
+        b"GET /page/../../app.py HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /page/%2e%2e%2fapp.py HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /api/cohort HTTP/1.1\r\nHost: elsewhere.example\r\nConnection: close\r\n\r\n",
+        b"GET http://elsewhere.example/api/cohort HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /api/cohort HTTP/1.1\r\nConnection: close\r\n\r\n",
+        b"GET /api/cohort HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n",
+        b"GET /api/cohort HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"\0\0\0\0nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ):
+        answer = server.raw(request)
+        assert re.match(rb"HTTP/1\.1 4\d\d ", answer) or answer == b"", answer[:200]
+        assert b"Traceback" not in answer and b"starlette" not in answer
+    code, _, err = server.end()
+    assert code in (0, -signal.SIGINT, 130) and "Traceback" not in err
+    assert "1 slides in" in err and "lead out" in err
+
+
+def test_with_another_host_a_token_is_made_and_needed(viewing, study_folder):
+    server = viewing(study_folder / "run", "--host", "0.0.0.0")
+    assert len(server.token) >= 40
+    assert server.ask("/api/cohort")[0] == 401
+    status, headers, _ = server.ask(f"/?token={server.token}")
+    assert (status, headers["location"]) == (303, "/")
+    cookie = headers["set-cookie"].partition(";")[0]
+    assert server.ask("/api/cohort", headers={"cookie": cookie}.items())[0] == 200
+    server.end()
+
+
+def test_a_demo_is_viewed_by_its_folder(viewing, demo_folder):
+    server = viewing(demo_folder)
+    assert json.loads(server.ask("/api/cohort")[2])["run"] == "Four Bags: car/abmil"
+    assert server.ask("/api/case/0/instance/0.jpeg")[2][:2] == b"\xff\xd8"
+    _, _, err = server.end()
+    assert "there is also" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nowhere"], "nowhere is no run"),
+        (["RUN", "--slides", "nowhere"], "--slides nowhere is not a folder"),
+        (["RUN", "--token", "short"], "--token: expected 16 to 128"),
+        (["RUN", "--host", "no.such.host.invalid"], "is no address of this machine"),
+        (["RUN", "--port", "TAKEN"], "choose another with --port"),
+        (["RUN", "--port", "70000"], "'--port': Input should be less"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(said, study_folder, words, expected):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        named = {"RUN": str(study_folder / "run"), "TAKEN": str(taken.getsockname()[1])}
+        code, _, err = said("view", *[named.get(word, word) for word in words], "--no-browser")
+    assert code == 2 and expected in err and err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_run_is_refused(said, tmp_path):
+    code, _, err = said("view", str(tmp_path), "--no-browser")
+    assert code == 2 and "is no run" in err
+
+
+def test_the_demo_ends_by_saying_how_to_look_at_it_or_opens_it(said, demo_folder, monkeypatch):
+    from carmil.cli import machine
+
+    opened = []
+    monkeypatch.setattr(machine, "viewed", opened.append)
+    words = ["demo", "--fast", "--device", "cpu", "--out", str(demo_folder)]
+    code, out, _ = said(*words)
+    assert code == 0 and out.endswith(f"carmil view {demo_folder}\n") and opened == []
+    code, _, _ = said(*words, "--view")
+    assert code == 0 and opened == [demo_folder]
+
+
+def test_without_the_extra_it_says_what_to_install(study_folder):
+    words = ["carmil", "view", str(study_folder / "run"), "--no-browser"]
+    code = f"import sys; sys.modules['starlette'] = None; sys.argv = {words!r}; from carmil.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stderr == "carmil: the viewer needs starlette and uvicorn: pip install 'carmil[viewer]'\n"
