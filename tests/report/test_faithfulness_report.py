@@ -9,8 +9,8 @@ import pytest
 
 from carmil.report.faithfulness import write_faithfulness
 from carmil.report.plots import bars_svg
-from carmil.studies.faithfulness import JudgedMap, JudgedRun
 from carmil.studies.gathered import Curve
+from carmil.studies.verdict import ALIKE, NO_GAIN, UNLEARNED, Followed, JudgedMap, JudgedRun
 
 EVIL = "<script>alert(1)</script>"
 NAMES = ("deletion_area", "insertion_area", "aopc_over_random", "monotonicity", "necessity", "sufficiency")
@@ -25,18 +25,20 @@ def curve(last):
     return Curve(line, line - 0.05, line + 0.05)
 
 
-def judged_map(run, method, randomisation):
-    figures = {name: figure(0.31) for name in NAMES} | {"aopc_shuffled": figure(0.02), "gini": figure(0.4)}
-    figures["randomisation"] = figure(randomisation)
-    return JudgedMap(run, method, figures, curve(0.2), curve(0.7), np.linspace(0.95, 0.5, 11))
+def judged_map(run, method, randomisation, gain, learned):
+    figures = {name: figure(0.31) for name in NAMES}
+    auc = np.linspace(0.95, 0.5, 11)
+    twin = Followed({name: figure(0.02) for name in NAMES}, curve(0.6), curve(0.5), auc)
+    figures |= {"gini": figure(0.4), "randomisation": figure(randomisation), "aopc_gain": figure(gain)}
+    return JudgedMap(figures, curve(0.2), curve(0.7), auc, run=run, method=method, twin=twin, learned=learned)
 
 
 @pytest.fixture
 def page(tmp_path):
-    def write(*values, name="run"):
-        maps = tuple(judged_map(name, f"map{i}", value) for i, value in enumerate(values))
+    def write(*values, name="run", gain=0.3, learned=True):
+        maps = tuple(judged_map(name, f"map{i}", value, gain, learned) for i, value in enumerate(values))
         about = SimpleNamespace(settings={"model": "car/abmil"}, facts={"key": "k", "data": "d"})
-        run = JudgedRun(about, name, 12, 9, maps, curve(0.5), np.linspace(0.95, 0.5, 11))
+        run = JudgedRun(about, name, 12, 9, maps, curve(0.5), np.linspace(0.95, 0.5, 11), np.array([0.4, 0.55]))
         write_faithfulness([run], tmp_path, command="carmil faithfulness run")
         return (tmp_path / "faithfulness.html").read_text(encoding="utf-8")
 
@@ -45,13 +47,40 @@ def page(tmp_path):
 
 def test_a_failing_map_is_plain_to_see_and_a_passing_one_is_not_blamed(page):
     text = page(0.97, 0.05)
-    assert "map0 fails the randomisation test" in text
-    assert "map1 fails" not in text
+    assert "map0 FAILS the randomisation test" in text
+    assert "map1 FAILS" not in text
     assert text.count('<rect class="bad"') == 1
     assert text.count('<rect class="good"') == 1
     assert "0.97 FAILS" in text
-    assert re.search(r"map0</td><td class=\"name\">FAILS", text)
-    assert re.search(r"map1</td><td class=\"name\">passes", text)
+    first = text[text.index('id="figures"') : text.index('id="curves"')]
+    assert re.search(r'<tr class="fails"><td class="name">map0</td><td class="name">FAILS', first)
+    assert re.search(r'<tr class="passes"><td class="name">map1</td><td class="name">passes', first)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"learned": False}, UNLEARNED), ({"gain": 0.05}, NO_GAIN), ({"randomisation": 0.6}, ALIKE)],
+)
+def test_which_condition_failed_is_said_in_words(page, given, words):
+    text = page(given.pop("randomisation", 0.05), **given)
+    alarm = re.search(r'<p class="alarm">.*?</p>', text).group()
+    assert words in alarm
+    assert not any(other in alarm for other in {ALIKE, NO_GAIN, UNLEARNED} - {words})
+
+
+def test_the_shuffled_twin_is_a_grey_line_and_a_grey_row(page, tmp_path):
+    text = page(0.05, 0.05)
+    assert text.count('<tr class="control"><td class="name">map0, weights shuffled</td><td class="name">control') == 1
+    assert text.count('<polyline class="line control"') == 2 * 3
+    assert "| map1, weights shuffled | control |" in (tmp_path / "faithfulness.md").read_text()
+
+
+def test_the_table_over_rightly_answered_slides_holds_nothing_else(page):
+    text = page(0.05)
+    first = text[text.index('id="figures"') : text.index('id="curves"')]
+    assert "likeness" not in re.findall(r"<th.*?</th>", first)
+    assert len(re.findall(r"<th[ >]", first)) == 2 + len(NAMES)
+    assert "likeness, all slides" in text
 
 
 def test_no_alarm_where_nothing_fails(page):
@@ -59,6 +88,7 @@ def test_no_alarm_where_nothing_fails(page):
     assert "FAILS" not in text
     assert 'class="alarm"' not in text
     assert "no value: a map is constant" in text
+    assert "not known" in text
 
 
 def test_one_file_for_light_and_dark_that_fetches_nothing_and_runs_nothing(page):

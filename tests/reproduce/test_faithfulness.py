@@ -145,12 +145,17 @@ def test_models_that_table1_has_trained_are_used_again(data, tmp_path, monkeypat
     assert [one.evidence for one in curves] == ["attention", "path"]
 
 
-def test_what_makes_no_curve_is_named(data, population, tmp_path):
+def test_what_makes_no_curve_is_named_before_any_training(data, nuclei, population, tmp_path):
     grid = Settings(models=("car/abmil",), epochs=1, alpha=(0.1, 0.2))
     with pytest.raises(CarmilError, match="expected one --alpha and one --lambda"):
         run_faithfulness(data.studies, grid, data.about, tmp_path, device="cpu")
     with pytest.raises(CarmilError, match="expected a digit task, crc's folder, or both"):
         run_faithfulness({}, SETTINGS, data.about, tmp_path, device="cpu")
+    for models, nuclear in ((("abmil", "mean"), ()), (("abmil",), ("mean",))):
+        of_mean = Settings(models=models, epochs=1)
+        asked = dataclasses.replace(nuclei, models=nuclear) if nuclear else None
+        with pytest.raises(CarmilError, match="mean has none of the maps that curves are drawn of"):
+            run_faithfulness(data.studies, of_mean, data.about, tmp_path, nuclei=asked, device="cpu")
     trained, test, _ = population
     wrong = Asked(trained.member(0), test, torch.arange(len(test)), 1 - test.labels)
     with pytest.raises(CarmilError, match="answers no test bag of Adjacent Pairs right"):

@@ -146,6 +146,24 @@ def test_only_the_explainers_that_are_named_are_asked(data, tmp_path, monkeypatc
         kinds("lpr")
 
 
+def test_an_explainer_that_no_model_can_be_asked_for_is_refused_and_nothing_is_overwritten(
+    data, tmp_path, said, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "interpretability.md").write_text("of another time")
+    words = ("--models", "abmil,mean", "--tasks", "four_bags", "--explainers", "path,rollout", "--out", "out")
+    status, out, err = said("reproduce", "interpretability", *words)
+    assert (status, out) == (2, "")
+    assert (
+        err.strip()
+        .splitlines()[-1]
+        .startswith("carmil: --explainers rollout: none of abmil, mean can be asked for it;")
+    )
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["interpretability.md"]
+    assert (tmp_path / "out" / "interpretability.md").read_text() == "of another time"
+
+
 @pytest.mark.parametrize("command", ["table1", "interpretability", "faithfulness"])
 @pytest.mark.parametrize(
     ("words", "expected"),

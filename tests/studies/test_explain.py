@@ -226,11 +226,55 @@ def test_new_slides_are_explained_by_all_models_and_the_runs_own_cohort_is_known
     assert found.frame["models"].tolist() == [6, 6, 6]
     assert found.frame["label"].isna().all()
     assert "dice" not in found.summary["truth"]["agreement"]["path"]
+    assert "turned" in found.summary["counterfactual"]
+    assert "class_shift" not in found.summary["counterfactual"]
     shutil.copytree(study / "car" / "cohort", tmp_path / "moved")
     said = []
     own = explained_by(study / "car", tmp_path / "own", bags=tmp_path / "moved", say=said.append)
     assert set(own.frame["models"]) == {2}
     assert any("is the cohort of the run" in line for line in said)
+
+
+def test_the_runs_own_files_are_known_again_when_they_are_packed(study, evidence, tmp_path):
+    said = []
+    own = explained_by(
+        study / "car", tmp_path / "out", methods=("attention",), bags=study / "features", say=said.append
+    )
+    assert set(own.frame["models"]) == {2}
+    assert any("is the cohort of the run" in line for line in said)
+    pd.testing.assert_frame_equal(slide_of(own, "s07"), slide_of(evidence, "s07")[list(slide_of(own, "s07"))])
+    assert "dice" in own.summary["truth"]["agreement"]["path"]
+
+
+def test_slides_that_patients_bags_were_made_of_are_known_again(study, tmp_path):
+    where = cohort(tmp_path / "files")
+    options = {"hidden": 8}
+    given = {"folds": 3, "epochs": 2, "patients": "one-bag", "out": tmp_path / "run"}
+    run_study(Settings(**where, **given, model="mean", options=options))
+    found = explained_by(tmp_path / "run", tmp_path / "out", bags=tmp_path / "files" / "features")
+    assert set(found.frame["slide"]) == {f"P{i}" for i in range(15)}
+    assert set(found.frame["models"]) == {1}
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_a_folder_that_holds_a_run_or_a_sweep_is_no_place_for_evidence(study, tmp_path, said, kind):
+    (tmp_path / f"{kind}.json").write_text("{}")
+    before = sorted(path.name for path in (study / "car").iterdir())
+    out = study / "car" if kind == "run" else tmp_path
+    status, _, err = said("explain", str(study / "car"), "--out", str(out), "--device", "cpu")
+    assert status == 2
+    assert f"--out {out} holds a {kind}" in err.strip().splitlines()[-1]
+    assert sorted(path.name for path in (study / "car").iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir()] == [f"{kind}.json"]
+
+
+def test_thresholds_are_chosen_once_and_kept(study, tmp_path, monkeypatch):
+    first = explained_by(study / "car", tmp_path / "out")
+    monkeypatch.setattr(command, "dice_thresholds", lambda *words: pytest.fail("chosen again"))
+    again = explained_by(study / "car", tmp_path / "out")
+    assert again.written == 0
+    assert again.summary["truth"] == first.summary["truth"]
+    assert np.isfinite(first.summary["truth"]["agreement"]["path"]["dice"]["value"])
 
 
 def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):
@@ -270,6 +314,7 @@ def test_a_cohort_that_moved_away_is_named(study, tmp_path, said):
     status, _, err = said("explain", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--device", "cpu")
     assert status == 2
     assert err.strip().splitlines()[-1].startswith(f"carmil: the cohort of {tmp_path / 'run'} is neither at")
+    assert "--bags" in err
     assert not (tmp_path / "out").exists()
 
 

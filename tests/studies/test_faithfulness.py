@@ -9,13 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from carmil.evidence import bag_auc, explain
-from carmil.evidence.faithfulness import faithfulness_of, of_classes, shuffled
-from carmil.evidence.ranks import spearman
+from carmil.evidence.faithfulness import faithfulness_of, of_classes
+from carmil.evidence.randomisation import likeness, shuffled
 from carmil.models.pooling import Offsets
+from carmil.studies import faithfulness as command
+from carmil.studies.asked import EXPLAINED, FOLLOWED, TWINS, ask
 from carmil.studies.faithfulness import judge_runs
 from carmil.studies.run_folder import read_run
 from carmil.studies.tested import own_store
 from carmil.studies.train import run_study
+from carmil.studies.verdict import ALIKE, NO_GAIN, UNLEARNED
 
 from .conftest import make_files
 
@@ -32,8 +35,20 @@ def study(tmp_path_factory):
     return folder
 
 
-def judged(*folders, methods=(), say=lambda line: None, **others):
-    return judge_runs(folders, methods=methods, say=say, **{**FEW, **others})
+def judged(*folders, methods=(), say=lambda line: None, out=None, **others):
+    out = out or folders[0] / "faithfulness"
+    return judge_runs(folders, out, methods=methods, say=say, **{**FEW, **others})
+
+
+def shuffled_copy(run, folder, *, seed=0):
+    """The run with the entries of every tensor in random order."""
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("faithfulness"))
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(folder / "weights.safetensors")
+    for name, tensor in weights.items():
+        weights[name] = tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view_as(tensor)
+    save_file(weights, folder / "weights.safetensors")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +58,69 @@ def car(study):
 
 
 def by_hand(run):
-    """For every model its slides' places, labels, and faithfulness of its path evidence and of the shuffled model's."""
+    """For every model its slides, what its path evidence does to its answers, then that of its twins, and all twins' answers."""
     bags, population, frame = own_store(run).bags(), run.population(), run.predictions()
     for row, model in enumerate(run.models):
         slides = frame[(frame["fold"] == model["fold"]) & (frame["seed"] == model["seed"])]
         part = bags[[bags.ids.index(slide) for slide in slides["slide"]]]
         labels = torch.tensor([run.classes.index(label) for label in slides["label"]])
         member = population.member(row)
+        twins = [shuffled(member, seed=row * TWINS + i) for i in range(TWINS)]
         with torch.no_grad():
             answers = member(part.features, part.offsets).logits.argmax(-1)
-        own, other = (of_classes(explain(one, part), answers, part.offsets) for one in (member, shuffled(member)))
-        yield part, labels, faithfulness_of(member, part, own[None], labels, steps=20, random_orders=3), own, other
+            of_twins = torch.stack([twin(part.features, part.offsets).logits.softmax(-1) for twin in twins])
+        maps = [of_classes(explain(one, part), answers, part.offsets) for one in (member, *twins[:EXPLAINED])]
+        followed = torch.stack(maps[: 1 + FOLLOWED])
+        yield part, faithfulness_of(member, part, followed, labels, steps=20, random_orders=3), maps, of_twins
 
 
 def test_figures_are_means_over_rightly_answered_slides_of_the_means_over_their_models(study, car):
-    areas, alike = {}, {}
-    for part, _, found, own, other in by_hand(read_run(study / "car")):
-        rho = spearman(own[:, None], other[:, None], Offsets(part.offsets)).squeeze(-1)
+    areas, alike, copies = {}, {}, {}
+    for part, found, (own, *others), of_twins in by_hand(read_run(study / "car")):
+        offsets = Offsets(part.offsets)
+        each = torch.stack([likeness(own[:, None], other[:, None], offsets).squeeze(-1) for other in others])
+        gain = found.deletion_area[1:].mean(0) - found.deletion_area[0]
         for i, slide in enumerate(part.ids):
-            alike.setdefault(slide, []).append(float(rho[i]))
+            alike.setdefault(slide, []).append(float(each[:, i].mean()))
+            copies.setdefault(slide, []).append(of_twins[:, i].numpy())
             if found.right[i]:
-                measures = found.deletion_area[0, i], found.insertion_area[0, i], found.sufficiency(0.1)[0, i]
+                measures = found.deletion_area[0, i], found.insertion_area[0, i], found.sufficiency(0.1)[0, i], gain[i]
                 areas.setdefault(slide, []).append([float(value) for value in measures])
     figures = car.maps[0].figures
     expected = np.mean([np.mean(values, axis=0) for values in areas.values()], axis=0)
-    names = ("deletion_area", "insertion_area", "sufficiency")
+    names = ("deletion_area", "insertion_area", "sufficiency", "aopc_gain")
     assert [figures[name]["value"] for name in names] == pytest.approx(expected.tolist(), abs=1e-5)
-    assert figures["randomisation"]["value"] == pytest.approx(np.mean([np.mean(v) for v in alike.values()]), abs=1e-5)
+    of_slides = [np.mean(values) for values in alike.values()]
+    assert figures["randomisation"]["value"] == pytest.approx(np.nanmean(of_slides), abs=1e-5)
     assert figures["deletion_area"]["slides"] == len(areas) == car.right
-    assert figures["randomisation"]["slides"] == len(alike) == car.slides == 36
+    assert figures["randomisation"]["slides"] == np.isfinite(of_slides).sum()
+    assert len(alike) == car.slides == 36
+    labels = read_run(study / "car").predictions().groupby("slide")["label"].first()
+    p = np.stack([np.mean(values, axis=0) for values in copies.values()], axis=1)
+    aucs = [bag_auc(one, (labels[list(copies)] == "b").to_numpy().astype(int)) for one in p]
+    assert car.auc_of_twins.tolist() == pytest.approx(aucs, abs=1e-6)
+
+
+def test_every_model_has_shuffles_of_its_own(study, monkeypatch, tmp_path):
+    seeds = []
+
+    def noted(*words):
+        seeds.append(tuple(words[-1]))
+        return ask(*words)
+
+    monkeypatch.setattr(command, "ask", noted)
+    judged(study / "car", methods=("attention",), out=tmp_path)
+    assert len(seeds) == 6
+    assert len(set().union(*seeds)) == 6 * TWINS
+    assert EXPLAINED >= 5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_run_with_shuffled_weights_fails_the_randomisation_test_by_every_map(study, tmp_path, seed):
+    run = shuffled_copy(study / "car", tmp_path / "shuffled", seed=seed)
+    (found,) = judged(run, methods=("path", "attention"), random_orders=10)
+    assert [one.fails for one in found.maps] == [True, True]
+    assert all(UNLEARNED in one.failures for one in found.maps)
 
 
 def test_the_curves_begin_with_what_was_predicted_and_end_with_the_bag_of_zeros(study, car):
@@ -92,18 +141,29 @@ def test_a_map_that_does_not_know_the_model_fails_the_randomisation_test(car):
     path, _, chance = car.maps
     assert chance.method == "random"
     assert chance.figures["randomisation"]["value"] == pytest.approx(1)
-    assert chance.fails is True
+    assert chance.figures["aopc_gain"]["value"] == pytest.approx(0, abs=1e-6)
+    assert chance.failures == (ALIKE, NO_GAIN)
+    assert path.failures == ()
     assert path.fails is False
-    assert path.figures["aopc_shuffled"]["value"] < path.figures["aopc_over_random"]["value"]
+    assert path.figures["aopc_gain"]["low"] > 0
 
 
-def test_a_model_without_anything_learned_has_a_constant_map_and_no_verdict(study, tmp_path):
+def test_the_twin_is_a_control_with_curves_of_its_own(car):
+    for one in car.maps:
+        own, twin = (found.figures["deletion_area"]["value"] for found in (one, one.twin))
+        assert one.figures["aopc_gain"]["value"] == pytest.approx(twin - own)
+        assert one.twin.deletion.mean[0] == pytest.approx(one.deletion.mean[0])
+        assert one.twin.deletion.mean.mean() == pytest.approx(twin)
+        assert len(one.twin.auc) == 21
+
+
+def test_a_model_of_zeros_has_a_constant_map_and_has_learned_nothing(study, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(study / "car", run)
     weights = {name: torch.zeros_like(tensor) for name, tensor in load_file(run / "weights.safetensors").items()}
     save_file(weights, run / "weights.safetensors")
     (found,) = judged(run, methods=("attention",))
-    assert found.maps[0].fails is None
+    assert found.maps[0].failures == (UNLEARNED, NO_GAIN)
     assert np.isnan(found.maps[0].figures["randomisation"]["value"])
 
 
@@ -126,14 +186,14 @@ def test_runs_side_by_side_are_written_as_table_picture_page_and_json(study, tmp
     status, shown, err = said("faithfulness", str(study / "car"), str(study / "mean"), "--out", str(out), *words)
     assert status == 0
     assert "mean cannot be asked for path: it is left out there" in err
-    assert "car: random FAILS the randomisation test (1.00)" in shown
+    assert "car: random FAILS the randomisation test: the map is much the same" in shown
     facts = json.loads((out / "faithfulness.json").read_text())
     assert [[one["method"] for one in run["maps"]] for run in facts["runs"]] == [
         ["path", "single", "random"],
         ["single", "random"],
     ]
     assert facts["runs"][0]["maps"][2]["fails_randomisation"] is True
-    assert "| car | random |" in (out / "faithfulness.md").read_text()
+    assert "| car: random | FAILS" in (out / "faithfulness.md").read_text()
     assert (out / "faithfulness.png").read_bytes()[:4] == b"\x89PNG"
     assert str(study) not in (out / "faithfulness.html").read_text() + (out / "faithfulness.json").read_text()
 
@@ -172,8 +232,55 @@ def test_what_does_not_fit_is_one_line_and_status_2(study, tmp_path, said, monke
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cohort_that_moved_away_is_named(study, tmp_path, said):
-    shutil.copytree(study / "car", tmp_path / "run", ignore=shutil.ignore_patterns("cohort"))
-    status, _, err = said("faithfulness", str(tmp_path / "run"), "--out", str(tmp_path / "out"))
+def test_a_cohort_that_moved_away_is_named_and_found_where_it_is_now(study, tmp_path, said):
+    shutil.copytree(study / "car", tmp_path / "run", ignore=shutil.ignore_patterns("cohort", "faithfulness"))
+    words = ("faithfulness", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--device", "cpu", "--steps", "10")
+    status, _, err = said(*words)
     assert status == 2
-    assert "the cohort of" in err.strip().splitlines()[-1]
+    last = err.strip().splitlines()[-1]
+    assert "the cohort of" in last
+    assert "--bags" in last
+    for place in (study / "car" / "cohort", study / "features"):
+        status, _, err = said(*words, "--bags", str(place))
+        assert status == 0, err
+    make_files(tmp_path / "others", patients=3, seed=9)
+    status, _, err = said(
+        *words[:2], "--bags", str(tmp_path / "others" / "features"), "--out", str(tmp_path / "other_out")
+    )
+    assert status == 2
+    assert "is not the cohort that" in err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "splits.tsv", "predictions.parquet"])
+@pytest.mark.parametrize("command", ["faithfulness", "explain"])
+def test_a_run_that_lacks_a_file_is_told_before_anything_is_computed(study, tmp_path, said, command, name):
+    shutil.copytree(study / "mean", tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    status, _, err = said(command, str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--device", "cpu")
+    assert status == 2
+    assert err.strip().splitlines()[-1] == f"carmil: the run {tmp_path / 'run'} lacks {name}: train again"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_killed_command_goes_on_with_the_models_that_were_not_asked(study, car, tmp_path, monkeypatch):
+    asked = []
+
+    def until_killed(*words):
+        if len(asked) == 3:  # the first fold's two models, and one of the second's
+            raise KeyboardInterrupt
+        asked.append(1)
+        return ask(*words)
+
+    monkeypatch.setattr(command, "ask", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        judged(study / "car", methods=("path", "attention", "random"), out=tmp_path)
+    asked.clear()
+    monkeypatch.setattr(command, "ask", lambda *words: asked.append(1) or ask(*words))
+    (again,) = judged(study / "car", methods=("path", "attention", "random"), out=tmp_path)
+    assert len(asked) == 4
+    for one, before in zip(again.maps, car.maps, strict=True):
+        assert one.figures == before.figures
+        assert one.failures == before.failures
+        np.testing.assert_array_equal(one.deletion.mean, before.deletion.mean)
+    judged(study / "car", methods=("path", "attention", "random"), out=tmp_path)
+    assert len(asked) == 4

@@ -67,12 +67,16 @@ def faithfulness(
     ] = "",
     steps: Annotated[int, typer.Option(help="In how many steps all tiles are taken away.")] = 100,
     random_orders: Annotated[int, typer.Option(help="Random orders to compare with.")] = 10,
+    bags: Annotated[
+        Path | None, typer.Option(help="Where the runs' own cohort has moved to.  [default: where it was]")
+    ] = None,
     out: OutOption = Path("faithfulness"),
     device: DeviceOption = Device.auto,
 ) -> None:
     """Do the models need what their maps show? Curves and figures of several runs and maps side by side.
 
     Tiles are taken away, or put in, in each map's order; and the weights are shuffled, to see whether the map notices.
+    Killed and started again, it goes on.
 
     Example: carmil faithfulness run_abmil run_car --methods path,attention,random
     """
@@ -83,6 +87,8 @@ def faithfulness(
     folder_for(out)
     found = judge_runs(
         runs,
+        out,
+        bags=bags,
         methods=names_in(methods),
         steps=steps,
         random_orders=random_orders,

@@ -16,7 +16,6 @@ a cumulative sum that never subtracts, so that nothing is lost when the instance
 e maps, n instances of all bags together, b bags, S steps, d features, h heads, k classes, r random orders.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,7 +27,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags, rows_of, runs_of
 from carmil.errors import CarmilError
 from carmil.evidence.performance import bag_auc
-from carmil.evidence.ranks import bag_places, spearman
+from carmil.evidence.ranks import bag_places
 from carmil.models.contract import AttendingModel, BagModel
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_softmax, bag_sum, bag_weighted_sum
 
@@ -176,30 +175,6 @@ def cohort_curve(
     """
     p = logits.double().softmax(-1).transpose(1, 2).numpy()
     return np.array([[measure(step, labels) for step in one] for one in p])
-
-
-def randomisation(
-    model: BagModel, bags: Bags, explain: Callable[[BagModel, Bags], Tensor], *, repeats: int = 1, seed: int = 0
-) -> Tensor:
-    """Spearman between a model's map and that of the model with shuffled weights: (repeats, b, k); NaN for a constant map.
-
-    explain(model, bags) -> (n, k). Near 1 the map does not show what the model has learned.
-    """
-    offsets = Offsets(bags.offsets)
-    own = explain(model, bags).cpu()
-    others = [explain(shuffled(model, seed=seed + i), bags).cpu() for i in range(repeats)]
-    return torch.stack([spearman(own, other, offsets) for other in others])
-
-
-def shuffled(model: BagModel, *, seed: int = 0) -> BagModel:
-    """A copy whose parameters have, each by itself, their entries in random order."""
-    generator = torch.Generator().manual_seed(seed)
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
-            parameter.copy_(parameter.flatten()[order].view_as(parameter))
-    return model
 
 
 def _deleted(

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from carmil.report.faithfulness_picture import write_picture
 from carmil.report.plots import Line, bars_svg, colour, share_svg
 from carmil.report.tables import ResultTable
 from carmil.studies import card
-from carmil.studies.faithfulness import FAILS_FROM, FRACTION, Figure, JudgedMap, JudgedRun
+from carmil.studies.asked import EXPLAINED, FOLLOWED, FRACTION, TWINS
 from carmil.studies.gathered import Curve
+from carmil.studies.verdict import ALIKE, FAILS_FROM, Figure, Followed, JudgedMap, JudgedRun
 from carmil.training.runs import machine, plain
 
 CURVES = {
@@ -25,7 +26,6 @@ CURVES = {
     "monotonicity": "monotonicity ↑",
     "necessity": f"necessity at {FRACTION:.0%} ↑",
     "sufficiency": f"sufficiency at {FRACTION:.0%} ↑",
-    "randomisation": "randomisation: 0 is good, 1 fails",
 }
 MAPS = {
     "normalised_entropy": "entropy of log n",
@@ -34,12 +34,21 @@ MAPS = {
     "stability": "stability: Spearman",
     "overlap": "stability: ten best in common",
 }
-PASSED, FAILED, UNKNOWN = "passes", "FAILS", "no value: a map is constant"
+PASSED, FAILED, UNKNOWN, CONTROL = "passes ✓", "FAILS ✗", "not known", "control"
+WITHOUT = "weights shuffled"
 MEANING = (
-    "The model's weights are shuffled, so that nothing it has learned is left, and it is asked for its map again. Near 1 the two "
-    "maps are the same: the map does not show what the model has learned, and must not be read as its reason. Near 0 the map went "
-    "with the weights, as it should. Below 0 the shuffled model points the other way.",
-    f"A map fails from {FAILS_FROM:g} on. That line is ours; a map just below it is not good because of it.",
+    "The model's weights are shuffled, so that nothing it has learned is left, and this twin is asked for its map and its answers. "
+    "A map fails if one of these is so, and must then not be read as the model's reason:",
+    f"the map is much like the twin's: the likeness below is {FAILS_FROM:g} or more. It then shows the features or the "
+    "architecture. Likeness is |Spearman|, as a mirrored map is the same map, counted from what chance gives in bags of that size: "
+    f"0 is chance, 1 the same map. It is the mean over {EXPLAINED} twins of each model, then over slides. The line at "
+    f"{FAILS_FROM:g} is ours; a map just below it is not good because of it.",
+    "the map explains no better than the twin's: as tiles go in its order, the model falls no further than in the order of the "
+    "twin's map (AOPC gained: the lower end of its 95 % interval, paired over patients, is not above 0; "
+    f"{FOLLOWED} twins of each model).",
+    f"the model has learned nothing: the AUC of its test slides is not above that of every one of {TWINS} copies of the run with "
+    f"shuffled weights. One of {TWINS + 1} runs without anything learned would pass this. A random model, too, has maps that "
+    "explain its answers; there is nothing in them.",
 )
 
 
@@ -62,14 +71,14 @@ def write_faithfulness(runs: Sequence[JudgedRun], out: Path, *, command: str) ->
     html = page.get_template("faithfulness.html").render(
         title=", ".join(run.name for run in runs),
         tables=tables,
-        lines=lines,
+        kinds=kinds(runs),
         panels=panels(runs),
         keys=[(colour(i), named(one, runs)) for i, one in enumerate(maps)],
         tested=randomisation_rows(runs),
         bars=bars_svg(
-            [(named(one, runs), one.figures["randomisation"], bool(one.fails)) for one in maps], fails=FAILS_FROM
+            [(named(one, runs), one.figures["randomisation"], ALIKE in one.failures) for one in maps], fails=FAILS_FROM
         ),
-        failed=[named(one, runs) for one in maps if one.fails],
+        failed=[(named(one, runs), one.failures) for one in maps if one.fails],
         meaning=MEANING,
         limits=card.LIMITS,
         about={run.name: _about(run) for run in runs},
@@ -81,8 +90,25 @@ def write_faithfulness(runs: Sequence[JudgedRun], out: Path, *, command: str) ->
 
 
 def curves_table(runs: Sequence[JudgedRun]) -> ResultTable:
-    title = "Faithfulness over rightly answered slides, 95 % intervals over patients"
-    return _table(title, runs, CURVES)
+    """Two lines a map: itself, and as its control the map of the model with shuffled weights."""
+    lines = []
+    for run in runs:
+        for one in run.maps:
+            name = named(one, runs)
+            for who, said, found in ((name, verdict(one), one), (f"{name}, {WITHOUT}", CONTROL, one.twin)):
+                lines.append((who, said, *(cell(found.figures.get(column)) for column in CURVES)))
+    title = "Faithfulness over rightly answered slides, 95 % intervals over patients; the verdict is the randomisation test's"
+    return ResultTable(title, ("map", "verdict", *CURVES.values()), tuple(lines), names=2)
+
+
+def verdict(one: JudgedMap) -> str:
+    return UNKNOWN if one.fails is None else FAILED if one.fails else PASSED
+
+
+def kinds(runs: Sequence[JudgedRun]) -> list[str]:
+    """What each line of `curves_table` is, for the page's colours."""
+    of_verdict = {FAILED: "fails", PASSED: "passes", UNKNOWN: ""}
+    return [kind for run in runs for one in run.maps for kind in (of_verdict[verdict(one)], "control")]
 
 
 def maps_table(runs: Sequence[JudgedRun]) -> ResultTable:
@@ -94,12 +120,7 @@ def remarks(runs: Sequence[JudgedRun]) -> list[str]:
     found = [f"{run.name}: {_about(run)}" for run in runs]
     for run in runs:
         for one in run.maps:
-            if one.fails:
-                value = one.figures["randomisation"]["value"]
-                found.append(
-                    f"{named(one, runs)} FAILS the randomisation test ({value:.2f}): the map is much the same without anything "
-                    "that was learned"
-                )
+            found += [f"{named(one, runs)} FAILS the randomisation test: {words}" for words in one.failures]
     return found
 
 
@@ -108,47 +129,41 @@ def named(one: JudgedMap, runs: Sequence[JudgedRun]) -> str:
 
 
 def panels(runs: Sequence[JudgedRun]) -> list[tuple[str, str]]:
-    """(heading, svg) of deletion, insertion and the cohort's AUC. Dashed: random orders, of the first run."""
+    """(heading, svg) of deletion, insertion and the cohort's AUC. Dashed: random orders, of the first run; grey: the twins."""
     maps, first = [one for run in runs for one in run.maps], runs[0]
     gone = {"x_label": "share of the tiles taken away", "y_label": "probability of the label"}
     come = {"x_label": "share of the tiles put in", "y_label": "probability of the label"}
-    parts = [
-        (
-            "Deletion: the most relevant go first; lower is better",
-            [one.deletion.mean for one in maps],
-            first.at_random.mean,
-            gone,
-        ),
+    at_random = first.at_random.mean
+    parts: list[tuple[str, Callable[[Followed], NDArray[np.float64]], NDArray[np.float64], dict[str, str]]] = [
+        ("Deletion: the most relevant go first; lower is better", lambda one: one.deletion.mean, at_random, gone),
         (
             "Insertion: the most relevant come first; higher is better",
-            [one.insertion.mean for one in maps],
-            first.at_random.mean[::-1],
+            lambda one: one.insertion.mean,
+            at_random[::-1],
             come,
         ),
-        ("AUC of the cohort as tiles go", [one.auc for one in maps], first.auc_at_random, gone | {"y_label": "AUC"}),
+        ("AUC of the cohort as tiles go", lambda one: one.auc, first.auc_at_random, gone | {"y_label": "AUC"}),
     ]
-    return [
-        (head, share_svg([Line(_points(y)) for y in lines], guide=_points(guide), **axes))
-        for head, lines, guide, axes in parts
-    ]
+    found = []
+    for head, y, guide, axes in parts:
+        lines = [Line(_points(y(one))) for one in maps] + [Line(_points(y(one.twin)), control=True) for one in maps]
+        found.append((head, share_svg(lines, guide=_points(guide), **axes)))
+    return found
 
 
 def randomisation_rows(runs: Sequence[JudgedRun]) -> ResultTable:
-    """The test in figures: how alike the maps are, and what the shuffled model's map is worth to the trained one."""
+    """The test in figures: how alike the maps are, what the own map explains more, and what the run answers more."""
     lines = []
     for run in runs:
         for one in run.maps:
-            verdict = UNKNOWN if one.fails is None else FAILED if one.fails else PASSED
-            own, lost = one.figures["aopc_over_random"], one.figures["aopc_shuffled"]
-            lines.append((named(one, runs), verdict, cell(one.figures["randomisation"]), cell(own), cell(lost)))
-    heads = (
-        "map",
-        "verdict",
-        "Spearman with the shuffled model's map",
-        "AOPC over random, own map",
-        "the shuffled model's map",
-    )
+            figures = (cell(one.figures["randomisation"]), cell(one.figures["aopc_gain"]))
+            lines.append((named(one, runs), verdict(one), *figures, f"{one.auc[0]:.2f}", _range(run.auc_of_twins)))
+    heads = ("map", "verdict", "likeness, all slides", "AOPC gained, rightly answered", "AUC", "AUC, weights shuffled")
     return ResultTable("Randomisation test", heads, tuple(lines), names=2)
+
+
+def _range(values: NDArray[np.float64]) -> str:
+    return f"{values.min():.2f} to {values.max():.2f}"
 
 
 def cell(figure: Figure | None, digits: int = 2) -> str:
@@ -189,17 +204,26 @@ def _facts(run: JudgedRun) -> dict[str, Any]:
         "rightly_answered": run.right,
         "random_order": _curve(run.at_random),
         "random_order_auc": run.auc_at_random.tolist(),
+        "auc_of_twins": run.auc_of_twins.tolist(),
         "maps": [
             {
                 "method": one.method,
-                "figures": one.figures,
                 "fails_randomisation": one.fails,
-                "deletion": _curve(one.deletion),
-                "insertion": _curve(one.insertion),
-                "auc": one.auc.tolist(),
+                "failures": list(one.failures),
+                **_followed(one),
+                "weights_shuffled": _followed(one.twin),
             }
             for one in run.maps
         ],
+    }
+
+
+def _followed(found: Followed) -> dict[str, Any]:
+    return {
+        "figures": found.figures,
+        "deletion": _curve(found.deletion),
+        "insertion": _curve(found.insertion),
+        "auc": found.auc.tolist(),
     }
 
 

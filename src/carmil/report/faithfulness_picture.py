@@ -7,11 +7,11 @@ import numpy as np
 
 from carmil.files import whole_file
 from carmil.report.sensitivity import COLOURS, SOFT, STYLE
-from carmil.studies.faithfulness import JudgedRun
+from carmil.studies.verdict import JudgedRun
 
 
 def write_picture(runs: Sequence[JudgedRun], path: Path) -> None:
-    """Bands are 95 % intervals over patients; the dashed grey line is the first run's tiles in random orders."""
+    """Bands are 95 % intervals over patients. Grey: the maps of the models with shuffled weights; dashed, random orders."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -20,6 +20,9 @@ def write_picture(runs: Sequence[JudgedRun], path: Path) -> None:
         figure = Figure(figsize=(11.4, 3.9), layout="constrained")
         deletion, insertion, auc = figure.subplots(1, 3)
         x = np.linspace(0, 1, len(first.auc_at_random))
+        for i, twin in enumerate(one.twin for one in maps):
+            for panel, y in ((deletion, twin.deletion.mean), (insertion, twin.insertion.mean), (auc, twin.auc)):
+                panel.plot(x, y, color=SOFT, linewidth=1.0, alpha=0.7, label=None if i else "weights shuffled")
         for i, one in enumerate(maps):
             line = {
                 "color": COLOURS[i % len(COLOURS)],

@@ -16,10 +16,11 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """A line from share to share, and the point of it (or near it) that the answers are at."""
+    """A line from share to share, and the point of it (or near it) that the answers are at; a control is grey."""
 
     points: Points
     dot: tuple[float, float] | None = None
+    control: bool = False
 
 
 def share_svg(lines: Sequence[Line], *, guide: Points = (), x_label: str, y_label: str) -> str:
@@ -27,8 +28,10 @@ def share_svg(lines: Sequence[Line], *, guide: Points = (), x_label: str, y_labe
     parts = _frame(x_label, y_label)
     if guide:
         parts.append(f'<polyline class="guide" points="{_path(guide)}"/>')
-    parts += [f'<polyline class="line {colour(i)}" points="{_path(line.points)}"/>' for i, line in enumerate(lines)]
-    for i, line in enumerate(lines):
+    parts += [f'<polyline class="line control" points="{_path(line.points)}"/>' for line in lines if line.control]
+    coloured = [line for line in lines if not line.control]
+    parts += [f'<polyline class="line {colour(i)}" points="{_path(line.points)}"/>' for i, line in enumerate(coloured)]
+    for i, line in enumerate(coloured):
         if line.dot is not None:
             x, y = line.dot
             parts.append(f'<circle class="dot {colour(i)}" cx="{_x(x):.1f}" cy="{_y(y):.1f}" r="4.5"/>')
@@ -127,7 +130,7 @@ def _frame(x_label: str, y_label: str) -> list[str]:
 def _path(points: Points) -> str:
     """No more points than an eye can tell apart."""
     step = max(1, math.ceil(len(points) / MOST_POINTS))
-    kept = [*points[:-1:step], points[-1]]
+    kept = [*points[:-1:step], *points[-1:]]
     return " ".join(f"{_x(x):.1f},{_y(y):.1f}" for x, y in kept)
 
 

@@ -65,6 +65,18 @@ class Curves:
     cohort: Bounded
 
 
+def check_model(name: str, model: BagModel) -> None:
+    """Refuses a model that has none of the maps whose order the curves follow."""
+    if not _methods(model):
+        raise CarmilError(
+            f"{name} has none of the maps that curves are drawn of ({', '.join(EVIDENCE)}): expected a model with attention"
+        )
+
+
+def _methods(model: BagModel) -> list[str]:
+    return [method for method in EVIDENCE if method in explainers_of(model)]
+
+
 def curves_of(dataset: str, model: str, tested: Iterable[Asked], *, repeats: int = 1000) -> list[Curves]:
     """Intervals are a bootstrap over bags and over seeds together, each drawn by itself."""
     methods: list[str] = []
@@ -72,7 +84,7 @@ def curves_of(dataset: str, model: str, tested: Iterable[Asked], *, repeats: int
     units: list[Tensor] = []
     cohorts, right = [], []
     for one in tested:
-        methods = [method for method in EVIDENCE if method in explainers_of(one.model)]
+        methods = _methods(one.model)
         rows, mine, aucs = _followed(one, methods)
         columns.append(rows)
         units.append(torch.stack([one.places[mine], torch.full((int(mine.sum()),), one.seed)]))

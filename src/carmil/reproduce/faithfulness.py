@@ -19,10 +19,10 @@ from carmil.progress import console
 from carmil.report.deletion import Panel, Ribbon, draw_ribbons
 from carmil.report.tables import ResultTable
 from carmil.reproduce import crc, table1
-from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Asked, Bounded, Curves, curves_of
+from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Asked, Bounded, Curves, check_model, curves_of
 from carmil.reproduce.digit_runs import Experiment, population_of
-from carmil.reproduce.measured import measured_once
 from carmil.reproduce.table1 import Settings, figure, shown
+from carmil.studies.measured import measured_once
 from carmil.training.predict import predict
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
@@ -57,6 +57,8 @@ def run_faithfulness(
     if not studies and nuclei is None:
         raise CarmilError("no bags named: expected a digit task, crc's folder, or both")
     experiments = table1.planned(studies, settings, data)
+    for experiment in experiments:
+        check_model(experiment.model, experiment.build(studies[experiment.task.name].test.bags.width))
     bags = None if nuclei is None else _loaded(nuclei)
     found: list[Curves] = []
     machines: list[str] = []
@@ -77,10 +79,10 @@ def run_faithfulness(
 
 
 def _loaded(nuclei: Nuclei) -> Bags:
-    """crc's bags; a model that cannot be built is known before any training."""
+    """crc's bags; a model that cannot be built, or has no curve, is known before any training."""
     bags = crc.load_crc(nuclei.folder)
     for model in nuclei.models:
-        crc.build(model, bags.width)
+        check_model(model, crc.build(model, bags.width))
     return bags
 
 

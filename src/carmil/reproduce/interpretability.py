@@ -25,8 +25,8 @@ from carmil.progress import console
 from carmil.report.tables import ResultTable
 from carmil.reproduce import table1
 from carmil.reproduce.digit_runs import Experiment, evidence_maps, known, population_of, scored
-from carmil.reproduce.measured import measured_once
 from carmil.reproduce.table1 import Row, Settings, figure
+from carmil.studies.measured import measured_once
 from carmil.training.runs import Run
 
 MEASURES = {**table1.MEASURES, "auroc_both": "AUROC±", "ndcg": "NDCG"}
@@ -51,9 +51,11 @@ def run_interpretability(
     for name in explainers:
         if name not in EXPLAINERS:
             raise CarmilError(unknown("explainer", name, EXPLAINERS))
+    experiments = table1.planned(studies, settings, data)
+    _check_asked(experiments, studies, explainers)
     rows: list[Row] = []
     machines: list[str] = []
-    for experiment, run in table1.trained(table1.planned(studies, settings, data), studies, out, device):
+    for experiment, run in table1.trained(experiments, studies, out, device):
         task, model = experiment.task.name, experiment.model
         points = settings.points(model)
         asked = explainers or [name for name in EXPLAINERS if len(points) == 1 or name not in SLOW]
@@ -67,6 +69,22 @@ def run_interpretability(
     write_text(out / "interpretability.json", json.dumps(table1.as_json(rows, lines), indent=2))
     write_text(out / "interpretability.md", table1.markdown("Interpretability: digit bags", rows, lines, MEASURES))
     return rows, lines
+
+
+def _check_asked(
+    experiments: Sequence[Experiment], studies: Mapping[str, DigitStudy], explainers: Sequence[str]
+) -> None:
+    """Refuses, before any training, an explainer that no model of these can be asked for."""
+    fitting = {
+        experiment.model: explainers_of(experiment.build(studies[experiment.task.name].test.bags.width))
+        for experiment in experiments
+    }
+    for name in explainers:
+        if experiments and not any(name in found for found in fitting.values()):
+            raise CarmilError(
+                f"--explainers {name}: none of {', '.join(fitting)} can be asked for it; "
+                f"{experiments[0].model} can be for {', '.join(fitting[experiments[0].model])}"
+            )
 
 
 def _evidence(

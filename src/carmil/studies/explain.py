@@ -2,11 +2,11 @@
 
 OUT/explanation.json   what was asked, so that a killed command goes on and another one is refused
 OUT/SLIDE.parquet      a row an instance; the slide's line of the summary is in the file's own metadata
+OUT/thresholds.json    of Dice, where instances have a truth
 OUT/summary.parquet    and summary.csv: a line a slide
 OUT/summary.json       over the slides; written last
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from carmil.bags.bags import Bags
+from carmil.bags.store import Store, open_store
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import pools_by_attention
 from carmil.files import safe_name, whole_file, write_text
@@ -22,11 +23,21 @@ from carmil.models.contract import BagModel
 from carmil.progress import counted
 from carmil.studies.cohort import Say
 from carmil.studies.explained import Explained, explained
-from carmil.studies.external import fitting
+from carmil.studies.external import check_fits
 from carmil.studies.located import dice_thresholds
-from carmil.studies.run_folder import StudyRun, begin, build, read_run, write_table
+from carmil.studies.measured import measured_once
+from carmil.studies.run_folder import StudyRun, begin, build, read_run, weights_key, write_table
 from carmil.studies.summary import summary_of
-from carmil.studies.tested import Subject, methods_of, own_store, own_subjects, reopened, validated
+from carmil.studies.tested import (
+    Subject,
+    check_whole,
+    known_again,
+    methods_of,
+    own_subjects,
+    packed,
+    reopened,
+    validated,
+)
 from carmil.training.runs import plain
 
 if TYPE_CHECKING:
@@ -60,17 +71,13 @@ def explain_run(
     import pandas as pd
 
     run = read_run(run_folder)
+    check_whole(run)
     methods = methods_of(run, methods, say=say)
     if searched and not pools_by_attention(build(run.settings, run.facts["width"], len(run.classes))):
         raise CarmilError(f"--searched needs attention pooling, which {run.settings['model']!r} does not have")
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
-    store = reopened(run) if bags is None else own_store(run, bags)
-    own = store is not None
-    if bags is not None and own:
-        say(f"{bags} is the cohort of the run: every slide is explained by the models that were tested on it")
-    if store is None:
-        assert bags is not None
-        store = fitting(run, bags, out, None, say)
+    _check_free(out)
+    store, own = _store(run, bags, out, say)
     subjects = own_subjects(run, store) if own else _everyone(run, store.ids)
     begin(out, {"settings": _asked(run, methods, searched), "data": store.fingerprint}, kind="explanation")
     if store.bags().instance_labels is not None and len(run.classes) > 2:
@@ -79,8 +86,7 @@ def explain_run(
     members = [population.member(row) for row in range(len(run.models))]
     lines, written = _written(run, members, store.bags(), subjects, methods, out, searched)
     frame = pd.DataFrame(lines)
-    places = validated(run, store) if own else None
-    thresholds = dice_thresholds(members, store.bags(), places, methods)
+    thresholds = _thresholds(run, members, store, methods, out, device) if own else {}
     summary = summary_of(run, frame, store.bags(), subjects, out, methods, thresholds)
     write_table(out / "summary.parquet", frame)
     write_text(out / "summary.csv", frame.to_csv(index=False))
@@ -88,13 +94,48 @@ def explain_run(
     return Explanation(out, methods, frame, summary, written)
 
 
+def _check_free(out: Path) -> None:
+    """A slide's file, or the summary, could have the name of one of a run's."""
+    for kind in ("run", "sweep"):
+        if (out / f"{kind}.json").exists():
+            raise CarmilError(
+                f"--out {out} holds a {kind}: choose another folder for the evidence, {out / 'evidence'} say"
+            )
+
+
+def _store(run: StudyRun, bags: Path | None, out: Path, say: Say) -> tuple[Store, bool]:
+    """The slides to explain, and whether they are the run's own."""
+    if bags is None:
+        return reopened(run), True
+    store = open_store(packed(run, bags, out, say=say))
+    own = known_again(run, store)
+    if own is not None:
+        say(f"{bags} is the cohort of the run: every slide is explained by the models that were tested on it")
+        return own, True
+    check_fits(run, store, bags, say)
+    return store, False
+
+
+def _thresholds(
+    run: StudyRun, members: list[BagModel], store: Store, methods: tuple[str, ...], out: Path, device: str
+) -> dict[str, list[float]]:
+    """Of Dice, chosen once and kept; NaN comes back from JSON as None."""
+    asked = _asked(run, methods, searched=False) | {"data": store.fingerprint}
+
+    def choose() -> dict[str, list[float]]:
+        with counted("thresholds of Dice", "models") as on_model:
+            return dice_thresholds(members, store.bags(), validated(run, store), methods, on_model)
+
+    kept, _ = measured_once(out / "thresholds.json", asked, choose, device=device)
+    return {method: [float("nan") if at is None else at for at in found] for method, found in kept.items()}
+
+
 def _everyone(run: StudyRun, slides: tuple[str, ...]) -> list[Subject]:
     return [Subject(slide, place, tuple(range(len(run.models)))) for place, slide in enumerate(slides)]
 
 
 def _asked(run: StudyRun, methods: tuple[str, ...], searched: bool) -> dict[str, Any]:
-    weights = hashlib.sha256((run.folder / "weights.safetensors").read_bytes()).hexdigest()[:16]
-    return {"run": run.facts["key"], "weights": weights, "methods": list(methods), "searched": searched}
+    return {"run": run.facts["key"], "weights": weights_key(run), "methods": list(methods), "searched": searched}
 
 
 def _written(

@@ -3,83 +3,60 @@
 Every model is asked about the slides it was tested on, by its own map of the class it answers. A slide's figure is the mean
 over its models; deletion, insertion and what follows from them are over rightly answered slides, as the paper has it.
 
-e maps, b slides, S steps, n instances of some slides, k classes, r random orders.
+OUT/asked/RUN-i.json   what the i-th group of models gave, those that were tested on the same slides: a killed command goes on
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from carmil import __version__
 from carmil.bags.bags import Bags
+from carmil.bags.store import Store
 from carmil.errors import CarmilError
-from carmil.evidence.abilities import scores_are_weights
-from carmil.evidence.concentration import concentration_of, stability
-from carmil.evidence.explainers import check_explainers, default_explainer, explain, explainers_of
-from carmil.evidence.faithfulness import Faithfulness, deletion, judged, of_classes, shuffled
-from carmil.evidence.ranks import spearman
+from carmil.evidence.concentration import stability
+from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
+from carmil.files import safe_name
 from carmil.models.contract import BagModel
-from carmil.models.pooling import Offsets, bag_softmax
 from carmil.progress import counted
+from carmil.studies import asked
+from carmil.studies.asked import TWINS, Question, ask
 from carmil.studies.cohort import Say
-from carmil.studies.gathered import Curve, Gathered
-from carmil.studies.run_folder import StudyRun, build, read_run
-from carmil.studies.tested import own_subjects, reopened, together
+from carmil.studies.gathered import Gathered
+from carmil.studies.measured import measured_once
+from carmil.studies.run_folder import StudyRun, build, read_run, weights_key
+from carmil.studies.tested import Subject, check_whole, own_subjects, packed, reopened, together
+from carmil.studies.verdict import Followed, JudgedMap, JudgedRun
 
 AT_ONCE = 2**17  # instances in memory
-FRACTION = 0.1  # at which necessity and sufficiency are asked
-CONCENTRATION = ("normalised_entropy", "gini", "effective")
-FAILS_FROM = 0.5  # a map that agrees so well with that of the shuffled model fails the randomisation test
-SCORES = ("attention", "counterfactual_attention")  # maps that become weights by a softmax
-
-Figure = dict[str, float]  # value, low, high, slides
-
-
-@dataclass(frozen=True, eq=False)
-class JudgedMap:
-    """One explainer of a run: its figures by name, its curves over the share of instances taken away."""
-
-    run: str
-    method: str
-    figures: dict[str, Figure]
-    deletion: Curve
-    insertion: Curve
-    auc: NDArray[np.float64]
-
-    @property
-    def fails(self) -> bool | None:
-        """The randomisation test; None where there is no value."""
-        value = self.figures["randomisation"]["value"]
-        return None if value != value else value >= FAILS_FROM
-
-
-@dataclass(frozen=True, eq=False)
-class JudgedRun:
-    """All maps of a run, and what random orders do to its answers."""
-
-    run: StudyRun
-    name: str
-    slides: int
-    right: int
-    maps: tuple[JudgedMap, ...]
-    at_random: Curve
-    auc_at_random: NDArray[np.float64]
 
 
 def judge_runs(
-    folders: Sequence[Path], *, methods: Sequence[str], steps: int, random_orders: int, device: str, say: Say
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    methods: Sequence[str],
+    steps: int,
+    random_orders: int,
+    device: str,
+    say: Say,
+    bags: Path | None = None,
 ) -> list[JudgedRun]:
-    """Every run by every method that fits it; by default its default explainer and attention."""
+    """Every run by every method that fits it; by default its default explainer and attention.
+
+    bags: where the cohort of the runs has moved to. What was asked is kept in `out`.
+    """
     if steps < 10 or steps % 10:
         raise CarmilError(f"--steps {steps}: expected a multiple of 10, so that a tenth of the tiles is a step")
     if random_orders < 1:
         raise CarmilError(f"--random-orders {random_orders}: expected at least one, to compare with")
     check_explainers(methods)
     runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        check_whole(run)
     if len({run.facts["data"] for run in runs}) > 1:
         say(
             "these runs are not of the same slides and labels: their curves stand side by side, but not against each other"
@@ -94,9 +71,11 @@ def judge_runs(
         for run in without:
             say(f"{run.folder} cannot be asked for {method}: it is left out there")
     names = _names(runs)
+    place = None if bags is None else packed(runs[0], bags, out, say=say)
+    stores = [reopened(run, place) for run in runs]
     return [
-        _judged_run(run, name, own, steps, random_orders, device)
-        for run, name, own in zip(runs, names, chosen, strict=True)
+        _judged_run(run, name, store, Question(own, steps, random_orders), out / "asked", device)
+        for run, name, store, own in zip(runs, names, stores, chosen, strict=True)
     ]
 
 
@@ -126,103 +105,93 @@ def _names(runs: Sequence[StudyRun]) -> list[str]:
     return names
 
 
-def _judged_run(
-    run: StudyRun, name: str, methods: tuple[str, ...], steps: int, random_orders: int, device: str
-) -> JudgedRun:
-    store = reopened(run)
+def _judged_run(run: StudyRun, name: str, store: Store, question: Question, kept: Path, device: str) -> JudgedRun:
     subjects = own_subjects(run, store)
-    bags, population = store.bags(), run.population(device)
-    number = {of: c for c, of in enumerate(run.classes)}
+    labels = [run.classes.index(str(subject.label)) for subject in subjects]
     patients = [subject.patient or subject.slide for subject in subjects]
-    gathered = Gathered(len(subjects), methods, steps, random_orders, len(run.classes))
     at = {subject.slide: i for i, subject in enumerate(subjects)}
-    total, done = sum(len(subject.models) for subject in subjects), 0
-    with counted(f"asking {name}", "answers") as on_part:
-        for models, group in together(subjects).items():
-            members = [population.member(row) for row in models]
-            places = torch.tensor([subject.place for subject in group])
-            of_slide = {subject.slide: number[str(subject.label)] for subject in group}
-            for part in bags.parts(AT_ONCE, places):
-                labels = torch.tensor([of_slide[slide] for slide in part.ids])
-                where = np.array([at[slide] for slide in part.ids])
-                every = [
-                    _asked(model, part, labels, methods, gathered, where, steps, random_orders) for model in members
-                ]
-                if len(members) > 1:
-                    alike = stability(torch.stack(every), part.offsets)
-                    gathered.add("stability", where, alike.spearman.mean(0).T)
-                    gathered.add("overlap", where, alike.overlap.mean(0).T)
-                done += len(members) * len(part)
-                on_part(done, total)
+    bags, population = store.bags(), run.population(device)
+    gathered, done = _empty(run, len(subjects), question), 0
+    total = sum(len(subject.models) for subject in subjects)
+    key = {"carmil": __version__, "weights": weights_key(run), "data": store.fingerprint, **vars(question)}
+    key["twins"] = [asked.TWINS, asked.EXPLAINED, asked.FOLLOWED]
+    with counted(f"asking {name}", "answers") as on_answers:
+        for i, (rows, group) in enumerate(together(subjects).items()):
+
+            def measure(rows: tuple[int, ...] = rows, group: list[Subject] = group, done: int = done) -> dict[str, Any]:
+                members = {row: population.member(row) for row in rows}
+                return _group(run, members, bags, group, question, lambda more: on_answers(done + more, total))
+
+            where = np.array([at[subject.slide] for subject in group])
+            mine = key | {"models": rows, "slides": [subject.slide for subject in group]}
+            found, _ = measured_once(kept / f"{safe_name(name)}-{i}.json", mine, measure, device=device)
+            gathered.take(where, found)
+            done += len(rows) * len(group)
+            on_answers(done, total)
+    return _judged(run, name, question.methods, gathered, labels, patients)
+
+
+def _empty(run: StudyRun, slides: int, question: Question) -> Gathered:
+    return Gathered(
+        slides,
+        len(question.methods),
+        steps=question.steps,
+        random_orders=question.random_orders,
+        twins=TWINS,
+        classes=len(run.classes),
+    )
+
+
+def _group(
+    run: StudyRun,
+    members: dict[int, BagModel],
+    bags: Bags,
+    group: Sequence[Subject],
+    question: Question,
+    on_answers: Callable[[int], None],
+) -> dict[str, Any]:
+    """What some models gave that were tested on the same slides; every model has twins of its own."""
+    gathered, done = _empty(run, len(group), question), 0
+    at = {subject.slide: i for i, subject in enumerate(group)}
+    for part in bags.parts(AT_ONCE, torch.tensor([subject.place for subject in group])):
+        where = np.array([at[slide] for slide in part.ids])
+        labels = torch.tensor([run.classes.index(str(group[i].label)) for i in where])
+        every = []
+        for row, model in members.items():
+            seeds = range(row * TWINS, (row + 1) * TWINS)
+            every.append(ask(model, part, labels, question, gathered, where, seeds))
+            done += len(part)
+            on_answers(done)
+        if len(members) > 1:
+            alike = stability(torch.stack(every), part.offsets)
+            gathered.add("stability", where, alike.spearman.mean(0).T)
+            gathered.add("overlap", where, alike.overlap.mean(0).T)
+    return gathered.kept()
+
+
+def _judged(
+    run: StudyRun,
+    name: str,
+    methods: Sequence[str],
+    gathered: Gathered,
+    labels: Sequence[int],
+    patients: Sequence[str],
+) -> JudgedRun:
     figures = gathered.figures(patients)
-    auc, auc_at_random = gathered.auc([number[str(subject.label)] for subject in subjects])
-    maps = tuple(
-        JudgedMap(
-            name,
-            method,
+    auc, auc_at_random, of_twins = gathered.auc(labels)
+    followed = [
+        Followed(
             figures[i],
             gathered.curve(gathered.most[i], patients),
             gathered.curve(gathered.least[i], patients, backwards=True),
             auc[i],
         )
-        for i, method in enumerate(methods)
+        for i in range(len(figures))
+    ]
+    learned = None if np.isnan(auc[0, 0]) else bool(auc[0, 0] > of_twins.max())
+    maps = tuple(
+        JudgedMap(**vars(own), run=name, method=method, twin=twin, learned=learned)
+        for method, own, twin in zip(methods, followed[: len(methods)], followed[len(methods) :], strict=True)
     )
-    at_random = gathered.curve(gathered.at_random, patients)
-    return JudgedRun(run, name, len(subjects), int((gathered.rights > 0).sum()), maps, at_random, auc_at_random)
-
-
-def _asked(
-    model: BagModel,
-    part: Bags,
-    labels: Tensor,
-    methods: Sequence[str],
-    gathered: Gathered,
-    where: NDArray[np.int64],
-    steps: int,
-    random_orders: int,
-) -> Tensor:
-    """Asks one model about some slides and tells `gathered`; gives its maps of the labels' classes, (n, e)."""
-    first, offsets = next(model.parameters()), Offsets(part.offsets)
-    with torch.no_grad():
-        answers = model(part.features.to(first), Offsets(part.offsets, first.device)).logits.argmax(-1).cpu()
-    evidence = torch.stack([explain(model, part, method) for method in methods])
-    other = shuffled(model)
-    without = torch.stack([explain(other, part, method) for method in methods]).nan_to_num()
-    maps, lost = of_classes(evidence, answers, offsets), of_classes(without, answers, offsets)
-    chance = torch.rand(random_orders, maps.shape[1], generator=torch.Generator().manual_seed(int(where[0])))
-    logits = deletion(model, part, torch.cat([maps, -maps, chance.to(maps), lost]), steps=steps)
-    found = judged(logits[: -len(methods)], labels, maps=len(methods))
-    p_lost = (
-        logits[-len(methods) :]
-        .softmax(-1)
-        .gather(-1, labels[None, :, None, None].expand(len(methods), -1, steps + 1, 1))
-    )
-    gathered.add_curves(where, found, logits.double().softmax(-1))
-    for name, values in _of_curves(found).items():
-        gathered.add(name, where, values, only=found.right)
-    gathered.add("aopc_shuffled", where, found.at_random.mean((0, -1)) - p_lost.squeeze(-1).mean(-1), only=found.right)
-    gathered.add("randomisation", where, spearman(maps.T, lost.T, offsets).T)
-    weights = [_weights(model, method, column, offsets) for method, column in zip(methods, maps, strict=True)]
-    concentrated = concentration_of(torch.stack(weights, dim=-1), offsets)
-    for name in CONCENTRATION:
-        gathered.add(name, where, getattr(concentrated, name).T)
-    return of_classes(evidence, labels, offsets).T
-
-
-def _of_curves(found: Faithfulness) -> dict[str, Tensor]:
-    """(e, b) each."""
-    return {
-        "deletion_area": found.deletion_area,
-        "insertion_area": found.insertion_area,
-        "aopc_over_random": found.aopc_over_random,
-        "monotonicity": found.monotonicity,
-        "necessity": found.necessity(FRACTION),
-        "sufficiency": found.sufficiency(FRACTION),
-    }
-
-
-def _weights(model: BagModel, method: str, scores: Tensor, offsets: Offsets) -> Tensor:
-    """A map (n) as weights that can be shared out: the softmax of attention scores, the size of evidence."""
-    if method in SCORES and not scores_are_weights(model):
-        return bag_softmax(scores.unsqueeze(-1), offsets).squeeze(-1)
-    return scores.abs()
+    at_random, right = gathered.curve(gathered.at_random, patients), int((gathered.rights > 0).sum())
+    return JudgedRun(run, name, len(labels), right, maps, at_random, auc_at_random, of_twins)

@@ -1,21 +1,31 @@
 """What models answer as instances go, gathered slide by slide until figures, curves and the cohort's AUC are made of it.
 
-e maps, b slides, S steps, k classes, r random orders, m models.
+e maps, b slides, S steps, k classes, r random orders, t twins: copies of a model with shuffled weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from carmil.evidence.faithfulness import Faithfulness
 from carmil.evidence.performance import bag_auc
 from carmil.studies.figures import mean_interval
 
 Floats = NDArray[np.float64]
 RESAMPLES = 500
+SLIDES_ARE = {  # which axis
+    "most": 1,
+    "least": 1,
+    "at_random": 0,
+    "rights": 0,
+    "models": 0,
+    "answers": 1,
+    "random_answers": 1,
+    "twins": 1,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,43 +38,69 @@ class Curve:
 
 
 class Gathered:
-    """Sums over the models of each slide. most, least (e, b, S+1) and at_random (b, S+1): of rightly answered ones."""
+    """Sums over the models of each slide. Maps are e of the models themselves, then e of their twins: 2 e.
 
-    def __init__(self, slides: int, methods: Sequence[str], steps: int, random_orders: int, classes: int) -> None:
-        maps = len(methods)
-        self.most, self.least = np.zeros((maps, slides, steps + 1)), np.zeros((maps, slides, steps + 1))
+    most, least (2 e, b, S+1), at_random (b, S+1): p of the label, of rightly answered slides
+    answers (2 e, b, S+1, k), random_answers (r, b, S+1, k), twins (t, b, 1, k): p of every class, of all slides
+    """
+
+    def __init__(self, slides: int, maps: int, *, steps: int, random_orders: int, twins: int, classes: int) -> None:
+        self.most, self.least = np.zeros((2 * maps, slides, steps + 1)), np.zeros((2 * maps, slides, steps + 1))
         self.at_random = np.zeros((slides, steps + 1))
         self.rights, self.models = np.zeros(slides), np.zeros(slides)
-        self.answers = np.zeros((maps, slides, steps + 1, classes))
+        self.answers = np.zeros((2 * maps, slides, steps + 1, classes))
         self.random_answers = np.zeros((random_orders, slides, steps + 1, classes))
+        self.twins = np.zeros((twins, slides, 1, classes))
         self._sums: dict[str, Floats] = {}
         self._counts: dict[str, Floats] = {}
 
     def add(self, name: str, where: NDArray[np.int64], values: Tensor, *, only: Tensor | None = None) -> None:
-        """A figure (e, some slides) of one model; NaN, and slides that are not among `only`, do not count."""
+        """A figure (e or 2 e, some slides) of one model; NaN, and slides that are not among `only`, do not count."""
         found = values.double().numpy()
         there = ~np.isnan(found) & (True if only is None else only.numpy())
-        for kept, more in ((self._sums, np.where(there, found, 0.0)), (self._counts, there)):
-            kept.setdefault(name, np.zeros(self.most.shape[:2]))[:, where] += more
+        self._add(name, where, np.where(there, found, 0.0), there)
 
-    def add_curves(self, where: NDArray[np.int64], found: Faithfulness, answers: Tensor) -> None:
-        """p of one model: `found` of the labels' classes, `answers` (e + e + r + e, some slides, S+1, k) of all."""
-        right, maps = found.right.numpy()[:, None], len(self.most)
-        self.most[:, where] += found.most_first.numpy() * right
-        self.least[:, where] += found.least_first.numpy() * right
-        self.at_random[where] += found.at_random.mean(0).numpy() * right
-        self.rights[where] += right[:, 0]
+    def add_curves(
+        self, where: NDArray[np.int64], right: Tensor, *, most: Tensor, least: Tensor, at_random: Tensor
+    ) -> None:
+        """p of the labels' classes by one model, as instances go; it answers the slides of `right` rightly."""
+        counts = right.numpy()[:, None]
+        self.most[:, where] += most.numpy() * counts
+        self.least[:, where] += least.numpy() * counts
+        self.at_random[where] += at_random.numpy() * counts
+        self.rights[where] += counts[:, 0]
+
+    def add_answers(self, where: NDArray[np.int64], by_maps: Tensor, *, at_random: Tensor, twins: Tensor) -> None:
+        """p of all classes by one model as instances go, and by its twins (t, b, k) of the whole slides."""
         self.models[where] += 1
-        self.answers[:, where] += answers[:maps].numpy()
-        self.random_answers[:, where] += answers[2 * maps : -maps].numpy()
+        self.answers[:, where] += by_maps.numpy()
+        self.random_answers[:, where] += at_random.numpy()
+        self.twins[:, where] += twins.numpy()[:, :, None]
+
+    def kept(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        figures = {name: [self._sums[name].tolist(), self._counts[name].tolist()] for name in self._sums}
+        return {"figures": figures, **{name: getattr(self, name).tolist() for name in SLIDES_ARE}}
+
+    def take(self, where: NDArray[np.int64], kept: Mapping[str, Any]) -> None:
+        """What was kept of some slides, put where they stand among these."""
+        for name, axis in SLIDES_ARE.items():
+            getattr(self, name)[(slice(None),) * axis + (where,)] += np.asarray(kept[name])
+        for name, (sums, counts) in kept["figures"].items():
+            self._add(name, where, np.asarray(sums), np.asarray(counts))
 
     def figures(self, patients: Sequence[str]) -> list[dict[str, dict[str, float]]]:
         """Of each map, by name: the mean over the slides of the mean over their models."""
         with np.errstate(invalid="ignore"):
             means = {name: self._sums[name] / self._counts[name] for name in self._sums}
         return [
-            {name: mean_interval(values[i], patients) for name, values in means.items()} for i in range(len(self.most))
+            {name: mean_interval(values[i], patients) for name, values in means.items() if i < len(values)}
+            for i in range(len(self.most))
         ]
+
+    def _add(self, name: str, where: NDArray[np.int64], sums: Floats, counts: NDArray) -> None:
+        for kept, more in ((self._sums, sums), (self._counts, counts)):
+            kept.setdefault(name, np.zeros((len(more), len(self.models))))[:, where] += more
 
     def curve(self, sums: Floats, patients: Sequence[str], *, backwards: bool = False) -> Curve:
         """Of summed probabilities (b, S+1); backwards: instances come in instead of going."""
@@ -76,14 +112,14 @@ class Gathered:
             return Curve(nothing, nothing, nothing)
         return Curve(curves.mean(0), *_band(curves, np.asarray(patients)[there]))
 
-    def auc(self, labels: Sequence[int]) -> tuple[Floats, Floats]:
-        """The cohort's AUC at each step by each map, (e, S+1), and the mean over the random orders, (S+1)."""
+    def auc(self, labels: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+        """The cohort's AUC at each step by each map, (2 e, S+1), the mean over the random orders, (S+1), and of twins, (t)."""
 
         def curves(sums: Floats) -> Floats:
             p = (sums / self.models[:, None, None]).transpose(0, 2, 1, 3)
             return np.array([[bag_auc(step, labels) for step in one] for one in p])
 
-        return curves(self.answers), curves(self.random_answers).mean(0)
+        return curves(self.answers), curves(self.random_answers).mean(0), curves(self.twins)[:, 0]
 
 
 def _band(curves: Floats, patients: NDArray) -> tuple[Floats, Floats]:

@@ -3,7 +3,7 @@
 n instances of all slides together. One number an instance is kept, never features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,21 @@ AT_ONCE = 2**17  # instances in memory
 
 
 def dice_thresholds(
-    members: Sequence[BagModel], bags: Bags, validated: Sequence[Sequence[int]] | None, methods: Sequence[str]
+    members: Sequence[BagModel],
+    bags: Bags,
+    validated: Sequence[Sequence[int]],
+    methods: Sequence[str],
+    on_model: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, list[float]]:
     """For each method the threshold of every model's map with the best Dice on the model's own validation bags.
 
-    NaN where these have no target; nothing where there is no truth to choose by, or no validation bags (`validated`).
+    validated: of each model the places of these bags. NaN where they have no target; nothing where there is no truth to
+    choose by.
     """
-    if validated is None or bags.instance_labels is None or members[0].classes != 2:
+    if bags.instance_labels is None or members[0].classes != 2:
         return {}
     found: dict[str, list[float]] = {method: [] for method in methods}
-    for model, places in zip(members, validated, strict=True):
+    for done, (model, places) in enumerate(zip(members, validated, strict=True), 1):
         chosen = torch.tensor(places, dtype=torch.long)
         truth = torch.cat([truth_of(bags, place) for place in places])
         known, offsets = known_instances(truth, torch.cat([chosen.new_zeros(1), bags.sizes[chosen].cumsum(0)]))
@@ -43,6 +48,7 @@ def dice_thresholds(
         for method in methods:
             scores = torch.cat([explain(model, part, method)[:, 1] for part in bags.parts(AT_ONCE, chosen)])
             found[method].append(dice_threshold(scores[known], targets, offsets) if targets.any() else float("nan"))
+        on_model(done, len(members))
     return found
 
 

@@ -12,6 +12,7 @@ metrics.json           figures; written last: a run that has it is finished
 card.md, report.html   for people
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -118,6 +119,11 @@ def read_run(folder: Path) -> StudyRun:
     if "splits" not in facts:
         raise CarmilError(f"{folder} is a run of another kind: expected one that `carmil train` wrote")
     return StudyRun(folder, facts, _json(folder / "models.json"), _json(folder / "metrics.json"))
+
+
+def weights_key(run: StudyRun) -> str:
+    """Changes with any weight."""
+    return hashlib.sha256((run.folder / "weights.safetensors").read_bytes()).hexdigest()[:16]
 
 
 def write_models(folder: Path, trained: Trained, grid: list[GridPoint], points: list[dict[str, Any]]) -> None:

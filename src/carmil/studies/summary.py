@@ -112,8 +112,11 @@ def _described(summary: dict[str, Any]) -> str:
 
 
 def _turned(frame: "pd.DataFrame", which: str, classes: Sequence[str]) -> dict[str, Any]:
-    """How many answers turn, and of rightly answered slides (a row a class) which class's logit grew most (a column)."""
+    """How many answers turn; where labels are known, of rightly answered slides (a row a class) which class's logit grew most
+    (a column)."""
     found: dict[str, Any] = {"turned": int((frame[f"{which}_prediction"] != frame["prediction"]).sum())}
+    if frame["label"].isna().all():
+        return found
     right = frame[frame["label"] == frame["prediction"]]
     matrix = [
         [int(((right["label"] == label) & (right[f"{which}_grown"] == grown)).sum()) for grown in classes]

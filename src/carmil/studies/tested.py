@@ -8,7 +8,7 @@ from carmil.bags.store import Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
 from carmil.studies.card import tested_folds
-from carmil.studies.cohort import Say
+from carmil.studies.cohort import Say, opened
 from carmil.studies.run_folder import StudyRun, build
 
 
@@ -37,14 +37,46 @@ def own_store(run: StudyRun, given: Path | None = None) -> Store | None:
     return None
 
 
-def reopened(run: StudyRun) -> Store:
-    store = own_store(run)
+def reopened(run: StudyRun, given: Path | None = None) -> Store:
+    """The run's own cohort, where it was or where it has moved to."""
+    store = own_store(run, given)
+    if store is None and given is not None:
+        raise CarmilError(
+            f"--bags {given} is not the cohort that {run.folder} was trained on: its fingerprint is another; the run's own "
+            f"was at {run.settings['bags']}"
+        )
     if store is None:
         raise CarmilError(
-            f"the cohort of {run.folder} is neither at {run.settings['bags']} nor in the run: put it back, or start where "
-            "the run was trained"
+            f"the cohort of {run.folder} is neither at {run.settings['bags']} nor in the run: put it back, or say with --bags "
+            "where it is now"
         )
     return store
+
+
+def known_again(run: StudyRun, store: Store) -> Store | None:
+    """The run's own cohort, if these bags are it or the slides that its patients' bags were made of. None if they are new."""
+    if store.fingerprint == run.facts["store"]:
+        return own_store(run) or store  # the run's copy may know more of its instances
+    if run.settings["patients"] == "one-bag":
+        slides = [place for place in (run.folder / "cohort", Path(run.settings["bags"])) if is_store(place)]
+        if any(open_store(place).fingerprint == store.fingerprint for place in slides):
+            return reopened(run)
+    return None
+
+
+def packed(run: StudyRun, bags: Path, out: Path, *, say: Say) -> Path:
+    """Where the store of these bags is; files are packed into one in `out`, as the run's own were, so that these are known."""
+    if not is_store(bags):
+        opened(bags, out / "cohort", dtype=run.settings["dtype"], truth=None, say=say)
+        return out / "cohort"
+    return bags
+
+
+def check_whole(run: StudyRun) -> None:
+    """What is needed later is missed before anything is computed."""
+    for name in ("weights.safetensors", "predictions.parquet", "splits.tsv"):
+        if not (run.folder / name).is_file():
+            raise CarmilError(f"the run {run.folder} lacks {name}: train again")
 
 
 def own_subjects(run: StudyRun, store: Store) -> list[Subject]:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from carmil.reproduce.measured import measured_once
+from carmil.studies.measured import measured_once
 
 
 def test_what_was_asked_before_is_read_with_the_machine_that_measured_it(tmp_path):

@@ -1,4 +1,4 @@
-"""What was measured once is not measured again: a recipe that was killed goes on."""
+"""What was measured once is not measured again: a command that was killed goes on."""
 
 import json
 from collections.abc import Callable, Mapping

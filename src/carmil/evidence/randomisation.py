@@ -1,0 +1,73 @@
+"""Does a map change when everything the model has learned is destroyed? Its weights are shuffled, and it is asked again.
+
+Two maps that know nothing of each other agree by chance, and the more so the fewer instances a bag has: with six, |rho| is 0.37
+in the mean. So likeness is counted from there, as Cohen's kappa is:
+
+    likeness = (|rho| - c_n) / (1 - c_n),    c_n = E |rho| of two random orders of n instances
+
+0 is chance, 1 the same map or its mirror image; in bags of a hundred instances and more it is |rho|, but for 0.08.
+
+n instances of all bags together, b bags, k classes, c columns.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import cache
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.evidence.ranks import spearman
+from carmil.models.contract import BagModel
+from carmil.models.pooling import Offsets
+
+COUNTED = 8  # instances, of which all orders are counted; rho of more is nearly normal
+
+
+def shuffled(model: BagModel, *, seed: int = 0) -> BagModel:
+    """A copy whose parameters have, each by itself, their entries in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+            parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    return model
+
+
+def randomisation(
+    model: BagModel, bags: Bags, explain: Callable[[BagModel, Bags], Tensor], *, repeats: int = 1, seed: int = 0
+) -> Tensor:
+    """Spearman between a model's map and that of the model with shuffled weights: (repeats, b, k); NaN for a constant map.
+
+    explain(model, bags) -> (n, k). Near 1 the map does not show what the model has learned.
+    """
+    offsets = Offsets(bags.offsets)
+    own = explain(model, bags).cpu()
+    others = [explain(shuffled(model, seed=seed + i), bags).cpu() for i in range(repeats)]
+    return torch.stack([spearman(own, other, offsets) for other in others])
+
+
+def likeness(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
+    """How alike two maps are in each bag, up to their sign, over chance. x, y (..., n, c) -> (..., b, c).
+
+    NaN where one of them is constant, and in bags of one or two instances: any two orders of two are the same or mirrored.
+    """
+    by_chance = torch.tensor([chance(size) for size in offsets.lengths], dtype=torch.float64, device=x.device)
+    by_chance = by_chance.masked_fill(by_chance == 1, torch.nan).unsqueeze(-1)
+    return (spearman(x, y, offsets).abs() - by_chance) / (1 - by_chance)
+
+
+@cache
+def chance(size: int) -> float:
+    """E |rho| of two random orders of so many instances."""
+    if size <= 2:
+        return 1.0
+    if size > COUNTED:
+        return math.sqrt(2 / (math.pi * (size - 1)))
+    orders = torch.tensor(list(permutations(range(size))), dtype=torch.float64)
+    moved = (orders - torch.arange(size)).square().sum(-1)
+    return float((1 - 6 * moved / (size * (size * size - 1))).abs().mean())

@@ -1,0 +1,142 @@
+"""One model asked about some slides by its maps, and by those of the same model with its weights shuffled: its twins.
+
+A twin costs a pass. To judge the maps, the first of them are explained too, and instances are taken away in the order of the
+maps of still fewer, as that is what costs most.
+
+e maps, b slides, S steps, n instances of these slides, k classes, r random orders, t twins whose maps are followed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.evidence.abilities import scores_are_weights
+from carmil.evidence.concentration import concentration_of
+from carmil.evidence.explainers import explain
+from carmil.evidence.faithfulness import Faithfulness, deletion, judged, of_classes
+from carmil.evidence.randomisation import likeness, shuffled
+from carmil.models.contract import BagModel
+from carmil.models.pooling import Offsets, bag_softmax
+from carmil.studies.gathered import Gathered
+
+TWINS, EXPLAINED, FOLLOWED = 19, 5, 2  # twins that answer; of these, explained; of these, followed as instances go
+FRACTION = 0.1  # at which necessity and sufficiency are asked
+CONCENTRATION = ("normalised_entropy", "gini", "effective")
+SCORES = ("attention", "counterfactual_attention")  # maps that become weights by a softmax
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every model is asked."""
+
+    methods: tuple[str, ...]
+    steps: int
+    random_orders: int
+
+
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """In which instances go: by the own maps (e, n), by the maps of the twins (t, e, n), and at random (r, n)."""
+
+    own: Tensor
+    twins: Tensor
+    chance: Tensor
+
+    @property
+    def maps(self) -> int:
+        return len(self.own) * (1 + len(self.twins))
+
+    @property
+    def laid_out(self) -> Tensor:
+        """As `judged` expects it: all maps, the same upside down, random orders."""
+        maps = torch.cat([self.own, self.twins.flatten(0, 1)])
+        return torch.cat([maps, -maps, self.chance])
+
+    def twins_as_one(self, values: Tensor) -> Tensor:
+        """What was found by all maps (e + t e, ...) -> by the own ones, then the mean over the twins: (2 e, ...)."""
+        own, twins = values.split([len(self.own), self.maps - len(self.own)])
+        return torch.cat([own, twins.unflatten(0, self.twins.shape[:2]).nanmean(0)])
+
+
+def ask(
+    model: BagModel,
+    part: Bags,
+    labels: Tensor,
+    question: Question,
+    gathered: Gathered,
+    where: NDArray[np.int64],
+    seeds: Iterable[int],
+) -> Tensor:
+    """Asks about some slides and tells `gathered`; gives the model's maps of the labels' classes, (n, e). seeds: its twins'."""
+    offsets, methods = Offsets(part.offsets), question.methods
+    answers = _answers(model, part).argmax(-1)
+    evidence = torch.stack([explain(model, part, method) for method in methods])
+    maps = of_classes(evidence, answers, offsets)
+    copies, alike, followed = [], [], []
+    for i, seed in enumerate(seeds):
+        twin = shuffled(model, seed=seed)
+        copies.append(_answers(twin, part))
+        if i < EXPLAINED:
+            theirs = torch.stack([explain(twin, part, method) for method in methods]).nan_to_num()
+            lost = of_classes(theirs, answers, offsets)
+            alike.append(likeness(maps.T, lost.T, offsets).T)
+            followed += [lost] * (i < FOLLOWED)
+    chance = torch.rand(
+        question.random_orders, maps.shape[1], generator=torch.Generator().manual_seed(int(part.offsets[-1]))
+    )
+    orders = Orders(maps, torch.stack(followed), chance.to(maps))
+    logits = deletion(model, part, orders.laid_out, steps=question.steps)
+    found = judged(logits, labels, maps=orders.maps)
+    p = logits.double().softmax(-1)
+    gathered.add_curves(
+        where,
+        found.right,
+        most=orders.twins_as_one(found.most_first),
+        least=orders.twins_as_one(found.least_first),
+        at_random=found.at_random.mean(0),
+    )
+    gathered.add_answers(
+        where, orders.twins_as_one(p[: orders.maps]), at_random=p[2 * orders.maps :], twins=torch.stack(copies)
+    )
+    for name, values in _of_curves(found).items():
+        gathered.add(name, where, orders.twins_as_one(values), only=found.right)
+    area, area_of_twins = orders.twins_as_one(found.deletion_area).chunk(2)
+    gathered.add("aopc_gain", where, area_of_twins - area, only=found.right)
+    gathered.add("randomisation", where, torch.stack(alike).nanmean(0))
+    weights = [_weights(model, method, column, offsets) for method, column in zip(methods, maps, strict=True)]
+    concentrated = concentration_of(torch.stack(weights, dim=-1), offsets)
+    for name in CONCENTRATION:
+        gathered.add(name, where, getattr(concentrated, name).T)
+    return of_classes(evidence, labels, offsets).T
+
+
+def _answers(model: BagModel, part: Bags) -> Tensor:
+    """p (b, k) of the whole bags."""
+    first = next(model.parameters())
+    with torch.no_grad():
+        logits = model(part.features.to(first), Offsets(part.offsets, first.device)).logits
+    return logits.double().softmax(-1).cpu()
+
+
+def _of_curves(found: Faithfulness) -> dict[str, Tensor]:
+    """(e, b) each."""
+    return {
+        "deletion_area": found.deletion_area,
+        "insertion_area": found.insertion_area,
+        "aopc_over_random": found.aopc_over_random,
+        "monotonicity": found.monotonicity,
+        "necessity": found.necessity(FRACTION),
+        "sufficiency": found.sufficiency(FRACTION),
+    }
+
+
+def _weights(model: BagModel, method: str, scores: Tensor, offsets: Offsets) -> Tensor:
+    """A map (n) as weights that can be shared out: the softmax of attention scores, the size of evidence."""
+    if method in SCORES and not scores_are_weights(model):
+        return bag_softmax(scores.unsqueeze(-1), offsets).squeeze(-1)
+    return scores.abs()
