@@ -10,7 +10,8 @@ import tifffile
 from carmil.errors import CarmilError
 from carmil.slides.annotations import Region, read_annotations
 from carmil.slides.slide import Tiles
-from carmil.slides.tile_labels import UNKNOWN, label_tiles, paint, positive_names
+from carmil.slides.tile_labels import label_tiles, paint, positive_names
+from carmil.truth import UNKNOWN
 
 SQUARE = [[100, 200], [300, 200], [300, 500], [100, 500]]
 HOLE = [[150, 250], [200, 250], [200, 300], [150, 300]]

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from carmil.bags.bags import UNKNOWN
 from carmil.bags.store import build_store
 from carmil.slides.tiling import write_tiles
+from carmil.truth import UNKNOWN
 
 SIDE = 300
 

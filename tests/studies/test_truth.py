@@ -2,10 +2,11 @@
 
 import torch
 
-from carmil.bags.bags import UNKNOWN, Bags
+from carmil.bags.bags import Bags
 from carmil.studies.located import located
 from carmil.studies.tested import Subject
 from carmil.studies.truth import auprc, known_instances
+from carmil.truth import UNKNOWN
 
 
 def test_unknown_instances_do_not_count():

@@ -16,8 +16,6 @@ from carmil.errors import CarmilError
 
 Unit = Literal["level0_px", "um"]
 
-UNKNOWN = -128  # of an instance's truth: nobody knows; -1 speaks against the class
-
 _PER_INSTANCE = ("features", "instance_labels", "coordinates")
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.bags.bags import UNKNOWN
 from carmil.errors import CarmilError
 from carmil.slides.annotations import Region, Ring
 from carmil.slides.slide import Tiles
+from carmil.truth import UNKNOWN
 
 POSITIVE, NEGATIVE = 1, 0
 EXCLUSIONS = ("_2", "exclusion")  # CAMELYON16 calls so what is normal inside its tumours

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.bags.bags import UNKNOWN
 from carmil.files import safe_name, whole_file, write_text
 from carmil.slides.slide import Tiles
 from carmil.slides.tile_labels import TileLabels
+from carmil.truth import UNKNOWN
 
 
 def write_truth(labelled: Sequence[tuple[Tiles, TileLabels]], out: Path) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import UNKNOWN, Bags
+from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence.agreement import agreement_by_bag
 from carmil.evidence.explainers import explain
@@ -21,6 +21,7 @@ from carmil.models.contract import BagModel
 from carmil.studies.figures import mean_interval
 from carmil.studies.tested import Subject
 from carmil.studies.truth import known_instances
+from carmil.truth import UNKNOWN
 
 AT_ONCE = 2**17  # instances in memory
 

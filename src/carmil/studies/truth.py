@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import UNKNOWN, Bags
+from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence import average_precision, explain
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
+from carmil.truth import UNKNOWN
 
 MAPS = ("attention", "path")
 
