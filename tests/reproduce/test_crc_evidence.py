@@ -43,7 +43,7 @@ def run(data, out, **changes):
 @pytest.fixture(scope="module", autouse=True)
 def _small_models():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(crc_evidence, "OPTIONS", {"abmil.gated": {"hidden": 8, "attention": 4}})
+        patched.setattr(crc, "OPTIONS", {"abmil.gated": {"hidden": 8, "attention": 4}})
         yield
 
 
@@ -62,7 +62,7 @@ def done(data, tmp_path_factory):
 def trained(model, data, out):
     """The population as it was left, to be asked again by other means."""
     bags = crc.load_crc(data)
-    study = crc_evidence.Study(bags, None, None, RECIPE, crc_evidence._facts(bags, RECIPE, SEEDS, 0), out, "cpu")
+    study = crc_evidence.Study(bags, None, None, RECIPE, {**crc.study_of(bags, RECIPE, 0), "seeds": SEEDS}, out, "cpu")
     return crc_evidence._trained(model, study)[0], bags
 
 

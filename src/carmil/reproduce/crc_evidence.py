@@ -4,9 +4,8 @@ The folds and the recipe are crc's; all folds and seeds of a model are one popul
 s seeds, r = s f models: model i is of seed i // f and fold i % f.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.counterfactual import create_model, list_models
+from carmil.counterfactual import list_models
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import average_precision, explain, explainers_of
 from carmil.evidence.localisation import auroc, ndcg
 from carmil.models.pooling import Offsets
 from carmil.progress import tracked, training_progress
-from carmil.reproduce.crc import FOLDS, LEARNING_RATE, OPTIONS, RECIPE, VALIDATION_SHARE, fold_roles, load_crc
+from carmil.reproduce.crc import FOLDS, LEARNING_RATE, RECIPE, build, fold_roles, load_crc, study_of
 from carmil.reproduce.crc_evidence_report import conditions, write_result
 from carmil.reproduce.map_comparison import BASELINE, DEFAULT, MEASURES, Folds, Measured, Result, compared
 from carmil.training.checkpoint import Checkpoint, read_tensors, write_tensors
@@ -83,7 +82,8 @@ def run_crc_evidence(
                 "expected at least one, to measure maps on: try another --seed"
             )
     measurable = (validated | tested) & both_kinds
-    study = Study(bags, roles, measurable, recipe, _facts(bags, recipe, seeds, seed), out, device)
+    facts = {**study_of(bags, recipe, seed), "seeds": seeds}
+    study = Study(bags, roles, measurable, recipe, facts, out, device)
     measured = {model: _measured(model, study) for model in dict.fromkeys(models)}
     folds = Folds(tested.numpy(), validated.numpy(), bags.labels.numpy())
     lines = conditions([machine for one in measured.values() for machine in one.machines], seeds, seed, recipe)
@@ -119,28 +119,11 @@ def _both_kinds(bags: Bags) -> Tensor:
     return torch.tensor([bool((part > 0).any() and (part <= 0).any()) for part in parts])
 
 
-def _facts(bags: Bags, recipe: Recipe, seeds: int, seed: int) -> dict[str, Any]:
-    assert bags.instance_labels is not None
-    content = (bags.features, bags.offsets, bags.instance_labels)
-    return {
-        "recipe": asdict(recipe),
-        "lr": LEARNING_RATE,
-        "options": OPTIONS,
-        "seeds": seeds,
-        "seed": seed,
-        "folds": FOLDS,
-        "validation_share": VALIDATION_SHARE,
-        "bags": hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in content)).hexdigest()[:16],
-    }
-
-
 def _trained(model: str, study: Study) -> tuple[Population, str]:
     """All folds and seeds, and the machine that trained them; read if they are there, gone on with if they were begun."""
     key, path, seeds = study.key(model), study.file("weights", model), study.facts["seeds"]
-    options = OPTIONS.get(model.rpartition("/")[2], {})
     members = [Member(seed=row, lr=LEARNING_RATE) for row in range(seeds * FOLDS)]
-    build = partial(create_model, model, study.bags.width, 2, **options)
-    population = Population(build, members, device=study.device)
+    population = Population(partial(build, model, study.bags.width), members, device=study.device)
     if path.exists():
         weights, facts = read_tensors(path, key)
         population.load_state(weights)
