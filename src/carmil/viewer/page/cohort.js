@@ -1,6 +1,6 @@
 // The cohort as a table that can be sorted, filtered and stepped through. Only the rows in sight exist, so that
 // thousands cost what thirty do; the chosen row always exists, because screen readers follow it.
-import { element, many, percent } from "./words.js";
+import { element, many, notice, percent } from "./words.js";
 
 const ROW = 46; // pixels; the style sheet's --row says the same
 const SPARE = 8; // rows drawn beyond either edge
@@ -92,16 +92,7 @@ export class Cohort {
   fail(text, again) {
     this.count.textContent = "";
     this.grid.setAttribute("aria-busy", "false");
-    this.grid.replaceChildren(
-      element("div", {
-        class: "notice",
-        role: "alert",
-        children: [
-          element("p", { text }),
-          element("button", { type: "button", text: "Try again", on: { click: again } }),
-        ],
-      }),
-    );
+    this.grid.replaceChildren(notice(text, again));
   }
 
   filter() {

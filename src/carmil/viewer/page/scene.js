@@ -2,7 +2,7 @@
 import { gradient, meanings, paint } from "./colours.js";
 import { openSeadragon, Plane } from "./plane.js";
 import { Bars, Pictures } from "./strip.js";
-import { capital, element, number as plain, say, signed } from "./words.js";
+import { capital, element, notice, number as plain, say, signed } from "./words.js";
 
 const NEAR = 10; // pixels: a click this close to the first corner closes the region
 
@@ -36,16 +36,7 @@ export class Scene {
   fail(text, again) {
     this.close();
     this.panes.setAttribute("aria-busy", "false");
-    this.panes.replaceChildren(
-      element("div", {
-        class: "notice",
-        role: "alert",
-        children: [
-          element("p", { text }),
-          element("button", { type: "button", text: "Try again", on: { click: again } }),
-        ],
-      }),
-    );
+    this.panes.replaceChildren(notice(text, again));
   }
 
   close() {

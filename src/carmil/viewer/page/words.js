@@ -13,6 +13,17 @@ export function element(tag, { text, class: names, children = [], on = {}, ...at
   return made;
 }
 
+/** What went wrong, and a button to try again. */
+export const notice = (text, again) =>
+  element("div", {
+    class: "notice",
+    role: "alert",
+    children: [
+      element("p", { text }),
+      element("button", { type: "button", text: "Try again", on: { click: again } }),
+    ],
+  });
+
 export const options = (pairs, chosen) =>
   pairs.map(([value, text]) => element("option", { value, text, selected: value === chosen }));
 
