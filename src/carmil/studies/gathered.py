@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.evidence.performance import bag_auc
+from carmil.evidence.resampling import mean_intervals
 from carmil.studies.figures import mean_interval
 
 Floats = NDArray[np.float64]
@@ -110,7 +111,7 @@ class Gathered:
         if not len(curves):
             nothing = np.full(sums.shape[1], np.nan)
             return Curve(nothing, nothing, nothing)
-        return Curve(curves.mean(0), *_band(curves, np.asarray(patients)[there]))
+        return Curve(*mean_intervals(curves, np.asarray(patients)[there], repeats=RESAMPLES))
 
     def auc(self, labels: Sequence[int]) -> tuple[Floats, Floats, Floats]:
         """The cohort's AUC at each step by each map, (2 e, S+1), the mean over the random orders, (S+1), and of twins, (t)."""
@@ -120,14 +121,3 @@ class Gathered:
             return np.array([[bag_auc(step, labels) for step in one] for one in p])
 
         return curves(self.answers), curves(self.random_answers).mean(0), curves(self.twins)[:, 0]
-
-
-def _band(curves: Floats, patients: NDArray) -> tuple[Floats, Floats]:
-    """95 % band of the mean of curves (b, S+1) over resampled patients."""
-    unit = np.unique(patients, return_inverse=True)[1]
-    units = int(unit.max()) + 1
-    drawn = np.random.default_rng(0).integers(units, size=(RESAMPLES, units))
-    counts = np.stack([np.bincount(one, minlength=units) for one in drawn])[:, unit].astype(np.float64)
-    means = counts @ curves / counts.sum(1, keepdims=True)
-    low, high = np.quantile(means, (0.025, 0.975), axis=0)
-    return low, high
