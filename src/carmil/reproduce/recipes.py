@@ -1,0 +1,94 @@
+"""The paper's tables and figures, one recipe each: what each is of, what it needs, and what it hands to the page.
+
+A recipe is a module here with `reproduce(asked) -> Finding`; it is imported when it is asked for. All of them go on where they were
+killed, so that `carmil reproduce all` does too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from carmil.errors import CarmilError, unknown
+from carmil.report.tables import ResultTable
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every recipe is told.
+
+    data: the user's folder, if any: `mnist`, `crc` and a folder for each cohort of slides (`slide_cohorts`)
+    out: where this recipe writes; shared: where runs and cohorts lie that several recipes use
+    fast: a look at the machinery; the figures mean nothing
+    """
+
+    out: Path
+    shared: Path
+    data: Path | None = None
+    device: str = "cpu"
+    fast: bool = False
+    seed: int = 0
+
+    def folder(self, name: str) -> Path | None:
+        """The folder of this name in the user's data, if it is there."""
+        found = None if self.data is None else self.data / name
+        return found if found is not None and found.is_dir() else None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file that was written, and what one sees on it."""
+
+    path: Path
+    caption: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a recipe found. `lines`: in words what came out, the conditions, every deviation from the paper."""
+
+    tables: tuple[ResultTable, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """name: its command; of: where the paper has it; needs: what it runs on, and what without."""
+
+    name: str
+    of: str
+    title: str
+    needs: str
+
+    @property
+    def reproduce(self) -> Callable[[Asked], Finding]:
+        return import_module(f"carmil.reproduce.{self.name.replace('-', '_')}").reproduce
+
+
+DIGITS = "MNIST and features of it in DATA/mnist; else the bundled digits"
+SLIDES = "cohorts of slides in DATA; else a stand-in made of DATA/crc"
+
+RECIPES = (
+    Recipe("overview", "Figure 2", "The method, drawn from our own architecture", "nothing"),
+    Recipe("table1", "Table 1", "Digit bags with known truth", DIGITS),
+    Recipe("table2", "Table 2", "Five pathology tasks, all methods", SLIDES),
+    Recipe("table3", "Table 3", "CAR on ABMIL, DSMIL and TransMIL", SLIDES),
+    Recipe("encoders", "Table 4", "ABMIL and CAR-MIL on other features", SLIDES),
+    Recipe("hyperparameters", "Figure 3", "How much alpha, lambda and the distance matter", SLIDES),
+    Recipe("interpretability", "Table 5", "Attention as an explanation, every explainer beside it", DIGITS),
+    Recipe("faithfulness", "Figures 1a and 4", "Deletion curves", DIGITS),
+    Recipe("heat-maps", "Figures 1b, 5 and 7", "Maps of several methods on one slide", SLIDES),
+    Recipe("correlations", "Section 6 and Figure 6", "Factual, counterfactual and ABMIL's attention", SLIDES),
+    Recipe("shift", "Section 5", "Which class grows under the counterfactual attention", DIGITS + "; " + SLIDES),
+    Recipe("theory", "Appendix, theory", "Does u_cf - u follow -g on trained models?", DIGITS),
+    Recipe("weno", "Appendix, WENO", "Beside weakly supervised distillation", SLIDES),
+    Recipe("complexity", "Appendix, complexity", "Parameters and multiply-adds", "nothing"),
+)
+
+
+def recipe_named(name: str) -> Recipe:
+    for recipe in RECIPES:
+        if recipe.name == name:
+            return recipe
+    raise CarmilError(unknown("recipe", name, [recipe.name for recipe in RECIPES]))

@@ -1,0 +1,38 @@
+"""The cohorts of slides that the paper's tables are about: where they lie, how each is divided and by what it is measured.
+
+DATA/NAME/labels.csv and DATA/NAME/ENCODER, a store or a folder of features. Where DATA has none of them, a stand-in made of
+crc's nuclei takes their place, and is called so.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class SlideCohort:
+    """One column of Table 2. measures: the two figures it has there, by their names in a run's metrics.
+
+    official: the table's own split, then `seeds` initialisations; else `folds` by patient.
+    said: what a reader must know of it: counts that differ from the paper's, what it stands in for.
+    """
+
+    name: str
+    title: str
+    bags: Path
+    labels: Path
+    measures: tuple[str, str]
+    encoder: str
+    official: bool = False
+    folds: int = 5
+    seeds: int = 1
+    lr: float = 2e-4
+    stand_in: bool = False
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The cohorts that are there, and a line for each that is not: which files were expected where."""
+
+    cohorts: tuple[SlideCohort, ...]
+    missing: tuple[str, ...]
