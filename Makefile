@@ -1,14 +1,15 @@
 # Everything sets itself up: uv (fetched with pip into .uv when the machine has none), then the environment in .venv.
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test lint format docs clean
 
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --no-sync
 
 help:
 	@echo "make demo   train on digit bags and write demo/report.html"
-	@echo "make test   run the tests"
+	@echo "make test   run the tests, a worker a core"
 	@echo "make lint   run the linters and the type checker"
 	@echo "make format rewrite the code as the linter wants it"
+	@echo "make docs   build the documentation into site/"
 
 .uv/bin/uv:
 	python3 -m pip install --quiet --disable-pip-version-check --target .uv uv
@@ -17,7 +18,7 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt | $(if $(filter .uv/bin/uv,$(UV)),.uv/bin/uv)
 	$(UV) venv --quiet --allow-existing .venv
-	$(UV) pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(UV) pip install --quiet --constraint constraints.txt --editable . --group dev --group docs
 	@$(RUN) python tools/fetch_openseadragon.py
 	@touch $@
 
@@ -25,7 +26,7 @@ demo: setup
 	$(RUN) carmil demo --out demo
 
 test: setup
-	$(RUN) pytest
+	$(RUN) pytest -n auto --dist loadscope
 
 lint: setup
 	$(RUN) ruff check .
@@ -36,5 +37,9 @@ format: setup
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
+docs: setup
+	$(RUN) mkdocs build --strict --quiet
+	@$(RUN) python tools/check_site.py site
+
 clean:
-	rm -rf .venv .uv .mypy_cache .pytest_cache .ruff_cache demo
+	rm -rf .venv .uv .mypy_cache .pytest_cache .ruff_cache demo site

@@ -3,6 +3,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # a worker a core already; torch asks when it is imported, processes inherit it
+
 import torch
 
 if not torch.cuda.is_available():
