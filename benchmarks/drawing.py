@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from carmil.maps.mosaic import mosaic, pixel_boxes
+from carmil.maps.tile_maps import tile_maps
 from carmil.slides.annotations import Region
 from carmil.slides.drawing import draw_maps, write_pngs
-from carmil.slides.maps import mosaic, pixel_boxes, raster, tile_maps
+from carmil.slides.maps import raster
 from carmil.slides.overlays import write_geojson, write_ome_tiff
 from carmil.slides.painting import Painter
 from carmil.slides.slide import Level, Picture, Slide, Tiles
@@ -69,7 +71,7 @@ def measured(task: str, count: int, folder: Path) -> None:
     slide, tiles, values = made_up(count)
     evidence, every = tile_maps({"tumour": values["tumour"]}), tile_maps(values)
     star_of, loose = star(slide.width), jittered(tiles)
-    boxes = pixel_boxes(tiles, (0, 0, slide.width, slide.height), (4000, 4000))
+    boxes = pixel_boxes(tiles.corners, tiles.size, (0, 0, slide.width, slide.height), (4000, 4000))
     tasks = {
         "nothing: libraries and tiles": lambda: None,
         "one map laid out on cells": lambda: mosaic(boxes, values["tumour"][None], (4000, 4000)),

@@ -7,12 +7,13 @@ import pytest
 from PIL import Image
 
 from carmil.errors import CarmilError
+from carmil.maps.colours import colour_of
+from carmil.maps.mosaic import picture_size
+from carmil.maps.tile_maps import tile_maps
 from carmil.slides import comparison, legend, painting
 from carmil.slides.annotations import Region, read_annotations
-from carmil.slides.colours import colour_of
 from carmil.slides.comparison import ends_of, top_regions
 from carmil.slides.drawing import draw_maps, write_pngs
-from carmil.slides.maps import picture_size, tile_maps
 from carmil.slides.opening import open_slide
 from carmil.slides.painting import Painter
 from carmil.slides.png import PngWriter

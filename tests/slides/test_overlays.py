@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tifffile
 
+from carmil.maps.tile_maps import tile_maps
 from carmil.slides import overlays
 from carmil.slides.annotations import read_annotations
 from carmil.slides.contours import top_region_contours
-from carmil.slides.maps import tile_maps
 from carmil.slides.overlays import write_geojson, write_ome_tiff
 from carmil.slides.painting import Painter
 from carmil.slides.tile_labels import label_tiles

@@ -12,8 +12,9 @@ from carmil.cli.slides import MppOption, SlidesArgument, slides
 from carmil.errors import CarmilError, unknown
 
 if TYPE_CHECKING:
+    from carmil.maps.mosaic import Box
+    from carmil.maps.tile_maps import TileMap
     from carmil.slides.annotations import Region
-    from carmil.slides.maps import Box, TileMap
     from carmil.slides.slide import Tiles
 
 TilesOption = Annotated[Path, typer.Option(help="Folder that `carmil slides tile` wrote; or one file of tiles.")]

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.files import whole_file
+from carmil.maps.mosaic import Box, picture_size
+from carmil.maps.tile_maps import SCALES, TileMap, limits
 from carmil.slides.colours import INK, OUTLINES, SOFT
-from carmil.slides.legend import RESEARCH, colour_bar, limits, say
-from carmil.slides.maps import SCALES, Box, TileMap, picture_size
+from carmil.slides.legend import RESEARCH, colour_bar, say
 from carmil.slides.painting import Painter
 from carmil.slides.slide import Picture, Slide, Tiles
 

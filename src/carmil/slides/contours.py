@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.maps.mosaic import mosaic, pixel_boxes
+from carmil.maps.tile_maps import TileMap
 from carmil.slides.annotations import Ring
-from carmil.slides.maps import TileMap, mosaic, pixel_boxes
 from carmil.slides.slide import Tiles
 
 TOP = 0.05  # of the tiles are in top regions
@@ -35,7 +36,7 @@ def top_region_contours(tiles: Tiles, one: TileMap, *, top: float = TOP, most: i
     cell = tiles.size / A_TILE
     x, y = np.maximum(1, np.ceil((tiles.corners.max(0) + tiles.size - origin) / cell - 1e-6)).astype(int)
     box = (origin[0], origin[1], origin[0] + x * cell, origin[1] + y * cell)
-    laid = mosaic(pixel_boxes(tiles, box, (x, y)), one.values[None], (x, y))
+    laid = mosaic(pixel_boxes(tiles.corners, tiles.size, box, (x, y)), one.values[None], (x, y))
     cells = laid.spread(laid.cells[0])
     high = np.nan_to_num(cells, nan=-np.inf) >= limit - 1e-9 * max(1.0, abs(limit))
     if one.signed:

@@ -17,10 +17,11 @@ from numpy.typing import ArrayLike
 
 from carmil.errors import CarmilError
 from carmil.files import safe_name, whole_file
+from carmil.maps.mosaic import Box, picture_size
+from carmil.maps.tile_maps import Kind, Scale, TileMap, tile_maps
 from carmil.slides.annotations import Region
 from carmil.slides.comparison import draw_comparison, draw_ends
 from carmil.slides.legend import NARROWEST, RESEARCH, legend
-from carmil.slides.maps import Box, Kind, Scale, TileMap, picture_size, tile_maps
 from carmil.slides.overlays import write_geojson, write_ome_tiff
 from carmil.slides.painting import Painter
 from carmil.slides.png import PngWriter

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from carmil.slides.colours import INK, NOTHING, OUTLINES, SOFT, colours, covered
-from carmil.slides.maps import SCALES, Scale, TileMap
+from carmil.maps.colours import NOTHING, colours
+from carmil.maps.tile_maps import SCALES, Scale, TileMap, limits
+from carmil.slides.colours import INK, OUTLINES, SOFT, covered
 from carmil.slides.slide import Picture
 
 if TYPE_CHECKING:
@@ -59,17 +60,6 @@ def colour_bar(one: TileMap, width: int, height: int) -> Picture:
     table = colours(signed=one.signed)[np.linspace(0, NOTHING - 1, width).round().astype(int)]
     tissue = np.full((height, width, 3), 225, np.uint8)
     return covered(tissue, np.broadcast_to(table, (height, width, 4)))
-
-
-def limits(one: TileMap, scale: Scale) -> tuple[str, str]:
-    """The values at the two ends of the colours, in brackets; by rank these are those of the outermost tiles."""
-    known = one.values[~np.isnan(one.values)]
-    if not len(known):
-        return "", ""
-    if one.signed and scale == "minmax":
-        most = float(np.abs(known).max())
-        return f"(−{most:.3g})", f"(+{most:.3g})"
-    return f"({known.min():.3g})".replace("-", "−"), f"({known.max():.3g})".replace("-", "−")
 
 
 def text_width(words: str, size: int, *, bold: bool = False) -> float:

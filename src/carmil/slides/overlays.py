@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.files import whole_file
+from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
+from carmil.maps.mosaic import picture_size
+from carmil.maps.tile_maps import Scale, TileMap, scaled
 from carmil.slides.annotations import Ring
-from carmil.slides.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
 from carmil.slides.contours import top_region_contours
 from carmil.slides.legend import RESEARCH
-from carmil.slides.maps import Scale, TileMap, picture_size, scaled
 from carmil.slides.painting import Painter
 from carmil.slides.slide import Picture, Tiles
 

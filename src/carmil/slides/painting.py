@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.maps.colours import colours, places
+from carmil.maps.mosaic import Box, mosaic, pixel_boxes
+from carmil.maps.tile_maps import Scale, TileMap, scaled
 from carmil.slides.annotations import Region
-from carmil.slides.colours import OUTLINES, colours, covered, greyed, places
-from carmil.slides.maps import Box, Scale, TileMap, checked, mosaic, pixel_boxes, scaled
+from carmil.slides.colours import OUTLINES, covered, greyed
+from carmil.slides.maps import checked
 from carmil.slides.slide import Picture, Slide, Tiles
 
 STRIP = 2**21  # pixels that are painted at a time
@@ -42,7 +45,7 @@ class Painter:
         ground = self.slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
         if self.grey:
             ground = greyed(ground)
-        laid = mosaic(pixel_boxes(self.tiles, box, pixels), self.values, pixels)
+        laid = mosaic(pixel_boxes(self.tiles.corners, self.tiles.size, box, pixels), self.values, pixels)
         pictures = []
         for one, table, cells in zip(self.maps, self._tables, laid.cells, strict=True):
             cover = laid.spread(table[places(cells, signed=one.signed)])

@@ -18,7 +18,8 @@ from carmil.bags.bags import Bags
 from carmil.bags.store import Store, open_store
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import pools_by_attention
-from carmil.files import safe_name, whole_file, write_text
+from carmil.files import whole_file, write_text
+from carmil.maps.evidence_files import ABOUT, evidence_file
 from carmil.models.contract import BagModel
 from carmil.progress import counted
 from carmil.studies.cohort import Say
@@ -42,8 +43,6 @@ from carmil.training.runs import plain
 
 if TYPE_CHECKING:
     import pandas as pd
-
-ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +150,7 @@ def _written(
     lines, computed = [], 0
     with counted(f"explaining {run.name}", "slides") as on_slide:
         for done, subject in enumerate(subjects, 1):
-            path = out / f"{safe_name(subject.slide, taken=('summary',))}.parquet"
+            path = evidence_file(out, subject.slide)
             line = _line_in(path)
             if line is None:
                 bag = bags[subject.place]

@@ -1,0 +1,39 @@
+"""The colours of maps: blue supports, orange refutes, violet is attention; the slide beneath is grey, so that hue means one thing.
+
+Blue and orange differ for all common kinds of colour blindness; violet gets darker all the way, so it reads in grey too.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUPPORTS, REFUTES, ATTENDED = (20, 100, 200), (200, 90, 0), (128, 80, 170)
+WEAKEST, STRONGEST = 0.30, 0.85  # how much of the slide a colour covers, at 0 and at the ends
+NOTHING = 255  # the place in a table of colours of where there is no tile
+
+Colours = NDArray[np.uint8]  # (256, 4): red, green, blue, how much it covers
+
+
+def colours(*, signed: bool) -> Colours:
+    """Place 0 to 254 from the lowest to the highest; NOTHING is see-through."""
+    at = np.linspace(-1, 1, NOTHING) if signed else np.linspace(0, 1, NOTHING)
+    stops = (
+        [(-1.0, (140, 55, 0)), (-0.75, REFUTES), (0.0, (247, 246, 242)), (0.75, SUPPORTS), (1.0, (8, 58, 140))]
+        if signed
+        else [(0.0, (247, 244, 250)), (0.6, ATTENDED), (1.0, (52, 16, 88))]
+    )
+    places, shades = np.array([stop for stop, _ in stops]), np.array([shade for _, shade in stops])
+    table = np.zeros((256, 4), np.uint8)
+    table[:NOTHING, :3] = np.stack([np.interp(at, places, shades[:, c]) for c in range(3)], axis=1).round()
+    table[:NOTHING, 3] = (255 * (WEAKEST + (STRONGEST - WEAKEST) * np.abs(at))).round()
+    return table
+
+
+def places(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
+    """Where scaled values lie in their table of colours."""
+    at = (values + 1) / 2 if signed else values
+    return np.where(np.isnan(at), NOTHING, (np.clip(np.nan_to_num(at), 0, 1) * (NOTHING - 1)).round()).astype(np.uint8)
+
+
+def colour_of(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
+    """(n, 3) of scaled values, as they are in the legend: without a slide beneath."""
+    return colours(signed=signed)[places(values, signed=signed), :3]

@@ -1,0 +1,103 @@
+"""A slide's file of `carmil explain`, read back as maps. n instances."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.errors import CarmilError, unknown
+from carmil.files import safe_name
+from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap
+
+ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
+
+
+def evidence_file(folder: Path, slide: str) -> Path:
+    """Where `carmil explain` puts the evidence of a slide."""
+    return folder / f"{safe_name(slide, taken=('summary',))}.parquet"
+
+
+@dataclass(frozen=True, eq=False)
+class SlideEvidence:
+    """columns (n each) by name; `line`, what is said of the slide; `unit`, of the coordinates, where there are any."""
+
+    path: Path
+    columns: dict[str, NDArray[Any]]
+    line: dict[str, Any]
+    unit: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def answer(self) -> str:
+        """The likeliest class."""
+        return str(self.line.get("prediction", ""))
+
+    @property
+    def coordinates(self) -> NDArray[np.float64] | None:
+        """(n, 2) in `unit`; None where the cohort has none."""
+        if "x" not in self.columns or "y" not in self.columns:
+            return None
+        return np.stack([self.columns["x"], self.columns["y"]], axis=1).astype(np.float64)
+
+    def maps(self, asked: Sequence[str] = (), *, answer: str | None = None, model: str = "") -> list[TileMap]:
+        """Those that are asked for: factual, counterfactual, difference, or classes. None: what there is, for the answer.
+
+        Where every class has attention of its own, it is that of the answer.
+        """
+        answer = self.answer if answer is None else answer
+        there = self._there(answer)
+        names = list(asked) or [name for name in there if name in (FACTUAL, COUNTERFACTUAL, DIFFERENCE, answer)]
+        found = []
+        for name in names:
+            if name not in there:
+                raise CarmilError(f"{self.path}: {unknown('map', name, there)}")
+            values, kind, of = there[name]
+            found.append(TileMap(of, values.astype(np.float64), kind, model))
+        return found
+
+    def _there(self, answer: str) -> dict[str, tuple[NDArray[Any], Kind, str]]:
+        """What the file has, by the words one asks with.
+
+        Attention is shown by its raw scores u, as the paper does; the difference is one of weights a, since scores may be
+        shifted.
+        """
+        found: dict[str, tuple[NDArray[Any], Kind, str]] = {}
+        u, u_cf, a, a_cf = (
+            self.columns.get(name, self.columns.get(f"{name}_{answer}")) for name in ("u", "u_cf", "a", "a_cf")
+        )
+        whose = answer if "u" not in self.columns else ""
+        if u is not None:
+            found[FACTUAL] = (u, "factual", whose or FACTUAL)
+        if u_cf is not None:
+            found[COUNTERFACTUAL] = (u_cf, "counterfactual", whose or COUNTERFACTUAL)
+        if a is not None and a_cf is not None:
+            found[DIFFERENCE] = (a.astype(np.float64) - a_cf, "difference", whose or DIFFERENCE)
+        for name in (name.removeprefix("p_") for name in self.line if name.startswith("p_")):
+            if f"evidence_{name}" in self.columns:
+                word = f"evidence_{name}" if name in found else name
+                found[word] = (self.columns[f"evidence_{name}"], "evidence", name)
+        return found
+
+
+def read_evidence(path: Path) -> SlideEvidence:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise CarmilError(f"{path}: there is no such evidence; `carmil explain` writes it, a file a slide")
+    try:
+        table = pq.read_table(path)
+        told = json.loads((table.schema.metadata or {})[ABOUT])
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise CarmilError(
+            f"{path} is no evidence of `carmil explain` ({str(error).splitlines()[0]}): run it again"
+        ) from error
+    told = told if isinstance(told, dict) else {}
+    return SlideEvidence(path, columns, told.get("line") or {}, str(told.get("coordinate_unit") or ""))

@@ -1,0 +1,75 @@
+"""Values of tiles laid out on pixels, where tiles may overlap.
+
+n tiles, m maps. A box is (left, top, right, bottom).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Mosaic:
+    """Maps between the edges of tiles: `cells` (m, h, w) holds the mean of the tiles over each cell, NaN where there are none.
+
+    `rows` (h+1) and `columns` (w+1) are the pixels at which cells begin and end.
+    """
+
+    cells: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+
+    def spread(self, cells: NDArray[Any]) -> NDArray[Any]:
+        """Anything that was made of one map's cells, (h, w, ...), a value a pixel."""
+        return cells.repeat(np.diff(self.rows), axis=0).repeat(np.diff(self.columns), axis=1)
+
+
+def pixel_boxes(corners: NDArray[Any], size: float, box: Box, pixels: tuple[int, int]) -> NDArray[np.int64]:
+    """(n, 4): squares at `corners` (n, 2) in a picture of `pixels` (width, height) that shows `box`; none thinner than a pixel.
+
+    corners, size and box are in one unit, level-0 pixels say.
+    """
+    scale = np.array(pixels) / (box[2] - box[0], box[3] - box[1])
+    # not rint, which rounds 1.5 and 2.5 to the same: a strip would not fit to the next
+    first = np.floor((corners - box[:2]) * scale + 0.5).astype(np.int64)
+    side = np.ceil(size)  # corners are whole pixels: with a fraction there would be gaps between tiles
+    last = np.floor((corners + side - box[:2]) * scale + 0.5).astype(np.int64)
+    return np.hstack([first, np.maximum(last, first + 1)])
+
+
+def mosaic(boxes: NDArray[np.int64], values: NDArray[np.float64], pixels: tuple[int, int]) -> Mosaic:
+    """values (m, n) of tiles at `boxes` (n, 4) in a picture of `pixels`, the mean where tiles overlap.
+
+    As large as the tiles' edges are many, never larger than the picture: each tile adds its value at two corners and takes it
+    away at the other two; sums along both axes give every cell.
+    """
+    width, height = pixels
+    seen = (boxes[:, 0] < width) & (boxes[:, 1] < height) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
+    left, top, right, bottom = np.clip(boxes[seen], 0, [width, height, width, height]).T
+    columns, rows = np.unique([0, width, *left, *right]), np.unique([0, height, *top, *bottom])
+    x, y = np.searchsorted(columns, [left, right]), np.searchsorted(rows, [top, bottom])
+    shape = (len(rows), len(columns))
+    corners = np.concatenate([np.ravel_multi_index((y[i], x[j]), shape) for i in (0, 1) for j in (0, 1)])
+    cells = np.full((len(values), shape[0] - 1, shape[1] - 1), np.nan)
+    for found, column in zip(cells, values[:, seen], strict=True):
+        known = ~np.isnan(column)
+        count = _summed(corners, known.astype(np.float64), shape).round()
+        total = _summed(corners, np.where(known, column, 0.0), shape)
+        np.divide(total, count, out=found, where=count > 0)
+    return Mosaic(cells, rows, columns)
+
+
+def _summed(corners: NDArray[np.int64], values: NDArray[np.float64], shape: tuple[int, int]) -> NDArray[np.float64]:
+    weights = np.concatenate([values, -values, -values, values])
+    steps = np.bincount(corners, weights, minlength=shape[0] * shape[1]).reshape(shape)
+    return steps.cumsum(0).cumsum(1)[:-1, :-1]
+
+
+def picture_size(width: float, height: float, longest: int) -> tuple[int, int]:
+    """(width, height) in pixels of a picture whose longer side is `longest`."""
+    scale = longest / max(width, height)
+    return max(1, round(width * scale)), max(1, round(height * scale))
