@@ -11,8 +11,11 @@ from carmil.bags.digit_images import DigitImages, bundled_digits, download_mnist
 from carmil.bags.digits import TASKS, DigitStudy, pools, sample_study
 from carmil.errors import CarmilError
 from carmil.progress import console, tracked
+from carmil.reproduce.recipes import Asked
 
 ENCODERS = ("pixels", "resnet18")
+SIZES, FAST_SIZES = (2000, 500, 1000), (200, 60, 100)
+FEATURES = "resnet50_pca256.npy"  # beside MNIST's idx files: what a model sees instead of principal components
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def load_digits(
     encoder: str = "pixels",
     weights: Path | None = None,
     pool: str = "disjoint",
-    sizes: tuple[int, int, int] = (2000, 500, 1000),
+    sizes: tuple[int, int, int] = SIZES,
     seed: int = 0,
     device: str = "cpu",
 ) -> DigitData:
@@ -74,6 +77,28 @@ def load_digits(
             "seed": seed,
         },
     )
+
+
+def digits_of(asked: Asked, tasks: Sequence[str]) -> DigitData:
+    """The digits that every recipe draws its bags from: MNIST in DATA/mnist, one pool for all splits as the paper has it, and
+    the features there if any; else the bundled images, none in two splits."""
+    folder = asked.folder("mnist")
+    features = None if folder is None else folder / FEATURES
+    return load_digits(
+        tasks,
+        mnist=None if folder is None else str(folder),
+        features=features if features is not None and features.is_file() else None,
+        pool="disjoint" if folder is None else "shared",
+        sizes=FAST_SIZES if asked.fast else SIZES,
+        seed=asked.seed,
+        device=asked.device,
+    )
+
+
+def training_of(asked: Asked) -> dict[str, Any]:
+    """How every recipe trains on them, for table1's Settings, so that one's runs are another's: its defaults, or the demo's
+    if only a look is asked for."""
+    return {"repetitions": 2, "epochs": 12, "lr": 4e-3} if asked.fast else {}
 
 
 def _file_fingerprint(path: Path) -> str:
