@@ -21,6 +21,7 @@ from carmil.counterfactual import create_model
 from carmil.files import write_text
 from carmil.progress import tracked
 from carmil.report.tables import ResultTable
+from carmil.reproduce.recipes import Asked, Finding
 
 INSTANCES, PAPER_INSTANCES = 10_000, 9_000
 IN, HIDDEN, CLASSES = 1024, 512, 2
@@ -167,6 +168,10 @@ def measure(name: str, instances: int = INSTANCES) -> tuple[int, int]:
     with torch.inference_mode(), counter:
         model(torch.randn(instances, IN), torch.tensor([0, instances]))
     return sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2
+
+
+def reproduce(asked: Asked) -> Finding:
+    return Finding((table(run_complexity(asked.out)),), lines=(EXPLANATION,))
 
 
 def run_complexity(out: Path) -> list[Complexity]:

@@ -5,7 +5,7 @@ Digit models are table1's, in run folders of the same form: `--out` of a table1 
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,25 @@ from carmil.files import write_text
 from carmil.progress import console
 from carmil.report.deletion import Panel, Ribbon, draw_ribbons
 from carmil.report.tables import ResultTable
-from carmil.reproduce import crc, table1
+from carmil.reproduce import crc, recipes, table1
 from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Asked, Bounded, Curves, check_model, curves_of
+from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
-from carmil.reproduce.table1 import Settings, figure, shown
+from carmil.reproduce.table1 import DIGIT_TASKS, Settings, figure, shown
 from carmil.studies.measured import measured_once
 from carmil.training.predict import predict
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
 
 NUCLEI = "CRC nuclei"
+CURVES, COHORT = "faithfulness.png", "cohort_auc.png"
 ORDERS = {"attention": "by attention", "path": "by path evidence"}  # a column of panels each
 PAPERS_ORDER = "factual_minus_counterfactual"  # the paper's relevance for CAR-MIL, drawn beside the attention
+
+
+MODELS = ("abmil", "cia/abmil", "car/abmil")
+NUCLEI_MODELS = ("abmil.gated", "cia/abmil.gated", "car/abmil.gated")
+FAST_EPOCHS = 3  # on crc
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,23 @@ class Nuclei:
     seed: int = 0
 
 
+def reproduce(asked: recipes.Asked) -> recipes.Finding:
+    """ABMIL, CIA and CAR on digit bags, and on crc's nuclei if they are there."""
+    digits = digits_of(asked, DIGIT_TASKS)
+    settings = Settings(models=MODELS, **training_of(asked))
+    folder = asked.folder("crc")
+    recipe = replace(crc.RECIPE, epochs=FAST_EPOCHS, warmup=0) if asked.fast else crc.RECIPE
+    nuclei = None if folder is None else Nuclei(folder, NUCLEI_MODELS, recipe, asked.seed)
+    curves, lines = run_faithfulness(
+        digits.studies, settings, digits.about, asked.out, nuclei=nuclei, device=asked.device, shared=asked.shared
+    )
+    pictures = (
+        recipes.Picture(asked.out / CURVES, "How sure a model stays of its answer as its most relevant instances go."),
+        recipes.Picture(asked.out / COHORT, "The AUC of all test bags meanwhile (the paper's Figure 1a)."),
+    )
+    return recipes.Finding(tuple(tables(curves)), pictures, tuple(lines))
+
+
 def run_faithfulness(
     studies: Mapping[str, DigitStudy],
     settings: Settings,
@@ -50,8 +74,12 @@ def run_faithfulness(
     *,
     nuclei: Nuclei | None = None,
     device: str,
+    shared: Path | None = None,
 ) -> tuple[list[Curves], list[str]]:
-    """Trains and asks what is not yet in `out`; writes faithfulness.md, .json and .png, and cohort_auc.png."""
+    """Trains and asks what is not yet in `out`; writes faithfulness.md, .json and .png, and cohort_auc.png.
+
+    shared: where the trained models of digit bags are, if not in `out`.
+    """
     if any(len(settings.points(model)) > 1 for model in settings.models):
         raise CarmilError("several weights: expected one --alpha and one --lambda, as a curve is of one model")
     if not studies and nuclei is None:
@@ -62,7 +90,7 @@ def run_faithfulness(
     bags = None if nuclei is None else _loaded(nuclei)
     found: list[Curves] = []
     machines: list[str] = []
-    for experiment, run in table1.trained(experiments, studies, out, device):
+    for experiment, run in table1.trained(experiments, studies, shared or out, device):
         curves, where = _of_digits(experiment, run, studies[experiment.task.name].test.bags, out, device)
         found += curves
         machines += [run.measured_on, where]
@@ -132,8 +160,8 @@ def _once(
 def _draw(found: Sequence[Curves], out: Path) -> None:
     """Deletion curves and the cohort's AUC: a row of panels a dataset, a column an order."""
     for name, axis, cohort in (
-        ("faithfulness.png", "probability of the answered class", False),
-        ("cohort_auc.png", "AUC of the test bags", True),
+        (CURVES, "probability of the answered class", False),
+        (COHORT, "AUC of the test bags", True),
     ):
         rows = [
             [Panel(f"{dataset}, {title}", _ribbons(found, dataset, order, cohort)) for order, title in ORDERS.items()]
@@ -210,5 +238,5 @@ def conditions(
 
 def markdown(found: Sequence[Curves], lines: Sequence[str]) -> str:
     parts = ["# Faithfulness", "", *(f"- {line}" for line in lines), ""]
-    pictures = ["![deletion curves](faithfulness.png)", "", "![AUC of the cohort](cohort_auc.png)", ""]
+    pictures = [f"![deletion curves]({CURVES})", "", f"![AUC of the cohort]({COHORT})", ""]
     return "\n".join([*parts, *pictures, *(table.markdown() for table in tables(found))])

@@ -24,14 +24,26 @@ from carmil.models.pooling import Offsets
 from carmil.progress import console
 from carmil.report.tables import ResultTable
 from carmil.reproduce import table1
+from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, evidence_maps, known, population_of, scored
-from carmil.reproduce.table1 import Row, Settings, figure
+from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.table1 import DIGIT_TASKS, Row, Settings, figure
 from carmil.studies.measured import measured_once
 from carmil.training.runs import Run
 
 MEASURES = {**table1.MEASURES, "auroc_both": "AUROC±", "ndcg": "NDCG"}
 NEGATIVES = {"attention": ("counterfactual_attention",)}  # what the paper scores the negatives of a map by
 SLOW = ("single", "integrated_gradients")  # many passes: left out where a grid has several points
+
+
+def reproduce(asked: Asked) -> Finding:
+    """ABMIL and CAR-MIL, asked by every explainer they can be asked by."""
+    digits = digits_of(asked, DIGIT_TASKS)
+    settings = Settings(**training_of(asked))
+    rows, lines = run_interpretability(
+        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.shared
+    )
+    return Finding(tuple(tables(rows)), lines=tuple(lines))
 
 
 def run_interpretability(
@@ -42,11 +54,13 @@ def run_interpretability(
     *,
     explainers: Sequence[str] = (),
     device: str,
+    shared: Path | None = None,
 ) -> tuple[list[Row], list[str]]:
     """Trains and asks what is not yet in `out`, and writes interpretability.md and .json there. Gives the rows and what they
     depend on.
 
     explainers: only these; none named, all that a model can be asked for.
+    shared: where the trained models are, if not in `out`.
     """
     for name in explainers:
         if name not in EXPLAINERS:
@@ -55,7 +69,7 @@ def run_interpretability(
     _check_asked(experiments, studies, explainers)
     rows: list[Row] = []
     machines: list[str] = []
-    for experiment, run in table1.trained(experiments, studies, out, device):
+    for experiment, run in table1.trained(experiments, studies, shared or out, device):
         task, model = experiment.task.name, experiment.model
         points = settings.points(model)
         asked = explainers or [name for name in EXPLAINERS if len(points) == 1 or name not in SLOW]

@@ -66,8 +66,11 @@ class Recipe:
         return import_module(f"carmil.reproduce.{self.name.replace('-', '_')}").reproduce
 
 
-DIGITS = "MNIST and features of it in DATA/mnist; else the bundled digits"
-SLIDES = "cohorts of slides in DATA; else a stand-in made of DATA/crc"
+DIGITS, SLIDES = "digits", "slides"
+WHAT_THAT_IS = {
+    DIGITS: "MNIST in DATA/mnist, with features of it; else the bundled digits",
+    SLIDES: "the paper's cohorts in DATA, as `carmil dataset` has them; else a stand-in made of DATA/crc",
+}
 
 RECIPES = (
     Recipe("overview", "Figure 2", "The method, drawn from our own architecture", "nothing"),
@@ -80,7 +83,7 @@ RECIPES = (
     Recipe("faithfulness", "Figures 1a and 4", "Deletion curves", DIGITS),
     Recipe("heat-maps", "Figures 1b, 5 and 7", "Maps of several methods on one slide", SLIDES),
     Recipe("correlations", "Section 6 and Figure 6", "Factual, counterfactual and ABMIL's attention", SLIDES),
-    Recipe("shift", "Section 5", "Which class grows under the counterfactual attention", DIGITS + "; " + SLIDES),
+    Recipe("shift", "Section 5", "Which class grows under the counterfactual attention", f"{DIGITS}, {SLIDES}"),
     Recipe("theory", "Appendix, theory", "Does u_cf - u follow -g on trained models?", DIGITS),
     Recipe("weno", "Appendix, WENO", "Beside weakly supervised distillation", SLIDES),
     Recipe("complexity", "Appendix, complexity", "Parameters and multiply-adds", "nothing"),

@@ -20,13 +20,16 @@ from carmil.errors import CarmilError, unknown
 from carmil.evidence import EXPLAINERS, NEGATIVE_RULES
 from carmil.files import write_text
 from carmil.report.tables import ResultTable
+from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
 from carmil.reproduce.paper import PAPER, Figure
+from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.training.population import Member
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
 
+DIGIT_TASKS = ("adjacent_pairs", "four_bags")
 ALL_MODELS = ("abmil", "additive", "transmil", "car/abmil", "targeted/abmil")
 MEASURES = {"auc": "AUC", "auprc_pos": "AUPRC+", "auprc_both": "AUPRC±"}
 EVIDENCE = ("attention", "rollout", "patch_scores", "targeted", "path")  # of every model that has it
@@ -93,13 +96,30 @@ class Settings:
         return [dict(zip(named, values, strict=True)) for values in product(*named.values())]
 
 
+def reproduce(asked: Asked) -> Finding:
+    """Every row of the paper's table, on both tasks."""
+    digits = digits_of(asked, DIGIT_TASKS)
+    settings = Settings(models=ALL_MODELS, **training_of(asked))
+    rows, lines = run_table1(
+        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.shared
+    )
+    return Finding(tuple(tables(rows)), lines=tuple(lines))
+
+
 def run_table1(
-    studies: Mapping[str, DigitStudy], settings: Settings, data: Mapping[str, Any], out: Path, *, device: str
+    studies: Mapping[str, DigitStudy],
+    settings: Settings,
+    data: Mapping[str, Any],
+    out: Path,
+    *,
+    device: str,
+    shared: Path | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Trains what is not yet in `out`, and writes table1.md and table1.json there. Gives the rows and what they depend on."""
+    """Trains what is not yet in `shared` (or `out`), and writes table1.md and table1.json to `out`. Gives the rows and what they
+    depend on."""
     rows: list[Row] = []
     machines: list[str] = []
-    for experiment, run in trained(planned(studies, settings, data), studies, out, device):
+    for experiment, run in trained(planned(studies, settings, data), studies, shared or out, device):
         rows += rows_of_run(experiment.task.name, experiment.model, run, settings.points(experiment.model))
         machines.append(run.measured_on)
     for task in studies:

@@ -1,0 +1,54 @@
+"""`carmil reproduce all`: every recipe, one page. A recipe that cannot run says why on the page, and the others go on."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from carmil import __version__
+from carmil.errors import CarmilError
+from carmil.report.paper import Section, write_paper
+from carmil.reproduce.recipes import WHAT_THAT_IS, Asked, Recipe
+from carmil.training.runs import machine
+
+PAGE = "paper.html"
+
+
+def reproduce_all(
+    recipes: Sequence[Recipe], asked: Asked, *, command: str, say: Callable[[str], None] = lambda line: None
+) -> list[Section]:
+    """Runs the recipes under asked.out and writes the page there, anew after each."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    sections = [Section(one.name, one.of, one.title, one.needs) for one in recipes]
+    for i, recipe in enumerate(recipes):
+        say(f"{i + 1}/{len(recipes)} {recipe.name}: {recipe.title}")
+        sections[i] = _run(recipe, sections[i], replace(asked, out=asked.out / recipe.name))
+        if sections[i].trouble:
+            say(f"{recipe.name} could not run: {sections[i].trouble}")
+        write_paper(asked.out / PAGE, sections, fast=asked.fast, command=command, facts=_facts(asked))
+    return sections
+
+
+def _run(recipe: Recipe, section: Section, asked: Asked) -> Section:
+    started = time.perf_counter()
+    try:
+        found = recipe.reproduce(asked)
+    except CarmilError as error:
+        return replace(section, trouble=str(error))
+    return replace(
+        section,
+        tables=found.tables,
+        pictures=tuple((picture.path, picture.caption) for picture in found.pictures),
+        lines=found.lines,
+        took=f"{time.perf_counter() - started:.0f} s",
+    )
+
+
+def _facts(asked: Asked) -> dict[str, str]:
+    return {
+        "carmil": __version__,
+        "device": asked.device,
+        "seed": str(asked.seed),
+        **WHAT_THAT_IS,
+        "times": "less where runs of another recipe, or of an earlier try, were there already",
+        **machine(),
+    }

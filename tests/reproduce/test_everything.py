@@ -1,0 +1,87 @@
+from types import SimpleNamespace
+
+import pytest
+
+from carmil.errors import CarmilError
+from carmil.report.tables import ResultTable
+from carmil.reproduce.everything import PAGE, reproduce_all
+from carmil.reproduce.recipes import RECIPES, Asked, Finding, Picture
+
+
+def recipe(name, reproduce):
+    return SimpleNamespace(name=name, of="Table 0", title=f"About {name}", needs="nothing", reproduce=reproduce)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    return Asked(out=tmp_path / "out", shared=tmp_path / "out")
+
+
+def draws(asked):
+    from PIL import Image
+
+    asked.out.mkdir(parents=True)
+    Image.new("RGB", (2, 2), "red").save(asked.out / "red.png")
+    table = ResultTable("Ours", ("model", "AUC"), (("abmil", "99.1"), ("<b>", "1")))
+    return Finding((table,), (Picture(asked.out / "red.png", "A red square"),), ("on no data",))
+
+
+def stops(asked):
+    raise CarmilError("nothing to run on: expected DATA/crc")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_every_recipe_that_is_listed_can_be_asked(recipe):
+    assert callable(recipe.reproduce)
+
+
+def test_a_recipe_that_cannot_run_says_why_and_the_others_go_on(asked):
+    said = []
+    sections = reproduce_all(
+        [recipe("first", stops), recipe("second", draws)], asked, command="carmil", say=said.append
+    )
+    assert [section.trouble for section in sections] == ["nothing to run on: expected DATA/crc", ""]
+    assert "first could not run: nothing to run on: expected DATA/crc" in said
+    page = (asked.out / PAGE).read_text()
+    assert "nothing to run on: expected DATA/crc" in page
+    assert ">99.1<" in page and "A red square" in page and "on no data" in page
+
+
+def test_the_page_holds_its_pictures_asks_no_network_and_shows_words_as_words(asked):
+    reproduce_all([recipe("second", draws)], asked, command="carmil reproduce all")
+    page = (asked.out / PAGE).read_text()
+    assert "data:image/png;base64," in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<b>" not in page.split("Ours")[1].split("</table>")[0]
+    assert "mean nothing" not in page
+
+
+def test_a_fast_page_says_that_its_figures_mean_nothing(tmp_path):
+    asked = Asked(out=tmp_path, shared=tmp_path, fast=True)
+    reproduce_all([recipe("first", lambda asked: Finding())], asked, command="carmil")
+    assert "The figures on this page mean nothing" in (tmp_path / PAGE).read_text()
+
+
+def test_what_is_not_run_yet_stands_on_the_page_while_others_run(asked):
+    def looks(asked):
+        return Finding(lines=((asked.out.parent / PAGE).read_text(),))
+
+    first, second = reproduce_all([recipe("a", lambda asked: Finding()), recipe("b", looks)], asked, command="carmil")
+    assert "Not run yet." in second.lines[0] and first.took
+
+
+def test_the_list_names_every_recipe(said):
+    status, out, _ = said("reproduce", "list")
+    assert status == 0
+    for recipe in RECIPES:
+        assert recipe.name in out
+
+
+def test_a_recipe_that_does_not_exist_is_refused_in_one_line(said, tmp_path):
+    status, _, err = said("reproduce", "all", "--only", "table9", "--out", str(tmp_path / "out"))
+    assert status == 2 and err.count("\n") == 1 and "table9" in err and "table2" in err
+
+
+def test_data_that_is_no_folder_is_refused_in_one_line(said, tmp_path):
+    status, _, err = said("reproduce", "all", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out"))
+    assert status == 2 and err.count("\n") == 1 and "--data" in err
