@@ -1,4 +1,4 @@
-"""The colours of maps: blue supports, orange refutes, violet is attention; the slide beneath is grey, so that hue means one thing.
+"""The colours of maps: blue supports, orange refutes, violet is attention. The viewer's page has the same.
 
 Blue and orange differ for all common kinds of colour blindness; violet gets darker all the way, so it reads in grey too.
 """
@@ -7,6 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SUPPORTS, REFUTES, ATTENDED = (20, 100, 200), (200, 90, 0), (128, 80, 170)
+# (where on the scale, colour)
+ATTENTION = ((0.0, (238, 234, 244)), (0.6, ATTENDED), (1.0, (52, 16, 88)))
+SIGNED = ((-1.0, (140, 55, 0)), (-0.75, REFUTES), (0.0, (236, 236, 238)), (0.75, SUPPORTS), (1.0, (8, 58, 140)))
 WEAKEST, STRONGEST = 0.30, 0.85  # how much of the slide a colour covers, at 0 and at the ends
 NOTHING = 255  # the place in a table of colours of where there is no tile
 
@@ -16,11 +19,7 @@ Colours = NDArray[np.uint8]  # (256, 4): red, green, blue, how much it covers
 def colours(*, signed: bool) -> Colours:
     """Place 0 to 254 from the lowest to the highest; NOTHING is see-through."""
     at = np.linspace(-1, 1, NOTHING) if signed else np.linspace(0, 1, NOTHING)
-    stops = (
-        [(-1.0, (140, 55, 0)), (-0.75, REFUTES), (0.0, (247, 246, 242)), (0.75, SUPPORTS), (1.0, (8, 58, 140))]
-        if signed
-        else [(0.0, (247, 244, 250)), (0.6, ATTENDED), (1.0, (52, 16, 88))]
-    )
+    stops = SIGNED if signed else ATTENTION
     places, shades = np.array([stop for stop, _ in stops]), np.array([shade for _, shade in stops])
     table = np.zeros((256, 4), np.uint8)
     table[:NOTHING, :3] = np.stack([np.interp(at, places, shades[:, c]) for c in range(3)], axis=1).round()

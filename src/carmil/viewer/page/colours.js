@@ -1,69 +1,61 @@
-// Colours of maps: one sequence for attention, blue and orange for what speaks for and against. Both change in
-// lightness, and neither needs red told from green.
+// Colours of maps: violet for attention, blue and orange for what speaks for and against. All change in lightness, and
+// none needs red told from green. The light ones are those of drawn maps (carmil/maps/colours.py); the dark ones are of the
+// same hues.
 //
 // A colour is [r, g, b, strength]; strength 0..1 makes weak values let the tissue through.
 
 const STEPS = 32;
 
-const SEQUENCE = {
+// [where on the scale, colour]
+const ATTENTION = {
   light: [
-    [222, 241, 230],
-    [120, 205, 184],
-    [46, 150, 156],
-    [24, 90, 124],
-    [14, 42, 82],
+    [0, [238, 234, 244]],
+    [0.6, [128, 80, 170]],
+    [1, [52, 16, 88]],
   ],
   dark: [
-    [38, 50, 66],
-    [30, 84, 116],
-    [40, 138, 150],
-    [104, 200, 178],
-    [222, 250, 228],
+    [0, [44, 42, 60]],
+    [0.4, [94, 62, 138]],
+    [0.75, [178, 132, 220]],
+    [1, [240, 226, 255]],
   ],
 };
-const FOR = {
+const SIGNED = {
   light: [
-    [236, 236, 238],
-    [140, 182, 232],
-    [20, 100, 200],
-    [6, 50, 124],
+    [-1, [140, 55, 0]],
+    [-0.75, [200, 90, 0]],
+    [0, [236, 236, 238]],
+    [0.75, [20, 100, 200]],
+    [1, [8, 58, 140]],
   ],
   dark: [
-    [44, 51, 63],
-    [40, 90, 160],
-    [90, 160, 255],
-    [198, 224, 255],
-  ],
-};
-const AGAINST = {
-  light: [
-    [236, 236, 238],
-    [244, 178, 110],
-    [222, 104, 0],
-    [136, 56, 0],
-  ],
-  dark: [
-    [44, 51, 63],
-    [150, 84, 20],
-    [255, 154, 61],
-    [255, 222, 180],
+    [-1, [255, 222, 180]],
+    [-0.67, [255, 154, 61]],
+    [-0.33, [150, 84, 20]],
+    [0, [44, 51, 63]],
+    [0.33, [40, 90, 160]],
+    [0.67, [90, 160, 255]],
+    [1, [198, 224, 255]],
   ],
 };
 
 function along(stops, t) {
-  const at = Math.min(Math.max(t, 0), 1) * (stops.length - 1),
-    i = Math.min(Math.floor(at), stops.length - 2),
-    part = at - i;
-  return stops[i].map((from, channel) => Math.round(from + part * (stops[i + 1][channel] - from)));
+  const above = Math.max(
+      1,
+      stops.findIndex(([at]) => at >= t),
+    ),
+    [low, from] = stops[above - 1],
+    [high, to] = stops[above];
+  return from.map((value, channel) => Math.round(value + ((t - low) / (high - low)) * (to[channel] - value)));
 }
 
 // The palette of a kind of map: 2 * STEPS + 1 colours around the neutral one, or STEPS + 1 from little to much.
 export function palette(diverging, dark) {
-  const side = dark ? "dark" : "light";
-  if (!diverging) return Array.from({ length: STEPS + 1 }, (_, i) => [...along(SEQUENCE[side], i / STEPS), i / STEPS]);
-  return Array.from({ length: 2 * STEPS + 1 }, (_, i) => {
-    const t = (i - STEPS) / STEPS;
-    return [...along((t < 0 ? AGAINST : FOR)[side], Math.abs(t)), Math.abs(t)];
+  const stops = (diverging ? SIGNED : ATTENTION)[dark ? "dark" : "light"],
+    first = diverging ? -STEPS : 0;
+  return Array.from({ length: STEPS - first + 1 }, (_, i) => {
+    const t = (first + i) / STEPS;
+    return [...along(stops, t), Math.abs(t)];
   });
 }
 
