@@ -31,6 +31,30 @@ def test_help_and_version_need_neither_torch_nor_matplotlib():
     assert "reproduce" in carmil("--help").stdout
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("carmil co", "compare\ncohort"),
+        ("carmil slides t", "tile"),
+        ("carmil train --dev", "--device"),
+        ("carmil train --device c", "cpu\ncuda"),
+    ],
+)
+def test_a_shell_is_told_how_a_word_may_end(said, monkeypatch, typed, offered):
+    monkeypatch.setenv("_CARMIL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert said() == (0, f"{offered}\n", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_needs_for_completion_is_shown(said, monkeypatch, shell):
+    monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell)
+    status, out, _ = said("--show-completion")
+    assert status == 0
+    assert f"_CARMIL_COMPLETE=complete_{shell}" in out
+
+
 def test_the_public_api_is_what_dir_shows():
     code = "import carmil; assert all(getattr(carmil, name) is not None for name in dir(carmil))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

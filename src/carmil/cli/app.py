@@ -10,9 +10,17 @@ from carmil.errors import CarmilError
 
 app = typer.Typer(
     name="carmil",
-    help="Attention-based multiple-instance learning that shows what speaks for a prediction, and what speaks against it.",
+    help="""Attention-based multiple-instance learning that shows what speaks for a prediction, and what speaks against it.
+
+    A command says with --help what it does, what it writes and how it is called. Bad input is one line and status 2.
+
+    Examples:
+      carmil demo --view
+      carmil train --bags features --labels labels.csv --out run
+      carmil explain run
+      carmil view run
+    """,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,7 +44,7 @@ def _carmil(
 def main() -> None:
     """Runs the command line; bad input is one line and exit status 2, never a traceback."""
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="carmil", standalone_mode=False))  # also as python -m carmil, for the completion
     except CarmilError as error:
         _fail(str(error), 2)
     except OSError as error:

@@ -10,7 +10,13 @@ from carmil.cli.options import ColumnOption, Layout, OutOption, SplitForm, Store
 from carmil.errors import CarmilError
 
 cohort = typer.Typer(
-    help="Cohorts of features: pack them into a store, look at them, write them for other tools.", no_args_is_help=True
+    help="""Cohorts of features: pack them into a store, look at them, write them for other tools.
+
+    Examples:
+      carmil cohort check features_uni_v2 --labels labels.csv
+      carmil cohort build features_uni_v2 --out cohort
+    """,
+    no_args_is_help=True,
 )
 app.add_typer(cohort, name="cohort")
 
@@ -32,9 +38,11 @@ def cohort_build(
 ) -> None:
     """Pack a cohort into one memory-mapped store: read once, then ready at once.
 
-    The layout is found by looking. Killed and started again, it goes on and ends with the same bytes.
+    The layout is found by looking. Writes the folder OUT. Killed and started again, it goes on and ends with the same bytes.
 
-    Example: carmil cohort build features_uni_v2 --out cohort
+    Examples:
+      carmil cohort build features_uni_v2 --out cohort
+      carmil cohort build features.npy --out cohort --dtype float32 --skip-broken
     """
     from carmil.bags.store import build_store
     from carmil.progress import counted
@@ -59,7 +67,9 @@ def cohort_build(
 
 @cohort.command("info")
 def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None:
-    """What is in a store.
+    """What is in a store: bags, instances, features, encoder, labels, and what was left out.
+
+    Prints a table and changes nothing.
 
     Example: carmil cohort info cohort
     """
@@ -95,8 +105,11 @@ def cohort_check(
     """Read everything once and list what is wrong; status 1 if anything is.
 
     Missing, truncated or not finite features, another width or encoder than most, slides without labels, labels without slides.
+    Prints a table of the problems and changes nothing.
 
-    Example: carmil cohort check features_uni_v2 --labels labels.csv
+    Examples:
+      carmil cohort check features_uni_v2
+      carmil cohort check cohort --labels labels.csv
     """
     from carmil.bags.finding import find_bags
     from carmil.bags.store import Problem, check_bags, check_store, is_store, open_store
@@ -137,6 +150,8 @@ def cohort_export(
 ) -> None:
     """Write a store's bags as files that other tools read.
 
+    A file a bag under OUT, laid out as that tool lays them out.
+
     Example: carmil cohort export cohort --out features --layout trident
     """
     from carmil.bags.store import open_store
@@ -157,7 +172,7 @@ def split(
     folds: Annotated[int, typer.Option(min=2, help="How many.")] = 5,
     inner: Annotated[int, typer.Option(min=1, help="Inner folds, for nested cross-validation.")] = 1,
     validation: Annotated[float, typer.Option(help="Share of the training patients that validate.")] = 0.15,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the division.")] = 0,
     form: Annotated[SplitForm, typer.Option(help="Whose files to write.")] = SplitForm.carmil,
     slide: ColumnOption = None,
     patient: ColumnOption = None,
@@ -166,10 +181,12 @@ def split(
 ) -> None:
     """Divide patients into folds, stratified by label, or audit a split that there is.
 
-    A patient in two parts of a fold is an error.
+    A patient in two parts of a fold is an error. Writes OUT; an audit writes nothing.
 
-    Examples: carmil split --labels labels.csv --folds 5 --out splits.tsv
-    carmil split --labels labels.csv --audit splits_0.csv
+    Examples:
+      carmil split --labels labels.csv --folds 5 --out splits.tsv
+      carmil split --labels tcga.csv --site tcga --form clam --out splits
+      carmil split --labels labels.csv --audit splits_0.csv
     """
     from carmil.bags.splits import audit, make_splits, read_splits, write_splits
     from carmil.bags.tables import read_labels

@@ -30,9 +30,13 @@ def explain(
 ) -> None:
     """Write the evidence of every tile for every class, a table a slide, and a summary.
 
-    A slide of the run is explained by the models that were tested on it. Killed and started again, it goes on.
+    A slide of the run is explained by the models that were tested on it. Writes OUT/SLIDE.parquet, summary.csv, summary.parquet
+    and summary.json. Killed and started again, it goes on.
 
-    Example: carmil explain run --methods attention --searched
+    Examples:
+      carmil explain run
+      carmil explain run --methods attention,leave_one_out --searched
+      carmil explain run --bags new_features --out new_evidence
     """
     from carmil.report.tables import print_tables
     from carmil.studies.explain import explain_run
@@ -76,7 +80,7 @@ def faithfulness(
     """Do the models need what their maps show? Curves and figures of several runs and maps side by side.
 
     Tiles are taken away, or put in, in each map's order; and the weights are shuffled, to see whether the map notices.
-    Killed and started again, it goes on.
+    Writes OUT/faithfulness.html, faithfulness.png, faithfulness.md and faithfulness.json. Killed and started again, it goes on.
 
     Example: carmil faithfulness run_abmil run_car --methods path,attention,random
     """

@@ -20,9 +20,12 @@ def demo(
 ) -> None:
     """Train on digit bags and write a report that shows the evidence for and against each answer.
 
-    Needs no data: real handwritten digits come with a package. Some two minutes on two CPU cores.
+    Needs no data: real handwritten digits come with a package. Some two minutes on two CPU cores. Writes OUT/report.html and the
+    trained models, OUT/runs; killed and started again, it goes on.
 
-    Example: carmil demo --out demo
+    Examples:
+      carmil demo
+      carmil demo --fast --view --out look
     """
     from carmil.report.tables import print_tables
     from carmil.reproduce.demo import run_demo
@@ -66,9 +69,12 @@ def benchmark(
 ) -> None:
     """How fast this machine trains: ours beside the one-bag loop of the field, and beside what the machine could do at best.
 
-    Slides/s, TFLOP/s and memory of each model, and how fast a store is read; as tables, JSON and a plot.
+    Slides/s, TFLOP/s and memory of each model, and how fast a store is read. Prints tables, and writes OUT/benchmark.json,
+    benchmark.md and benchmark.png.
 
-    Example: carmil benchmark --quick --out benchmark
+    Examples:
+      carmil benchmark --quick
+      carmil benchmark --only models --models abmil.gated,car/abmil.gated --instances 1000,10000 --device cpu
     """
     from carmil.benchmark.plan import changed, planned
     from carmil.benchmark.report import CONDITIONS, tables, write_plot
@@ -100,7 +106,12 @@ def benchmark(
 
 @app.command()
 def models() -> None:
-    """The models there are. A counterfactual branch goes in front of the name: car/abmil."""
+    """The models there are. A counterfactual branch goes in front of the name: car/abmil.
+
+    Prints a table; any of these names can be given to --model.
+
+    Example: carmil models
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -121,6 +132,8 @@ def models() -> None:
 @app.command()
 def doctor() -> None:
     """What is installed, which slides can be read, which device is seen, and what to do about what is missing.
+
+    Prints a table and changes nothing.
 
     Example: carmil doctor
     """

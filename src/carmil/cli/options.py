@@ -51,7 +51,9 @@ class SplitForm(StrEnum):
     stamp = "stamp"
 
 
-ColumnOption = Annotated[str | None, typer.Option(help="Name of that column.  [default: found by looking]")]
+ColumnOption = Annotated[
+    str | None, typer.Option(help="Which column of the table that is.  [default: found by looking]")
+]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 

@@ -25,7 +25,15 @@ from carmil.errors import CarmilError, unknown
 if TYPE_CHECKING:
     from carmil.report.tables import ResultTable
 
-reproduce = typer.Typer(help="The paper's tables and figures, one recipe each.", no_args_is_help=True)
+reproduce = typer.Typer(
+    help="""The paper's tables and figures, one recipe each.
+
+    Examples:
+      carmil reproduce table1
+      carmil reproduce crc --data DIR
+    """,
+    no_args_is_help=True,
+)
 app.add_typer(reproduce, name="reproduce")
 
 
@@ -102,9 +110,12 @@ def table1(
 ) -> None:
     """Table 1: digit bags with known truth; our figures beside the paper's, every negative rule named.
 
-    Killed and started again, it goes on with the populations that are not there yet.
+    Writes OUT/table1.md, table1.json and the trained models, OUT/runs. Killed and started again, it goes on with the populations
+    that are not there yet.
 
-    Example: carmil reproduce table1 --mnist DIR --features FILE.npy --pool shared
+    Examples:
+      carmil reproduce table1
+      carmil reproduce table1 --mnist DIR --features FILE.npy --pool shared
     """
     from carmil.reproduce.digit_data import load_digits
     from carmil.reproduce.table1 import ALL_MODELS, Settings, run_table1, tables
@@ -132,8 +143,8 @@ def interpretability(
 ) -> None:
     """The interpretability table: every explainer a model can be asked for, every negative rule named.
 
-    Models that table1 has trained with the same options are used again if --out is its folder. Killed and started again, it
-    goes on with what is not there yet.
+    Writes OUT/interpretability.md, interpretability.json and OUT/runs. Models that table1 has trained with the same options are
+    used again if --out is its folder. Killed and started again, it goes on with what is not there yet.
 
     Example: carmil reproduce interpretability --mnist DIR --features FILE.npy --pool shared --out table1
     """
@@ -168,8 +179,8 @@ def faithfulness(
 ) -> None:
     """The deletion figure: how sure a model stays as its most relevant instances go, and the cohort's AUC meanwhile.
 
-    Models that table1 has trained with the same options are used again if --out is its folder. Killed and started again, it
-    goes on with what is not there yet.
+    Writes OUT/faithfulness.md, faithfulness.json, faithfulness.png and cohort_auc.png. Models that table1 has trained with the
+    same options are used again if --out is its folder. Killed and started again, it goes on with what is not there yet.
 
     Example: carmil reproduce faithfulness --mnist DIR --features FILE.npy --pool shared --crc DIR
     """
@@ -209,7 +220,7 @@ def crc(
 ) -> None:
     """All methods on nuclei of colorectal cancer, a bag a patient, with known instances; five folds.
 
-    Killed and started again, it goes on with the models that are not there yet.
+    Writes OUT/crc.md and crc.json. Killed and started again, it goes on with the models that are not there yet.
 
     Example: carmil reproduce crc --data DIR --models abmil.gated,car/abmil.gated
     """
@@ -231,6 +242,8 @@ def crc(
 @reproduce.command()
 def complexity(out: OutOption = Path("complexity")) -> None:
     """Parameters and multiply-adds of all models, ours and the paper's, and what explains the difference.
+
+    Writes OUT/complexity.md and complexity.json.
 
     Example: carmil reproduce complexity --out complexity
     """
@@ -257,7 +270,7 @@ def crc_evidence(
 ) -> None:
     """Every explainer on nuclei of colorectal cancer; the default map, fixed on validation bags, against ABMIL's attention.
 
-    Killed and started again, it goes on where it was.
+    Writes OUT/crc_evidence.md, crc_evidence.json and crc_evidence.png. Killed and started again, it goes on where it was.
 
     Example: carmil reproduce crc-evidence --data DIR --out crc_evidence
     """

@@ -60,7 +60,9 @@ def slides_draw(
 
     A folder a slide: a picture a map with its legend, all maps beside each other, the most supporting and refuting tiles.
 
-    Example: carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --geojson
+    Examples:
+      carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --geojson
+      carmil slides draw a.svs --evidence abmil/evidence --evidence car/evidence --tiles tiles --map factual,tumour
     """
     from carmil.progress import counted
     from carmil.slides.drawing import draw_maps
@@ -123,7 +125,9 @@ def slides_label(
     Tiles of which nothing was said are unknown, and no map is scored there, unless annotation is complete. Writes OUT/instances.csv
     and OUT/patch_labels/SLIDE.npy, which `carmil cohort build` reads beside a folder `features`.
 
-    Example: carmil slides label tumor_001.tif --tiles tiles --annotations tumor_001.xml --complete --out labels
+    Examples:
+      carmil slides label tumor_001.tif --tiles tiles --annotations tumor_001.xml --complete --out labels
+      carmil slides label scans/*.svs --tiles tiles --annotations geojson --positive tumour --rule centre
     """
     from carmil.slides.tile_labels import label_tiles, positive_names
     from carmil.slides.truth_files import write_truth

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from carmil.slides.tile_cohort import Outcome
 
 slides = typer.Typer(
-    help="Whole slides: cut them into tiles, encode those, draw maps back onto the slide.", no_args_is_help=True
+    help="""Whole slides: cut them into tiles, encode those, draw maps back onto the slide.
+
+    Examples:
+      carmil slides tile scans --out tiles
+      carmil slides encode scans --tiles tiles --encoder hf-hub:MahmoodLab/UNI --out features
+      carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
+    """,
+    no_args_is_help=True,
 )
 app.add_typer(slides, name="slides")
 
@@ -57,9 +64,12 @@ def slides_tile(
 ) -> None:
     """Find the tissue of slides and cut it into tiles, with a sheet to check each by eye; status 1 if a slide was skipped.
 
-    Started again, it goes on where it was; a slide that cannot be cut is said, and the others go on.
+    Writes OUT/patches, a file of tiles a slide, OUT/sheets, contact_sheet.png and tiles.csv. Started again, it goes on where it
+    was; a slide that cannot be cut is said, and the others go on.
 
-    Example: carmil slides tile scans --out tiles
+    Examples:
+      carmil slides tile scans --out tiles
+      carmil slides tile biopsy.tif --mpp 0.25 --preset biopsy --pixels 224 --keep pen --out tiles
     """
     need_slides()
     from carmil.progress import counted
@@ -118,9 +128,12 @@ def slides_encode(
 ) -> None:
     """Make features of tiles, and pack them into a store to train on; status 1 if a slide was skipped.
 
-    Started again, it goes on where it was; slides that a store has are not encoded again.
+    Writes the store OUT, and with --h5 files for other tools. Started again, it goes on where it was; slides that a store has are
+    not encoded again.
 
-    Example: carmil slides encode scans --tiles tiles --encoder hf-hub:MahmoodLab/UNI --out features
+    Examples:
+      carmil slides encode scans --tiles tiles --encoder hf-hub:MahmoodLab/UNI --out features
+      carmil slides encode scans --tiles tiles --encoder resnet50 --weights resnet50.pt --h5 trident h5
     """
     need_slides()
     from carmil.slides.encoders import load_encoder
@@ -157,7 +170,8 @@ def slides_run(
 ) -> None:
     """From slides to a run's answers and the maps that show why: tiles, features, evidence, pictures, GeoJSON.
 
-    The encoder must be the one that the run was trained on. Started again, it goes on where it was.
+    The encoder must be the one that the run was trained on. Writes OUT/predictions.csv, tiles, features and evidence, and a folder
+    of maps a slide. Started again, it goes on where it was.
 
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
     """

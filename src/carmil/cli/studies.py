@@ -104,10 +104,15 @@ _of_a_study = options_of(_words_of_a_study, "given", "where")
 def train(given: dict[str, Any], where: str) -> None:
     """Cross-validate a model on your features and labels; figures, predictions of every slide, a report.
 
-    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end.
-    Killed and started again with the same words, it goes on.
+    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end. Writes
+    OUT/report.html, predictions.parquet, metrics.json, card.md, the folds and the models. Killed and started again with the same
+    words, it goes on.
 
-    Example: carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
+    Examples:
+      carmil train --bags cohort --labels labels.csv --out run
+      carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
+      carmil train --bags cohort --labels labels.csv --lr 1e-4,2e-4 --alpha 0.2,0.8 --inner 3 --out nested
+      carmil train --config study.yaml --device cpu
     """
     from carmil.report.run import write_report
     from carmil.report.tables import print_tables
@@ -138,10 +143,12 @@ def sweep(
 ) -> None:
     """Train a study at every point of a grid over any of its settings; a table, a picture, and a run a point.
 
-    Points that differ in learning rate, alpha, lambda or distance are trained together as one population.
-    Killed and started again with the same words, it goes on.
+    Points that differ in learning rate, alpha, lambda or distance are trained together as one population. Writes OUT/report.html,
+    sweep.md, sweep.png, sweep.json and OUT/points, a run each. Killed and started again with the same words, it goes on.
 
-    Example: carmil sweep --config study.yaml --over alpha=0,0.2,0.8,1 --over lambda=0,0.2,0.8,1 --over distance=l1,cosine
+    Examples:
+      carmil sweep --config study.yaml --over alpha=0,0.2,0.8,1 --over lambda=0,0.2,0.8,1 --over distance=l1,cosine
+      carmil sweep --bags cohort --labels labels.csv --over model=abmil.gated,car/abmil.gated --out sweep
     """
     from carmil.report.sweep import write_sweep
     from carmil.report.tables import print_tables
@@ -166,7 +173,8 @@ def predict(
 ) -> None:
     """Answers for new slides, by the mean of a run's models.
 
-    Features of another encoder or width than the run was trained on are refused.
+    Features of another encoder or width than the run was trained on are refused. Writes OUT/predictions.csv and
+    predictions.parquet.
 
     Example: carmil predict run --bags new_features --out predictions
     """
@@ -192,6 +200,8 @@ def evaluate(
 ) -> None:
     """A run's figures on an external cohort. Nothing is fitted: thresholds are those of the run's validation bags.
 
+    Writes OUT/evaluation.json and predictions.parquet.
+
     Example: carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
     """
     from carmil.report.tables import print_tables
@@ -211,7 +221,11 @@ def compare(
 ) -> None:
     """Compare runs pair by pair: paired t-test over folds, bootstrap and DeLong over cases, Holm's correction.
 
-    Example: carmil compare run_abmil run_car
+    Prints the tables, and writes them to OUT if it is named.
+
+    Examples:
+      carmil compare run_abmil run_car
+      carmil compare run_abmil run_clam run_car --out comparison.md
     """
     from carmil.files import write_text
     from carmil.report.tables import print_tables
@@ -234,7 +248,9 @@ def report(
 ) -> None:
     """Write a run's report again, as one HTML file, from what is in its folder.
 
-    Example: carmil report run
+    Examples:
+      carmil report run
+      carmil report run --out page.html
     """
     from carmil.report.run import write_report
     from carmil.studies.run_folder import read_run

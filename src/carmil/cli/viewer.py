@@ -28,9 +28,12 @@ def view(
 ) -> None:
     """Look at a run in the browser: the evidence for and against every answer, and what changes it.
 
-    A slide is explained by the models that were tested on it. Nothing leaves the machine.
+    A slide is explained by the models that were tested on it. Prints the page's address and serves it until Ctrl-C; nothing leaves
+    the machine.
 
-    Example: carmil view run --slides slides
+    Examples:
+      carmil view run
+      carmil view run --slides slides --port 0 --no-browser
     """
     viewed(run, slides=slides, mpp=mpp, port=port, host=host, token=token, browser=not no_browser)
 
