@@ -12,8 +12,10 @@ from carmil import cli
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.evidence.performance import bag_auc
+from carmil.report.cases import decided, operating_points
 from carmil.report.plots import Line, colour, reliability_svg, share_svg, wilson
-from carmil.report.run import decided, learning_curves, operating_points, write_report
+from carmil.report.run import write_report
+from carmil.report.run_plots import learning_curves
 from carmil.studies.card import YAML_ONLY, card, command, remarks, yaml_part
 from carmil.studies.figures import line, mean_over_seeds
 from carmil.studies.run_folder import read_run

@@ -1,0 +1,128 @@
+"""The tables of a run's report: its figures and how sure they are, fold by fold, and every answer. c cases, k classes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.evidence.statistics import bootstrap
+from carmil.report.cases import Cases, confusion, decided
+from carmil.report.tables import ResultTable
+from carmil.studies.answers import columns
+from carmil.studies.figures import SHOWN, line, percent
+from carmil.studies.run_folder import StudyRun
+
+FIGURES = SHOWN | {"answered": "answered", "accuracy_answered": "accuracy of the answered"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A slide in the table of answers. `patient_right` is there where a patient's answer is not the slide's."""
+
+    cells: tuple[str, ...]
+    right: bool
+    patient_right: bool | None
+    turned: bool
+
+
+def figures_table(run: StudyRun, cases: Cases) -> ResultTable:
+    """Mean ± standard deviation over the folds; all test folds together with 95 % intervals."""
+    summary, sure = run.metrics["summary"], run.metrics["intervals"]
+    together = {"ece": (run.metrics["calibration"]["ece"], "–")}
+    for name, measure in _measures(len(run.classes)).items():
+        if name in summary:
+            found = bootstrap(measure, cases.truth, cases.answer, groups=cases.frame["patient"].to_numpy())
+            together[name] = (found.value, _interval(found.low, found.high))
+    together["auc"] = (sure["auc"]["value"], _interval(sure["auc"]["low"], sure["auc"]["high"]))
+    lines = []
+    for name, words in FIGURES.items():
+        if name not in summary:
+            continue
+        value, interval = together.get(name, (None, "–"))
+        lines.append((words, line(summary, name), percent(value), interval))
+        if name == "auc" and "auc_delong" in sure:
+            exact = sure["auc_delong"]
+            lines.append(("AUC, DeLong", "", percent(exact["value"]), _interval(exact["low"], exact["high"])))
+    heads = ("figure, per cent", "mean ± sd over folds", "folds together", "95 % interval")
+    return ResultTable("Test folds", heads, tuple(lines))
+
+
+def folds_table(run: StudyRun, cases: Cases) -> ResultTable:
+    by_fold = run.metrics["by_fold"]
+    names = [name for name in FIGURES if any(name in found for found in by_fold)]
+    tested = cases.frame["fold"].value_counts()
+    lines = tuple(
+        (
+            str(found["fold"]),
+            str(found["seed"]),
+            str(tested[found["fold"]]),
+            *(percent(found.get(name)) for name in names),
+        )
+        for found in by_fold
+    )
+    heads = ("fold", "seed", f"{run.metrics['level']}s", *(FIGURES[name] for name in names))
+    return ResultTable("Fold by fold", heads, lines, names=2)
+
+
+def answer_rows(run: StudyRun, slides: Cases, patients: Cases | None) -> tuple[list[str], list[Row]]:
+    """Heads and lines of the table of answers. patients: their answers, where these are other cases than the slides."""
+    names = np.array(run.classes, dtype=object)
+    frame = slides.frame
+    heads = ["slide", "patient", "label", "fold", *(f"p({name}) %" for name in run.classes), "answer"]
+    parts = [frame[name].astype(str).to_list() for name in ("slide", "patient", "label", "fold")]
+    parts += [[f"{100 * value:.1f}" for value in slides.p[:, c]] for c in range(len(names))]
+    parts.append(names[slides.answer].tolist())
+    turned = np.zeros(len(frame), dtype=bool)
+    if all(name in frame for name in columns(run.classes, "cf")):
+        elsewhere = decided(run, frame, "cf")
+        turned = elsewhere.answer != slides.answer
+        heads.append("counterfactual answer")
+        likely = elsewhere.p[np.arange(len(frame)), elsewhere.answer]
+        parts.append([f"{names[c]} ({100 * p:.1f})" for c, p in zip(elsewhere.answer, likely, strict=True)])
+    of_patient: list[bool | None] = [None] * len(frame)
+    if patients is not None:
+        at = {key: i for i, key in enumerate(zip(patients.frame["fold"], patients.frame["patient"], strict=True))}
+        place = np.array([at[key] for key in zip(frame["fold"], frame["patient"], strict=True)])
+        heads.append("patient's answer")
+        parts.append(names[patients.answer[place]].tolist())
+        of_patient = patients.right[place].tolist()
+    heads.append("result")
+    parts.append(
+        [
+            ("right" if right else "wrong") + ("" if sure else ", too close to call")
+            for right, sure in zip(slides.right, slides.sure, strict=True)
+        ]
+    )
+    lines = zip(zip(*parts, strict=True), slides.right.tolist(), of_patient, turned.tolist(), strict=True)
+    return heads, [Row(*found) for found in lines]
+
+
+def _measures(k: int) -> dict[str, Callable[..., float]]:
+    """Figures of (truth, answer), each (c); NaN where they rest on no case."""
+
+    def accuracy(truth: NDArray, answer: NDArray) -> float:
+        return float((truth == answer).mean())
+
+    def recall(c: int) -> Callable[..., float]:
+        def of_class(truth: NDArray, answer: NDArray) -> float:
+            return float((answer[truth == c] == c).mean()) if (truth == c).any() else float("nan")
+
+        return of_class
+
+    def balanced_accuracy(truth: NDArray, answer: NDArray) -> float:
+        counts = confusion(truth, answer, k)
+        there = counts.sum(1) > 0
+        return float((counts.diagonal()[there] / counts.sum(1)[there]).mean())
+
+    def f1_macro(truth: NDArray, answer: NDArray) -> float:
+        counts = confusion(truth, answer, k)
+        sizes = counts.sum(0) + counts.sum(1)
+        return float((2 * counts.diagonal()[sizes > 0] / sizes[sizes > 0]).mean())
+
+    found = {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy, "f1_macro": f1_macro}
+    return found | ({"sensitivity": recall(1), "specificity": recall(0)} if k == 2 else {})
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "–" if low is None or high is None else f"{percent(low)} to {percent(high)}"
