@@ -2,6 +2,21 @@
 
 # ruff: noqa: I001
 from carmil.cli.app import app, main
-from carmil.cli import machine, slides, slide_maps, cohorts, studies, evidence, viewer, reproduce
+from carmil.cli import machine, slides, slide_maps, cohorts, studies, evidence, viewer, reproduce, reproduce_all
+from carmil.cli.examples import end_with_examples
 
-__all__ = ["app", "cohorts", "evidence", "machine", "main", "reproduce", "slide_maps", "slides", "studies", "viewer"]
+end_with_examples(app)
+
+__all__ = [
+    "app",
+    "cohorts",
+    "evidence",
+    "machine",
+    "main",
+    "reproduce",
+    "reproduce_all",
+    "slide_maps",
+    "slides",
+    "studies",
+    "viewer",
+]

@@ -29,8 +29,9 @@ reproduce = typer.Typer(
     help="""The paper's tables and figures, one recipe each.
 
     Examples:
+      carmil reproduce list
       carmil reproduce table1
-      carmil reproduce crc --data DIR
+      carmil reproduce all --data DIR --fast
     """,
     no_args_is_help=True,
 )
