@@ -26,7 +26,7 @@ from carmil.bags.arrays import (
 )
 from carmil.bags.matrices import columns_of, instance_table, is_matrix, npz_matrix, one_line_a_row
 from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_NAMES, written_by_stamp
-from carmil.bags.sources import Found, Source
+from carmil.bags.sources import READERS, Found, Source
 from carmil.errors import CarmilError
 
 BAG_COLUMNS = ("bag", "bag_name", "slide_id", "slide", "patient_id", "case_id")
@@ -43,7 +43,7 @@ def find_bags(path: Path, *, truth: str | None = None) -> Found:
     with one_line_errors(path):
         if not path.exists():
             raise CarmilError(f"{path} does not exist: expected a folder or a file of features")
-        found = _find_in(path, truth) if path.is_dir() else _in_file(path, truth)
+        found = _by_own_reader(path) or (_find_in(path, truth) if path.is_dir() else _in_file(path, truth))
     if found is None:
         raise CarmilError(
             f"{path} holds no features: expected one file a slide ({', '.join(KINDS)}), or a folder as CLAM, TRIDENT, "
@@ -56,6 +56,15 @@ def find_bags(path: Path, *, truth: str | None = None) -> Found:
         )
     _check_ids(path, found.sources)
     return replace(found, sources=tuple(sorted(found.sources, key=lambda source: source.id)))
+
+
+def _by_own_reader(path: Path) -> Found | None:
+    """By what was registered, the first that knows the folder."""
+    for layout, reader in READERS.items():
+        if bags := reader.find(path):
+            sources = tuple(Source(name, Path(file), layout) for name, file in bags.items())
+            return Found(sources, layout, (f"read as {layout}, a layout that was registered",))
+    return None
 
 
 def _find_in(folder: Path, truth: str | None, depth: int = 0, seen: frozenset[str] = frozenset()) -> Found | None:

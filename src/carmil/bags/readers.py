@@ -28,7 +28,7 @@ from carmil.bags.arrays import (
     whole_numbers,
 )
 from carmil.bags.matrices import bag_of_matrix, header_of_matrix, is_matrix
-from carmil.bags.sources import Bag, Header, Source
+from carmil.bags.sources import READERS, Bag, Header, Source
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def peek(source: Source) -> Header:
     """Size, type and encoder of a bag, from its file's header."""
     if source.layout in ("matrix", "matrix_npz"):
         return header_of_matrix(source)
+    if source.layout in READERS:
+        bag = read_bag(source)
+        return Header(*bag.features.shape, str(bag.features.dtype), bag.encoder)
     with opened(source.path, source.inside if source.layout == "acmil" else "") as contents:
         held = _features_in(contents)
         rows, width = rows_and_width(held)
@@ -55,12 +58,27 @@ def read_bag(source: Source) -> Bag:
     """The whole bag, in memory."""
     if source.layout in ("matrix", "matrix_npz"):
         return bag_of_matrix(source)
+    if source.layout in READERS:
+        return _read_by_own(source)
     with opened(source.path, source.inside) as contents:
         held = _features_in(contents)
         features = as_features(held)
         place = _place(contents, source, len(features))
         labels = _instance_labels(contents, source, len(features))
         return Bag(source.id, features, *place, _encoder(contents, held, source), labels)
+
+
+def _read_by_own(source: Source) -> Bag:
+    """What a registered reader gives, if it is a bag."""
+    with one_line_errors(source.path):
+        bag = READERS[source.layout].read(source.id, source.path)
+    features = bag.features
+    if features.ndim != 2 or features.dtype not in (np.float16, np.float32):
+        raise CarmilError(
+            f"{source.path}: the reader of {source.layout} gave {features.dtype} of shape {features.shape}: "
+            "expected float16 or float32 (instances, features)"
+        )
+    return bag
 
 
 def written_by_stamp(contents: Contents) -> bool:

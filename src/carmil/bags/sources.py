@@ -3,6 +3,7 @@
 A bag has n instances of d features.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,3 +67,25 @@ class Found:
     sources: tuple[Source, ...]
     layout: str
     said: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How files of one's own are read.
+
+    find    the file of each bag in a folder (or a file) by the bag's name, or None where this is not such a folder
+    read    one of these bags
+    """
+
+    find: Callable[[Path], Mapping[str, Path] | None]
+    read: Callable[[str, Path], Bag]
+
+
+READERS: dict[str, Reader] = {}
+
+
+def register_reader(
+    layout: str, *, find: Callable[[Path], Mapping[str, Path] | None], read: Callable[[str, Path], Bag]
+) -> None:
+    """Makes files of one's own known, before all layouts that carmil knows. They are read by the process that registers."""
+    READERS[layout] = Reader(find, read)

@@ -27,7 +27,7 @@ import numpy as np
 
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import peek, read_bag
-from carmil.bags.sources import Bag, Found, Header, Source
+from carmil.bags.sources import READERS, Bag, Found, Header, Source
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
 
@@ -577,7 +577,9 @@ def _fingerprint(entries: Iterable[Entry]) -> str:
 
 
 def _worker_count(workers: int | None, sources: Sequence[Source]) -> int:
-    """As many as there are cores; one, in this very process, for a cohort that is read in a moment."""
+    """As many as there are cores; one, in this very process, for a cohort that is read in a moment or by a reader of one's own."""
+    if any(source.layout in READERS for source in sources):
+        return 1
     if workers is not None:
         return max(1, workers)
     size = sum(path.stat().st_size for path in {source.path for source in sources} if path.exists())

@@ -1,0 +1,51 @@
+"""Readers that somebody registered."""
+
+import numpy as np
+import pytest
+
+from carmil.bags import Bag, register_reader
+from carmil.bags.finding import find_bags
+from carmil.bags.sources import READERS
+from carmil.bags.store import build_store
+from carmil.errors import CarmilError
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """A folder of text files, a line an instance, and a reader of such."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for i, name in enumerate(("a", "b")):
+        np.savetxt(folder / f"{name}.tiles", np.full((3 + i, 2), i + 0.5))
+    monkeypatch.setitem(READERS, "tiles", None)  # taken away again after the test
+    register_reader(
+        "tiles",
+        find=lambda path: {file.stem: file for file in path.glob("*.tiles")} if path.is_dir() else None,
+        read=lambda name, file: Bag(name, np.loadtxt(file, dtype=np.float32), encoder="by hand"),
+    )
+    return folder
+
+
+def test_files_of_a_registered_layout_become_a_store(tables, tmp_path):
+    found = find_bags(tables)
+    assert found.layout == "tiles" and [source.id for source in found.sources] == ["a", "b"]
+    store = build_store(tables, tmp_path / "store", workers=4, say=lambda line: None)
+    assert (store.encoder, store.width, [entry.rows for entry in store.entries]) == ("by hand", 2, [3, 4])
+    assert (store.bag(1).features == 1.5).all()
+
+
+def test_a_folder_that_the_reader_does_not_know_is_read_as_ever(tables, tmp_path):
+    np.save(tmp_path / "c.npy", np.zeros((2, 2), np.float32))
+    assert find_bags(tmp_path / "c.npy").layout == "npy"
+
+
+def test_what_a_reader_cannot_read_is_one_line(tables, tmp_path):
+    (tables / "a.tiles").write_text("no numbers\n")
+    with pytest.raises(CarmilError, match=r"a\.tiles cannot be read"):
+        build_store(tables, tmp_path / "store", say=lambda line: None)
+
+
+def test_what_is_no_bag_is_refused(tables, tmp_path):
+    register_reader("tiles", find=READERS["tiles"].find, read=lambda name, file: Bag(name, np.loadtxt(file)))
+    with pytest.raises(CarmilError, match=r"float64 of shape .*: expected float16 or float32"):
+        build_store(tables, tmp_path / "store", say=lambda line: None)
