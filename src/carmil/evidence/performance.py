@@ -6,15 +6,20 @@ from numpy.typing import ArrayLike
 
 def bag_performance(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, float]:
     """auc (two classes: of class 1; more: one-vs-rest, macro), f1_macro and balanced_accuracy of the likeliest class."""
-    from sklearn.metrics import f1_score
-
     probabilities, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
-    answers = probabilities.argmax(1)
     return {
         "auc": bag_auc(probabilities, labels),
-        "f1_macro": float(f1_score(labels, answers, average="macro", zero_division=0.0)),
+        "f1_macro": f1_macro(probabilities, labels),
         "balanced_accuracy": balanced_accuracy(probabilities, labels),
     }
+
+
+def f1_macro(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Mean of F1 over the classes that some bag has or is answered to have; the answer is the likeliest class."""
+    from sklearn.metrics import f1_score
+
+    answers = np.asarray(probabilities).argmax(1)
+    return float(f1_score(np.asarray(labels), answers, average="macro", zero_division=0.0))
 
 
 def balanced_accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:

@@ -4,7 +4,7 @@ b cases (bags, or patients of several bags), k classes, r resamples; differences
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
-from carmil.evidence.performance import bag_auc
+from carmil.evidence.resampled import Measure, resampled
 
 Floats = NDArray[np.float64]
-Measure = Callable[..., float]
 
 CHUNK = 2**21  # resampled rows in memory at once
 ROUNDING = 1e-28  # a variance of components in [-1, 1] below this is what float64 leaves of zero
@@ -55,11 +54,11 @@ def bootstrap(
 ) -> Interval:
     """Percentile interval of measure(*arrays) over resampled rows, or groups: the slides of a patient go together.
 
-    A resample on which the measure is NaN (of one class only, say) is left out and counted. bag_auc has a fast way.
+    A resample on which the measure is NaN (of one class only, say) is left out and counted.
     """
     rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
     draws = _draws(len(rows[0]), groups, repeats=repeats, seed=seed)
-    values = np.concatenate([_resampled(measure, counts, *rows) for counts in draws])
+    values = np.concatenate([resampled(measure, counts, *rows) for counts in draws])
     return _percentiles(float(measure(*rows)), values, level)
 
 
@@ -82,7 +81,7 @@ def bootstrap_difference(
     labels, first, second = _rows(labels=labels, first=first, second=second)
     draws = _draws(len(labels), groups, repeats=repeats, seed=seed)
     values = np.concatenate(
-        [_resampled(measure, counts, first, labels) - _resampled(measure, counts, second, labels) for counts in draws]
+        [resampled(measure, counts, first, labels) - resampled(measure, counts, second, labels) for counts in draws]
     )
     return _percentiles(float(measure(first, labels) - measure(second, labels)), values, level, against_zero=True)
 
@@ -201,38 +200,10 @@ def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
     return unit.astype(np.int64)
 
 
-def _resampled(measure: Measure, counts: NDArray[np.int64], *arrays: NDArray) -> Floats:
-    """(r) the measure of each resample; counts (r, b)."""
-    if measure is bag_auc:
-        return _resampled_auc(counts, *arrays)
-    places = np.arange(counts.shape[1])
-    drawn = (np.repeat(places, count) for count in counts)
-    return np.array([measure(*(array[rows] for array in arrays)) for rows in drawn], dtype=np.float64)
-
-
-def _resampled_auc(counts: NDArray[np.int64], probabilities: NDArray, labels: NDArray) -> Floats:
-    """bag_auc of every resample at once: rows are sorted once, and a resample only weighs them."""
-    classes = probabilities.shape[1]
-    if classes > 2:
-        probabilities = probabilities / probabilities.sum(1, keepdims=True)
-    areas = []
-    for c in range(classes) if classes > 2 else (1,):
-        order = probabilities[:, c].argsort(kind="stable")
-        ranked, positive = probabilities[order, c], labels[order] == c
-        ties = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
-        weights = counts[:, order].astype(np.float64)
-        wins = np.add.reduceat(weights * positive, ties, axis=1)
-        losses = np.add.reduceat(weights * ~positive, ties, axis=1)
-        won = (wins * (losses.cumsum(1) - losses / 2)).sum(1)  # a tie is half won
-        with np.errstate(invalid="ignore"):
-            areas.append(won / (wins.sum(1) * losses.sum(1)))
-    return np.mean(areas, axis=0)
-
-
-def _percentiles(value: float, resampled: Floats, level: float, *, against_zero: bool = False) -> Interval:
+def _percentiles(value: float, of_resamples: Floats, level: float, *, against_zero: bool = False) -> Interval:
     tail = (1 - _checked_level(level)) / 2
-    values = resampled[~np.isnan(resampled)]
-    left_out = len(resampled) - len(values)
+    values = of_resamples[~np.isnan(of_resamples)]
+    left_out = len(of_resamples) - len(values)
     if not len(values):
         return Interval(low=math.nan, high=math.nan, value=value, level=level, left_out=left_out)
     low, high = np.quantile(values, (tail, 1 - tail))

@@ -16,7 +16,7 @@ from carmil.studies.shown import figures_lines
 from carmil.studies.sweep import Swept, counted, said, said_name
 from carmil.training.runs import plain
 
-FIGURES = ("auc", "f1_macro", "balanced_accuracy", "auprc_attention", "auprc_path")
+FIGURES = ("auc", "f1_macro", "balanced_accuracy", "auprc_attention", "auprc_rollout", "auprc_path")
 CHOSEN, IDLE = "*", "†"
 
 

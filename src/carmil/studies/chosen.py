@@ -16,13 +16,14 @@ ALIKE = ("splits", "classes", "class_counts", "patients")
 class Choice:
     """What validation bags say of some runs.
 
-    losses: mean and standard deviation over the folds, a run. best: the run of the lowest mean. by_fold: test figures where
-    every fold and seed takes the run its own validation bags choose, as `carmil train` does with a list of values: no test
-    bag has a say. Nothing is chosen between runs that were validated on different bags.
+    losses: mean and standard deviation over the folds, a run. best: the run of the lowest mean. taken: the run that each
+    fold and seed takes by its own validation bags, as `carmil train` does with a list of values: no test bag has a say;
+    by_fold: test figures of these. Nothing is chosen between runs that were validated on different bags.
     """
 
     losses: list[dict[str, float]]
     best: int | None
+    taken: dict[tuple[int, int], int]
     by_fold: dict[str, dict[str, float]]
 
 
@@ -36,11 +37,11 @@ def choose(runs: Sequence[StudyRun]) -> Choice:
         summaries.append(summarised(pd.DataFrame(lines))["loss"])
     alike = [[run.facts[name] for name in ALIKE] + [list(losses)] for run, losses in zip(runs, each, strict=True)]
     if any(facts != alike[0] for facts in alike):
-        return Choice(summaries, None, {})
+        return Choice(summaries, None, {}, {})
     tested = [{(line["fold"], line["seed"]): line for line in run.metrics["by_fold"]} for run in runs]
-    chosen = {key: int(np.argmin([losses[key] for losses in each])) for key in each[0]}
-    by_fold = summarised(pd.DataFrame([tested[run][key] for key, run in chosen.items()]).astype(float))
-    return Choice(summaries, int(np.argmin([summary["mean"] for summary in summaries])), by_fold)
+    taken = {key: int(np.argmin([losses[key] for losses in each])) for key in each[0]}
+    by_fold = summarised(pd.DataFrame([tested[run][key] for key, run in taken.items()]).astype(float))
+    return Choice(summaries, int(np.argmin([summary["mean"] for summary in summaries])), taken, by_fold)
 
 
 def validation_losses(run: StudyRun) -> dict[tuple[int, int], float]:

@@ -124,7 +124,9 @@ def _tested(
         frame.insert(1, "seed", group.seed)
         at = None if point.at is None else point.at.threshold
         figures = measured(_judged_by(frame, cohort, settings), cohort.classes, threshold=at, cut=point.cut)
-        figures |= agreement(trained.population, group.models, cohort.bags, group.tested)
+        for name, values in agreement(trained.population, group.models, cohort.bags, group.tested).items():
+            frame[name] = values
+            figures[name] = float(frame[name].mean())
         lines.append({"fold": group.fold, "seed": group.seed, **figures})
         frames.append(frame)
     frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)

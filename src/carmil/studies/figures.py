@@ -24,6 +24,7 @@ SHOWN = {
     "specificity": "specificity",
     "ece": "ECE",
     "auprc_attention": "AUPRC+ attention",
+    "auprc_rollout": "AUPRC+ rollout",
     "auprc_path": "AUPRC+ path",
 }
 

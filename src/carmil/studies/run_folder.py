@@ -7,7 +7,7 @@ checkpoint.parts       the parts that have ended and those begun; both gone when
 weights.safetensors    every parameter of the models that were kept, stacked
 models.json            which fold and seed each of them is of, its epoch, hyper-parameters, threshold
 history.json           learning curves of all models
-predictions.parquet    what is answered for every slide by the fold in which it was tested
+predictions.parquet    what is answered for every slide by the fold in which it was tested; its maps' AUPRC+, where that is known
 metrics.json           figures; written last: a run that has it is finished
 card.md, report.html   for people
 """

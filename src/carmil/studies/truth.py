@@ -4,36 +4,34 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.errors import CarmilError
-from carmil.evidence import average_precision, explain
+from carmil.evidence import EXPLAINERS, average_precision, explain
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
 from carmil.truth import UNKNOWN
 
-MAPS = ("attention", "path")
+MAPS = ("attention", "rollout", "path")
 
 
-def agreement(population: Population, models: Sequence[int], bags: Bags, chosen: Tensor) -> dict[str, float]:
-    """AUPRC+ of the maps for class 1, the mean over the models; nothing where instances have no truth or there are more classes.
-
-    Over bags that have both kinds of instances: elsewhere any map is right.
-    """
+def agreement(
+    population: Population, models: Sequence[int], bags: Bags, chosen: Tensor
+) -> dict[str, NDArray[np.float64]]:
+    """AUPRC+ of the maps for class 1 of each chosen bag, the mean over the models, NaN where it has not both kinds of
+    instances: there any map is right. Nothing where instances have no truth or there are more classes."""
     if bags.instance_labels is None or population.model.classes != 2 or len(chosen) == 0:
         return {}
     part = bags[chosen]
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Tensor]] = {}
     for row in models:
         model = population.member(row)
         for method in MAPS:
-            try:
+            if EXPLAINERS[method].fits(model):
                 scores = explain(model, part, method)[:, 1]
-            except CarmilError:
-                continue  # this model has no such map
-            found.setdefault(f"auprc_{method}", []).append(auprc(scores, part))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+                found.setdefault(f"auprc_{method}", []).append(auprc_by_bag(scores, part))
+    return {name: torch.stack(values).mean(0).numpy() for name, values in found.items()}
 
 
 def known_instances(truth: Tensor, starts: Tensor) -> tuple[Tensor, Offsets]:
@@ -45,12 +43,20 @@ def known_instances(truth: Tensor, starts: Tensor) -> tuple[Tensor, Offsets]:
 
 def auprc(scores: Tensor, bags: Bags) -> float:
     """Mean average precision of scores (n) over the bags that have positive instances and others, as far as they are known."""
+    return float(auprc_by_bag(scores, bags).nanmean())
+
+
+def auprc_by_bag(scores: Tensor, bags: Bags) -> Tensor:
+    """Average precision of scores (n) in each bag, (b); NaN where no positive instance is known, or no other."""
     assert bags.instance_labels is not None
     known, offsets = known_instances(bags.instance_labels, bags.offsets)
+    values = torch.full((len(bags),), torch.nan, dtype=torch.float64)
     if not known.any():
-        return float("nan")
-    scores, truth = scores[known], (bags.instance_labels[known] > 0).unsqueeze(-1)
-    found = average_precision(scores.unsqueeze(-1), truth, offsets).squeeze(-1)
+        return values
+    truth = (bags.instance_labels[known] > 0).unsqueeze(-1)
+    found = average_precision(scores[known].unsqueeze(-1), truth, offsets).squeeze(-1)
     positives = torch.stack([part.sum() for part in truth.squeeze(-1).split(offsets.lengths)])
     mixed = (positives > 0) & (positives < offsets.sizes)
-    return float(found[mixed].mean()) if mixed.any() else float("nan")
+    there = torch.stack([part.any() for part in known.split(bags.sizes.tolist())])
+    values[there] = found.where(mixed, torch.nan)
+    return values

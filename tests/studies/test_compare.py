@@ -1,0 +1,75 @@
+"""Runs are compared on the same cases by any figure they have; what a t-test rests on is said."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ttest_rel
+from sklearn.metrics import balanced_accuracy_score, f1_score
+
+from carmil.errors import CarmilError
+from carmil.studies.compare import Judged, compare_pairs, comparison_table, each_fold
+from carmil.studies.run_folder import StudyRun
+
+
+def judged(name, measure, p, labels, by_fold, **columns):
+    """Answers of one model to cases of their own patients; p is that of class b."""
+    run = StudyRun(Path(name), {"classes": ["a", "b"], "splits": [[0]]}, [], {"level": "slide", "rule": "mean"})
+    slides = [f"s{i:02d}" for i in range(len(p))]
+    cases = {"fold": 0, "seed": 0, "slide": slides, "patient": slides, "label": ["ab"[y] for y in labels]}
+    frame = pd.DataFrame({**cases, "p_a": 1 - np.asarray(p), "p_b": p, **columns})
+    return Judged(name, measure, run, frame, by_fold)
+
+
+LABELS = np.arange(40) % 2
+RNG = np.random.default_rng(0)
+GOOD, POOR = (np.clip(0.5 + s * (LABELS - 0.5) + RNG.normal(0, 0.3, 40), 0.01, 0.99) for s in (0.9, 0.2))
+FOLDS = [[{"fold": f, "seed": s, "f1_macro": v + s / 100} for f, v in enumerate(vs) for s in (0, 1)]
+         for vs in ([0.9, 0.8, 0.85], [0.6, 0.7, 0.5])]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("measure", "by_hand"),
+    [("balanced_accuracy", balanced_accuracy_score), ("f1_macro", lambda y, a: f1_score(y, a, average="macro"))],
+)
+def test_a_difference_is_scikit_learns_and_its_interval_is_around_it(measure, by_hand):
+    first, second = (judged(n, measure, p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), FOLDS, strict=True))
+    (found,) = compare_pairs([(first, second)], repeats=300)
+    assert found.difference == pytest.approx(by_hand(LABELS, GOOD > 0.5) - by_hand(LABELS, POOR > 0.5))
+    assert found.low < found.difference < found.high
+    assert np.isnan(found.p_delong)  # DeLong is about AUC
+
+
+def test_t_is_over_folds_and_of_one_fold_over_its_seeds_which_the_table_says():
+    first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), FOLDS, strict=True))
+    (found,) = compare_pairs([(first, second)], repeats=50)
+    assert (found.pairs, found.p_t) == ("folds", pytest.approx(ttest_rel([0.9, 0.8, 0.85], [0.6, 0.7, 0.5]).pvalue))
+    assert comparison_table([found]).heads[2:5] == ("F1 difference", "95 % interval", "p paired t")
+    seeds = [[{"fold": 0, "seed": s, "f1_macro": v} for s, v in enumerate(vs)] for vs in ([0.9, 0.8], [0.7, 0.65])]
+    first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), seeds, strict=True))
+    (found,) = compare_pairs([(first, second)], repeats=50)
+    assert (found.pairs, found.p_t) == ("seeds", pytest.approx(ttest_rel([0.9, 0.8], [0.7, 0.65]).pvalue))
+    assert comparison_table([found]).heads[4] == "p paired t over seeds"
+    assert each_fold(seeds[0], "f1_macro") == {0: 0.9, 1: 0.8}
+    assert each_fold(FOLDS[0], "f1_macro")[1] == pytest.approx(0.805)
+
+
+def test_maps_are_compared_on_the_slides_they_can_be_judged_on_each_by_its_own_map():
+    known = np.where(LABELS == 1, GOOD, np.nan)
+    first = judged("a", "auprc_attention", GOOD, LABELS, [], auprc_attention=known)
+    second = judged("b", "auprc_rollout", GOOD, LABELS, [], auprc_rollout=known - 0.1)
+    (found,) = compare_pairs([(first, second)], repeats=50)
+    assert (found.difference, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+    with pytest.raises(CarmilError, match=r"c has no AUPRC\+ attention of single slides"):
+        compare_pairs([(first, judged("c", "auprc_attention", GOOD, LABELS, []))])
+
+
+def test_p_values_are_corrected_for_the_pairs_that_were_asked_for():
+    first, second = (judged(n, "auc", p, LABELS, []) for n, p in (("a", GOOD), ("b", POOR)))
+    (alone,) = compare_pairs([(first, second)], repeats=200)
+    together = compare_pairs([(first, second), (second, first), (first, first)], repeats=200)
+    assert alone.holm_bootstrap == alone.p_bootstrap
+    assert together[0].holm_bootstrap == pytest.approx(min(1, 3 * alone.p_bootstrap))
+    assert (together[0].difference, together[0].low) == pytest.approx((-together[1].difference, -together[1].high))
+    assert (together[2].difference, together[2].p_bootstrap) == (0, 1)
