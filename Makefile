@@ -1,5 +1,5 @@
 # Everything sets itself up: uv (fetched with pip into .uv when the machine has none), then the environment in .venv.
-.PHONY: help setup demo test lint format docs clean
+.PHONY: help setup demo test lint format docs release-check clean
 
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --no-sync
@@ -10,6 +10,7 @@ help:
 	@echo "make lint   run the linters and the type checker"
 	@echo "make format rewrite the code as the linter wants it"
 	@echo "make docs   build the documentation into site/"
+	@echo "make release-check  build the release, and use it in an environment of its own"
 
 .uv/bin/uv:
 	python3 -m pip install --quiet --disable-pip-version-check --target .uv uv
@@ -38,8 +39,11 @@ format: setup
 	$(RUN) ruff check --fix .
 
 docs: setup
-	$(RUN) mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
 	@$(RUN) python tools/check_site.py site
+
+release-check: setup
+	$(RUN) python tools/check_release.py $(UV)
 
 clean:
 	rm -rf .venv .uv .mypy_cache .pytest_cache .ruff_cache demo site

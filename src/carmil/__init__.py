@@ -59,10 +59,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'carmil' has no attribute {name!r}")
-    return getattr(import_module(f"carmil.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # a type checker would take any name to be there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'carmil' has no attribute {name!r}")
+        return getattr(import_module(f"carmil.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
