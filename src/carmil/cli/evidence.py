@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for, names_in, say
+from carmil.cli.options import Device, DeviceOption, device_named, folder_for, names_in, say
 
 
 @app.command()
@@ -74,7 +74,9 @@ def faithfulness(
     bags: Annotated[
         Path | None, typer.Option(help="Where the runs' own cohort has moved to.  [default: where it was]")
     ] = None,
-    out: OutOption = Path("faithfulness"),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder.  [default: RUN/faithfulness of one run; faithfulness of several]")
+    ] = None,
     device: DeviceOption = Device.auto,
 ) -> None:
     """Do the models need what their maps show? Curves and figures of several runs and maps side by side.
@@ -88,7 +90,10 @@ def faithfulness(
     from carmil.report.tables import print_tables
     from carmil.studies.faithfulness import judge_runs
 
-    folder_for(out)
+    if out is None:
+        out = runs[0] / "faithfulness" if len(runs) == 1 else Path("faithfulness")
+    else:
+        folder_for(out)
     found = judge_runs(
         runs,
         out,

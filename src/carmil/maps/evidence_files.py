@@ -52,7 +52,7 @@ class SlideEvidence:
         """
         answer = self.answer if answer is None else answer
         there = self._there(answer)
-        names = list(asked) or [name for name in there if name in (FACTUAL, COUNTERFACTUAL, DIFFERENCE, answer)]
+        names = list(asked) or [name for name, (_, kind, of) in there.items() if kind != "evidence" or of == answer]
         found = []
         for name in names:
             if name not in there:

@@ -73,3 +73,17 @@ def picture_size(width: float, height: float, longest: int) -> tuple[int, int]:
     """(width, height) in pixels of a picture whose longer side is `longest`."""
     scale = longest / max(width, height)
     return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def spacing(corners: NDArray[Any]) -> float:
+    """The usual distance of a tile (n, 2) to its nearest neighbour along the axes: what tiles of unknown size are drawn with.
+
+    Pieces of tissue may have grids of their own, so that columns and rows of all of them say nothing.
+    """
+    from scipy.spatial import cKDTree
+
+    apart = np.unique(corners, axis=0)
+    if len(apart) < 2:
+        return 1.0
+    distances, _ = cKDTree(apart).query(apart, k=2, p=np.inf)
+    return float(np.median(distances[:, 1]))

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.files import write_text
+from carmil.report.faithfulness_file import FILE, facts_of
 from carmil.report.faithfulness_picture import write_picture
 from carmil.report.plots import Line, bars_svg, colour, share_svg
 from carmil.report.tables import ResultTable
 from carmil.studies import card
 from carmil.studies.asked import EXPLAINED, FOLLOWED, FRACTION, TWINS
-from carmil.studies.gathered import Curve
 from carmil.studies.verdict import ALIKE, FAILS_FROM, Figure, Followed, JudgedMap, JudgedRun
 from carmil.training.runs import machine, plain
 
@@ -56,37 +56,43 @@ def write_faithfulness(runs: Sequence[JudgedRun], out: Path, *, command: str) ->
     """Writes faithfulness.json, .md, .png and .html; gives the tables."""
     from jinja2 import Environment, PackageLoader
 
-    tables = [curves_table(runs), maps_table(runs)]
-    lines = remarks(runs)
-    facts = {"command": command, "machine": machine(), "runs": [_facts(run) for run in runs]}
-    write_text(out / "faithfulness.json", json.dumps(plain(facts), indent=2))
-    listed = "\n".join(f"- {line}" for line in lines)
-    written = "\n".join(table.markdown() for table in tables)
+    parts = faithfulness_parts(runs)
+    facts = {"command": command, "machine": machine(), "runs": [facts_of(run) for run in runs]}
+    write_text(out / FILE, json.dumps(plain(facts), indent=2))
+    listed = "\n".join(f"- {line}" for line in remarks(runs))
+    written = "\n".join(table.markdown() for table in parts["tables"])
     write_text(out / "faithfulness.md", f"# Faithfulness\n\nResearch use only.\n\n{written}\n{listed}\n")
     write_picture(runs, out / "faithfulness.png")
-    maps = [one for run in runs for one in run.maps]
     page = Environment(
         loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     html = page.get_template("faithfulness.html").render(
         title=", ".join(run.name for run in runs),
-        tables=tables,
-        kinds=kinds(runs),
-        panels=panels(runs),
-        keys=[(colour(i), named(one, runs)) for i, one in enumerate(maps)],
-        tested=randomisation_rows(runs),
-        bars=bars_svg(
-            [(named(one, runs), one.figures["randomisation"], ALIKE in one.failures) for one in maps], fails=FAILS_FROM
-        ),
-        failed=[(named(one, runs), one.failures) for one in maps if one.fails],
-        meaning=MEANING,
+        faith=parts,
         limits=card.LIMITS,
-        about={run.name: _about(run) for run in runs},
         machine=machine(),
         command=command,
     )
     write_text(out / "faithfulness.html", html)
-    return tables
+    return parts["tables"]
+
+
+def faithfulness_parts(runs: Sequence[JudgedRun]) -> dict[str, Any]:
+    """What the page of `carmil faithfulness` and the report of a run show: tables, curves, the randomisation test."""
+    maps = [one for run in runs for one in run.maps]
+    return {
+        "tables": [curves_table(runs), maps_table(runs)],
+        "kinds": kinds(runs),
+        "panels": panels(runs),
+        "keys": [(colour(i), named(one, runs)) for i, one in enumerate(maps)],
+        "tested": randomisation_rows(runs),
+        "bars": bars_svg(
+            [(named(one, runs), one.figures["randomisation"], ALIKE in one.failures) for one in maps], fails=FAILS_FROM
+        ),
+        "verdicts": [(named(one, runs), one.fails, one.failures) for one in maps],
+        "meaning": MEANING,
+        "about": {run.name: _about(run) for run in runs},
+    }
 
 
 def curves_table(runs: Sequence[JudgedRun]) -> ResultTable:
@@ -192,40 +198,3 @@ def _about(run: JudgedRun) -> str:
         f"{run.run.settings['model']}, {run.slides} slides as they were tested, {run.right} of them answered rightly "
         "by at least one of their models"
     )
-
-
-def _facts(run: JudgedRun) -> dict[str, Any]:
-    return {
-        "name": run.name,
-        "run": run.run.facts["key"],
-        "data": run.run.facts["data"],
-        "model": run.run.settings["model"],
-        "slides": run.slides,
-        "rightly_answered": run.right,
-        "random_order": _curve(run.at_random),
-        "random_order_auc": run.auc_at_random.tolist(),
-        "auc_of_twins": run.auc_of_twins.tolist(),
-        "maps": [
-            {
-                "method": one.method,
-                "fails_randomisation": one.fails,
-                "failures": list(one.failures),
-                **_followed(one),
-                "weights_shuffled": _followed(one.twin),
-            }
-            for one in run.maps
-        ],
-    }
-
-
-def _followed(found: Followed) -> dict[str, Any]:
-    return {
-        "figures": found.figures,
-        "deletion": _curve(found.deletion),
-        "insertion": _curve(found.insertion),
-        "auc": found.auc.tolist(),
-    }
-
-
-def _curve(curve: Curve) -> dict[str, list[float]]:
-    return {"mean": curve.mean.tolist(), "low": curve.low.tolist(), "high": curve.high.tolist()}

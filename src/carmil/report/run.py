@@ -3,11 +3,15 @@
 Everything is computed from the run's folder.
 """
 
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from carmil.files import write_text
 from carmil.report.cases import decided
+from carmil.report.gallery import gradient
 from carmil.report.plots import reliability_svg
+from carmil.report.run_evidence import evidence_part, faithfulness_part
 from carmil.report.run_plots import learning_curves, precision_recall, roc
 from carmil.report.run_tables import answer_rows, figures_table, folds_table
 from carmil.studies import card
@@ -15,6 +19,9 @@ from carmil.studies.answers import by_patient
 from carmil.studies.figures import mean_over_seeds, percent
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.shown import figures_lines
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 LONG = 200  # lines; of a longer table only the errors are printed on paper
 
@@ -30,6 +37,7 @@ def write_report(run: StudyRun, path: Path) -> None:
     page = Environment(
         loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    page.filters["codes"] = codes
     html = page.get_template("run.html").render(
         run=run,
         lead=figures_lines(run),
@@ -39,12 +47,15 @@ def write_report(run: StudyRun, path: Path) -> None:
         folds=folds_table(run, cases),
         roc=roc(run, cases),
         pr=precision_recall(run, cases),
-        matrix=cases.confusion.tolist(),
+        confusion=cases.confusion.tolist(),
         cases=cases,
         withheld=int((~cases.sure).sum()),
         answered_right=percent(float(cases.right[cases.sure].mean()) if cases.sure.any() else None),
         calibration=run.metrics["calibration"],
         reliability=reliability_svg(run.metrics["calibration"]),
+        evidence=evidence_part(run, by_slide),
+        faith=faithfulness_part(run),
+        gradient=gradient,
         curves=learning_curves(run),
         heads=heads,
         rows=rows,
@@ -58,3 +69,10 @@ def write_report(run: StudyRun, path: Path) -> None:
         percent=percent,
     )
     write_text(path, html)
+
+
+def codes(words: str) -> "Markup":
+    """Commands between backticks as the page shows them."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(words))))

@@ -160,6 +160,15 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def numbers_again(value: Any) -> Any:
+    """What `plain` made of numbers, read back: null is NaN."""
+    if isinstance(value, dict):
+        return {key: numbers_again(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers_again(item) for item in value]
+    return float("nan") if value is None else value
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

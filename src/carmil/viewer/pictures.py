@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
+from carmil.maps.mosaic import spacing
 from carmil.slides.slide import Picture, Slide
 from carmil.viewer.bounded import Kept
 from carmil.viewer.cases import Floats, RunCases
@@ -109,7 +110,7 @@ class Pictures:
         corners, case = self.run.coordinates(number), self.run.cases[number]
         if corners is None:
             return None
-        size = case.tile_size or _spacing(corners)
+        size = case.tile_size or spacing(corners)
         zoom = self.zoom(number)
         if zoom is not None and self.run.bags.coordinate_unit == "um":
             corners, size = corners / zoom.mpp, size / zoom.mpp
@@ -154,12 +155,6 @@ def _tile(slide: Slide, level: int, x: int, y: int) -> Picture | None:
         return None
     scale, pixels = zoom.scale(level), (x1 - x0, y1 - y0)
     return slide.read(x0 * scale, y0 * scale, pixels[0] * scale, pixels[1] * scale, pixels)
-
-
-def _spacing(corners: Floats) -> float:
-    """The usual distance between neighbouring columns and rows: what tiles of unknown size are drawn with."""
-    gaps = np.concatenate([np.diff(np.unique(axis)) for axis in corners.T])
-    return float(np.median(gaps)) if len(gaps) else 1.0
 
 
 def _jpeg(picture: NDArray[np.uint8]) -> bytes:

@@ -1,0 +1,155 @@
+"""Slides with their maps, small: of each class the surest right and the surest wrong answers.
+
+n instances of one slide, c cases, k classes. Of the evidence only the files of the slides that are shown are read.
+"""
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.maps.colours import ATTENTION, NOTHING, SIGNED, colours, places
+from carmil.maps.evidence_files import evidence_file, read_evidence
+from carmil.maps.mosaic import Mosaic, mosaic, picture_size, pixel_boxes, spacing
+from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, TileMap, limits, scaled
+from carmil.report.cases import Cases
+from carmil.studies.figures import percent
+
+MOST = 12  # slides
+OF_A_KIND = 3  # of a class, right or wrong
+LONGEST = 160  # pixels of a map; with one pixel a tile where that is less
+LONGEST_STRIP = 400
+SHADES = 65  # odd, so that 0 has its own; an eye tells no more apart, and files stay small
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A map as a PNG in the page, what it shows, and from which value to which its colours go."""
+
+    title: str
+    span: str
+    uri: str
+
+
+@dataclass(frozen=True)
+class ShownSlide:
+    """A slide, what was answered, and its maps; as a strip where nobody knows where its instances lie."""
+
+    slide: str
+    label: str
+    answer: str
+    right: bool
+    p: str
+    otherwise: str
+    instances: int
+    strip: bool
+    maps: tuple[Thumbnail, ...]
+
+
+def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: bool) -> list[ShownSlide]:
+    """The chosen slides, class by class. on_a_plane: whether coordinates, where there are any, are of one plane."""
+    found = []
+    for i in chosen(cases):
+        name = str(cases.frame["slide"].iloc[i])
+        evidence = read_evidence(evidence_file(folder, name))
+        answer, at = classes[cases.answer[i]], evidence.coordinates if on_a_plane else None
+        maps = [one for one in evidence.maps(answer=answer) if one.kind != DIFFERENCE]
+        found.append(
+            ShownSlide(
+                slide=name,
+                label=classes[cases.truth[i]],
+                answer=answer,
+                right=bool(cases.right[i]),
+                p=percent(cases.p[i, cases.answer[i]]),
+                otherwise=str(evidence.line.get("counterfactual_prediction") or ""),
+                instances=len(evidence),
+                strip=at is None,
+                maps=tuple(_thumbnails(maps, strip(maps[-1].values) if at is None else plane(at))),
+            )
+        )
+    return found
+
+
+def chosen(cases: Cases) -> list[int]:
+    """At most MOST cases in the order of the classes, right ones first; a slide of several divisions once.
+
+    In turns: the surest of every kind, then the second of every kind. Where not all kinds have room, the surest have.
+    """
+    sure = cases.p[np.arange(len(cases.p)), cases.answer]
+    kinds: dict[tuple[int, bool], list[int]] = {}
+    seen: set[str] = set()
+    for i in np.argsort(-sure, kind="stable").tolist():
+        slide = str(cases.frame["slide"].iloc[i])
+        kind = kinds.setdefault((int(cases.truth[i]), not cases.right[i]), [])
+        if slide not in seen and len(kind) < OF_A_KIND:
+            kind.append(i)
+            seen.add(slide)
+    turns = [(turn, -sure[i], kind, i) for kind, mine in kinds.items() for turn, i in enumerate(mine)]
+    kept = sorted(turns)[:MOST]
+    return [i for _, _, _, i in sorted(kept, key=lambda one: (one[2], one[0]))]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Squares (n, 4) in a picture of `pixels` (width, height)."""
+
+    boxes: NDArray[np.int64]
+    pixels: tuple[int, int]
+
+    def laid(self, values: NDArray[np.float64]) -> Mosaic:
+        return mosaic(self.boxes, values[None], self.pixels)
+
+
+def plane(coordinates: NDArray[np.float64]) -> Layout:
+    """Tiles where they lie (n, 2), cut off where there are none; a pixel a tile unless these are too many."""
+    at = (coordinates - coordinates.min(0)) / spacing(coordinates)
+    wide, high = (at.max(0) + 1).tolist()
+    pixels = picture_size(wide, high, min(LONGEST, math.ceil(max(wide, high))))
+    return Layout(pixel_boxes(at, 1.0, (0.0, 0.0, wide, high), pixels), pixels)
+
+
+def strip(evidence: NDArray[np.float64]) -> Layout:
+    """Instances beside each other, from the most refuting (or least) to the most supporting."""
+    n = len(evidence)
+    at = np.zeros((n, 2))
+    at[np.argsort(evidence, kind="stable"), 0] = np.arange(n)
+    pixels = (min(n, LONGEST_STRIP), 1)
+    return Layout(pixel_boxes(at, 1.0, (0.0, 0.0, float(n), 1.0), pixels), pixels)
+
+
+def gradient(*, signed: bool) -> str:
+    """The colours as CSS has them, from the lowest to the highest."""
+    stops = SIGNED if signed else ATTENTION
+    first = stops[0][0]
+    shades = (f"rgb({r} {g} {b}) {100 * (at - first) / (1 - first):g}%" for at, (r, g, b) in stops)
+    return f"linear-gradient(to right, {', '.join(shades)})"
+
+
+def _thumbnails(maps: Sequence[TileMap], layout: Layout) -> list[Thumbnail]:
+    found = []
+    for one in maps:
+        low, high = (words.strip("()") for words in limits(one, "minmax"))
+        span = f"±{high.lstrip('+')}" if one.signed else f"{low} to {high}"
+        laid = layout.laid(scaled(one.values, "minmax", signed=one.signed))
+        cells = places(laid.spread(laid.cells[0]), signed=one.signed)
+        title = "counterfactual" if one.kind == COUNTERFACTUAL else one.title
+        found.append(Thumbnail(title, span, _png(cells, signed=one.signed)))
+    return found
+
+
+def _png(cells: NDArray[np.uint8], *, signed: bool) -> str:
+    """Places in the table of colours (h, w) as a data URI; see-through where there is nothing."""
+    from PIL import Image
+
+    shades = np.linspace(0, NOTHING - 1, SHADES).round().astype(int)
+    shade = np.rint(cells / (NOTHING - 1) * (SHADES - 1)).astype(np.uint8)
+    picture = Image.fromarray(np.where(cells == NOTHING, SHADES, shade).astype(np.uint8))
+    picture.putpalette([*colours(signed=signed)[shades, :3].ravel().tolist(), 255, 255, 255])
+    stream = io.BytesIO()
+    picture.save(stream, format="PNG", optimize=True, transparency=SHADES)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

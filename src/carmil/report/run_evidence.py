@@ -1,0 +1,139 @@
+"""The evidence in a run's report: what `carmil explain` and `carmil faithfulness` left in the run's folder.
+
+RUN/evidence and RUN/faithfulness are looked at only if they are whole and of the run's own weights and slides; if not, the
+report says what to do. k classes.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carmil.errors import CarmilError
+from carmil.report.cases import Cases
+from carmil.report.faithfulness import cell, faithfulness_parts
+from carmil.report.faithfulness_file import FILE, read_judged
+from carmil.report.gallery import ShownSlide, gallery
+from carmil.report.tables import ResultTable
+from carmil.studies.run_folder import StudyRun, weights_key
+from carmil.studies.summary import agreement_table
+from carmil.training.runs import numbers_again
+
+CONCENTRATION = {"normalised_entropy": "entropy of log n", "gini": "Gini", "effective": "effective instances"}
+DIGITS = {"effective": 0}  # of a count
+CONCENTRATED = {"attention": "attention", "evidence": "evidence for the answer, by its size"}
+MOVED = {
+    "attention_moved": "attention that moved, of 2",
+    "carriers": "share of the instances that carries 90 % of it",
+    "distance": "how far the logits moved",
+}
+CORRELATED = {"spearman": "Spearman of u and u_cf", "pearson": "Pearson of u and u_cf"}
+WHICH = {"counterfactual": "learned", "searched": "searched"}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Of rightly answered slides, by label (k lines), the class whose logit grew most (k) under a counterfactual."""
+
+    which: str
+    matrix: list[list[int]]
+
+
+@dataclass(frozen=True)
+class EvidencePart:
+    """What the page shows of RUN/evidence."""
+
+    summary: dict[str, Any]
+    agreement: ResultTable | None
+    concentration: ResultTable
+    moved: ResultTable | None
+    shifts: list[Shift]
+    slides: list[ShownSlide]
+
+    @property
+    def described(self) -> str:
+        return self.summary["methods"][self.summary["evidence"]]
+
+
+def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
+    """Or, in words, why there is none. cases: the run's slides."""
+    folder = run.folder / "evidence"
+    if not (folder / "explanation.json").is_file():
+        return (
+            f"No evidence yet: `carmil explain {run.name}` makes it, and `carmil report {run.name}` then shows it here."
+        )
+    if not (folder / "summary.json").is_file():
+        return f"The evidence is begun and not whole: start `carmil explain {run.name}` again, with the words it had."
+    begun = _read(folder / "explanation.json")
+    asked = begun.get("settings", {})
+    if (asked.get("run"), asked.get("weights"), begun.get("data")) != (
+        run.facts["key"],
+        weights_key(run),
+        run.facts["store"],
+    ):
+        return (
+            f"{run.name}/evidence is not of this run's weights and slides: remove it, and `carmil explain {run.name}` makes "
+            "its own."
+        )
+    summary = numbers_again(_read(folder / "summary.json"))
+    on_a_plane = run.metrics["rule"] != "one-bag"  # a patient's slides would lie on top of each other
+    return EvidencePart(
+        summary,
+        agreement_table(summary),
+        concentration_table(summary),
+        moved_table(summary),
+        shifts(summary),
+        gallery(cases, run.classes, folder, on_a_plane=on_a_plane),
+    )
+
+
+def faithfulness_part(run: StudyRun) -> dict[str, Any] | str:
+    """What `carmil faithfulness` found, or in words why there is nothing."""
+    path = run.folder / "faithfulness" / FILE
+    if not path.is_file():
+        return (
+            f"Not asked yet: `carmil faithfulness {run.name}` asks, and `carmil report {run.name}` then shows it here."
+        )
+    try:
+        return faithfulness_parts([read_judged(run, path)])
+    except CarmilError as error:
+        return str(error).replace(str(run.folder), run.name)
+
+
+def concentration_table(summary: dict[str, Any]) -> ResultTable:
+    found = summary["concentration"]
+
+    def line(name: str) -> tuple[str, ...]:
+        cells = (cell(found.get(f"{name}_{measure}"), DIGITS.get(measure, 2)) for measure in CONCENTRATION)
+        return CONCENTRATED[name], *cells
+
+    lines = tuple(line(name) for name in CONCENTRATED if any(one.startswith(f"{name}_") for one in found))
+    return ResultTable("How few instances carry a map", ("map", *CONCENTRATION.values()), lines)
+
+
+def moved_table(summary: dict[str, Any]) -> ResultTable | None:
+    """A column a counterfactual: what it changed. None where there is none."""
+    there = [which for which in WHICH if which in summary]
+    if not there:
+        return None
+    turned = (f"{summary[which]['turned']} of {summary['slides']}" for which in there)
+    lines = [("slides that are answered otherwise", *turned)]
+    if "reached" in summary.get("searched", {}):
+        shares = (cell(summary[which].get("reached")) for which in there)
+        lines.append(("share of the slides where it was reached", *shares))
+    lines += [(words, *(cell(summary[which].get(name)) for which in there)) for name, words in MOVED.items()]
+    for between in summary.get("correlations", {}).values():  # of the learned one alone
+        lines += [(words, cell(between.get(name)), *("–" for _ in there[1:])) for name, words in CORRELATED.items()]
+    return ResultTable("Counterfactual", ("mean over slides, 95 % interval", *(WHICH[w] for w in there)), tuple(lines))
+
+
+def shifts(summary: dict[str, Any]) -> list[Shift]:
+    there = [(which, summary[which]["class_shift"]) for which in WHICH if "class_shift" in summary.get(which, {})]
+    return [Shift(WHICH[which], found["matrix"]) for which, found in there]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): remove {path.parent} and explain again") from error

@@ -1,0 +1,136 @@
+"""Which slides are shown, and that their small maps have the right colours in the right places."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from carmil.maps.colours import colour_of
+from carmil.maps.evidence_files import ABOUT
+from carmil.report.cases import Cases
+from carmil.report.gallery import LONGEST, MOST, chosen, gallery, gradient, plane, strip
+
+CLASSES = ("a", "b")
+
+
+def cases_of(p, truth, slides=None):
+    p, truth = np.asarray(p, dtype=np.float64), np.asarray(truth)
+    names = [f"s{i}" for i in range(len(p))] if slides is None else slides
+    frame = pd.DataFrame({"slide": names})
+    return Cases(frame, p, truth, p.argmax(1), np.ones(len(p), dtype=bool))
+
+
+def two(p, truth, slides=None):
+    return cases_of(np.stack([1 - np.asarray(p), p], axis=1), truth, slides)
+
+
+def write_evidence(folder, slide, columns, p=(0.2, 0.8)):
+    line = {"slide": slide, "prediction": "b", "p_a": p[0], "p_b": p[1], "counterfactual_prediction": "a"}
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    about = {ABOUT: json.dumps({"line": line, "coordinate_unit": "level0_px"}).encode()}
+    pq.write_table(table.replace_schema_metadata(about), folder / f"{slide}.parquet")
+
+
+def pixels(thumbnail):
+    """(h, w, 4)"""
+    png = base64.b64decode(thumbnail.uri.removeprefix("data:image/png;base64,"))
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGBA"))
+
+
+def test_of_each_class_the_surest_right_and_wrong_answers_are_chosen():
+    truth = [0, 0, 0, 1, 1, 1, 1, 1, 1]
+    p = [0.1, 0.2, 0.9, 0.4, 0.3, 0.95, 0.9, 0.8, 0.7]
+    assert chosen(two(p, truth)) == [0, 1, 2, 5, 6, 7, 4, 3]  # the fourth right answer of class 1 has no room
+
+
+def test_there_are_never_more_than_twelve_and_every_kind_comes_once_before_any_twice():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(5, 0.3), size=400)
+    cases = cases_of(p, rng.integers(0, 5, 400))
+    found = chosen(cases)
+    kinds = {(cases.truth[i], cases.right[i]) for i in range(400)}
+    assert len(found) == MOST
+    assert {(cases.truth[i], cases.right[i]) for i in found} == kinds and len(kinds) == 10
+
+
+def test_a_slide_of_several_divisions_is_shown_once():
+    assert chosen(two([0.9, 0.8, 0.7], [1, 1, 1], slides=["x", "x", "y"])) == [0, 2]
+
+
+def test_a_tile_has_its_colour_where_it_lies_and_the_rest_is_see_through(tmp_path):
+    x, y = np.array([1024, 2048, 1024, 3072]), np.array([512, 512, 1536, 1536])
+    evidence = np.array([-2.0, 4.0, 0.0, 1.0])
+    columns = {"x": x, "y": y, "u": evidence**2, "a": evidence, "evidence_a": -evidence, "evidence_b": evidence}
+    write_evidence(tmp_path, "s0", columns)
+    (shown,) = gallery(two([0.8], [1]), CLASSES, tmp_path, on_a_plane=True)
+    assert [one.title for one in shown.maps] == ["factual attention", "evidence for b"]
+    assert [one.span for one in shown.maps] == ["0 to 16", "±4"]
+    attention, signed = (pixels(one) for one in shown.maps)
+    assert signed.shape == (2, 3, 4)
+    assert signed[..., 3].tolist() == [[255, 255, 0], [255, 0, 255]]
+    np.testing.assert_allclose(signed[[0, 0, 1, 1], [0, 1, 0, 2], :3], colour_of(evidence / 4, signed=True), atol=6)
+    assert (signed[1, 0, :3] == colour_of(np.array([0.0]), signed=True)).all()  # neither for nor against
+    np.testing.assert_allclose(attention[0, 1, :3], colour_of(np.array([1.0]), signed=False)[0])
+
+
+def test_the_answer_by_the_threshold_chooses_whose_evidence_is_drawn(tmp_path):
+    columns = {"x": [0, 1], "y": [0, 0], "evidence_a": [1.0, -1.0], "evidence_b": [-1.0, 1.0]}
+    write_evidence(tmp_path, "s0", columns)
+    cases = two([0.8], [1])
+    below = Cases(cases.frame, cases.p, cases.truth, np.array([0]), cases.sure)
+    (shown,) = gallery(below, CLASSES, tmp_path, on_a_plane=True)
+    assert (shown.answer, shown.right, shown.maps[0].title) == ("a", False, "evidence for a")
+
+
+def test_instances_without_a_place_stand_in_the_order_of_the_evidence(tmp_path):
+    evidence = np.random.default_rng(0).normal(size=50)
+    write_evidence(tmp_path, "s0", {"u": -evidence, "evidence_a": -evidence, "evidence_b": evidence})
+    (shown,) = gallery(two([0.8], [1]), CLASSES, tmp_path, on_a_plane=True)
+    assert shown.strip
+    attention, signed = (pixels(one) for one in shown.maps)
+    assert signed.shape == (1, 50, 4)
+    expected = colour_of(np.sort(evidence) / np.abs(evidence).max(), signed=True)
+    np.testing.assert_allclose(signed[0, :, :3], expected, atol=6)
+    assert attention[0, 0, :3].sum() < attention[0, -1, :3].sum()  # dark, where the map is high
+
+
+def test_pieces_of_tissue_with_grids_of_their_own_are_drawn_as_large_as_tiles():
+    one = np.array([(x * 256, y * 256) for y in range(5) for x in range(5)])
+    pieces = [one + np.array(away) for away in ((0, 0), (1400, 37), (111, 1500))]
+    layout = plane(np.concatenate(pieces).astype(float))
+    sizes = layout.boxes[:, 2:] - layout.boxes[:, :2]
+    assert (sizes >= 1).all() and (sizes <= 2).all()
+    assert layout.pixels == (11, 11)
+
+
+def test_more_tiles_than_pixels_are_averaged():
+    layout = strip(np.arange(4000.0))
+    laid = layout.laid(np.arange(4000.0)).cells[0, 0]
+    assert layout.pixels == (400, 1)
+    assert laid == pytest.approx(np.arange(400) * 10 + 4.5, abs=5)  # within half a pixel
+    assert max(plane(np.random.default_rng(0).uniform(0, 1e5, (20_000, 2))).pixels) == LONGEST
+
+
+def test_twelve_slides_of_ten_thousand_tiles_stay_small(tmp_path):
+    rng = np.random.default_rng(0)
+    y, x = np.divmod(np.arange(10_000), 100)
+    for i in range(12):
+        maps = {name: rng.normal(size=10_000) for name in ("u", "u_cf", "evidence_a", "evidence_b")}
+        write_evidence(tmp_path, f"s{i}", {"x": x * 256, "y": y * 256, **maps})
+    found = gallery(two(np.tile([0.1, 0.8], 6), np.arange(12) // 2 % 2), CLASSES, tmp_path, on_a_plane=True)
+    assert [len(one.maps) for one in found] == [3] * 12
+    assert sum(len(one.uri) for slide in found for one in slide.maps) < 500_000
+
+
+def test_the_scale_has_the_colours_of_the_maps():
+    assert (
+        gradient(signed=False)
+        == "linear-gradient(to right, rgb(238 234 244) 0%, rgb(128 80 170) 60%, rgb(52 16 88) 100%)"
+    )
+    assert "rgb(236 236 238) 50%" in gradient(signed=True)
