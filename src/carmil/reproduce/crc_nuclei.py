@@ -1,0 +1,96 @@
+"""crc's nuclei as material: whose each is, of what kind, and its features by either of two encoders.
+
+N nuclei of the files, d features. Only patients all of whose nuclei have a kind are used for mixing: nuclei of known and of
+unknown kind can be told apart by their features, so that a mixture of both would give itself away.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from carmil.bags.digit_features import read_features
+from carmil.bags.tables import read_table
+from carmil.errors import CarmilError
+
+TUMOUR, INFLAMMATORY, FIBROBLAST, OTHERS = "epithelial", "inflammatory", "fibroblast", "others"
+STROMA = (FIBROBLAST, OTHERS)
+NORMAL = (INFLAMMATORY, FIBROBLAST, OTHERS)
+ENCODERS = {"resnet50": "features.npy", "pixels": "patches.npz"}
+PATCH = 27  # pixels that a nucleus's picture is wide
+CELL = 3  # `pixels` are means over cells of so many pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Nuclei:
+    """patients, kinds (N) as text, a kind that is not known as ""; cancerous (N) bool; in the order of the files."""
+
+    folder: Path
+    patients: np.ndarray
+    kinds: np.ndarray
+    cancerous: np.ndarray
+
+    @property
+    def known_patients(self) -> list[str]:
+        """Those all of whose nuclei have a kind."""
+        unknown = set(self.patients[self.kinds == ""])
+        return sorted(set(self.patients) - unknown, key=_by_number)
+
+    def of(self, patients: "list[str] | tuple[str, ...]", kinds: tuple[str, ...]) -> np.ndarray:
+        """Where the nuclei of these kinds and patients are."""
+        return np.flatnonzero(np.isin(self.patients, list(patients)) & np.isin(self.kinds, kinds))
+
+    def features(self, encoder: str) -> np.ndarray:
+        """(N, d) by `resnet50`, or the pictures themselves, 9 x 9 mean colours, as `pixels`."""
+        path = self.folder / ENCODERS[encoder]
+        rows = read_features(path) if encoder == "resnet50" else _pixels(path)
+        if len(rows) != len(self.patients):
+            raise CarmilError(f"{path}: {len(rows):,} rows for {len(self.patients):,} nuclei of instances.csv")
+        return rows
+
+    def fingerprint(self, encoder: str) -> str:
+        """Changes with the files that features by this encoder come from."""
+        digest = hashlib.sha256()
+        for name in ("instances.csv", ENCODERS[encoder]):
+            digest.update((self.folder / name).read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def read_nuclei(folder: Path) -> Nuclei:
+    for name in ("features.npy", "instances.csv"):
+        if not (folder / name).is_file():
+            raise CarmilError(f"{folder} has no {name}: expected the folder with crc's features.npy and instances.csv")
+    path = folder / "instances.csv"
+    table = read_table(path)
+    for column in ("patient_id", "cell_type", "is_cancerous"):
+        if column not in table:
+            raise CarmilError(f"{path}: expected a column {column!r}, found {', '.join(map(repr, table.columns))}")
+    cancerous = table["is_cancerous"].to_numpy()
+    if not np.isin(cancerous, ("0", "1")).all():
+        raise CarmilError(f"{path}: is_cancerous must be 0 or 1")
+    known = {"", TUMOUR, *NORMAL}
+    if other := sorted(set(table["cell_type"]) - known):
+        raise CarmilError(f"{path}: cell_type {other[0]!r} is not one of {', '.join(sorted(known - {''}))}, or empty")
+    patients, kinds = (table[column].to_numpy(dtype=str) for column in ("patient_id", "cell_type"))
+    return Nuclei(folder, patients, kinds, cancerous == "1")
+
+
+def _pixels(path: Path) -> np.ndarray:
+    """Mean colours, 0 to 1, of 3 x 3 pixels each: nothing is fitted."""
+    if not path.is_file():
+        raise CarmilError(f"{path} is not there: expected crc's pictures, `im` (nuclei, {PATCH}, {PATCH}, 3)")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            pictures = file["im"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): expected an npz with `im`") from error
+    if pictures.ndim != 4 or pictures.shape[1:] != (PATCH, PATCH, 3):
+        raise CarmilError(f"{path}: `im` has the shape {pictures.shape}, expected (nuclei, {PATCH}, {PATCH}, 3)")
+    n, cells = len(pictures), PATCH // CELL
+    means = pictures.reshape(n, cells, CELL, cells, CELL, 3).mean(axis=(2, 4), dtype=np.float32) / 255
+    return means.reshape(n, -1).astype(np.float16)
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdecimal() else (0, name)

@@ -1,0 +1,62 @@
+"""Slides that are made, not scanned: places on a grid of tissue, nuclei drawn for them, foci planted among these.
+
+A slide is first drawn without a look at its label: size, tissue, background. Foci then take the place of what was there, so that
+outside of them nothing can tell the label. n places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from carmil.reproduce.crc_nuclei import PATCH
+
+MOST_FOCI = 3
+
+
+@dataclass(frozen=True, eq=False)
+class MadeSlide:
+    """nuclei (n): which nucleus is at each place; places (n, 2) their corners in level-0 pixels; truth (n): 1 where planted."""
+
+    name: str
+    patient: str
+    label: str
+    nuclei: np.ndarray
+    places: np.ndarray | None = None
+    truth: np.ndarray | None = None
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class Focus:
+    """What is planted: nuclei to draw from, and how much of the slide they take."""
+
+    nuclei: np.ndarray
+    share: float
+
+
+def tissue(n: int, chance: np.random.Generator) -> np.ndarray:
+    """(n, 2) the places of a grid within an ellipse, row by row, in level-0 pixels."""
+    stretch, turn = chance.uniform(1, 2), chance.uniform(0, np.pi)
+    half = int(np.ceil(np.sqrt(n * stretch))) + 1
+    y, x = np.mgrid[-half : half + 1, -half : half + 1].reshape(2, -1)
+    along, across = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x
+    inside = np.sort(np.argsort(along**2 / stretch + across**2 * stretch, kind="stable")[:n])
+    places = np.stack([x[inside], y[inside]], axis=1)
+    return ((places - places.min(axis=0)) * PATCH).astype(np.float32)
+
+
+def plant(
+    background: np.ndarray, places: np.ndarray, foci: Sequence[Focus], chance: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nuclei (n) with one to three discs of each focus's among them, and where these are (n)."""
+    nuclei, free = background.copy(), np.ones(len(background), dtype=bool)
+    for focus in foci:
+        wanted = max(1, round(focus.share * len(nuclei)))
+        for part in np.array_split(np.arange(wanted), min(wanted, chance.integers(1, MOST_FOCI + 1))):
+            centre = places[chance.integers(len(places))]
+            far = np.where(free, np.square(places - centre).sum(axis=1), np.inf)
+            disc = np.argsort(far, kind="stable")[: len(part)]
+            nuclei[disc] = chance.choice(focus.nuclei, len(disc))
+            free[disc] = False
+    return nuclei, (~free).astype(np.int64)

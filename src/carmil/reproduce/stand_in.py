@@ -1,0 +1,146 @@
+"""The stand-in study on disk: its four cohorts as ordinary stores with tables of labels, made once and found again.
+
+OUT/SIZE-seedN/NAME/labels.csv, OUT/SIZE-seedN/NAME/ENCODER (a store) and ENCODER.json, which says what it was made of.
+How the slides are made is in `stand_in_slides`.
+"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from carmil.bags.sources import Bag
+from carmil.bags.store import build_store, is_store
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError, unknown
+from carmil.files import whole_folder, write_text
+from carmil.reproduce.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
+from carmil.reproduce.slide_cohorts import SlideCohort
+from carmil.reproduce.stand_in_slides import FAST, FULL, Size, slides_of
+
+VERSION = 1  # of the study: another number is another study
+NO_ONES = "a stand-in: real nuclei of crc, made slides; its figures are no one's published figures"
+MIXED = "nuclei of the 60 patients whose kinds are known, drawn with replacement; no patient is in two parts"
+COHORTS = (
+    SlideCohort(
+        name="crc",
+        title="crc (stand-in)",
+        bags=Path(),
+        labels=Path(),
+        measures=("auc", "f1_macro"),
+        encoder="",
+        stand_in=True,
+        said=("crc, a stand-in: a bag a patient, positive if any nucleus is cancerous; five folds by patient",),
+    ),
+    SlideCohort(
+        name="weak",
+        title="weak shift (stand-in for LUAD-TP53)",
+        bags=Path(),
+        labels=Path(),
+        measures=("auc", "f1_macro"),
+        encoder="",
+        stand_in=True,
+        said=(
+            "weak shift: in one class inflammatory nuclei are ten per cent of a slide more, anywhere in it, and slides differ "
+            "by seven by themselves; folds by group of crc patients",
+            NO_ONES,
+            MIXED,
+        ),
+    ),
+    SlideCohort(
+        name="kinds",
+        title="six kinds (stand-in for BRACS)",
+        bags=Path(),
+        labels=Path(),
+        measures=("balanced_accuracy", "f1_macro"),
+        encoder="",
+        official=True,
+        seeds=3,
+        lr=1e-4,
+        stand_in=True,
+        said=(
+            "six kinds: foci planted in stroma; none, little or much tumour, with and without inflammation; patients divided "
+            "into train, validation and test",
+            NO_ONES,
+            MIXED,
+        ),
+    ),
+    SlideCohort(
+        name="foci",
+        title="foci (stand-in for CAMELYON16)",
+        bags=Path(),
+        labels=Path(),
+        measures=("auc", "auprc_attention"),
+        encoder="",
+        official=True,
+        seeds=3,
+        stand_in=True,
+        said=(
+            "foci: one to three discs of tumour nuclei among normal ones, small in half of the slides with tumour and large in "
+            "the other; patients divided into train, validation and test",
+            NO_ONES,
+            MIXED,
+        ),
+    ),
+)
+
+
+def build_stand_in(
+    crc: Path, out: Path, *, fast: bool, seed: int, encoder: str = "resnet50"
+) -> tuple[SlideCohort, ...]:
+    """The four cohorts, made of crc's nuclei where they are not there yet. encoder: resnet50 or pixels; uni is not to be had
+    here, and what takes its place is said."""
+    if encoder not in (*ENCODERS, "uni"):
+        raise CarmilError(f"the stand-in study: {unknown('encoder', encoder, ENCODERS)}")
+    used = "resnet50" if encoder == "uni" else encoder
+    said = ("features: ResNet50 up to layer 3 (ImageNet), not UNI",) if encoder == "uni" else ()
+    nuclei, size = read_nuclei(crc), FAST if fast else FULL
+    home = out / f"{'fast' if fast else 'full'}-seed{seed}"
+    for cohort in COHORTS:
+        make_cohort(cohort.name, nuclei, home / cohort.name, used, size=size, seed=seed)
+    return tuple(
+        replace(
+            cohort,
+            bags=home / cohort.name / used,
+            labels=home / cohort.name / "labels.csv",
+            encoder=used,
+            said=(*cohort.said, *said),
+        )
+        for cohort in COHORTS
+    )
+
+
+def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: Size, seed: int) -> None:
+    """labels.csv and a store of features by the encoder in `folder`; what is there already and the same is left as it is."""
+    key = {"version": VERSION, "crc": nuclei.fingerprint(encoder), "size": asdict(size), "seed": seed}
+    record, store = folder / f"{encoder}.json", folder / encoder
+    if is_store(store) and _recorded(record) == json.loads(json.dumps(key)):
+        return
+    record.unlink(missing_ok=True)
+    slides, features = slides_of(name, nuclei, size, seed), nuclei.features(encoder)
+    official = any(slide.split for slide in slides)
+    lines = ["slide,patient,label" + ",split" * official]
+    lines += [f'{s.name},{s.patient},"{s.label}"' + f",{s.split}" * official for s in slides]
+    write_text(folder / "labels.csv", "\n".join([*lines, ""]))
+    with TemporaryDirectory(prefix=f".{encoder}.", dir=folder) as aside:
+        work = Path(aside) / name
+        for slide in slides:
+            size_of_tile = None if slide.places is None else float(PATCH)
+            unit: Any = None if slide.places is None else "level0_px"
+            rows = np.asarray(features[slide.nuclei], dtype=np.float16)
+            write_bag(
+                Bag(slide.name, rows, slide.places, unit, size_of_tile, encoder, slide.truth), work, "safetensors"
+            )
+        with whole_folder(store) as whole:
+            build_store(work, whole, workers=1)
+    write_text(record, json.dumps(key))
+
+
+def _recorded(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,204 @@
+"""The study that stands in for the paper's slides where there are none: four cohorts made of crc's nuclei.
+
+crc     the patients as they are, a bag each; five folds by patient
+foci    CAMELYON16's question: slides with and without discs of tumour nuclei among others, small ones and large ones
+kinds   BRACS's: six classes, by how much tumour was planted (none, little, much) and whether inflammation was
+weak    LUAD-TP53's: no focus at all; in slides of one class inflammatory nuclei are a few per cent more, anywhere
+
+Real nuclei, made slides. Of `foci`, `kinds` and `weak`: only patients whose nuclei all have a kind; they are divided into train,
+validation and test (foci, kinds) or into groups (weak) before anything is drawn, and a slide is made of few of them, its donors.
+For every set of donors there are equally many slides of each class, of the same size, and what is not planted is drawn without a
+look at the label: neither stain, nor size, nor background can tell it. Nuclei are drawn with replacement: a slide has more places
+than its donors have nuclei.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+from carmil.errors import CarmilError
+from carmil.reproduce.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei
+from carmil.reproduce.planting import Focus, MadeSlide, plant, tissue
+
+SPLITS = {"train": 1 / 2, "val": 1 / 6, "test": 1 / 3}  # of the patients
+FEWEST = 20  # different nuclei of every kind that the donors of a slide have together
+DRAWS = 1000
+
+LITTLE, MUCH, INFLAMED = (0.01, 0.03), (0.1, 0.3), (0.05, 0.15)  # of a slide of `kinds`
+MICRO, MACRO = (0.005, 0.02), (0.05, 0.2)  # of a slide of `foci`
+KINDS: dict[str, tuple[tuple[str, tuple[float, float]], ...]] = {
+    "0 stroma": (),
+    "1 inflamed": ((INFLAMMATORY, INFLAMED),),
+    "2 little tumour": ((TUMOUR, LITTLE),),
+    "3 little tumour, inflamed": ((TUMOUR, LITTLE), (INFLAMMATORY, INFLAMED)),
+    "4 much tumour": ((TUMOUR, MUCH),),
+    "5 much tumour, inflamed": ((TUMOUR, MUCH), (INFLAMMATORY, INFLAMED)),
+}
+TUMOUR_SHARE = (0.2, 0.5)  # of a slide of `weak`, whatever its label
+INFLAMED_SHARE, INFLAMED_DEVIATION, SHIFT = 0.25, 0.07, 0.1
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many sets of donors in each part (foci, kinds) or groups (weak) with how many slides each class; instances a slide."""
+
+    instances: tuple[int, int]
+    foci: dict[str, int]
+    kinds: dict[str, int]
+    groups: int
+    slides_a_group: int
+    patients: int | None = None  # of crc, half of each class; None for all
+    nuclei: int | None = None
+
+
+FULL = Size(
+    (2_000, 10_000),
+    {"train": 50, "val": 15, "test": 35},
+    {"train": 17, "val": 5, "test": 11},
+    groups=15,
+    slides_a_group=6,
+)
+FAST = Size(
+    (100, 300), {"train": 6, "val": 3, "test": 4}, {"train": 3, "val": 1, "test": 2}, groups=15, slides_a_group=1,
+    patients=40, nuclei=60,
+)  # fmt: skip
+NAMES = ("crc", "foci", "kinds", "weak")
+
+
+def slides_of(name: str, nuclei: Nuclei, size: Size, seed: int) -> list[MadeSlide]:
+    """The slides of a cohort, before any feature is looked at."""
+    made = {"crc": _crc, "foci": _foci, "kinds": _kinds, "weak": _weak}[name]
+    return list(made(nuclei, size, np.random.default_rng([seed, crc32(name.encode())])))
+
+
+def _crc(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
+    positive = set(nuclei.patients[nuclei.cancerous])
+    patients = sorted(set(nuclei.patients))
+    if size.patients is not None:
+        parts = [[p for p in patients if (p in positive) == wanted] for wanted in (False, True)]
+        patients = sorted(p for part in parts for p in chance.permutation(part)[: size.patients // 2])
+    for patient in patients:
+        rows = np.flatnonzero(nuclei.patients == patient)
+        if size.nuclei is not None and len(rows) > size.nuclei:
+            rows = np.sort(chance.choice(rows, size.nuclei, replace=False))
+        label = "cancerous" if nuclei.cancerous[rows].any() else "benign"
+        truth = nuclei.cancerous[rows].astype(np.int64)
+        yield MadeSlide(f"patient_{patient}", patient, label, rows, truth=truth)
+
+
+def _foci(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
+    pools = _pools(nuclei, chance)
+    for split, blocks in size.foci.items():
+        for block in range(blocks):
+            donors = _donors(nuclei, pools[split], (NORMAL, (TUMOUR,)), chance)
+            n, share = _instances(size, chance), chance.uniform(*(MICRO, MACRO)[block % 2])
+            for label, foci in (("normal", ()), ("tumour", (Focus(nuclei.of(donors, (TUMOUR,)), share),))):
+                yield _planted(nuclei, donors, NORMAL, foci, n, chance, (f"foci_{split}_{block:02}", label, split))
+
+
+def _kinds(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
+    pools = _pools(nuclei, chance)
+    for split, blocks in size.kinds.items():
+        for block in range(blocks):
+            donors = _donors(nuclei, pools[split], (STROMA, (TUMOUR,), (INFLAMMATORY,)), chance)
+            n = _instances(size, chance)
+            for label, parts in KINDS.items():
+                foci = [Focus(nuclei.of(donors, (kind,)), chance.uniform(*share)) for kind, share in parts]
+                yield _planted(nuclei, donors, STROMA, foci, n, chance, (f"kinds_{split}_{block:02}", label, split))
+
+
+def _weak(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
+    kinds = ((TUMOUR,), (INFLAMMATORY,), STROMA)
+    for number, donors in enumerate(_grouped(nuclei, size.groups, kinds, chance)):
+        rows = [nuclei.of(donors, kind) for kind in kinds]
+        for slide in range(size.slides_a_group):
+            n = _instances(size, chance)
+            for label in ("base", "more"):
+                tumour = chance.uniform(*TUMOUR_SHARE)
+                inflamed = np.clip(chance.normal(INFLAMED_SHARE, INFLAMED_DEVIATION), 0.02, 0.4) + SHIFT * (
+                    label == "more"
+                )
+                drawn = chance.choice(3, n, p=(tumour, inflamed, 1 - tumour - inflamed))
+                picked = np.stack([chance.choice(of_kind, n) for of_kind in rows])[drawn, np.arange(n)]
+                name, patient = f"weak_{number:02}_{slide:02}_{label}", f"group_{number:02}"
+                yield MadeSlide(name, patient, label, picked, tissue(n, chance))
+
+
+def _planted(
+    nuclei: Nuclei,
+    donors: Iterable[str],
+    background: tuple[str, ...],
+    foci: Iterable[Focus],
+    n: int,
+    chance: np.random.Generator,
+    told: tuple[str, str, str],
+) -> MadeSlide:
+    """A slide of the block `told` is of: all of it background, then the foci."""
+    block, label, split = told
+    places = tissue(n, chance)
+    drawn = chance.choice(nuclei.of(tuple(donors), background), n)
+    rows, truth = plant(drawn, places, tuple(foci), chance)
+    return MadeSlide(f"{block}_{label.split()[0]}", block, label, rows, places, truth, split)
+
+
+def _instances(size: Size, chance: np.random.Generator) -> int:
+    """As often between 2,000 and 4,000 as between 4,000 and 8,000."""
+    return round(float(np.exp(chance.uniform(*np.log(size.instances)))))
+
+
+def _by_tumour(nuclei: Nuclei, chance: np.random.Generator) -> tuple[list[str], list[str]]:
+    """The patients with known kinds in random order: those with tumour nuclei, those without."""
+    known = nuclei.known_patients
+    ill = set(nuclei.patients[nuclei.kinds == TUMOUR])
+    shuffled = [str(patient) for patient in chance.permutation(known)]
+    return [p for p in shuffled if p in ill], [p for p in shuffled if p not in ill]
+
+
+def _pools(nuclei: Nuclei, chance: np.random.Generator) -> dict[str, tuple[list[str], list[str]]]:
+    """The patients of train, val and test, each as (with tumour nuclei, without)."""
+    with_tumour, without = _by_tumour(nuclei, chance)
+    bounds = np.cumsum([0, *SPLITS.values()])
+    return {
+        split: tuple(part[round(a * len(part)) : round(b * len(part))] for part in (with_tumour, without))
+        for split, a, b in zip(SPLITS, bounds, bounds[1:], strict=False)
+    }  # type: ignore[return-value]
+
+
+def _donors(
+    nuclei: Nuclei, pool: tuple[list[str], list[str]], kinds: Iterable[tuple[str, ...]], chance: np.random.Generator
+) -> tuple[str, ...]:
+    """Three patients with tumour nuclei and two without, who have enough nuclei together."""
+    kinds = tuple(kinds)
+    if len(pool[0]) < 3 or len(pool[1]) < 2:
+        raise _too_few(nuclei)
+    for _ in range(DRAWS):
+        donors = (*chance.choice(pool[0], 3, replace=False), *chance.choice(pool[1], 2, replace=False))
+        if _suffice(nuclei, donors, kinds):
+            return tuple(str(donor) for donor in donors)
+    raise _too_few(nuclei)
+
+
+def _grouped(
+    nuclei: Nuclei, groups: int, kinds: tuple[tuple[str, ...], ...], chance: np.random.Generator
+) -> list[tuple[str, ...]]:
+    """All patients with known kinds, dealt out so that every group has enough nuclei of each kind."""
+    for _ in range(DRAWS):
+        with_tumour, without = _by_tumour(nuclei, chance)
+        dealt = [*with_tumour, *without]
+        found = [tuple(dealt[group::groups]) for group in range(groups)]
+        if all(_suffice(nuclei, donors, kinds) for donors in found):
+            return found
+    raise _too_few(nuclei)
+
+
+def _suffice(nuclei: Nuclei, donors: Iterable[str], kinds: Iterable[tuple[str, ...]]) -> bool:
+    return all(len(nuclei.of(tuple(donors), kind)) >= FEWEST for kind in kinds)
+
+
+def _too_few(nuclei: Nuclei) -> CarmilError:
+    return CarmilError(
+        f"{nuclei.folder}: {len(nuclei.known_patients)} patients have nuclei of known kind, too few to make slides of; "
+        "expected crc as it was published, 60 of 98"
+    )
