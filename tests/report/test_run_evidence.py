@@ -70,7 +70,7 @@ def tables(text):
     for table in re.findall(r"<table.*?</table>", text, re.DOTALL):
         rows = re.findall(r"<tr.*?</tr>", table, re.DOTALL)
         cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
-        found.append([[re.sub(r"<[^>]*>", " ", cell).strip() for cell in row] for row in cells])
+        found.append([[re.sub(r"<[^>]*>|\xa0", " ", cell).strip() for cell in row] for row in cells])
     return found
 
 

@@ -176,7 +176,9 @@ def cell(figure: Figure | None, digits: int = 2) -> str:
     """0.61 (0.52 to 0.70)."""
     if figure is None or math.isnan(figure["value"]):
         return "–"
-    value, low, high = (f"{figure[name]:.{digits}f}" for name in ("value", "low", "high"))
+    value, low, high = (
+        f"{round(figure[name], digits) + 0.0:.{digits}f}" for name in ("value", "low", "high")
+    )  # no -0.00
     return value if math.isnan(figure["low"]) else f"{value} ({low} to {high})"
 
 
