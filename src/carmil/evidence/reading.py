@@ -83,10 +83,14 @@ def class_shift(logits: Tensor, counterfactual_logits: Tensor, labels: Tensor) -
 
     logits F(u) and F(u_cf) (..., b, k), labels (b).
     """
+    return picked_by_class((counterfactual_logits - logits).argmax(-1), logits, labels)
+
+
+def picked_by_class(picked: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """How often each class was picked (..., b) for correctly predicted bags of each class: (..., k, k), a row a true class."""
     classes = logits.shape[-1]
     right = one_hot(labels, classes) * (logits.argmax(-1) == labels).unsqueeze(-1)
-    grown = one_hot((counterfactual_logits - logits).argmax(-1), classes)
-    return (right.mT @ grown).long()
+    return (right.mT @ one_hot(picked, classes)).long()
 
 
 def correlations(maps: Mapping[str, Tensor], offsets: Offsets | Tensor) -> dict[tuple[str, str], Correlation]:

@@ -1,0 +1,166 @@
+"""carmil reproduce overview, shift, theory, correlations, heat-maps: the paper's figures of the method and its attention."""
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from carmil.cli.options import (
+    Device,
+    DeviceOption,
+    OutOption,
+    device_named,
+    folder_for,
+    names_in,
+    numbers_in,
+    options_of,
+)
+from carmil.cli.reproduce import reproduce
+from carmil.errors import CarmilError, unknown
+
+if TYPE_CHECKING:
+    from carmil.reproduce.recipes import Asked, Finding
+
+
+def _words_of_figures(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with mnist, crc and the cohorts of slides, as far as there are any."),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Few bags and epochs, to see that it runs; the figures mean nothing.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of bags and folds.")] = 0,
+    device: DeviceOption = Device.auto,
+) -> tuple[dict[str, Any]]:
+    """What a recipe is told beside its folder."""
+    if data is not None and not data.is_dir():
+        raise CarmilError(f"--data {data} is no folder: expected one with mnist, crc or cohorts of slides in it")
+    return ({"data": data, "fast": fast, "seed": seed, "device": device_named(device)},)
+
+
+_of_figures = options_of(_words_of_figures, "words")
+
+
+@reproduce.command()
+@_of_figures
+def overview(words: dict[str, Any], out: OutOption = Path("overview")) -> None:
+    """Figure 2: the method, drawn from our own architecture, and a bag of digits as a trained model sees it.
+
+    Needs no data. Writes OUT/overview.md, overview.json and overview.png.
+
+    Example: carmil reproduce overview --out overview
+    """
+    from carmil.reproduce import overview as recipe
+
+    asked = _asked(words, out)
+    _show("overview", asked, recipe.reproduce(asked))
+
+
+@reproduce.command()
+@_of_figures
+def shift(
+    words: dict[str, Any],
+    alpha: Annotated[str, typer.Option(help="Weights of the counterfactual term, with commas between.")] = "0.2",
+    lambda_: Annotated[str, typer.Option("--lambda", help="Weights of the distance; every combination.")] = "1",
+    distance: Annotated[str, typer.Option(help="l1, cosine, or both with a comma between.")] = "l1",
+    out: OutOption = Path("shift"),
+) -> None:
+    """Section 5: which class's logit grows most under the counterfactual attention, and why.
+
+    On Four Bags, and on a cohort of slides with several classes where there is one. The first of several weights and distances
+    is shown with its reasons, each of them has a line. Writes OUT/shift.md, shift.json, shift.png and shift_change.png. Models
+    that table1 has trained into OUT are used again.
+
+    Examples:
+      carmil reproduce shift --data DIR --fast
+      carmil reproduce shift --data DIR --alpha 0.2,1 --lambda 1,0.2,0.01 --distance l1,cosine
+    """
+    from carmil.counterfactual.objective import DISTANCES
+    from carmil.reproduce import shift as recipe
+    from carmil.reproduce.digit_models import Point
+
+    for name in names_in(distance):
+        if name not in DISTANCES:
+            raise CarmilError(f"--distance: {unknown('distance', name, DISTANCES)}")
+    values = (numbers_in("--alpha", alpha, float), numbers_in("--lambda", lambda_, float), names_in(distance))
+    points = [Point(*one) for one in product(*values)]
+    if not points:
+        raise CarmilError("nothing to train: expected at least one --alpha, one --lambda and one --distance")
+    asked = _asked(words, out)
+    _show("shift", asked, recipe.reproduce(asked, points=points))
+
+
+@reproduce.command()
+@_of_figures
+def theory(words: dict[str, Any], out: OutOption = Path("theory")) -> None:
+    """The appendix's theory on trained models: does u_cf - u follow -g, and by how much?
+
+    On both digit tasks and for both distances, beside a shuffled control. Writes OUT/theory.md, theory.json and theory.png.
+
+    Example: carmil reproduce theory --data DIR --fast
+    """
+    from carmil.reproduce import theory as recipe
+
+    asked = _asked(words, out)
+    _show("theory", asked, recipe.reproduce(asked))
+
+
+@reproduce.command()
+@_of_figures
+def correlations(words: dict[str, Any], out: OutOption = Path("correlations")) -> None:
+    """Section 6 and Figure 6: how alike ABMIL's, the factual and the counterfactual attention are.
+
+    On a cohort of slides with several classes where there is one, and on Four Bags. Writes OUT/correlations.md,
+    correlations.json and correlations.png.
+
+    Example: carmil reproduce correlations --data DIR --fast
+    """
+    from carmil.reproduce import correlations as recipe
+
+    asked = _asked(words, out)
+    _show("correlations", asked, recipe.reproduce(asked))
+
+
+@reproduce.command()
+@_of_figures
+def heat_maps(
+    words: dict[str, Any],
+    slides: Annotated[
+        Path | None, typer.Option(help="Folder with the slides themselves, to draw over their picture.")
+    ] = None,
+    out: OutOption = Path("heat_maps"),
+) -> None:
+    """Figures 1b, 5 and 7: maps of several methods on one slide, chosen by a rule.
+
+    Of BRACS where DATA has it, else of another cohort whose tiles have coordinates; without any, of a stand-in made of DATA/crc.
+    Writes OUT/heat-maps.md, heat-maps.json and heat_maps.png, and with --slides a large picture too.
+
+    Examples:
+      carmil reproduce heat-maps --data DIR --fast
+      carmil reproduce heat-maps --data DIR --slides SLIDES
+    """
+    from carmil.reproduce import heat_maps as recipe
+
+    if slides is not None and not slides.is_dir():
+        raise CarmilError(f"--slides {slides} is no folder: expected one with the slides in it")
+    asked = _asked(words, out)
+    _show("heat-maps", asked, recipe.reproduce(asked, slides=slides))
+
+
+def _asked(words: dict[str, Any], out: Path) -> "Asked":
+    from carmil.reproduce.recipes import Asked
+
+    out = folder_for(out)
+    return Asked(out=out, shared=out, **words)
+
+
+def _show(name: str, asked: "Asked", found: "Finding") -> None:
+    from carmil.report.tables import print_tables
+
+    print_tables(found.tables)
+    for line in found.lines:
+        typer.echo(f"- {line}")
+    files = [asked.out / f"{name}.md", asked.out / f"{name}.json", *(picture.path for picture in found.pictures)]
+    typer.echo(f"\nwritten: {', '.join(map(str, files))}")

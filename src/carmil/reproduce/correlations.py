@@ -1,0 +1,177 @@
+"""Section 6 and Figure 6: how alike are ABMIL's attention, CAR-MIL's factual (F) and its counterfactual attention (CF)?
+
+On the test slides of a cohort with several classes, and on Four Bags; both distances. Raw scores u, before any softmax.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.errors import CarmilError
+from carmil.evidence.reading import correlations
+from carmil.progress import console
+from carmil.report.matrices import Matrix, draw_matrices
+from carmil.report.tables import ResultTable
+from carmil.reproduce.chosen_cohorts import several_classes
+from carmil.reproduce.digit_data import digits_of
+from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
+from carmil.reproduce.recipes import Asked, Finding, Picture
+from carmil.reproduce.slide_cohorts import SlideCohort
+from carmil.reproduce.slide_runs import run_on
+from carmil.reproduce.two_branches import Looked, look, models_of_run
+from carmil.reproduce.written import written
+
+Floats = NDArray[np.float64]
+
+TASK = "four_bags"
+DISTANCES = {"l1": "L1", "cosine": "cosine"}
+MAPS = ("ABMIL", "F", "CF")
+PAIRS = (("ABMIL", "F"), ("ABMIL", "CF"), ("F", "CF"))
+KINDS = ("spearman", "pearson")
+PAPERS = (
+    "the paper, on BRACS with UNI features, has Spearman 0.69 ± 0.05 (L1) and 0.69 ± 0.03 (cosine) between F and ABMIL, and "
+    "-0.67 ± 0.02 (L1) and 0.20 ± 0.63 (cosine) between F and CF; what its ± is over it does not say"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """values: kind -> pair -> for each model (test bags), NaN where a map is constant."""
+
+    data: str
+    distance: str
+    values: Mapping[str, Mapping[tuple[str, str], Sequence[Floats]]]
+
+    def by_model(self, kind: str, pair: tuple[str, str]) -> Floats:
+        """(r) the mean over each model's bags."""
+        return np.array([np.nanmean(one) if not np.isnan(one).all() else np.nan for one in self.values[kind][pair]])
+
+    def figure(self, kind: str, pair: tuple[str, str]) -> str:
+        found = self.by_model(kind, pair)
+        found = found[~np.isnan(found)]
+        if not len(found):
+            return "–"
+        return f"{found.mean():.2f}" + (f" ± {found.std(ddof=1):.2f}" if len(found) > 1 else "")
+
+    def over_bags(self, kind: str, pair: tuple[str, str]) -> str:
+        every = np.concatenate(self.values[kind][pair])
+        return f"{np.nanstd(every, ddof=1):.2f}" if (~np.isnan(every)).sum() > 1 else "–"
+
+
+def reproduce(asked: Asked) -> Finding:
+    digits = digits_of(asked, [TASK])
+    plain = digit_models(asked, digits, TASK, "abmil")
+    found, trained = [], [plain]
+    for distance in DISTANCES:
+        car = digit_models(asked, digits, TASK, "car/abmil", Point(distance=distance))
+        pairs = ((look(a, car.bags), look(b, car.bags)) for a, b in zip(plain.models, car.models, strict=True))
+        found.append(_alike(plain.task.title, distance, pairs))
+        trained.append(car)
+    cohort, said = several_classes(asked)
+    if cohort is not None:
+        found = [*(_of_slides(cohort, distance, asked) for distance in DISTANCES), *found]
+        said = [f"{cohort.title}: {line}" for line in cohort.said]
+    picture = draw_matrices(
+        [_matrix(one, "spearman") for one in found],
+        asked.out / "correlations.png",
+        low=-1,
+        high=1,
+        bar="Spearman, mean over bags and models",
+        signed=True,
+    )
+    lines = [
+        *(_said(one) for one in found),
+        f"{PAPERS}. "
+        + ("Ours are of other data" if cohort is None or cohort.stand_in else "Ours are of the same slides")
+        + ": they stand in no column with them",
+        "raw scores u, before any softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
+        "± is over models (initialisations and folds) of the mean over their test bags; `over bags`: the deviation of single bags",
+        *said_of_digits(asked, digits, *trained),
+        *said,
+    ]
+    caption = (
+        f"How alike the attention maps are: {', '.join(dict.fromkeys(one.data for one in found))}; both distances."
+    )
+    finding = Finding(tuple(_table(found, kind) for kind in KINDS), (Picture(picture, caption),), tuple(lines))
+    return written("correlations", asked, finding, {"found": [_facts(one) for one in found]})
+
+
+def _of_slides(cohort: SlideCohort, distance: str, asked: Asked) -> Alike:
+    """CAR and ABMIL of the same fold and seed, on the slides that both were tested on."""
+    settings = {} if distance == "l1" else {"distance": distance}
+    runs = [run_on(cohort, "abmil.gated", asked), run_on(cohort, "car/abmil.gated", asked, **settings)]
+    bags, plain = models_of_run(runs[0], asked.device)
+    others = {(one.fold, one.seed): one for one in models_of_run(runs[1], asked.device)[1]}
+
+    def pairs() -> Iterator[tuple[Looked, Looked]]:
+        for one in plain:
+            car = others.get((one.fold, one.seed))
+            if car is None or car.places.tolist() != one.places.tolist():
+                raise CarmilError(
+                    f"{runs[0].folder} and {runs[1].folder} were tested on different slides: remove one and run again"
+                )
+            yield look(one.model, bags, one.places), look(car.model, bags, one.places)
+
+    with console.status(f"comparing maps on {cohort.title}, {DISTANCES[distance]}"):
+        return _alike(cohort.title, distance, pairs())
+
+
+def _alike(data: str, distance: str, pairs: Iterator[tuple[Looked, Looked]]) -> Alike:
+    values: dict[str, dict[tuple[str, str], list[Floats]]] = {kind: {pair: [] for pair in PAIRS} for kind in KINDS}
+    for plain, car in pairs:
+        maps = dict(zip(MAPS, (plain.scores, car.scores, car.branch[0]), strict=True))
+        found = correlations({name: u.unsqueeze(-1) for name, u in maps.items()}, car.offsets)
+        for pair in PAIRS:
+            for kind in KINDS:
+                values[kind][pair].append(getattr(found[pair], kind)[:, 0].numpy())
+    return Alike(data, distance, values)
+
+
+def _matrix(one: Alike, kind: str) -> Matrix:
+    values, cells = np.eye(len(MAPS)), [["1"] * len(MAPS) for _ in MAPS]
+    for pair in PAIRS:
+        y, x = (MAPS.index(name) for name in pair)
+        every = one.by_model(kind, pair)
+        values[y, x] = values[x, y] = np.nan if np.isnan(every).all() else np.nanmean(every)
+        cells[y][x] = cells[x][y] = one.figure(kind, pair)
+    title = f"{one.data}\n{DISTANCES[one.distance]}"
+    return Matrix(title, MAPS, MAPS, values, tuple(map(tuple, cells)))
+
+
+def _table(found: Sequence[Alike], kind: str) -> ResultTable:
+    heads = ("data", "distance", *(word for pair in PAIRS for word in ("–".join(pair), "over bags")))
+    lines = tuple(
+        (
+            one.data,
+            DISTANCES[one.distance],
+            *(cell for pair in PAIRS for cell in (one.figure(kind, pair), one.over_bags(kind, pair))),
+        )
+        for one in found
+    )
+    return ResultTable(f"{kind.capitalize()} between attention maps", heads, lines, names=2)
+
+
+def _said(one: Alike) -> str:
+    """In words, from the figures."""
+
+    def word(pair: tuple[str, str]) -> str:
+        every = one.by_model("spearman", pair)
+        mean = float("nan") if np.isnan(every).all() else float(np.nanmean(every))
+        sizes = ((0.8, "nearly the same order"), (0.4, "alike"), (0.2, "a little alike"), (-0.2, "unrelated"))
+        of = next((words for least, words in sizes if mean >= least), "opposed")
+        return f"{'no order to compare' if mean != mean else of} ({one.figure('spearman', pair)})"
+
+    return (
+        f"{one.data}, {DISTANCES[one.distance]}: F and ABMIL are {word(('ABMIL', 'F'))}, F and CF {word(('F', 'CF'))}, "
+        f"CF and ABMIL {word(('ABMIL', 'CF'))} (Spearman)"
+    )
+
+
+def _facts(one: Alike) -> dict[str, object]:
+    return {
+        "data": one.data,
+        "distance": one.distance,
+        **{kind: {"–".join(pair): one.by_model(kind, pair).tolist() for pair in PAIRS} for kind in KINDS},
+    }

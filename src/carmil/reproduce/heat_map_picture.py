@@ -1,0 +1,242 @@
+"""The picture of heat maps: a column a map, the whole slide above two zooms, the truth drawn around. n tiles.
+
+Drawn over the slide where its file is found; else on a plane, the tiles being squares where they lie.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.errors import CarmilError
+from carmil.files import whole_file
+from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes, spacing
+from carmil.maps.tile_maps import SCALES, TileMap, limits
+from carmil.report.matrices import map_colours
+from carmil.report.sensitivity import INK, SOFT, STYLE
+from carmil.slides.annotations import Region
+from carmil.slides.comparison import draw_comparison
+from carmil.slides.contours import top_region_contours
+from carmil.slides.painting import Painter
+from carmil.slides.slide import Level, Slide, Tiles
+from carmil.slides.slide import Picture as Pixels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ANNOTATED = "annotated"
+PAPER, LONGEST = 250, 620  # how bright a plane is; pixels of a panel's longer side
+TISSUE, MARKED = np.array((226, 228, 233)), np.array((132, 142, 158))  # tiles on a plane, and annotated ones
+NARROWEST, WIDEST = 6, 1 / 3  # a zoom is at least so many tiles wide, and at most this share of the slide
+ROOM = 1.4  # how much wider than an annotated region its zoom is
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Tiles of a slide, corners (n, 2) in `unit`, their size if known, maps of them, and which are annotated (n) if known."""
+
+    slide: str
+    corners: NDArray[np.float64]
+    size: float | None
+    unit: str
+    maps: tuple[TileMap, ...]
+    truth: NDArray[np.bool_] | None
+
+
+class Plane(Slide):
+    """Where there is no slide to draw over: bright and empty."""
+
+    mpp, mpp_from = 1.0, "nothing"
+
+    def __init__(self, name: str, width: int, height: int) -> None:
+        self.path, self.width, self.height = Path(f"{name}.plane"), width, height
+        self.levels = (Level(width, height, 1.0),)
+
+    def read(self, x: float, y: float, width: float, height: float, pixels: tuple[int, int]) -> Pixels:
+        return np.full((pixels[1], pixels[0], 3), PAPER, np.uint8)
+
+
+def draw_heat_maps(drawn: Drawn, path: Path, slides: Path | None = None) -> list[tuple[Path, str]]:
+    """Writes the picture, and for a slide that was found a large one; gives each with its caption."""
+    with _slide(drawn, slides) as slide:
+        tiles = _tiles(drawn, slide)
+        contours = _contours(drawn, tiles)
+        painter = Painter(slide, tiles, drawn.maps, annotations=contours, grey=True)
+        boxes = zooms(tiles, drawn.truth)
+        _draw(painter, boxes, path, drawn.truth)
+        over = "a plane: there is no file of the slide" if isinstance(slide, Plane) else "the slide, in grey"
+        caption = (
+            f"{drawn.slide} over {over}; a column a method, above the whole, below {len(boxes)} zooms. Violet: how much a tile is "
+            f"looked at ({SCALES['minmax']}); blue supports the class, orange refutes it. Lines: {ANNOTATED} tiles."
+        )
+        found = [(path, caption)]
+        if not isinstance(slide, Plane):
+            large = draw_comparison(painter, path.with_name(f"{path.stem}_large.png"), regions=boxes)
+            found.append((large, f"{drawn.slide}: the same maps, large, a row each."))
+    return found
+
+
+def zooms(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
+    """Around the largest annotated region, and the farthest place of the same size without an annotated tile; without truth
+    the middle of the tissue alone."""
+    from scipy.spatial import cKDTree
+
+    middles = tiles.corners + tiles.size / 2
+    widest = WIDEST * max(np.ptp(middles, axis=0).max(), tiles.size)
+    if truth is None or not truth.any():
+        return [_box(tiles, np.median(middles, axis=0), max(NARROWEST * tiles.size, widest / 2))]
+    ring = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=1)[0].rings[0]
+    low, high = ring.min(0), ring.max(0)
+    side = float(np.clip((high - low).max() * ROOM, NARROWEST * tiles.size, max(widest, NARROWEST * tiles.size)))
+    here = _box(tiles, (low + high) / 2, side)
+    full = cKDTree(middles).query_ball_point(middles, side / 2, p=np.inf, return_length=True)
+    free = cKDTree(middles[truth]).query(middles, p=np.inf)[0] > side / 2 + tiles.size / 2
+    if not free.any():
+        return [here]
+    tissue = full >= 0.9 * full[free].max()
+    far = np.where(free & tissue, np.abs(middles - (low + high) / 2).max(1), -1.0)
+    return [here, _box(tiles, middles[int(far.argmax())], side)]
+
+
+def _box(tiles: Tiles, middle: NDArray[np.float64], side: float) -> Box:
+    """A square around a place, inside the slide where it is large enough."""
+    room = np.maximum(np.array([tiles.width, tiles.height]) - side, 0)
+    x, y = np.clip(middle - side / 2, 0, room)
+    return (float(x), float(y), float(x + side), float(y + side))
+
+
+def _slide(drawn: Drawn, folder: Path | None) -> Slide:
+    """The slide's file, by its name; else a plane as large as the tiles reach."""
+    if folder is not None:
+        from carmil.slides.opening import open_slide, slides_in
+
+        for path in slides_in([folder]):
+            if path.stem == drawn.slide:
+                return open_slide(path)
+        raise CarmilError(
+            f"--slides {folder} has no file of {drawn.slide!r}, the slide that is drawn: put it there, or leave --slides"
+        )
+    size = drawn.size or spacing(drawn.corners)
+    width, height = np.ceil(drawn.corners.max(0) + size - np.minimum(drawn.corners.min(0), 0)).astype(int).tolist()
+    return Plane(drawn.slide, width, height)
+
+
+def _tiles(drawn: Drawn, slide: Slide) -> Tiles:
+    scale = slide.mpp if drawn.unit == "um" and not isinstance(slide, Plane) else 1.0
+    size = (drawn.size or spacing(drawn.corners)) / scale
+    corners = (drawn.corners - np.minimum(drawn.corners.min(0), 0) * isinstance(slide, Plane)) / scale
+    return Tiles(
+        drawn.slide,
+        np.rint(corners).astype(np.int64),
+        size,
+        round(size),
+        slide.mpp,
+        slide.width,
+        slide.height,
+        slide.mpp,
+    )
+
+
+def _contours(drawn: Drawn, tiles: Tiles) -> list[Region]:
+    if drawn.truth is None or not drawn.truth.any():
+        return []
+    found = top_region_contours(tiles, _as_map(drawn.truth), top=drawn.truth.mean(), most=len(drawn.truth))
+    return [Region(ANNOTATED, one.rings) for one in found]
+
+
+def _as_map(truth: NDArray[np.bool_]) -> TileMap:
+    return TileMap("evidence", truth.astype(np.float64), "evidence")
+
+
+def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.bool_] | None) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    tiles, maps = painter.tiles, painter.maps
+    whole = _whole(tiles)
+    rows = [whole, *boxes]
+    tall = (whole[3] - whole[1]) / (whole[2] - whole[0])
+    wide = 1.75
+    with matplotlib.rc_context(STYLE):
+        heights = [tall, *(1.0 for _ in boxes)]
+        size = (wide * (len(maps) + 1) + 0.5, wide * sum(heights) + 1.5)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(rows), len(maps) + 1, squeeze=False, height_ratios=heights)
+        for line, box in zip(panels, rows, strict=True):
+            pixels = picture_size(box[2] - box[0], box[3] - box[1], LONGEST)
+            pictures = [painter.outline(_bare(painter, box, pixels, truth), box), *painter.paint(box, pixels)]
+            for panel, picture in zip(line, pictures, strict=True):
+                panel.imshow(picture, interpolation="antialiased")
+                panel.set_xticks([])
+                panel.set_yticks([])
+                for spine in panel.spines.values():
+                    spine.set_color("#c9cfd9")
+        _named(panels, maps, boxes, whole, whole_pixels=picture_size(whole[2] - whole[0], whole[3] - whole[1], LONGEST))
+        _legend(figure, panels, maps)
+        with whole_file(path) as aside:
+            figure.savefig(aside, dpi=140, facecolor="white")
+
+
+def _whole(tiles: Tiles) -> Box:
+    """All tiles, with a margin."""
+    low, high = tiles.corners.min(0) - tiles.size, tiles.corners.max(0) + 2 * tiles.size
+    return (float(low[0]), float(low[1]), float(high[0]), float(high[1]))
+
+
+def _bare(painter: Painter, box: Box, pixels: tuple[int, int], truth: NDArray[np.bool_] | None) -> Pixels:
+    """The slide itself; on a plane its tiles, dark where they are annotated."""
+    ground = painter.slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
+    if not isinstance(painter.slide, Plane):
+        return ground
+    known = np.zeros(len(painter.tiles)) if truth is None else truth.astype(np.float64)
+    laid = mosaic(pixel_boxes(painter.tiles.corners, painter.tiles.size, box, pixels), known[None], pixels)
+    cells = laid.spread(laid.cells[0])[..., None]
+    return np.where(np.isnan(cells), ground, np.where(cells > 0.5, MARKED, TISSUE)).astype(np.uint8)
+
+
+def _named(
+    panels: "NDArray[np.object_]",
+    maps: Sequence[TileMap],
+    boxes: Sequence[Box],
+    whole: Box,
+    *,
+    whole_pixels: tuple[int, int],
+) -> None:
+    """Titles, the zooms by number, and the values at the ends of each map's colours."""
+    from matplotlib.patches import Rectangle
+
+    panels[0, 0].set_title(ANNOTATED)
+    for panel, one in zip(panels[0, 1:], maps, strict=True):
+        panel.set_title(one.model.replace(", ", ",\n"))
+    for panel, one in zip(panels[-1, 1:], maps, strict=True):
+        low, high = (words.strip("()") for words in limits(one, "minmax"))
+        panel.set_xlabel(f"{low} to {high}", fontsize=8, color=SOFT)
+    panels[0, 0].set_ylabel("whole")
+    scale = whole_pixels[0] / (whole[2] - whole[0])
+    for i, box in enumerate(boxes, 1):
+        panels[i, 0].set_ylabel(f"zoom {i}")
+        x, y, side = (box[0] - whole[0]) * scale, (box[1] - whole[1]) * scale, (box[2] - box[0]) * scale
+        for panel in panels[0]:
+            panel.add_patch(
+                Rectangle((x, y), side, side, fill=False, edgecolor=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+            )
+        panels[0, 0].text(x + side / 2, y - 4, str(i), ha="center", va="bottom", fontsize=8, color=INK)
+
+
+def _legend(figure: "Figure", panels: "NDArray[np.object_]", maps: Sequence[TileMap]) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    evidence = next(one for one in maps if one.signed)
+    for signed, ticks, words, of in (
+        (False, {0: "least", 1: "most"}, "looked at, min to max of the slide", panels[:, :5]),
+        (True, {-1: evidence.ends[0], 0: "0", 1: evidence.ends[1]}, "path evidence", panels[:, 5:]),
+    ):
+        shades = ScalarMappable(Normalize(-1 if signed else 0, 1), map_colours(signed=signed))
+        bar = figure.colorbar(shades, ax=list(of.ravel()), location="bottom", shrink=0.55, aspect=32, pad=0.02)
+        bar.set_ticks(list(ticks), labels=list(ticks.values()))
+        bar.set_label(words)
+        bar.outline.set_visible(False)

@@ -1,0 +1,186 @@
+"""Figures 1b, 5 and 7: maps of several methods on one slide, whole and two zooms, with the truth drawn around.
+
+Which slide and which zooms is said by a rule, not by looks. n tiles of the slide.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from carmil.bags.bags import Bags
+from carmil.bags.store import Store
+from carmil.errors import CarmilError
+from carmil.evidence.explainers import explain
+from carmil.evidence.localisation import auroc
+from carmil.evidence.ranks import spearman
+from carmil.maps.tile_maps import Kind, TileMap
+from carmil.models.pooling import Offsets
+from carmil.progress import console
+from carmil.report.tables import ResultTable
+from carmil.reproduce.chosen_cohorts import with_places
+from carmil.reproduce.heat_map_picture import Drawn, draw_heat_maps
+from carmil.reproduce.recipes import Asked, Finding, Picture
+from carmil.reproduce.slide_cohorts import SlideCohort
+from carmil.reproduce.slide_runs import run_on
+from carmil.reproduce.written import written
+from carmil.studies.answers import probabilities
+from carmil.studies.run_folder import StudyRun
+from carmil.studies.tested import own_subjects, reopened
+
+CAR = "car/abmil.gated"
+MAPS: tuple[tuple[str, str, str, Kind], ...] = (
+    ("ABMIL", "abmil.gated", "attention", "factual"),
+    ("CLAM", "clam.sb", "attention", "factual"),
+    ("AddMIL", "additive", "attention", "factual"),
+    ("DSMIL", "dsmil", "attention", "factual"),
+    ("CAR-MIL (F)", CAR, "attention", "factual"),
+    ("CAR-MIL (CF)", CAR, "counterfactual_attention", "counterfactual"),
+    ("CAR-MIL, path evidence", CAR, "path", "evidence"),
+)
+PAPERS_EXAMPLE = (
+    "on its own example, a BRACS slide, the paper has Spearman 0.67 between F and ABMIL and 0.29 between F and CF"
+)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A test slide, its class by name and number, how many of its tiles are annotated, and by which rule it was taken."""
+
+    slide: str
+    place: int
+    label: str
+    number: int
+    annotated: int
+    rule: str
+
+
+def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
+    """slides: a folder in which the slide's file is looked for by name, to draw over its picture."""
+    cohort = with_places(asked)
+    runs = {model: run_on(cohort, model, asked) for _, model, _, _ in MAPS}
+    store = reopened(runs[CAR])
+    chosen = choose(list(runs.values()), store)
+    bag = store.bags()[torch.tensor([chosen.place])]
+    with console.status(f"asking {len(runs)} models about {chosen.slide}"):
+        maps = [
+            TileMap(chosen.label, _asked(runs[model], method, chosen, bag, asked.device), kind, title)
+            for title, model, method, kind in MAPS
+        ]
+    drawn = Drawn(
+        slide=chosen.slide,
+        corners=_corners(bag),
+        size=store.entries[chosen.place].tile_size,
+        unit=str(bag.coordinate_unit),
+        maps=tuple(maps),
+        truth=_truth(bag),
+    )
+    figures = draw_heat_maps(drawn, asked.out / "heat_maps.png", slides)
+    finding = Finding(
+        (_table(maps, runs, chosen, bag),),
+        tuple(Picture(path, words) for path, words in figures),
+        tuple(_lines(cohort, chosen, maps, bag)),
+    )
+    return written("heat-maps", asked, finding, {"slide": vars(chosen), "cohort": cohort.name})
+
+
+def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
+    """Of the test slides that are not of the first class the one with the most annotated tiles that all models answer rightly;
+    where they never do, the one with the most."""
+    classes, bags = runs[0].classes, store.bags()
+    right = set.intersection(*(_rightly(run) for run in runs))
+    found = []
+    for one in own_subjects(runs[0], store):
+        if one.label is not None and one.label != classes[0]:
+            found.append((one.slide in right, _annotated(bags, one.place), one))
+    if not found:
+        raise CarmilError(
+            f"{runs[0].folder}: no slide of another class than {classes[0]!r} was tested: nothing to draw"
+        )
+    agreed, annotated, one = min(found, key=lambda line: (not line[0], -line[1], line[2].slide))
+    known = bags.instance_labels is not None
+    kind = "with the most annotated tiles" if known else "that comes first by name"
+    among = f"{sum(line[0] for line in found)} of {len(found)} test slides that are not {classes[0]!r}"
+    rule = f"the slide {kind} among the {among} which all {len(runs)} models answer rightly"
+    if not agreed:
+        rule = f"the slide {kind} among the {len(found)} test slides that are not {classes[0]!r}, as all {len(runs)} models "
+        rule += "together answer none of them rightly"
+    assert one.label is not None
+    return Chosen(one.slide, one.place, one.label, classes.index(one.label), annotated, rule)
+
+
+def _rightly(run: StudyRun) -> set[str]:
+    """Slides whose label is the likeliest class, on the mean over the models that were tested on them."""
+    frame = run.predictions()
+    mean = frame.assign(**{f"_{i}": p for i, p in enumerate(probabilities(frame, run.classes).T)}).groupby("slide")
+    answers = mean[[f"_{i}" for i in range(len(run.classes))]].mean().to_numpy().argmax(1)
+    labels = mean["label"].first()
+    return {
+        str(slide)
+        for slide, label, answer in zip(labels.index, labels, answers, strict=True)
+        if str(label) == run.classes[answer]
+    }
+
+
+def _asked(run: StudyRun, method: str, chosen: Chosen, bag: Bags, device: str) -> NDArray[np.float64]:
+    """(n) for the slide's class: the mean over the models that were tested on it."""
+    store = reopened(run)
+    subject = next(one for one in own_subjects(run, store) if one.slide == chosen.slide)
+    population = run.population(device)
+    found = [explain(population.member(row), bag, method)[:, chosen.number] for row in subject.models]
+    return torch.stack(found).double().mean(0).numpy()
+
+
+def _corners(bag: Bags) -> NDArray[np.float64]:
+    assert bag.coordinates is not None
+    return bag.coordinates.numpy().astype(np.float64)
+
+
+def _truth(bag: Bags) -> NDArray[np.bool_] | None:
+    return None if bag.instance_labels is None else (bag.instance_labels > 0).numpy()
+
+
+def _annotated(bags: Bags, place: int) -> int:
+    if bags.instance_labels is None:
+        return 0
+    return int((bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])] > 0).sum())
+
+
+def _table(maps: Sequence[TileMap], runs: dict[str, StudyRun], chosen: Chosen, bag: Bags) -> ResultTable:
+    """What each map makes of the annotated tiles of this one slide, and what its model answers."""
+    truth, lines = _truth(bag), []
+    for one, (_, model, _, _) in zip(maps, MAPS, strict=True):
+        p = runs[model].predictions()
+        mine = p[p["slide"] == chosen.slide]
+        sure = float(probabilities(mine, runs[model].classes)[:, chosen.number].mean())
+        area = float("nan")
+        if truth is not None and 0 < truth.sum() < len(truth):
+            scores, hits = torch.from_numpy(one.values)[:, None], torch.from_numpy(truth)[:, None]
+            area = float(auroc(scores, hits, Offsets(torch.tensor([0, len(truth)]))))
+        lines.append((one.model, f"{100 * sure:.0f}", "–" if area != area else f"{100 * area:.1f}"))
+    heads = ("map", f"p of {chosen.label}, %", "AUROC of the annotated tiles, %")
+    return ResultTable(
+        f"{chosen.slide}: one slide, so an illustration and no comparison of methods", heads, tuple(lines)
+    )
+
+
+def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Bags) -> list[str]:
+    offsets = Offsets(bag.offsets)
+    values = {one.model: torch.from_numpy(one.values)[:, None] for one in maps}
+    alike = [
+        float(spearman(values[a], values[b], offsets))
+        for a, b in (("ABMIL", "CAR-MIL (F)"), ("CAR-MIL (F)", "CAR-MIL (CF)"))
+    ]
+    area = f"{chosen.annotated} of {len(bag.features)} tiles annotated"
+    return [
+        f"{cohort.title}, slide {chosen.slide} ({chosen.label}; {area}): {chosen.rule}. Chosen by this rule, not by looks",
+        f"on this slide Spearman is {alike[0]:.2f} between F and ABMIL and {alike[1]:.2f} between F and CF; {PAPERS_EXAMPLE}",
+        "raw scores before any softmax, min-max over the tiles of the slide, as the paper has them; path evidence is signed and "
+        "has 0 in its middle; where several models were tested on the slide, the mean of their maps",
+        "zoom 1 is around the largest annotated region, zoom 2 the place of the same size without an annotated tile that is "
+        "farthest from it; research use only",
+        *cohort.said,
+    ]

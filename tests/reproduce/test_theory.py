@@ -1,0 +1,92 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from carmil.counterfactual import theory as closed_forms
+from carmil.counterfactual.branches import create_model
+from carmil.models.pooling import Offsets, bag_softmax
+from carmil.reproduce import digit_data, digit_models, theory
+from carmil.reproduce.digit_data import digits_of
+from carmil.reproduce.digit_models import digit_models as models_of
+from carmil.reproduce.recipes import Asked
+from carmil.reproduce.theory_reading import _measured, followed, margin_gradient, margins
+from carmil.reproduce.two_branches import look
+
+
+@pytest.fixture
+def bags():
+    from carmil.bags.bags import Bags
+
+    return Bags.from_list([torch.randn(7, 5), torch.randn(12, 5)], labels=[0, 2])
+
+
+def test_the_margins_gradient_is_the_appendixs_closed_form_where_the_classifier_is_linear(bags):
+    model = create_model("car/abmil", 5, 3, hidden=8, attention=4, dropout=0.0, branch="full").eval()
+    seen = look(model, bags)
+    for rival in ("runner-up", "weighed most"):
+        weights = margins(seen, bags.labels, rival)
+        g = margin_gradient(model, bags, seen, weights)
+        for b, (start, end) in enumerate(zip(bags.offsets, bags.offsets[1:], strict=False)):
+            features = bags.features[start:end]
+            alone = model(features, Offsets(torch.arange(len(features) + 1))).logits.detach().double()
+            y, k = int(bags.labels[b]), int(weights[b].argmin())
+            expected = closed_forms.margin_sensitivity(seen.scores[start:end].double(), alone, y, k)
+            assert g[start:end].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_the_mean_of_all_rivals_is_how_the_loss_falls_from_an_unchanged_attention(bags):
+    from carmil.counterfactual.objective import evidence_differential_loss
+
+    model = create_model("car/abmil", 5, 3, hidden=8, attention=4, output_layers=1, dropout=0.0, branch="full").eval()
+    seen = look(model, bags)
+    g = margin_gradient(model, bags, seen, margins(seen, bags.labels, "all others"))
+    u_cf = seen.scores.clone().requires_grad_()
+    z = model.model.embed(bags.features, seen.offsets)
+    weights = bag_softmax(u_cf.unsqueeze(-1), seen.offsets)
+    pools = torch.stack([(weights * z)[seen.offsets.bag_of == b].sum(0) for b in range(2)])
+    loss = evidence_differential_loss(seen.logits, model.model.classify(pools.unsqueeze(-2)).unsqueeze(-2), bags.labels)
+    (slope,) = torch.autograd.grad(loss.sum(), u_cf)
+    # at u_cf = u every class has the same share 1/k of softmax(0), so that the slope is (k - 1)/k of g
+    assert slope.tolist() == pytest.approx((g * 2 / 3).tolist(), abs=1e-5)
+
+
+def test_the_l1_optimum_has_all_of_it_on_the_largest_and_gains_all_there_is():
+    g = torch.tensor([0.1, -0.6, 0.2, 0.3, *[0.0] * 16]).double()
+    whole = Offsets(torch.tensor([0, len(g)]))
+    pearson, _, on_largest, gained = _measured(g, closed_forms.optimal_l1_perturbation(g, 2.0) + 5.0, whole)[0]
+    assert (float(on_largest), float(gained)) == pytest.approx((1.0, 1.0))
+    assert float(pearson) > 0.8
+    steepest = _measured(g, -3 * g, whole)[0]
+    assert steepest[:2].tolist() == pytest.approx([1.0, 1.0])
+    assert float(steepest[3]) < 1  # spread over several instances, it gains less for its length
+    assert _measured(g, 3 * g, whole)[0, [0, 3]].tolist() == pytest.approx([-1.0, -float(steepest[3])])
+
+
+def test_the_recipe_measures_both_tasks_and_distances_and_says_what_it_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
+    monkeypatch.setattr(digit_models, "training_of", lambda asked: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
+    asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
+    found = theory.reproduce(asked)
+    facts = json.loads((asked.out / "theory.json").read_text())["rows"]
+    assert [(row["task"], row["distance"]) for row in facts if row["rival"] == "all others"] == [
+        ("Adjacent Pairs", "L1"),
+        ("Adjacent Pairs", "cosine"),
+        ("Four Bags", "L1"),
+        ("Four Bags", "cosine"),
+    ]
+    again = models_of(asked, digits_of(asked, ["four_bags"]), "four_bags", "car/abmil")  # read, not trained
+    measured = followed(again)
+    row = next(r for r in facts if (r["task"], r["distance"], r["rival"]) == ("Four Bags", "L1", "all others"))
+    assert row["pearson"] == pytest.approx(measured.interval("pearson"))
+    seen = look(again.models[0], again.bags)
+    promised = measured.margin[0]
+    change = (seen.logits - seen.branch[1]).double()
+    y = again.bags.labels
+    expected = change[torch.arange(30), y] - (change.sum(1) - change[torch.arange(30), y]) / 3
+    assert promised.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    mean, low, high = row["pearson"]
+    assert "Four Bags, L1: u_cf - u" in found.lines[2] and f"{mean:.2f} [{low:.2f}, {high:.2f}]" in found.lines[2]
+    assert np.isfinite(measured.instances).mean() > 0.9
+    assert found.pictures[0].path.is_file()
