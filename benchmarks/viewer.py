@@ -1,9 +1,11 @@
-"""The viewer under load: tiles for 8 clients, memory, and what-if over 10,000 instances.
+"""The viewer under load: first paint, what-if over 10,000 instances for several models, tiles for 8 clients, memory.
 
-    python benchmarks/viewer.py FOLDER [--seconds 60] [--clients 8]
+    python benchmarks/viewer.py FOLDER [--seconds 60] [--clients 8] [--models car/abmil,transmil,rrt,dsmil]
 
 Makes, once, in FOLDER a pyramidal slide of 30,000 x 30,000 pixels and a short study of six slides of 10,000 x 1024 features, then
 starts `carmil view` in a process of its own and asks it over HTTP, from threads of this process on the same machine.
+The first model is looked at and loaded; of the others only what-if is asked. First paint: the page opened in a fresh headless
+chromium (playwright, from the dev group), as its own paint entries have it.
 cold: every tile is asked for the first time. warm: a view's 60 tiles again and again. roaming: any tile of the slide.
 """
 
@@ -12,6 +14,7 @@ import http.client
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -161,6 +164,33 @@ def tiles_of(server: Server, clients: int, seconds: float) -> None:
     print("roaming:", loaded(server, clients, seconds, roaming))
 
 
+def first_paint(server: Server, loads: int = 9) -> None:
+    """Of the page with its first case, nothing cached."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        print("first paint: not measured, as there is no chromium")
+        return
+    from playwright.sync_api import sync_playwright
+
+    paints, shown = [], []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for _ in range(loads):
+            context = browser.new_context(viewport={"width": 1400, "height": 900})
+            page = context.new_page()
+            page.goto(f"http://127.0.0.1:{server.port}/")
+            page.wait_for_selector(".rows .row")
+            shown.append(page.evaluate("performance.now()"))
+            page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
+            paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            context.close()
+        browser.close()
+    print(
+        f"first paint: median {np.median(paints):.0f} ms, largest {max(paints):.0f}; the cohort is listed after "
+        f"{np.median(shown):.0f} ms ({loads} fresh pages)"
+    )
+
+
 def whatif(server: Server) -> None:
     client = Client(server.port)
     number = 1
@@ -192,17 +222,21 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--model", default="car/abmil")
+    parser.add_argument("--models", default="car/abmil,transmil,rrt,dsmil")
     words = parser.parse_args()
-    run = make(words.folder, words.model)
-    server = Server(run, words.folder / "slides")
-    try:
-        print(f"{machine_line()}; {words.model}, {words.clients} clients, {words.seconds:g} s each")
-        whatif(server)
-        tiles_of(server, words.clients, words.seconds)
-    finally:
-        server.process.terminate()
-        server.process.wait()
+    print(f"{machine_line()}; {words.clients} clients, {words.seconds:g} s each")
+    for i, model in enumerate(words.models.split(",")):
+        server = Server(make(words.folder, model), words.folder / "slides")
+        try:
+            print(f"\n{model}")
+            if i == 0:
+                first_paint(server)
+            whatif(server)
+            if i == 0:
+                tiles_of(server, words.clients, words.seconds)
+        finally:
+            server.process.terminate()
+            server.process.wait()
 
 
 if __name__ == "__main__":

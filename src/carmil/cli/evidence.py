@@ -61,6 +61,7 @@ def explain(
     here = len(found.frame) - found.written
     typer.echo(f"\nwritten: {found.written} slides to {found.folder}" + f" ({here} were there)" * (here > 0))
     typer.echo(f"         {found.folder / 'summary.csv'}, summary.parquet, summary.json")
+    _tell_of_the_report(run, found.folder)
 
 
 @app.command()
@@ -111,3 +112,10 @@ def faithfulness(
     for line in remarks(found):
         typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'faithfulness.html'}, faithfulness.png, faithfulness.md, faithfulness.json")
+    _tell_of_the_report(runs[0], out)
+
+
+def _tell_of_the_report(run: Path, written: Path) -> None:
+    """Where a run keeps what was found of it, its report looks."""
+    if written.parent == run:
+        typer.echo(f"{shlex.join(['carmil', 'report', str(run)])} shows it in {run / 'report.html'}")

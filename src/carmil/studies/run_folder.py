@@ -9,6 +9,7 @@ models.json            which fold and seed each of them is of, its epoch, hyper-
 history.json           learning curves of all models
 predictions.parquet    what is answered for every slide by the fold in which it was tested; its maps' AUPRC+, where that is known
 metrics.json           figures; written last: a run that has it is finished
+evidence, faithfulness what `carmil explain` and `carmil faithfulness` found, if they were asked
 card.md, report.html   for people
 """
 
