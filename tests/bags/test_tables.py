@@ -3,7 +3,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from carmil.bags.tables import LabelTable, bare_id, match, read_labels, read_table
+from carmil.bags.tables import LabelTable, bare_id, match, read_cells, read_labels, read_table
 from carmil.errors import CarmilError
 
 PLAIN = "case_id,slide_id,label\np1,a,normal\np1,b,normal\np2,c,tumor\np3,d,tumor\n"
@@ -17,6 +17,22 @@ def table(tmp_path):
         return path
 
     return write
+
+
+def test_comments_above_the_header_are_left_out_and_lines_keep_their_numbers(table):
+    frame = read_table(table("#Patient\tSubtype\n#STRING\tSTRING\nslide\tlabel\na\tnormal\nb\ttumor\n"))
+    assert list(frame["slide"]) == ["a", "b"]
+    assert list(frame.index) == [4, 5]
+    assert frame.attrs["said"] == ("labels.csv: 2 lines of comments at its top are left out",)
+    assert list(read_table(table("#version 2.4\nslide\tlabel\na\tx\n", "some.maf"))["slide"]) == ["a"]
+
+
+def test_one_line_that_begins_with_a_sign_may_be_the_header(table):
+    assert list(read_table(table("#,slide,label\n1,a,normal\n2,b,tumor\n"))["slide"]) == ["a", "b"]
+
+
+def test_cells_are_all_lines_whatever_the_first_is(table):
+    assert read_cells(table("test_001,Tumor,None,None\ntest_002,Normal,None,None\n"))[0][:2] == ["test_001", "Tumor"]
 
 
 def test_a_plain_table_is_read_as_it_stands(table):

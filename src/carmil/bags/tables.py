@@ -229,6 +229,16 @@ def read_table(path: Path, *, counter: bool = False) -> "pd.DataFrame":
     return frame
 
 
+def read_cells(path: Path) -> list[list[str]]:
+    """All lines of a table as text, the first too: it may be a header or not. Comments at its top are left out."""
+    path = Path(path)
+    if _first_bytes(path).startswith(b"PAR1"):
+        header, lines = _parquet_cells(path)
+    else:
+        header, lines = _text_cells(path, [])
+    return [header, *(row for _, row in lines)]
+
+
 def bare_id(text: str) -> str:
     """A slide's id without folder and extension. One spelling for letters that can be written in two ways (macOS)."""
     name = re.split(r"[/\\]", unicodedata.normalize("NFC", text.strip()))[-1]
@@ -286,9 +296,12 @@ def _text_cells(path: Path, said: list[str]) -> tuple[list[str], list[tuple[int,
     except UnicodeDecodeError:
         text = content.decode("latin-1")
         said.append(f"{path.name} is not UTF-8: read as Latin-1; look at ids and labels with special letters")
+    comments, text = _comments_and_rest(text)
+    if comments:
+        said.append(f"{path.name}: {comments} lines of comments at its top are left out")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
     try:
-        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+        lines = [(comments + reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except csv.Error as error:
         raise CarmilError(
             f"{path}: line {reader.line_num} cannot be read ({error}); look for a quotation mark that is never closed"
@@ -306,6 +319,18 @@ def _text_cells(path: Path, said: list[str]) -> tuple[list[str], list[tuple[int,
                 "give every line the same number of cells, and quotation marks to a cell with a comma in it"
             )
     return header, lines
+
+
+def _comments_and_rest(text: str) -> tuple[int, str]:
+    """How many lines of comments stand at the top, as in cBioPortal's tables and MAF files, and what follows.
+
+    One line that begins with # may also be a header.
+    """
+    lines = text.splitlines(keepends=True)
+    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), 0)
+    if count == 1 and any(mark in lines[0] for mark in ",;\t"):
+        count = 0
+    return count, "".join(lines[count:])
 
 
 def _delimiter(text: str) -> str:

@@ -3,6 +3,7 @@
 Classes are in the paper's order, with the number of slides it counts; CAMELYON16 has them for train and test.
 """
 
+import re
 from dataclasses import dataclass
 
 from carmil.errors import CarmilError, unknown
@@ -41,6 +42,15 @@ class Dataset:
     @property
     def slides(self) -> int:
         return sum(one.slides for one in self.classes)
+
+    def class_of(self, word: str) -> Class | None:
+        """The class that a word means; a path with Type_ADH in it, as BRACS has them, means ADH."""
+        word = word.strip().casefold()
+        for one in self.classes:
+            if word in (one.name.casefold(), *one.words):
+                return one
+        inside = re.search(r"(?:^|[/\\])(type_[a-z]+)(?:[/\\]|$)", word)
+        return self.class_of(inside[1]) if inside and inside[1] != word else None
 
     @property
     def counted(self) -> str:

@@ -5,17 +5,19 @@ crc's nuclei takes their place, and is called so.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carmil.bags.tables import PART_OF_WORD
 from carmil.errors import CarmilError
 from carmil.reproduce.datasets import DATASETS, Dataset
 
 if TYPE_CHECKING:
-    from carmil.bags.tables import Matched
     from carmil.reproduce.recipes import Asked
+
+BRACS_IN_THE_WILD = 547
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def cohorts_in(asked: "Asked", *, encoder: str = "uni") -> Found:
     if there:
         assert asked.data is not None
         cohorts = tuple(_cohort(asked.data, dataset, encoder) for dataset in there)
-        return Found(cohorts, tuple(missing_line(d, encoder) for d in DATASETS if d not in there))
+        return Found(cohorts, tuple(missing_line(asked.data, d, encoder) for d in DATASETS if d not in there))
     crc = asked.folder("crc")
     if crc is None:
         where = "no DATA was given" if asked.data is None else f"{asked.data} has none of them, and no crc to stand in"
@@ -65,7 +67,7 @@ def cohorts_in(asked: "Asked", *, encoder: str = "uni") -> Found:
     from carmil.reproduce.stand_in import build_stand_in
 
     made = build_stand_in(crc, asked.shared / "stand-in", fast=asked.fast, seed=asked.seed, encoder=encoder)
-    return Found(made, tuple(missing_line(dataset, encoder) for dataset in DATASETS))
+    return Found(made, tuple(missing_line(asked.data, dataset, encoder) for dataset in DATASETS))
 
 
 def is_there(data: Path | None, dataset: Dataset, encoder: str) -> bool:
@@ -73,11 +75,14 @@ def is_there(data: Path | None, dataset: Dataset, encoder: str) -> bool:
     return home is not None and (home / "labels.csv").is_file() and (home / encoder).exists()
 
 
-def missing_line(dataset: Dataset, encoder: str) -> str:
-    return (
-        f"{dataset.title} is not there: expected DATA/{dataset.name}/labels.csv (carmil dataset labels {dataset.name}) and "
-        f"DATA/{dataset.name}/{encoder} (carmil slides tile, encode; carmil dataset show {dataset.name})"
-    )
+def missing_line(data: Path | None, dataset: Dataset, encoder: str) -> str:
+    """Which of a cohort's files were expected where, and the command that makes or explains them."""
+    home, expected = Path("DATA") / dataset.name, []
+    if data is None or not (data / dataset.name / "labels.csv").is_file():
+        expected.append(f"{home / 'labels.csv'} (carmil dataset labels {dataset.name} makes it)")
+    if data is None or not (data / dataset.name / encoder).exists():
+        expected.append(f"features in {home / encoder} (carmil dataset show {dataset.name} says how)")
+    return f"{dataset.title} is not there: expected {' and '.join(expected)}"
 
 
 def _cohort(data: Path, dataset: Dataset, encoder: str) -> SlideCohort:
@@ -92,61 +97,71 @@ def _cohort(data: Path, dataset: Dataset, encoder: str) -> SlideCohort:
         official=dataset.official,
         seeds=dataset.seeds,
         lr=dataset.lr,
-        said=tuple(counts_said(dataset, matched_in(home, encoder))),
+        said=tuple(counts_said(dataset, slides_in(dataset, home, encoder))),
     )
 
 
-def matched_in(home: Path, encoder: str) -> "tuple[Matched, tuple[str, ...]]":
-    """The bags of a cohort that have a label, and the names of its classes."""
+@dataclass(frozen=True)
+class Counted:
+    """Slides with a label: of which class each is, whose, and in which part; None where a table knows no parts."""
+
+    classes: tuple[str, ...]
+    patients: tuple[str, ...]
+    parts: tuple[str, ...] | None
+
+
+def slides_in(dataset: Dataset, home: Path, encoder: str) -> Counted:
+    """The slides of a cohort that have both features and a label."""
     from carmil.bags.finding import find_bags
     from carmil.bags.store import is_store, open_store
     from carmil.bags.tables import match, read_labels
 
     bags, table = home / encoder, read_labels(home / "labels.csv")
     ids = open_store(bags).ids if is_store(bags) else tuple(source.id for source in find_bags(bags).sources)
-    return match(table, ids), table.classes
+    found = match(table, ids)
+    known = [dataset.class_of(name) for name in table.classes]
+    names = [name if one is None else one.name for name, one in zip(table.classes, known, strict=True)]
+    return Counted(tuple(names[label] for label in found.labels), found.patients, found.official)
 
 
-def counts_said(dataset: Dataset, found: "tuple[Matched, tuple[str, ...]]") -> list[str]:
+def counts_said(dataset: Dataset, found: Counted) -> list[str]:
     """A line for each count that is not the paper's; nothing where all are."""
-    matched, classes = found
-    names = [_class_name(dataset, name) for name in classes]
-    of = [names[label] for label in matched.labels]
-    slides = Counter(of)
-    patients = Counter(dict(zip(matched.patients, of, strict=True)).values())
+    slides = Counter(found.classes)
+    patients = Counter(dict(zip(found.patients, found.classes, strict=True)).values())
     expected = {one.name: one.slides for one in dataset.classes}
     said = []
-    if dict(slides) != expected:
+    if slides != expected:
         line = f"{dataset.title}: {_told(slides, expected)} slides, the paper has {_told(expected, expected)}"
-        if dict(patients) == expected:
-            line += "; the number of patients is the paper's, which may have counted these"
-        elif dataset.name == "bracs" and len(of) == 547:
-            line += "; 547 is what BRACS has in the wild"
+        if patients == expected:
+            line += "; patients are as many as the paper's slides: it may have counted these"
+        elif dataset.name == "bracs" and slides.total() == BRACS_IN_THE_WILD:
+            line += f"; BRACS as it is published has {BRACS_IN_THE_WILD}"
         said.append(line)
-    for part, counts in dataset.parts if matched.official is not None else ():
-        here = Counter(name for name, split in zip(of, matched.official or (), strict=True) if _part(split) == part)
+    for part, counts in dataset.parts if found.parts is not None else ():
+        here = Counter(name for name, word in zip(found.classes, found.parts or (), strict=True) if _part(word) == part)
         wanted = dict(zip(expected, counts, strict=True))
-        if dict(here) != wanted:
+        if here != wanted:
             said.append(
                 f"{dataset.title}, {part}: {_told(here, expected)} slides, the paper has {_told(wanted, expected)}"
             )
-    if dataset.official and matched.official is None:
-        said.append(f"{dataset.title}: labels.csv has no column `split`: its official split is needed")
+    whose = dict[str, set[str]]()
+    for patient, name in zip(found.patients, found.classes, strict=True):
+        whose.setdefault(patient, set()).add(name)
+    if len(whose) < len(found.classes) and all(len(names) == 1 for names in whose.values()):
+        said.append(
+            f"{dataset.title}: {len(found.classes)} slides of {len(whose)} patients: figures are of patients, each by the mean "
+            "of its slides; the paper says slides"
+        )
+    if dataset.official and found.parts is None:
+        said.append(f"{dataset.title}: labels.csv has no column `split`, and its official split is needed")
     return said
 
 
-def _part(split: str) -> str:
-    """CAMELYON16's validation slides are training slides held out."""
-    return "test" if split.casefold().startswith("test") else "train"
+def _part(word: str) -> str:
+    """Of train and test; slides that validate are held out of the training ones."""
+    return "test" if PART_OF_WORD.get(word.casefold()) == "test" else "train"
 
 
-def _class_name(dataset: Dataset, word: str) -> str:
-    for one in dataset.classes:
-        if word == one.name or word.casefold() in (one.name.casefold(), *one.words):
-            return one.name
-    return word
-
-
-def _told(counts: "dict[str, int] | Counter[str]", order: Sequence[str] | dict[str, int]) -> str:
+def _told(counts: Mapping[str, int], order: Iterable[str]) -> str:
     names = [*order, *sorted(set(counts) - set(order))]
     return f"{sum(counts.values())} ({', '.join(f'{name} {counts.get(name, 0)}' for name in names)})"

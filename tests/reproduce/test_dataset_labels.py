@@ -1,0 +1,187 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from carmil.errors import CarmilError
+from carmil.reproduce.dataset_labels import Built, Line, build_labels, labels_text
+from carmil.reproduce.datasets import dataset_named
+
+MAF = """#version gdc-1.0.0
+Hugo_Symbol\tVariant_Classification\tTumor_Sample_Barcode
+TP53\tMissense_Mutation\tTCGA-05-0001-01A-01D
+TP53\tSilent\tTCGA-05-0002-01A-01D
+KRAS\tMissense_Mutation\tTCGA-05-0002-01A-01D
+EGFR\tIn_Frame_Del\tTCGA-05-0003-01A-01D
+"""
+REFERENCE = "test_001,Tumor,IDC,Macro\ntest_002,Normal,None,None\ntest_003,Normal,None,None\n"
+
+
+@pytest.fixture
+def build(tmp_path: Path):
+    """Labels of a cohort, of tables given as text; a word before = names a class."""
+
+    def built(name: str, *texts: str, label: str | None = None) -> Built:
+        words = []
+        for i, text in enumerate(texts):
+            one, sign, rest = text.partition("=")
+            path = tmp_path / f"table{i}.csv"
+            path.write_text(rest if sign else text)
+            words.append(f"{one}={path}" if sign else str(path))
+        return build_labels(dataset_named(name), words, label=label)
+
+    return built
+
+
+def labels(built: Built) -> dict[str, str]:
+    return {line.slide: line.label for line in built.lines}
+
+
+def test_a_table_of_cases_without_a_header_is_read_whole(build) -> None:
+    built = build("brca", "TCGA-E2-A154,IDC\nTCGA-AO-A0J6,ILC\n")
+    assert built.lines == (Line("TCGA-E2-A154", "TCGA-E2-A154", "IDC"), Line("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"))
+
+
+def test_slides_keep_their_names_and_samples_become_cases(build) -> None:
+    built = build(
+        "brca",
+        "slide,label\nTCGA-E2-A154-01Z-00-DX1.0D28.svs,IDC\nTCGA-AO-A0J6-01A,ILC\n",
+    )
+    assert built.lines == (
+        Line("TCGA-E2-A154-01Z-00-DX1.0D28", "TCGA-E2-A154", "IDC"),
+        Line("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"),
+    )
+
+
+def test_a_clinical_table_with_comments_on_top_is_read_by_what_is_in_it(build) -> None:
+    text = (
+        "#Patient Identifier\tSex\tHistology\n#STRING\tSTRING\tSTRING\nPATIENT_ID\tSEX\tHISTOLOGICAL\n"
+        "TCGA-E2-A154\tFemale\tInfiltrating Ductal Carcinoma\nTCGA-AO-A0J6\tFemale\tInfiltrating Lobular Carcinoma\n"
+        "TCGA-AO-A0J7\tMale\tMixed Histology\nNA\tMale\tInfiltrating Ductal Carcinoma\n"
+    )
+    built = build("brca", text)
+    assert labels(built) == {"TCGA-E2-A154": "IDC", "TCGA-AO-A0J6": "ILC"}
+    assert "table0.csv: ids from column 'PATIENT_ID', labels from 'HISTOLOGICAL'" in built.said
+    assert "table0.csv: 1 lines of none of the classes are left out ('Mixed Histology' 1)" in built.said
+    assert "table0.csv: 1 lines without an id in column 'PATIENT_ID' are left out" in built.said
+
+
+def test_a_table_may_be_of_one_class_if_it_is_said_which(build) -> None:
+    built = build("nsclc", "LUAD=case\nTCGA-05-0001\nTCGA-05-0002\n", "lusc=case\nTCGA-18-0003\n")
+    assert labels(built) == {"TCGA-05-0001": "LUAD", "TCGA-05-0002": "LUAD", "TCGA-18-0003": "LUSC"}
+
+
+def test_a_maf_tells_who_is_mutated_and_silent_changes_do_not_count(build) -> None:
+    assert labels(build("luad_tp53", MAF)) == {
+        "TCGA-05-0001": "1 mutated",
+        "TCGA-05-0002": "0 wild type",
+        "TCGA-05-0003": "0 wild type",
+    }
+
+
+def test_a_list_of_cases_says_who_was_sequenced(build) -> None:
+    built = build("luad_tp53", MAF, "case\nTCGA-05-0001\nTCGA-05-0009\n")
+    assert labels(built) == {"TCGA-05-0001": "1 mutated", "TCGA-05-0009": "0 wild type"}
+    assert any("2 cases of the mutation table are in no list" in line for line in built.said)
+
+
+def test_mutations_of_one_gene_alone_do_not_tell_who_was_sequenced(build) -> None:
+    only = "\n".join(
+        line for line in MAF.splitlines() if "KRAS" not in line and "EGFR" not in line and "Silent" not in line
+    )
+    with pytest.raises(CarmilError, match="give a list of all sequenced cases as well"):
+        build("luad_tp53", only)
+
+
+def test_cbioportals_column_of_a_gene_is_read(build) -> None:
+    text = "STUDY_ID\tSAMPLE_ID\tTP53\nluad\tTCGA-05-0001-01\tR273H\nluad\tTCGA-05-0002-01\tWT\nluad\tTCGA-05-0003-01\tNS\n"
+    assert labels(build("luad_tp53", text)) == {"TCGA-05-0001": "1 mutated", "TCGA-05-0002": "0 wild type"}
+
+
+def test_two_columns_of_barcodes_and_words_do_for_tp53(build) -> None:
+    assert labels(build("luad_tp53", "TCGA-05-0001,mut\nTCGA-05-0002,wt\n")) == {
+        "TCGA-05-0001": "1 mutated",
+        "TCGA-05-0002": "0 wild type",
+    }
+
+
+def test_bracs_own_table_gives_types_patients_and_the_official_split(build) -> None:
+    text = (
+        "WSI Filename,Patient Id,WSI label,Set\nBRACS_1,7,FEA,Training\nBRACS_2,7,ADH,Training\nBRACS_3,8,N,Testing\n"
+    )
+    assert build("bracs", text).lines == (
+        Line("BRACS_1", "7", "4 FEA", "train"),
+        Line("BRACS_2", "7", "3 ADH", "train"),
+        Line("BRACS_3", "8", "0 N", "test"),
+    )
+
+
+def test_bracs_numbers_are_in_its_own_order_and_that_is_said(build) -> None:
+    built = build("bracs", "slide_id,split,label\nBRACS_1,train,3\nBRACS_2,val,4\nBRACS_3,test,0\n")
+    assert labels(built) == {"BRACS_1": "4 FEA", "BRACS_2": "3 ADH", "BRACS_3": "0 N"}
+    assert any("3 is FEA and 4 is ADH" in line for line in built.said)
+
+
+def test_bracs_without_a_split_is_one_line(build) -> None:
+    with pytest.raises(CarmilError, match="no column says train, val or test"):
+        build("bracs", "slide,label\nBRACS_1,N\nBRACS_2,IC\n")
+
+
+def test_camelyon16s_training_slides_are_what_they_are_called_and_the_test_ones_what_the_reference_says(build) -> None:
+    built = build("camelyon16", "slide\nnormal_001.tif\ntumor_001.tif\n", REFERENCE)
+    assert [(line.slide, line.label, line.split) for line in built.lines] == [
+        ("normal_001", "normal", "train"),
+        ("tumor_001", "tumor", "train"),
+        ("test_001", "tumor", "test"),
+        ("test_002", "normal", "test"),
+        ("test_003", "normal", "test"),
+    ]
+
+
+def test_two_columns_that_could_be_the_label_and_disagree_are_named(build) -> None:
+    text = "case,first,second\nTCGA-E2-A154,IDC,ILC\nTCGA-AO-A0J6,ILC,IDC\n"
+    with pytest.raises(CarmilError, match="'first' and 'second' could both be the label"):
+        build("brca", text)
+    assert labels(build("brca", text, label="Second"))["TCGA-E2-A154"] == "ILC"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("brca", "slide,label\nBRACS_1,IDC\n", "no column with ids of TCGA-BRCA, such as TCGA-E2-A154"),
+        ("brca", "slide,label\nTCGA-E2-A154,one\n", "no column with words for IDC, ILC"),
+        ("brca", "slide,label\nTCGA-E2-A154,IDC\n", "1 slides of 1 class of TCGA-BRCA; expected at least two"),
+        ("brca", "TCGA-E2-A154,IDC\nTCGA-E2-A154,ILC\n", "TCGA-E2-A154 is 'IDC'  and 'ILC' : expected one"),
+        ("camelyon16", "slide,x\nnormal_001,\ntest_001,\n", "no column with words for normal, tumor"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(build, name: str, text: str, told: str) -> None:
+    with pytest.raises(CarmilError, match=told):
+        build(name, text)
+
+
+def test_labels_csv_has_a_split_only_where_there_is_one() -> None:
+    assert (
+        labels_text([Line("a", "p", "N, or so"), Line("b", "p", "IC")])
+        == 'slide,patient,label\na,p,"N, or so"\nb,p,IC\n'
+    )
+    assert labels_text([Line("a", "p", "N", "train")]) == "slide,patient,label,split\na,p,N,train\n"
+
+
+def test_the_tables_found_in_the_wild_have_the_papers_counts_but_for_one_slide_of_bracs(shared_data: Path) -> None:
+    def counts(name: str, file: str) -> Counter[str]:
+        return Counter(
+            line.label for line in build_labels(dataset_named(name), [str(shared_data / "tables" / file)]).lines
+        )
+
+    def of_paper(name: str) -> dict[str, int]:
+        return {one.name: one.slides for one in dataset_named(name).classes}
+
+    assert counts("brca", "tcga_brca_rrt.csv") == of_paper("brca")
+    assert counts("camelyon16", "camelyon16_acmil.csv") == of_paper("camelyon16")
+    assert counts("bracs", "bracs_acmil.csv") - Counter(of_paper("bracs")) == {"2 UDH": 1}
+
+
+def test_bracs_split_in_the_wild_is_the_official_one(shared_data: Path) -> None:
+    built = build_labels(dataset_named("bracs"), [str(shared_data / "tables" / "bracs_acmil.csv")])
+    assert Counter(line.split for line in built.lines) == {"train": 395, "val": 65, "test": 87}

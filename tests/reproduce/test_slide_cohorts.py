@@ -1,0 +1,129 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carmil.bags.sources import Bag
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+from carmil.reproduce.datasets import DATASETS, dataset_named
+from carmil.reproduce.recipes import Asked
+from carmil.reproduce.slide_cohorts import Counted, cohorts_in, counts_said
+
+from .made_crc import made_crc
+
+
+def asked(tmp_path: Path, data: Path | None) -> Asked:
+    return Asked(out=tmp_path / "out", shared=tmp_path / "shared", data=data, fast=True)
+
+
+def brca(home: Path, encoder: str = "uni") -> None:
+    lines = []
+    for i in range(6):
+        name = f"TCGA-AA-A00{i}-01Z-00-DX1"
+        lines.append(f"{name},{name[:12]},{'ILC' if i % 2 else 'IDC'}")
+        write_bag(Bag(name, np.ones((3, 4), dtype=np.float32)), home / "brca" / encoder, "npy")
+    (home / "brca" / "labels.csv").write_text("\n".join(["slide,patient,label", *lines, ""]))
+
+
+def test_what_is_there_is_found_and_what_is_not_is_named(tmp_path: Path) -> None:
+    brca(tmp_path / "data")
+    found = cohorts_in(asked(tmp_path, tmp_path / "data"))
+    (cohort,) = found.cohorts
+    assert (cohort.name, cohort.measures, cohort.official, cohort.folds, cohort.lr) == (
+        "brca",
+        ("auc", "f1_macro"),
+        False,
+        5,
+        2e-4,
+    )
+    assert cohort.bags == tmp_path / "data" / "brca" / "uni"
+    assert not cohort.stand_in
+    assert "TCGA-BRCA: 6 (IDC 3, ILC 3) slides, the paper has 977 (IDC 779, ILC 198)" in cohort.said
+    assert len(found.missing) == 4
+    assert "DATA/camelyon16/labels.csv (carmil dataset labels camelyon16 makes it)" in found.missing[-1]
+
+
+def test_only_what_is_missing_of_a_cohort_is_named(tmp_path: Path) -> None:
+    brca(tmp_path / "data")
+    brca(tmp_path / "data", "resnet50")
+    (tmp_path / "data" / "bracs").mkdir()
+    (tmp_path / "data" / "bracs" / "labels.csv").write_text("slide,label\n")
+    line = next(line for line in cohorts_in(asked(tmp_path, tmp_path / "data")).missing if "BRACS" in line)
+    assert "labels.csv" not in line
+    assert "features in DATA/bracs/uni" in line
+    assert cohorts_in(asked(tmp_path, tmp_path / "data"), encoder="resnet50").cohorts[0].encoder == "resnet50"
+
+
+def test_official_cohorts_have_three_initialisations_and_their_own_measures() -> None:
+    told = {d.name: (d.official, d.seeds, d.lr, d.measures) for d in DATASETS if d.official}
+    assert told == {
+        "bracs": (True, 3, 1e-4, ("balanced_accuracy", "f1_macro")),
+        "camelyon16": (True, 3, 2e-4, ("auc", "auprc_attention")),
+    }
+
+
+def test_the_papers_counts_add_up() -> None:
+    assert {d.name: d.slides for d in DATASETS} == {
+        "brca": 977,
+        "nsclc": 956,
+        "luad_tp53": 427,
+        "bracs": 546,
+        "camelyon16": 270 + 129,
+    }
+    for dataset in DATASETS:
+        for counts in zip(
+            *(counts for _, counts in dataset.parts), (one.slides for one in dataset.classes), strict=True
+        ):
+            assert not dataset.parts or sum(counts[:-1]) == counts[-1]
+
+
+def counted(name: str, **changes: int) -> Counted:
+    """As many slides of every class as the paper has, but for the changes."""
+    classes = [
+        one.name for one in dataset_named(name).classes for _ in range(changes.get(one.name[-3:].strip(), one.slides))
+    ]
+    return Counted(tuple(classes), tuple(str(i) for i in range(len(classes))), ("train",) * len(classes))
+
+
+def test_the_papers_own_counts_are_nothing_to_say() -> None:
+    assert counts_said(dataset_named("bracs"), counted("bracs")) == []
+
+
+def test_bracs_as_it_is_published_is_known() -> None:
+    (line,) = counts_said(dataset_named("bracs"), counted("bracs", UDH=74))
+    assert "547" in line
+    assert "2 UDH 74" in line
+    assert line.endswith("BRACS as it is published has 547")
+
+
+def test_patients_that_are_as_many_as_the_papers_slides_are_said() -> None:
+    patients = counted("brca")
+    slides = Counted(patients.classes + ("IDC",) * 5, patients.patients + ("0",) * 5, None)
+    line, level = counts_said(dataset_named("brca"), slides)
+    assert "982 slides of 977 patients: figures are of patients" in level
+    assert line.endswith("patients are as many as the paper's slides: it may have counted these")
+
+
+def test_camelyon16_is_counted_in_train_and_test_and_validation_is_training() -> None:
+    whole = counted("camelyon16")
+    parts = ["train"] * 100 + ["val"] * 59 + ["test"] * 80 + ["train"] * 111 + ["test"] * 49
+    assert counts_said(dataset_named("camelyon16"), Counted(whole.classes, whole.patients, tuple(parts))) == []
+    parts[0] = "test"
+    train, test = counts_said(dataset_named("camelyon16"), Counted(whole.classes, whole.patients, tuple(parts)))
+    assert "train: 269 (normal 158, tumor 111) slides, the paper has 270 (normal 159, tumor 111)" in train
+    assert "test: 130" in test
+
+
+def test_without_any_of_the_five_the_stand_in_takes_their_place(tmp_path: Path) -> None:
+    made_crc(tmp_path / "data" / "crc")
+    found = cohorts_in(asked(tmp_path, tmp_path / "data"))
+    assert [cohort.stand_in for cohort in found.cohorts] == [True] * 4
+    assert len(found.missing) == 5
+    assert found.cohorts[0].bags.is_relative_to(tmp_path / "shared")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_slides_and_without_crc_it_is_one_line(tmp_path: Path, there: bool) -> None:
+    with pytest.raises(CarmilError, match=r"expected DATA/NAME/labels.csv and DATA/NAME/uni of one of brca, nsclc"):
+        cohorts_in(asked(tmp_path, tmp_path if there else None))
