@@ -1,0 +1,113 @@
+"""carmil dataset ...: the paper's cohorts of slides, which files of them are expected where, and their label tables."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from carmil.cli.app import app
+from carmil.cli.options import folder_for, say
+from carmil.errors import CarmilError
+
+dataset = typer.Typer(
+    help="""The paper's five cohorts of slides: where they are had, which files are expected, label tables.
+
+    Examples:
+      carmil dataset list
+      carmil dataset show camelyon16
+    """,
+    no_args_is_help=True,
+)
+app.add_typer(dataset, name="dataset")
+
+NameArgument = Annotated[str, typer.Argument(help="brca, nsclc, luad_tp53, bracs or camelyon16.")]
+EncoderOption = Annotated[str, typer.Option(help="Whose features: the name of their folder.")]
+
+
+@dataset.command("list")
+def dataset_list() -> None:
+    """What the cohorts are, how many slides the paper has, where they are had and under what terms.
+
+    Example: carmil dataset list
+    """
+    from carmil.reproduce.datasets import DATASETS
+
+    for one in DATASETS:
+        typer.echo(f"{one.name}: {one.title}, {one.question}")
+        typer.echo(f"  {one.counted}\n  {one.source}\n  {one.terms}")
+
+
+@dataset.command("show")
+def dataset_show(name: NameArgument, encoder: EncoderOption = "uni") -> None:
+    """Which files of a cohort are expected where, and the commands that make them.
+
+    Examples:
+      carmil dataset show brca
+      carmil dataset show camelyon16 --encoder resnet50
+    """
+    from carmil.reproduce.dataset_words import shown
+    from carmil.reproduce.datasets import dataset_named
+
+    typer.echo(shown(dataset_named(name), encoder))
+
+
+@dataset.command("labels")
+def dataset_labels(
+    name: NameArgument,
+    tables: Annotated[
+        list[str],
+        typer.Option(
+            "--from", metavar="FILE", help="A table; CLASS=FILE if all of it is of one class. May be repeated."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="DATA: the folder of all cohorts.")],
+    label: Annotated[
+        str | None, typer.Option(help="Name of the column of labels.  [default: found by looking]")
+    ] = None,
+) -> None:
+    """Make DATA/NAME/labels.csv, with the official split where there is one, from the tables that people have.
+
+    Columns are found by what is in them; what is left out, and every count that differs from the paper's, is said.
+
+    Examples:
+      carmil dataset labels brca --from tcga_brca.csv --out data
+      carmil dataset labels nsclc --from LUAD=luad.tsv --from LUSC=lusc.tsv --out data
+      carmil dataset labels luad_tp53 --from luad.maf --out data
+    """
+    from carmil.files import write_text
+    from carmil.reproduce.dataset_labels import build_labels, labels_text
+    from carmil.reproduce.datasets import dataset_named
+    from carmil.reproduce.slide_cohorts import Counted, counts_said
+
+    one = dataset_named(name)
+    built = build_labels(one, tables, label=label)
+    path, text = folder_for(out) / one.name / "labels.csv", labels_text(built.lines)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise CarmilError(f"{path} is there already and says something else: remove it, or choose another --out")
+    write_text(path, text)
+    lines = built.lines
+    parts = tuple(line.split for line in lines) if one.official else None
+    counted = Counted(tuple(line.label for line in lines), tuple(line.patient for line in lines), parts)
+    for line in (*built.said, *counts_said(one, counted)):
+        say(line)
+    typer.echo(f"written: {path}, {len(lines)} lines of {len(set(counted.patients))} patients")
+
+
+@dataset.command("check")
+def dataset_check(
+    data: Annotated[Path, typer.Argument(help="DATA: the folder of all cohorts.")], encoder: EncoderOption = "uni"
+) -> None:
+    """What of the cohorts is there, its counts beside the paper's, and what is missing.
+
+    A count that differs is no error, nor is a cohort that is missing.
+
+    Example: carmil dataset check data
+    """
+    from carmil.reproduce.dataset_words import checked
+
+    if not data.is_dir():
+        raise CarmilError(
+            f"{data} is no folder: expected the one that holds the cohorts, DATA/NAME/labels.csv and DATA/NAME/{encoder}"
+        )
+    for line in checked(data, encoder):
+        typer.echo(line)
