@@ -1,3 +1,4 @@
+import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -116,6 +117,24 @@ def test_the_same_seed_gives_the_same_slides_and_another_others(nuclei: Nuclei) 
     one, again, other = (slides_of("foci", nuclei, FAST, seed)[0] for seed in (0, 0, 1))
     assert np.array_equal(one.nuclei, again.nuclei)
     assert not np.array_equal(one.nuclei, other.nuclei)
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("crc", "d88d7212c55a6467"),
+        ("foci", "e28df3e9514bb7d2"),
+        ("kinds", "5b8cf336e492be58"),
+        ("weak", "86d904110946a7bb"),
+    ],
+)
+def test_the_study_is_the_one_that_was_fixed(name: str, drawn: str, nuclei: Nuclei) -> None:
+    """Another digest is another study: then `VERSION` must change, and every figure of the stand-in be measured anew."""
+    digest = hashlib.sha256()
+    for slide in slides_of(name, nuclei, FAST, 0):
+        digest.update(slide.nuclei.astype("<i8").tobytes())
+        digest.update(b"" if slide.places is None else slide.places.tobytes())
+    assert digest.hexdigest()[:16] == drawn
 
 
 def test_too_few_patients_are_one_line(tmp_path: Path) -> None:

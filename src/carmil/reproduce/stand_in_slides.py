@@ -160,10 +160,14 @@ def _pools(nuclei: Nuclei, chance: np.random.Generator) -> dict[str, tuple[list[
     """The patients of train, val and test, each as (with tumour nuclei, without)."""
     with_tumour, without = _by_tumour(nuclei, chance)
     bounds = np.cumsum([0, *SPLITS.values()])
+
+    def part(patients: list[str], first: float, last: float) -> list[str]:
+        return patients[round(first * len(patients)) : round(last * len(patients))]
+
     return {
-        split: tuple(part[round(a * len(part)) : round(b * len(part))] for part in (with_tumour, without))
-        for split, a, b in zip(SPLITS, bounds, bounds[1:], strict=False)
-    }  # type: ignore[return-value]
+        split: (part(with_tumour, first, last), part(without, first, last))
+        for split, first, last in zip(SPLITS, bounds, bounds[1:], strict=False)
+    }
 
 
 def _donors(
