@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ANNOTATED = "annotated"
 PAPER, LONGEST = 250, 620  # how bright a plane is; pixels of a panel's longer side
 TISSUE, MARKED = np.array((226, 228, 233)), np.array((132, 142, 158))  # tiles on a plane, and annotated ones
+LINE = 5  # pixels of a contour
 NARROWEST, WIDEST = 6, 1 / 3  # a zoom is at least so many tiles wide, and at most this share of the slide
 ROOM = 1.4  # how much wider than an annotated region its zoom is
 
@@ -120,24 +121,24 @@ def _slide(drawn: Drawn, folder: Path | None) -> Slide:
             f"--slides {folder} has no file of {drawn.slide!r}, the slide that is drawn: put it there, or leave --slides"
         )
     size = drawn.size or spacing(drawn.corners)
-    width, height = np.ceil(drawn.corners.max(0) + size - np.minimum(drawn.corners.min(0), 0)).astype(int).tolist()
+    width, height = np.ceil(np.ptp(drawn.corners, axis=0) + size).astype(int).tolist()
     return Plane(drawn.slide, width, height)
 
 
 def _tiles(drawn: Drawn, slide: Slide) -> Tiles:
-    scale = slide.mpp if drawn.unit == "um" and not isinstance(slide, Plane) else 1.0
+    """In level-0 pixels of the slide; on a plane in the unit they have, from the first tile on."""
+    on_plane = isinstance(slide, Plane)
+    scale = slide.mpp if drawn.unit == "um" and not on_plane else 1.0
     size = (drawn.size or spacing(drawn.corners)) / scale
-    corners = (drawn.corners - np.minimum(drawn.corners.min(0), 0) * isinstance(slide, Plane)) / scale
-    return Tiles(
-        drawn.slide,
-        np.rint(corners).astype(np.int64),
-        size,
-        round(size),
-        slide.mpp,
-        slide.width,
-        slide.height,
-        slide.mpp,
-    )
+    corners = drawn.corners - drawn.corners.min(0) if on_plane else drawn.corners / scale
+    reach = np.ceil(corners.max(0) + size).astype(int).tolist()
+    if reach[0] > slide.width + size or reach[1] > slide.height + size:
+        raise CarmilError(
+            f"{drawn.slide}: its tiles reach to {reach[0]:,}, {reach[1]:,} and the slide {slide.path} is {slide.width:,} x "
+            f"{slide.height:,} pixels: expected the slide that they were cut from"
+        )
+    whole = np.rint(corners).astype(np.int64)
+    return Tiles(drawn.slide, whole, size, round(size), slide.mpp, slide.width, slide.height, slide.mpp)
 
 
 def _contours(drawn: Drawn, tiles: Tiles) -> list[Region]:
@@ -167,7 +168,10 @@ def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.
         panels = figure.subplots(len(rows), len(maps) + 1, squeeze=False, height_ratios=heights)
         for line, box in zip(panels, rows, strict=True):
             pixels = picture_size(box[2] - box[0], box[3] - box[1], LONGEST)
-            pictures = [painter.outline(_bare(painter, box, pixels, truth), box), *painter.paint(box, pixels)]
+            pictures = [
+                painter.outline(_bare(painter, box, pixels, truth), box, line=LINE),
+                *painter.paint(box, pixels, line=LINE),
+            ]
             for panel, picture in zip(line, pictures, strict=True):
                 panel.imshow(picture, interpolation="antialiased")
                 panel.set_xticks([])
@@ -231,9 +235,10 @@ def _legend(figure: "Figure", panels: "NDArray[np.object_]", maps: Sequence[Tile
     from matplotlib.colors import Normalize
 
     evidence = next(one for one in maps if one.signed)
+    half = panels.shape[1] // 2 + 1
     for signed, ticks, words, of in (
-        (False, {0: "least", 1: "most"}, "looked at, min to max of the slide", panels[:, :5]),
-        (True, {-1: evidence.ends[0], 0: "0", 1: evidence.ends[1]}, "path evidence", panels[:, 5:]),
+        (False, {0: "least", 1: "most"}, "looked at, min to max of the slide", panels[:, :half]),
+        (True, {-1: evidence.ends[0], 0: "0", 1: evidence.ends[1]}, "path evidence", panels[:, half:]),
     ):
         shades = ScalarMappable(Normalize(-1 if signed else 0, 1), map_colours(signed=signed))
         bar = figure.colorbar(shades, ax=list(of.ravel()), location="bottom", shrink=0.55, aspect=32, pad=0.02)

@@ -56,7 +56,7 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
     facts: dict[str, object] = {"four_bags": _facts(names, shifts[0], reasons), "points": [vars(one) for one in points]}
     if cohort is not None:
         classes, on_slides = _of_slides(cohort, asked)
-        matrices.append(_matrix(f"{cohort.title} ({SLIDE_MODEL})", classes, on_slides))
+        matrices.append(_matrix(f"{cohort.title}, {SLIDE_MODEL}", classes, on_slides))
         tables.append(_table(f"{cohort.title}: {COUNTED}", classes, on_slides))
         said = [*_slide_lines(cohort, classes, on_slides), *said]
         facts["slides"] = {"cohort": cohort.name, **_facts(classes, on_slides)}
