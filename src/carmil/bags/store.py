@@ -129,7 +129,9 @@ def is_store(path: Path) -> bool:
     return (path / "index.json").is_file() and (path / "features.bin").is_file()
 
 
-def open_store(path: Path) -> Store:
+def open_store(path: str | Path) -> Store:
+    """The store that `carmil cohort build` made there, mapped into memory: bags are read as they are asked for."""
+    path = Path(path)
     if not is_store(path):
         building = _building(path)
         more = f"; a build of it was begun and not ended: run `carmil cohort build` again ({building})"
