@@ -54,14 +54,16 @@ def test_the_mean_of_all_rivals_is_how_the_loss_falls_from_an_unchanged_attentio
 
 def test_the_l1_optimum_has_all_of_it_on_the_largest_and_gains_all_there_is():
     g = torch.tensor([0.1, -0.6, 0.2, 0.3, *[0.0] * 16]).double()
-    whole = Offsets(torch.tensor([0, len(g)]))
-    pearson, _, on_largest, gained = _measured(g, closed_forms.optimal_l1_perturbation(g, 2.0) + 5.0, whole)[0]
+    whole, u = Offsets(torch.tensor([0, len(g)])), torch.linspace(-1, 1, len(g)).double()
+    optimum = closed_forms.optimal_l1_perturbation(g, 2.0)
+    pearson, _, on_largest, gained, _ = _measured(g, optimum + 5.0, u, whole)[0]
     assert (float(on_largest), float(gained)) == pytest.approx((1.0, 1.0))
     assert float(pearson) > 0.8
-    steepest = _measured(g, -3 * g, whole)[0]
+    assert float(_measured(g, 7 - 0.2 * u, u, whole)[0, 4]) == pytest.approx(-1)  # u on another scale
+    steepest = _measured(g, -3 * g, u, whole)[0]
     assert steepest[:2].tolist() == pytest.approx([1.0, 1.0])
     assert float(steepest[3]) < 1  # spread over several instances, it gains less for its length
-    assert _measured(g, 3 * g, whole)[0, [0, 3]].tolist() == pytest.approx([-1.0, -float(steepest[3])])
+    assert _measured(g, 3 * g, u, whole)[0, [0, 3]].tolist() == pytest.approx([-1.0, -float(steepest[3])])
 
 
 def test_the_recipe_measures_both_tasks_and_distances_and_says_what_it_measured(tmp_path, monkeypatch):

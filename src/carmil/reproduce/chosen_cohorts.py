@@ -27,8 +27,8 @@ def with_places(asked: Asked) -> SlideCohort:
     """The cohort that heat maps are drawn of: BRACS where it is there, as in the paper; else one of two classes whose tiles have
     places and are known to be of the class or not; else any whose tiles have places."""
     found = slide_cohorts.cohorts_in(asked)
-    placed = [(one, *_known_of(one)) for one in found.cohorts]
-    placed = [(one, truth) for one, places, truth in placed if places]
+    known = [(one, *_known_of(one)) for one in found.cohorts]
+    placed = [(one, truth) for one, places, truth in known if places]
     if not placed:
         raise CarmilError(
             "no cohort of slides has coordinates: there is nothing to draw maps on; features must come with them"

@@ -1,6 +1,6 @@
 """Trained models on digit bags, where every recipe looks for them. r models, k classes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from carmil.bags.bags import Bags
 from carmil.bags.digits import DigitBags, Task
@@ -47,8 +47,9 @@ class DigitModels:
 def digit_models(asked: Asked, digits: DigitData, task: str, model: str, point: Point | None = None) -> DigitModels:
     """Trains the population, or reads the run that is there: at Table 1's point it is Table 1's."""
     point = point or Point()
-    weights = {} if point == Point(distance=point.distance) else {"alpha": (point.alpha,), "lambda_": (point.lambda_,)}
-    settings = Settings(models=(model,), distance=point.distance, **weights, **training_of(asked))
+    settings = Settings(models=(model,), distance=point.distance, **training_of(asked))
+    if point != Point(distance=point.distance):
+        settings = replace(settings, alpha=(point.alpha,), lambda_=(point.lambda_,))
     studies = {task: digits.studies[task]}
     usual = point == Point() or not model.startswith("car/")
     where = asked.shared if usual else asked.shared / "points" / point.name.replace(", ", "-").replace(" ", "_")

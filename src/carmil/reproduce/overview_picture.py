@@ -120,7 +120,7 @@ def _losses(axes: "Axes", bag: SeenBag) -> None:
     _arrow(axes, (145.6, MIDDLE + 5), (left, MIDDLE + 1.5), "", FACTUAL)
     _arrow(axes, (146.4, MIDDLE - 5), (left, MIDDLE - 1.5), "", OTHER)
     # u and u_cf go to the distance below everything else, where they cross little.
-    dotted = {"linewidth": 1.0, "linestyle": (0, (2, 2)), "zorder": 0}
+    dotted: dict[str, Any] = {"linewidth": 1.0, "linestyle": (0, (2, 2)), "zorder": 0}
     for x, top, low, colour in ((92.6, UP, 2.2, FACTUAL), (94.2, DOWN, 3.6, OTHER)):
         end = middle + (0.8 if colour == FACTUAL else -0.8)
         axes.plot([x, x, end, end], [top, low, low, DOWN - 6.4], color=colour, **dotted)

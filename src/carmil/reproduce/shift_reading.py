@@ -88,7 +88,9 @@ def reasons_of(found: DigitModels) -> Reasons:
     labels = known(found.bags.labels)
     shown = torch.from_numpy(found.test.digits)
     groups = torch.stack([shown == 8, shown == 9, (shown != 8) & (shown != 9)], dim=1)  # (n, d)
-    before, after, evidence = [], [], []
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+    evidence: list[Tensor] = []
     for model, path in zip(found.models, found.run.maps["path"], strict=True):
         seen = look(model, found.bags)
         u_cf, _ = seen.branch

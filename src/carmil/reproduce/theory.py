@@ -46,6 +46,7 @@ def reproduce(asked: Asked) -> Finding:
         f"share on the largest g: of the L1 length of u_cf - u what lies on one instance of {TENTH} with the largest |g|; the "
         "optimum under an L1 budget has all of it on the single largest. Share of the best gain: -g . (u_cf - u) of what that "
         "optimum of the same length gains, from -1 to 1",
+        "Pearson with u: where it is near 1 or -1, u_cf is u on another scale, which a cosine distance does not see",
         "mean over all test bags and initialisations, in brackets its 95 % interval: bootstrap over bags and initialisations "
         "together; shuffled: u_cf - u at other instances of its bag",
         "the branch is trained for a mean over training bags and by one attention module for all bags, and its L1 term weighs "
@@ -116,12 +117,13 @@ def _said(row: Row) -> str:
         word = "cannot be told from chance"
     _, slopes = found.explained()
     share, gain = found.interval("on_largest"), found.interval("efficiency")
-    chance = found.interval("on_largest", shuffled=True)[0]
+    chance, with_u = found.interval("on_largest", shuffled=True)[0], found.interval("with_u")[0]
+    scale = f". It is mostly u on another scale: its correlation with u is {with_u:.2f}" if abs(with_u) > 0.9 else ""
     return (
         f"{row.task}, {row.distance}: u_cf - u {word}: correlation {mean:.2f} [{low:.2f}, {high:.2f}] in a bag, shuffled "
         f"{by_chance:.2f}. The first order promises the margin's change with R2 {_first_order(found)[0]} and slope "
         f"{_spread(slopes)}. {share[0]:.0%} of the change lies on the tenth of largest |g| ({chance:.0%} by chance), and it gains "
-        f"{gain[0]:.0%} of what the L1 optimum of its length would"
+        f"{gain[0]:.0%} of what the L1 optimum of its length would{scale}"
     )
 
 

@@ -38,6 +38,7 @@ MEASURES = {
     "spearman": "Spearman",
     "on_largest": "share on the largest g",
     "efficiency": "share of the best gain",
+    "with_u": "Pearson with u",
 }
 TENTH = 10  # one instance of so many counts as of the largest |g|, one at least
 
@@ -85,8 +86,10 @@ def followed(found: DigitModels, *, rival: str = "all others", seed: int = 0) ->
         delta = (u_cf - seen.scores).double()
         parts["margin"].append(((seen.logits - after).double() * against).sum(1))
         parts["promised"].append(-bag_sum((g * delta).unsqueeze(-1), seen.offsets)[:, 0])
-        parts["real"].append(_measured(g, delta, seen.offsets))
-        parts["shuffled"].append(_measured(g, _shuffled(delta, seen.offsets, generator), seen.offsets))
+        parts["real"].append(_measured(g, delta, seen.scores.double(), seen.offsets))
+        parts["shuffled"].append(
+            _measured(g, _shuffled(delta, seen.offsets, generator), seen.scores.double(), seen.offsets)
+        )
         parts["instances"].append(torch.stack([_unit(-g, seen.offsets), _unit(delta, seen.offsets)], dim=-1))
     stacked = {name: torch.stack(one).numpy() for name, one in parts.items()}
     real, shuffled = ({name: stacked[of][..., i] for i, name in enumerate(MEASURES)} for of in ("real", "shuffled"))
@@ -110,7 +113,7 @@ def margins(seen: Looked, labels: Tensor, rival: str) -> Tensor:
     return own - one_hot(of.masked_fill(own.bool(), -torch.inf).argmax(1), classes).double()
 
 
-def _measured(g: Tensor, delta: Tensor, offsets: Offsets) -> Tensor:
+def _measured(g: Tensor, delta: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
     """(b, measures), in the order of MEASURES."""
     column, against = delta.unsqueeze(-1), -g.unsqueeze(-1)
     length = (column - _medians(delta, offsets)[offsets.bag_of].unsqueeze(-1)).abs()
@@ -118,8 +121,8 @@ def _measured(g: Tensor, delta: Tensor, offsets: Offsets) -> Tensor:
     counted = (offsets.sizes // TENTH).clamp_min(1)[offsets.bag_of].unsqueeze(-1)
     on_largest = bag_sum(length * (bag_places(against.abs(), offsets) < counted), offsets) / total
     gained = bag_sum(against * column, offsets) / (total * largest)
-    both = [pearson(column, against, offsets), spearman(column, against, offsets), on_largest, gained]
-    return torch.cat(both, dim=-1)
+    alike = [pearson(column, against, offsets), spearman(column, against, offsets)]
+    return torch.cat([*alike, on_largest, gained, pearson(column, u.unsqueeze(-1), offsets)], dim=-1)
 
 
 def _unit(values: Tensor, offsets: Offsets) -> Tensor:
