@@ -311,6 +311,21 @@ def test_opacity_and_ranks_change_without_asking_the_server(opened, made_up):
     assert not asked
 
 
+def test_the_slide_is_grey_below_a_map_until_its_stain_is_asked_for(opened, made_up):
+    page = opened(f"{made_up}/#case={SLIDE}")
+    until(page, "document.querySelector('.openseadragon-canvas canvas')")
+    look = "getComputedStyle(document.querySelector('.openseadragon-canvas canvas')).filter"
+    assert page.evaluate(look).startswith("grayscale(1)")
+    page.get_by_label("stain").check()
+    assert page.evaluate(look) == "none"
+    until(page, "location.hash.includes('stain=1')")
+    page.get_by_label("stain").uncheck()
+    page.locator("#opacity").fill("0")
+    assert page.evaluate(look) == "none"  # without a map there is nothing to mistake
+    bare = opened(f"{made_up}/#case={BARE}")
+    assert bare.get_by_label("stain").is_hidden()
+
+
 def test_zoom_and_flight_are_in_the_link_and_a_split_view_moves_together(opened, made_up):
     page = opened(f"{made_up}/#case={SLIDE}&split=factual")
     assert page.locator(".pane").count() == 2

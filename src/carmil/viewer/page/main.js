@@ -275,6 +275,9 @@ function controls() {
   $("opacity").value = state.opacity;
   $("opacity").setAttribute("aria-valuetext", percent(state.opacity));
   $("opacity-of").hidden = !info.picture;
+  $("stain").checked = state.stain;
+  $("stain-of").hidden = !info.picture;
+  $("panes").classList.toggle("stained", state.stain || state.opacity === 0);
   $("zooms").hidden = flat;
 }
 
@@ -354,6 +357,7 @@ function wire() {
   $("split").addEventListener("change", () => change({ split: $("split").value || null, splitClass: null }));
   $("split-class").addEventListener("change", () => change({ splitClass: Number($("split-class").value) }));
   $("scale").addEventListener("change", () => change({ scale: $("scale").value }));
+  $("stain").addEventListener("change", () => change({ stain: $("stain").checked }, { push: false }));
   $("opacity").addEventListener("input", () => change({ opacity: Number($("opacity").value) }, { push: false }));
   $("zoom-in").addEventListener("click", () => scene.zoom(1.5));
   $("zoom-out").addEventListener("click", () => scene.zoom(1 / 1.5));

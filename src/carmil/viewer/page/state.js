@@ -1,6 +1,7 @@
 // What is looked at, kept in the URL's hash: a link shows the same again, and the back button goes back.
 //   #case=12&map=evidence&class=1&split=factual&opacity=0.6
-// `class` absent: the class that is answered. `view` is where one looks: centre and width in level-0 pixels.
+// `class` absent: the class that is answered. `stain`: the slide in its colours; else it is grey below a map, so that hue
+// means one thing. `view` is where one looks: centre and width in level-0 pixels.
 
 export const fresh = {
   case: 0,
@@ -10,6 +11,7 @@ export const fresh = {
   splitClass: null,
   scale: "value",
   opacity: 0.6,
+  stain: false,
   view: null,
 };
 
@@ -27,6 +29,7 @@ export function read(hash) {
     splitClass: whole(words.get("split_class")),
     scale: words.get("scale") === "rank" ? "rank" : "value",
     opacity: opacity >= 0 && opacity <= 1 ? opacity : fresh.opacity,
+    stain: words.get("stain") === "1",
     view: view.length === 3 && view.every(Number.isFinite) && view[2] > 0 ? view : null,
   };
 }
@@ -40,6 +43,7 @@ export function write(state) {
   if (state.split !== null && state.splitClass !== null) words.set("split_class", state.splitClass);
   if (state.scale !== fresh.scale) words.set("scale", state.scale);
   if (state.opacity !== fresh.opacity) words.set("opacity", state.opacity);
+  if (state.stain) words.set("stain", "1");
   if (state.view !== null) words.set("view", state.view.map(Math.round).join(","));
   return `#${words}`.replaceAll("%2C", ",");
 }
