@@ -25,6 +25,7 @@ _IDS = {
 _TCGA = re.compile(_CASE, re.IGNORECASE)
 # BRACS numbers its seven types in this order, the paper has the fourth and the fifth the other way round.
 _NUMBERED = {"bracs": ("0 N", "1 PB", "2 UDH", "4 FEA", "3 ADH", "5 DCIS", "6 IC")}
+_FIRST = 1000  # lines that are looked at for ids: a MAF has hundreds of thousands, and a hundred columns
 _GENE = "TP53"
 # What a MAF calls changes that leave the protein as it is.
 _SILENT = {"silent", "intron", "3'utr", "5'utr", "3'flank", "5'flank", "igr", "rna", "lincrna"}
@@ -97,11 +98,11 @@ def _table(dataset: Dataset, word: str, said: list[str]) -> _Table:
     path = Path(after if one is not None else word)
     cells = read_cells(path)
     pattern = _IDS.get(dataset.name, _TCGA)
-    width = range(len(cells[0]))
-    found = {n: sum(bool(pattern.match(bare_id(row[n]))) for row in cells) for n in width}
-    exact = {n: sum(bool(_SLIDE_OF_CASE.match(bare_id(row[n]))) for row in cells) for n in width}
+    width, first = range(len(cells[0])), cells[:_FIRST]
+    found = {n: sum(bool(pattern.match(bare_id(row[n]))) for row in first) for n in width}
+    exact = {n: sum(bool(_SLIDE_OF_CASE.match(bare_id(row[n]))) for row in first) for n in width}
     # A column of slides is better than one of cases; names better than the paths that hold them.
-    ids = max(width, key=lambda n: (exact[n], found[n], -sum("/" in row[n] for row in cells), -n))
+    ids = max(width, key=lambda n: (exact[n], found[n], -sum("/" in row[n] for row in first), -n))
     if not found[ids]:
         raise CarmilError(
             f"{path}: no column with ids of {dataset.title}, such as {_example(dataset)}; its first line is "

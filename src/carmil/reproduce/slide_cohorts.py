@@ -51,7 +51,7 @@ class Found:
 
 
 def cohorts_in(asked: "Asked", *, encoder: str = "uni") -> Found:
-    """The paper's cohorts that DATA has with features by this encoder; where it has none at all, the stand-in ones."""
+    """The paper's cohorts that DATA has with features by this encoder; where it has none with such, the stand-in ones."""
     there = [dataset for dataset in DATASETS if is_there(asked.data, dataset, encoder)]
     if there:
         assert asked.data is not None
