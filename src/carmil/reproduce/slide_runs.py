@@ -1,37 +1,129 @@
-"""A model trained on a cohort of slides: an ordinary run of `carmil train`, kept where all recipes find it."""
+"""Models trained on cohorts of slides: ordinary runs of `carmil train`, kept where all recipes find them."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from carmil.reproduce.recipes import Asked
+from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
+from carmil.studies.chosen import Choice, choose
+from carmil.studies.compare import Judged, each_fold
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.settings import Settings
 from carmil.studies.train import run_study
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 EPOCHS, FAST_EPOCHS = 100, 3
+FAST_FOLDS = 3
 PATIENCE = 20
+# What takes minutes on a CPU, made small where only the machinery is looked at.
+FAST_OPTIONS: dict[str, dict[str, Any]] = {
+    "transmil": {"hidden": 128, "landmarks": 16},
+    "rrt": {"hidden": 128},
+    "weno": {"student": 128, "teacher": 128},
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of a table. settings: of `carmil train`, where they differ from the paper's."""
+
+    title: str
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def figure(self, measure: str) -> str:
+        """The figure that a measure means for this model: the map of TransMIL is its rollout, as in the paper."""
+        rolled = measure == "auprc_attention" and self.model.endswith("transmil")
+        return "auprc_rollout" if rolled else measure
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A method on a cohort: what it answered for the test cases, and the figures of each fold and seed."""
+
+    cohort: SlideCohort
+    method: Method
+    run: StudyRun
+    answers: "pd.DataFrame"
+    by_fold: Sequence[Mapping[str, Any]]
+
+    def each(self, measure: str) -> list[float]:
+        """The figure of each fold, or of each run where there is one division; nothing if the method has no such figure."""
+        name = self.method.figure(measure)
+        return list(each_fold(self.by_fold, name).values()) if self.has(measure) else []
+
+    def has(self, measure: str) -> bool:
+        return self.method.figure(measure) in self.by_fold[0]
+
+    def judged(self, measure: str) -> Judged:
+        return Judged(self.method.title, self.method.figure(measure), self.run, self.answers, self.by_fold)
+
+
+def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: Asked) -> list[Answered]:
+    """Every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
+    found = []
+    for cohort in cohorts:
+        jobs = [partial(run_on, cohort, method.model, asked, **method.settings) for method in methods]
+        at_once = None if cohort.stand_in else 1  # the paper's cohorts fill a GPU's memory one by one
+        for method, run in zip(methods, side_by_side(jobs, asked.device, at_once), strict=True):
+            found.append(Answered(cohort, method, run, run.predictions(), run.metrics["by_fold"]))
+    return found
+
+
+def chosen(alternatives: Sequence[Answered], title: str) -> tuple[Answered, Choice]:
+    """One row of several: every fold and seed takes the alternative of its own lowest validation loss."""
+    import pandas as pd
+
+    choice = choose([one.run for one in alternatives])
+    answers, by_fold = [], []
+    for (fold, seed), i in choice.taken.items():
+        frame, lines = alternatives[i].answers, alternatives[i].by_fold
+        answers.append(frame[(frame["fold"] == fold) & (frame["seed"] == seed)])
+        by_fold += [line for line in lines if (line["fold"], line["seed"]) == (fold, seed)]
+    first = alternatives[0]
+    row = Method(title, first.method.model)
+    return Answered(first.cohort, row, first.run, pd.concat(answers, ignore_index=True), by_fold), choice
 
 
 def run_on(cohort: SlideCohort, model: str, asked: Asked, **settings: Any) -> StudyRun:
     """Trains the model on the cohort, or reads the run that is there. settings: of `carmil train`, where they differ from the
     paper's; they are part of the run's name."""
     name = "-".join([model.replace("/", "-"), *(f"{key.rstrip('_')}_{value}" for key, value in settings.items())])
+    words = words_of(cohort, model, asked, name, **settings)
+    return run_study(Settings.of(words, where=f"{cohort.name}, {model}"), say=quietly)
+
+
+def words_of(cohort: SlideCohort, model: str, asked: Asked, name: str, **settings: Any) -> dict[str, Any]:
+    """A study as `carmil train` is asked for it, in a folder of this name among the cohort's runs."""
     study = {
         "bags": cohort.bags,
         "labels": cohort.labels,
-        "out": asked.shared / "runs" / f"{cohort.name}-{cohort.encoder}" / name,
+        "out": runs_of(cohort, asked) / name,
         "model": model,
         "official": cohort.official,
-        "folds": cohort.folds,
+        "folds": min(cohort.folds, FAST_FOLDS) if asked.fast else cohort.folds,
         "seeds": cohort.seeds,
         "seed": asked.seed,
         "lr": cohort.lr,
         "epochs": FAST_EPOCHS if asked.fast else EPOCHS,
         "patience": PATIENCE,
         "device": asked.device,
+        "options": FAST_OPTIONS.get(model.rpartition("/")[2]) if asked.fast else None,
     }
-    return run_study(Settings.of(study | settings, where=f"{cohort.name}, {model}"), say=_quietly)
+    return study | settings
 
 
-def _quietly(line: str) -> None:
+def runs_of(cohort: SlideCohort, asked: Asked) -> Path:
+    """Where the runs on a cohort lie. A look at the machinery and another seed are other runs."""
+    kind = "fast_runs" if asked.fast else "runs"
+    return asked.shared / kind / f"{cohort.name}-{cohort.encoder}-seed{asked.seed}"
+
+
+def quietly(line: str) -> None:
     """What was guessed is in the run's card."""

@@ -1,0 +1,121 @@
+"""carmil reproduce table2, table3, encoders, hyperparameters, weno: the paper's tables of slides."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for, names_in, options_of
+from carmil.cli.reproduce import reproduce
+from carmil.errors import CarmilError
+
+if TYPE_CHECKING:
+    from carmil.reproduce.recipes import Asked, Finding
+
+
+def _words_of_slides(
+    data: Annotated[Path, typer.Option(help="Folder with a folder a cohort of slides, or crc to make a stand-in of.")],
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Few slides and epochs, to see that it runs; the figures mean nothing.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of folds and initialisations.")] = 0,
+    device: DeviceOption = Device.auto,
+) -> tuple[dict[str, Any]]:
+    """What a recipe is told beside its folder."""
+    if not data.is_dir():
+        raise CarmilError(f"--data {data} is no folder: expected one with cohorts of slides, or crc, in it")
+    return ({"data": data, "fast": fast, "seed": seed, "device": device_named(device)},)
+
+
+_of_slides = options_of(_words_of_slides, "words")
+
+
+@reproduce.command()
+@_of_slides
+def table2(
+    words: dict[str, Any],
+    models: Annotated[str, typer.Option(help="Some of its models, with commas between.  [default: all]")] = "",
+    out: OutOption = Path("table2"),
+) -> None:
+    """Table 2: five pathology tasks, all methods; CAR beside ABMIL and beside all others, with intervals and tests.
+
+    Runs on the cohorts that are in DATA and says which are missing; without any, on a stand-in made of DATA/crc. Killed and
+    started again, it goes on; runs that table3, encoders, hyperparameters or weno left in the same OUT are used again.
+
+    Examples:
+      carmil reproduce table2 --data DIR --fast
+      carmil reproduce table2 --data DIR --models abmil.gated,car/abmil.gated --out slides
+    """
+    from carmil.reproduce import table2 as recipe
+
+    asked = _asked(words, out)
+    _show("table2", asked, recipe.reproduce(asked, models=names_in(models)))
+
+
+@reproduce.command()
+@_of_slides
+def table3(words: dict[str, Any], out: OutOption = Path("table3")) -> None:
+    """Table 3: CAR on ABMIL, DSMIL and TransMIL; its distance is chosen on validation bags.
+
+    Example: carmil reproduce table3 --data DIR --fast
+    """
+    from carmil.reproduce import table3 as recipe
+
+    asked = _asked(words, out)
+    _show("table3", asked, recipe.reproduce(asked))
+
+
+@reproduce.command()
+@_of_slides
+def encoders(words: dict[str, Any], out: OutOption = Path("encoders")) -> None:
+    """Table 4: ABMIL and CAR-MIL on features of the encoders that are there: uni, resnet50; of the stand-in: resnet50, pixels.
+
+    Example: carmil reproduce encoders --data DIR --fast
+    """
+    from carmil.reproduce import encoders as recipe
+
+    asked = _asked(words, out)
+    _show("encoders", asked, recipe.reproduce(asked))
+
+
+@reproduce.command()
+@_of_slides
+def hyperparameters(words: dict[str, Any], out: OutOption = Path("hyperparameters")) -> None:
+    """Figure 3: how much alpha, lambda and the distance matter; the whole grid is one population.
+
+    Example: carmil reproduce hyperparameters --data DIR --fast
+    """
+    from carmil.reproduce import hyperparameters as recipe
+
+    asked = _asked(words, out)
+    _show("hyperparameters", asked, recipe.reproduce(asked))
+
+
+@reproduce.command()
+@_of_slides
+def weno(words: dict[str, Any], out: OutOption = Path("weno")) -> None:
+    """The appendix's comparison with WENO, on two tasks of two classes.
+
+    Example: carmil reproduce weno --data DIR --fast
+    """
+    from carmil.reproduce import weno as recipe
+
+    asked = _asked(words, out)
+    _show("weno", asked, recipe.reproduce(asked))
+
+
+def _asked(words: dict[str, Any], out: Path) -> "Asked":
+    from carmil.reproduce.recipes import Asked
+
+    out = folder_for(out)
+    return Asked(out=out, shared=out, **words)
+
+
+def _show(name: str, asked: "Asked", found: "Finding") -> None:
+    from carmil.report.tables import print_tables
+
+    print_tables(found.tables)
+    for line in found.lines:
+        typer.echo(f"- {line}")
+    files = [asked.out / f"{name}.md", asked.out / f"{name}.json", *(picture.path for picture in found.pictures)]
+    typer.echo(f"\nwritten: {', '.join(map(str, files))}")

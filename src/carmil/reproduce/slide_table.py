@@ -1,0 +1,204 @@
+"""The tables of slides: a row a method, two columns a cohort; then differences on the same cases, and what they say in words."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from carmil.errors import CarmilError, unknown
+from carmil.report.tables import ResultTable
+from carmil.reproduce.recipes import Asked
+from carmil.reproduce.slide_cohorts import Found, SlideCohort
+from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, PATIENCE, Answered, Method
+from carmil.reproduce.table1 import figure, shown
+from carmil.studies.compare import Comparison, compare_pairs
+
+MEASURES = {"auc": "AUC", "f1_macro": "F1", "balanced_accuracy": "BACC", "auprc_attention": "AUPRC+"}
+MAPS = (
+    "AUPRC+ scores attention before the softmax as a guess at the instances' truth, slide by slide: AddMIL's attention (not its "
+    "patch scores), DSMIL's map of the positive class, the mean of ACMIL's maps, TransMIL's rollout; mean and max pooling "
+    "attend to nothing"
+)
+READ = (
+    "a difference is of the answers to all test cases together, averaged over the runs, its 95 % interval over resampled "
+    "patients (2,000 times); it need not be the difference of two means over folds",
+    "words follow that interval; a paired t-test over folds that share training cases is bolder than it should be; over runs of "
+    "one division it says what initialisation does, and nothing of other cases",
+    "p values in brackets are corrected by Holm's method for the pairs of one cohort and measure",
+)
+ABMIL = Method("ABMIL", "abmil.gated")
+CAR_L1 = Method("CAR-MIL (L1)", "car/abmil.gated")
+CAR_COSINE = Method("CAR-MIL (cosine)", "car/abmil.gated", {"distance": "cosine"})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One method minus another on a cohort, by one of its measures."""
+
+    cohort: SlideCohort
+    measure: str
+    found: Comparison
+
+    @property
+    def verdict(self) -> str:
+        if np.isnan(self.found.low):
+            return "nothing that can be told from these cases"
+        if self.found.low > 0:
+            return "better, by more than the choice of cases explains"
+        if self.found.high < 0:
+            return "worse, by more than the choice of cases explains"
+        return "no difference that these cases can show"
+
+    @property
+    def told(self) -> str:
+        low, high = 100 * self.found.low, 100 * self.found.high
+        return f"{MEASURES[self.measure]} {100 * self.found.difference:+.1f} [{low:+.1f}, {high:+.1f}]: {self.verdict}"
+
+
+def there(found: Found) -> tuple[SlideCohort, ...]:
+    """The cohorts, or one line about what is missing where there is none at all."""
+    if not found.cohorts:
+        raise CarmilError(f"no cohort of slides is there: {'; '.join(found.missing)}")
+    return found.cohorts
+
+
+def picked(methods: Sequence[Method], names: Sequence[str]) -> tuple[Method, ...]:
+    """Those of the methods whose model or title is named; all, if none is."""
+    for name in names:
+        if not any(name in (one.title, one.model) for one in methods):
+            raise CarmilError(unknown("model", name, list(dict.fromkeys(one.model for one in methods))))
+    return tuple(one for one in methods if not names or one.title in names or one.model in names)
+
+
+def figures_table(rows: Sequence[Answered], title: str = "Ours") -> ResultTable:
+    """Mean and standard deviation over folds, or over runs, in per cent."""
+    cohorts = {one.cohort.name: one.cohort for one in rows}
+    methods = list(dict.fromkeys(one.method.title for one in rows))
+    of = {(one.cohort.name, one.method.title): one for one in rows}
+    columns = [(name, measure) for name, cohort in cohorts.items() for measure in cohort.measures]
+    lines = tuple(
+        (method, *(_cell(of.get((name, method)), measure) for name, measure in columns)) for method in methods
+    )
+    heads = ("model", *(f"{cohorts[name].title} {MEASURES[measure]}" for name, measure in columns))
+    return ResultTable(f"{title}{_stands_in(cohorts.values())}: mean ± standard deviation, per cent", heads, lines)
+
+
+def pairs_of(
+    rows: Sequence[Answered], firsts: Collection[Method], seconds: Collection[Method]
+) -> list[tuple[Answered, Answered]]:
+    """Each of these methods with each of those, cohort by cohort."""
+    return [
+        (first, second)
+        for first in rows
+        if first.method in firsts
+        for second in rows
+        if second.cohort == first.cohort and second.method in seconds
+    ]
+
+
+def differences(pairs: Sequence[tuple[Answered, Answered]], asked: Asked) -> list[Difference]:
+    """First minus second by both measures of their cohort; corrected for the pairs of one cohort and measure."""
+    found = []
+    for cohort in {first.cohort.name: first.cohort for first, _ in pairs}.values():
+        for measure in cohort.measures:
+            mine = [
+                (first.judged(measure), second.judged(measure))
+                for first, second in pairs
+                if first.cohort == cohort and first.has(measure) and second.has(measure)
+            ]
+            compared = compare_pairs(mine, repeats=200 if asked.fast else 2000)
+            found += [Difference(cohort, measure, one) for one in compared]
+    return found
+
+
+def difference_table(found: Sequence[Difference]) -> ResultTable:
+    def p(value: float, corrected: float, over: str = "") -> str:
+        return "–" if np.isnan(value) else f"{value:.2g} ({corrected:.2g}){over}"
+
+    lines = tuple(
+        (
+            one.cohort.title,
+            f"{one.found.first} − {one.found.second}",
+            MEASURES[one.measure],
+            f"{100 * one.found.difference:+.1f}",
+            f"{100 * one.found.low:+.1f} to {100 * one.found.high:+.1f}",
+            p(one.found.p_bootstrap, one.found.holm_bootstrap),
+            p(one.found.p_t, one.found.holm_t, " over runs" if one.found.pairs == "seeds" else " over folds"),
+        )
+        for one in found
+    )
+    heads = ("cohort", "pair", "measure", "difference", "95 % interval", "p bootstrap (Holm)", "p paired t (Holm)")
+    title = f"Differences on the same cases{_stands_in([one.cohort for one in found])}"
+    return ResultTable(title, heads, lines, names=3)
+
+
+def in_words(found: Sequence[Difference]) -> list[str]:
+    """A line a cohort and pair, whichever way it goes."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for one in found:
+        key = (one.found.first, one.found.second, one.cohort.title)
+        lines.setdefault(key, []).append(one.told)
+    return [f"{first} beside {second} on {title}: {'; '.join(told)}" for (first, second, title), told in lines.items()]
+
+
+def conditions(rows: Sequence[Answered], found: Found, asked: Asked) -> list[str]:
+    """What the figures depend on, a line each."""
+    cohorts = list({one.cohort.name + one.cohort.encoder: one for one in rows}.values())
+    lines = [line for one in cohorts for line in _about(one)]
+    epochs = FAST_EPOCHS if asked.fast else EPOCHS
+    lines.append(
+        f"every method: Adam, weight decay 1e-5, a cosine over at most {epochs} epochs, patience {PATIENCE}, one slide a step; the "
+        "epoch of the lowest validation loss, and no test bag chooses anything. CAR: alpha 0.2, lambda 1; what else a method "
+        "has is as its authors published it. The paper leaves most of this open"
+    )
+    lines += [MAPS] if any("auprc_attention" in one.cohort.measures for one in rows) else []
+    machines = (", ".join(f"{name} {value}" for name, value in one.run.facts["machine"].items()) for one in rows)
+    lines.append(f"measured on {'; and on '.join(dict.fromkeys(machines))}")
+    return [*dict.fromkeys(lines), *found.missing]
+
+
+def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, Any]:
+    """Every figure of every fold or run, and every comparison, for a script."""
+    return {
+        "figures": [
+            {
+                "cohort": one.cohort.name,
+                "encoder": one.cohort.encoder,
+                "stand_in": one.cohort.stand_in,
+                "method": one.method.title,
+                "model": one.method.model,
+                "measure": one.method.figure(measure),
+                "over": "folds" if len({line["fold"] for line in one.by_fold}) > 1 else "runs",
+                "values": one.each(measure),
+            }
+            for one in rows
+            for measure in one.cohort.measures
+            if one.has(measure)
+        ],
+        "differences": [
+            {"cohort": one.cohort.name, "encoder": one.cohort.encoder, **asdict(one.found)} for one in found
+        ],
+    }
+
+
+def _cell(row: Answered | None, measure: str) -> str:
+    return "–" if row is None or not row.has(measure) else shown(figure(row.each(measure)))
+
+
+def _stands_in(cohorts: Any) -> str:
+    return ", on a stand-in made of crc's nuclei" if any(one.stand_in for one in cohorts) else ""
+
+
+def _about(row: Answered) -> Iterator[str]:
+    cohort, facts = row.cohort, row.run.facts
+    folds = len({line["fold"] for line in row.by_fold})
+    spread = (
+        f"{folds} folds by patient" if folds > 1 else f"the table's own split, {len(row.by_fold)} initialisations of it"
+    )
+    counts = ", ".join(f"{n} {name}" for name, n in zip(row.run.classes, facts["class_counts"], strict=True))
+    yield (
+        f"{cohort.title}: {facts['slides']} slides of {facts['patients']} patients ({counts}); {spread}; "
+        f"{cohort.encoder} features, learning rate {cohort.lr:g}"
+    )
+    yield from cohort.said

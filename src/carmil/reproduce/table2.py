@@ -1,0 +1,114 @@
+"""Table 2: five pathology tasks, all methods; and its claim that no attention-based method does significantly better than CAR."""
+
+from collections.abc import Mapping, Sequence
+
+from carmil.report.tables import ResultTable
+from carmil.reproduce.paper_slides import TABLE2, paper_table
+from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.slide_cohorts import cohorts_in
+from carmil.reproduce.slide_runs import Method, answered
+from carmil.reproduce.slide_table import (
+    ABMIL,
+    CAR_COSINE,
+    CAR_L1,
+    MEASURES,
+    READ,
+    Difference,
+    as_json,
+    conditions,
+    difference_table,
+    differences,
+    figures_table,
+    in_words,
+    pairs_of,
+    picked,
+    there,
+)
+from carmil.reproduce.written import written
+
+METHODS = (
+    Method("Mean", "mean"),
+    Method("Max", "max"),
+    Method("CLAM", "clam.sb"),
+    Method("AddMIL", "additive"),
+    Method("DSMIL", "dsmil"),
+    Method("TransMIL", "transmil"),
+    Method("ACMIL", "acmil"),
+    Method("RRT-MIL", "rrt"),
+    Method("CIA-MIL", "cia/abmil.gated"),
+    ABMIL,
+    CAR_L1,
+    CAR_COSINE,
+)
+ATTEND_NOT = METHODS[:2]
+CHAMPIONS = (CAR_L1, CAR_COSINE, ABMIL)  # the last, who has no CAR, shows what the claim is worth
+SURE = 0.05
+
+
+def reproduce(asked: Asked, *, models: Sequence[str] = ()) -> Finding:
+    """models: some of METHODS, by model or title; all without."""
+    methods = picked(METHODS, models)
+    found = cohorts_in(asked)
+    rows = answered(there(found), methods, asked)
+    beside = differences(pairs_of(rows, (CAR_L1, CAR_COSINE), (ABMIL,)), asked)
+    rivals = [one for one in methods if one not in (*ATTEND_NOT, CAR_L1, CAR_COSINE)]
+    claims = {
+        one.title: differences(pairs_of(rows, (one,), [other for other in rivals if other != one]), asked)
+        for one in CHAMPIONS
+    }
+    tables = [figures_table(rows), *([difference_table(beside)] if beside else []), *claim_tables(claims)]
+    lines = [*in_words(beside), *claim_lines(claims), *READ, *conditions(rows, found, asked)]
+    finding = Finding((*tables, paper_table(TABLE2)), lines=tuple(lines))
+    every = [*beside, *(one for claim in claims.values() for one in claim)]
+    return written("table2", asked, finding, as_json(rows, every))
+
+
+def claim_tables(claims: Mapping[str, Sequence[Difference]]) -> list[ResultTable]:
+    """Who does better than each champion: by the paper's test, and by the interval over test cases."""
+    shown = {champion: found for champion, found in claims.items() if found}
+    keys = {(one.cohort.title, one.measure): None for found in shown.values() for one in found}
+    lines = tuple(
+        (
+            title,
+            MEASURES[measure],
+            *(
+                _named([one for one in found if (one.cohort.title, one.measure) == (title, measure)])
+                for found in shown.values()
+            ),
+        )
+        for title, measure in keys
+    )
+    heads = ("cohort", "measure", *(f"better than {champion}" for champion in shown))
+    title = "Attention-based methods that do better: by paired t (Holm, 5 %); by the 95 % interval over test cases"
+    return [ResultTable(title, heads, lines, names=2 + len(shown))] if lines else []
+
+
+def claim_lines(claims: Mapping[str, Sequence[Difference]]) -> list[str]:
+    """The paper's claim as our runs have it, for each champion."""
+    lines = []
+    for champion, found in claims.items():
+        if not found:
+            continue
+        by_t, by_cases = ([one for one in found if _better(one, test)] for test in ("t", "cases"))
+        told = [f"{one.found.second} on {one.cohort.title} ({MEASURES[one.measure]})" for one in by_t]
+        lines.append(
+            f"of {len(found)} comparisons of {champion} with attention-based methods, by paired t "
+            f"{f'{len(by_t)} find the other better: ' + ', '.join(told) if told else 'none finds the other better'}; "
+            f"by the interval over test cases {len(by_cases) or 'none'}"
+        )
+    if claims.get(ABMIL.title) and any(claims[one.title] for one in (CAR_L1, CAR_COSINE)):
+        lines.append(
+            "ABMIL stands in that table beside CAR as a control: where nothing does significantly better than ABMIL either, the "
+            "claim tells what these tests can see, not what CAR is worth"
+        )
+    return lines
+
+
+def _better(one: Difference, test: str) -> bool:
+    """Is the second method surely better?"""
+    return (one.found.holm_t < SURE and one.found.difference < 0) if test == "t" else one.found.high < 0
+
+
+def _named(found: Sequence[Difference]) -> str:
+    names = [", ".join(one.found.second for one in found if _better(one, test)) or "none" for test in ("t", "cases")]
+    return f"{names[0]}; {names[1]}" if found else "–"

@@ -1,0 +1,62 @@
+"""Table 3: CAR on ABMIL, DSMIL and TransMIL. The paper shows the better of two distances; here validation bags choose."""
+
+from carmil.report.tables import ResultTable
+from carmil.reproduce.paper_slides import TABLE3, paper_table
+from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.slide_cohorts import SlideCohort, cohorts_in
+from carmil.reproduce.slide_runs import Answered, Method, answered, chosen
+from carmil.reproduce.slide_table import (
+    ABMIL,
+    READ,
+    as_json,
+    conditions,
+    difference_table,
+    differences,
+    figures_table,
+    in_words,
+    there,
+)
+from carmil.reproduce.written import written
+from carmil.studies.chosen import Choice
+
+BASES = {"CAR-MIL": ABMIL, "CAR-DSMIL": Method("DSMIL", "dsmil"), "CAR-TransMIL": Method("TransMIL", "transmil")}
+DISTANCES: dict[str, dict[str, str]] = {"L1": {}, "cosine": {"distance": "cosine"}}
+CHOSEN = (
+    "the distance is chosen by validation bags, each fold and run by its own: no test bag has a say. The paper's rows show for "
+    "each cohort the better of both by test figures, which promises more than it keeps"
+)
+
+
+def reproduce(asked: Asked) -> Finding:
+    found = cohorts_in(asked)
+    rows: list[Answered] = []
+    pairs, choices = [], []
+    for title, base in BASES.items():
+        several = [Method(f"{title} ({name})", f"car/{base.model}", words) for name, words in DISTANCES.items()]
+        for cohort in there(found):
+            plain, *alternatives = answered([cohort], [base, *several], asked)
+            row, choice = chosen(alternatives, title)
+            rows += [plain, row]
+            pairs.append((row, plain))
+            choices.append((title, cohort, choice))
+    compared = differences(pairs, asked)
+    tables = (figures_table(rows), difference_table(compared), _choices(choices), paper_table(TABLE3))
+    lines = (*in_words(compared), CHOSEN, *READ, *conditions(rows, found, asked))
+    return written("table3", asked, Finding(tables, lines=lines), as_json(rows, compared))
+
+
+def _choices(choices: list[tuple[str, SlideCohort, Choice]]) -> ResultTable:
+    """How many folds, or runs, took each distance."""
+    cohorts = list(dict.fromkeys(cohort.title for _, cohort, _ in choices))
+    of = {(title, cohort.title): list(choice.taken.values()) for title, cohort, choice in choices}
+    lines = tuple(
+        (
+            title,
+            *(
+                ", ".join(f"{name} {of[title, cohort].count(i)}" for i, name in enumerate(DISTANCES))
+                for cohort in cohorts
+            ),
+        )
+        for title in BASES
+    )
+    return ResultTable("Folds, or runs, whose validation bags chose each distance", ("model", *cohorts), lines)

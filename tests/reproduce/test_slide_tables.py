@@ -1,0 +1,274 @@
+"""The tables of slides on made-up cohorts that lie as the paper's would: what stands in them, and what is said in words."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from carmil.bags.sources import Bag
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+from carmil.reproduce import encoders, hyperparameters, paper_slides, slide_runs, table2, table3, weno
+from carmil.reproduce.recipes import Asked
+from carmil.reproduce.slide_cohorts import Found, SlideCohort, cohorts_in
+from carmil.reproduce.slide_runs import answered, chosen, run_on, runs_of
+from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, Difference, figures_table, in_words
+from carmil.studies.compare import Comparison
+
+WIDTH = 8
+SMALL = {
+    "mean": {"hidden": 8},
+    "abmil.gated": {"hidden": 8, "attention": 4},
+    "dsmil": {"hidden": 8, "query_size": 4},
+    "transmil": {"hidden": 8, "heads": 2, "landmarks": 4},
+    "weno": {"hidden": 8, "teacher": 8, "attention": 4, "student": 8},
+}
+CLASSES = {
+    "brca": ("IDC", "ILC"),
+    "luad_tp53": ("0 wild type", "1 mutated"),
+    "bracs": ("0 N", "1 PB", "2 UDH"),
+    "camelyon16": ("normal", "tumor"),
+}
+
+
+def make(data: Path, name: str, encoder: str = "uni", *, slides: int = 24) -> None:
+    """Instance 0 tells the class. bracs and camelyon16 have a split of their own, camelyon16's instances a truth."""
+    rng = np.random.default_rng(len(name))
+    classes, lines = CLASSES[name], []
+    for i in range(slides):
+        label, n = i % len(classes), int(rng.integers(4, 8))
+        features = rng.normal(size=(n, WIDTH)).astype(np.float32)
+        features[0, label] = 3.0
+        truth = (np.arange(n) < label).astype(np.int64) if name == "camelyon16" else None
+        slide = f"{name}_{i:02d}"
+        write_bag(Bag(id=slide, features=features, instance_labels=truth), data / name / encoder, "npz")
+        split = ("train", "train", "test", "val")[i // len(classes) % 4]
+        lines.append({"slide": slide, "patient": f"P{i}", "label": classes[label], "split": split})
+    kept = ["slide", "patient", "label", *(["split"] if name in ("bracs", "camelyon16") else [])]
+    pd.DataFrame(lines)[kept].to_csv(data / name / "labels.csv", index=False)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory) -> Iterator[Asked]:
+    """What a recipe is told; runs are shared by the tests of this file, as recipes share them."""
+    folder = tmp_path_factory.mktemp("slides")
+    for name in CLASSES:
+        make(folder / "data", name)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(slide_runs, "FAST_OPTIONS", SMALL)
+        yield Asked(out=folder / "out", shared=folder, data=folder / "data", fast=True)
+
+
+@pytest.fixture(scope="module")
+def found2(asked):
+    """Table 2 of some of its methods."""
+    return table2.reproduce(replace(asked, out=asked.out / "table2"), models=["mean", "transmil", "abmil.gated", *CARS])
+
+
+CARS = ["CAR-MIL (L1)", "CAR-MIL (cosine)"]
+
+
+def figures(asked, name):
+    return json.loads((asked.out / name / f"{name}.json").read_text())
+
+
+def column(table, head):
+    return {line[0]: line[table.heads.index(head)] for line in table.lines}
+
+
+def test_a_row_is_a_method_and_a_cell_what_its_run_found(asked, found2):
+    ours = found2.tables[0]
+    assert ours.title == "Ours: mean ± standard deviation, per cent"
+    assert [line[0] for line in ours.lines] == ["Mean", "TransMIL", "ABMIL", *CARS]
+    brca, camelyon = (next(c for c in cohorts_in(asked).cohorts if c.name == n) for n in ("brca", "camelyon16"))
+    folds = run_on(brca, "abmil.gated", asked).metrics
+    auc = folds["summary"]["auc"]
+    assert column(ours, "TCGA-BRCA AUC")["ABMIL"] == f"{100 * auc['mean']:.1f} ± {100 * auc['std']:.1f}"
+    assert len(folds["by_fold"]) == 3  # of a look at the machinery
+    runs = [line["auc"] for line in run_on(camelyon, "car/abmil.gated", asked).metrics["by_fold"]]
+    assert len(runs) == 3  # the official split thrice: the deviation is over runs
+    shown = f"{100 * np.mean(runs):.1f} ± {100 * np.std(runs, ddof=1):.1f}"
+    assert column(ours, "CAMELYON16 AUC")["CAR-MIL (L1)"] == shown
+
+
+def test_maps_are_scored_by_attention_and_transmils_by_its_rollout(asked, found2):
+    ours = column(found2.tables[0], "CAMELYON16 AUPRC+")
+    assert ours["Mean"] == "–"  # attends to nothing
+    camelyon = next(c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
+    run = run_on(camelyon, "transmil", asked)
+    assert ours["TransMIL"].startswith(f"{100 * run.metrics['summary']['auprc_rollout']['mean']:.1f} ")
+    by_slide = run.predictions().groupby("seed")["auprc_rollout"].mean()
+    assert by_slide.tolist() == pytest.approx([line["auprc_rollout"] for line in run.metrics["by_fold"]])
+    assert any("TransMIL's rollout" in line for line in found2.lines)
+
+
+def test_the_papers_figures_stand_in_a_table_of_their_own(found2):
+    theirs = found2.tables[-1]
+    assert theirs.title == "The paper's, UNI features of TCGA, BRACS and CAMELYON16"
+    assert column(theirs, "CAMELYON16 AUPRC+")["TransMIL"] == "28.2 ± 3.6"
+    assert all("The paper's" not in table.title for table in found2.tables[:-1])
+
+
+def test_car_beside_abmil_is_said_of_every_cohort_and_follows_the_interval_over_cases(asked, found2):
+    told = [line for line in found2.lines if line.startswith("CAR-MIL (L1) beside ABMIL on ")]
+    assert len(told) == 4
+    every = figures(asked, "table2")["differences"]
+    pair = next(d for d in every if (d["cohort"], d["first"], d["measure"]) == ("brca", "CAR-MIL (L1)", "auc"))
+    low, high = 100 * pair["low"], 100 * pair["high"]
+    assert f"AUC {100 * pair['difference']:+.1f} [{low:+.1f}, {high:+.1f}]: " in next(t for t in told if "BRCA" in t)
+    assert any("what initialisation does" in line for line in found2.lines)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [
+        (-0.01, 0.02, "no difference that these cases can show"),
+        (0.01, 0.03, "better, by more than"),
+        (-0.3, -0.1, "worse"),
+        (float("nan"), float("nan"), "nothing that can be told"),
+    ],
+)
+def test_words_go_whichever_way_the_interval_does(low, high, says):
+    cohort = SlideCohort("x", "X", Path(), Path(), ("auc", "f1_macro"), "uni")
+    found = Comparison("CAR", "ABMIL", (low + high) / 2, low, high, 0.001, 0.5, 0.5)
+    (line,) = in_words([Difference(cohort, "auc", found)])
+    assert line.startswith("CAR beside ABMIL on X: AUC ")
+    assert says in line
+
+
+def test_the_claim_names_who_does_better_and_asks_the_same_of_abmil():
+    cohort = SlideCohort("x", "X", Path(), Path(), ("auc", "f1_macro"), "uni")
+
+    def pair(first, second, difference, low, high, p):
+        return Difference(cohort, "auc", Comparison(first, second, difference, low, high, p, p, p, holm_t=p))
+
+    claims = {
+        CAR_L1.title: [pair("CAR", "DSMIL", 0.02, -0.1, 0.1, 0.01), pair("CAR", "CLAM", -0.1, -0.2, -0.05, 0.01)],
+        CAR_COSINE.title: [pair("CAR", "CLAM", -0.1, -0.2, 0.05, 0.6)],
+        ABMIL.title: [pair("ABMIL", "CLAM", -0.1, -0.2, -0.05, 0.3)],
+    }
+    (table,) = table2.claim_tables(claims)
+    assert table.lines == (("X", "AUC", "CLAM; CLAM", "none; none", "none; CLAM"),)
+    first, second, third, control = table2.claim_lines(claims)
+    assert "1 find the other better: CLAM on X (AUC); by the interval over test cases 1" in first
+    assert "none finds the other better; by the interval over test cases none" in second
+    assert third.endswith("test cases 1")
+    assert "control" in control
+
+
+def test_validation_bags_choose_the_distance_fold_by_fold(asked):
+    camelyon, *_ = (c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
+    alternatives = answered([camelyon], [CAR_L1, CAR_COSINE], asked)
+    row, choice = chosen(alternatives, "CAR-MIL")
+    losses = [[model["validation_loss"] for model in one.run.models] for one in alternatives]
+    assert list(choice.taken.values()) == np.argmin(losses, 0).tolist()
+    for (fold, seed), i in choice.taken.items():
+        line = next(one for one in row.by_fold if (one["fold"], one["seed"]) == (fold, seed))
+        assert line in alternatives[i].run.metrics["by_fold"]
+        mine, theirs = (
+            f[f["seed"] == seed].set_index("slide")["p_tumor"] for f in (row.answers, alternatives[i].answers)
+        )
+        pd.testing.assert_series_equal(mine.sort_index(), theirs.sort_index())
+    assert len(row.answers) == len(alternatives[0].answers)
+
+
+PAIRS = (("MIL", "ABMIL"), ("DSMIL", "DSMIL"), ("TransMIL", "TransMIL"))
+
+
+def test_table3_has_three_models_with_and_without_car(asked, monkeypatch):
+    monkeypatch.setattr(table3, "cohorts_in", only("camelyon16"))
+    found = table3.reproduce(replace(asked, out=asked.out / "table3"))
+    ours, between, choices, theirs = found.tables
+    assert [line[0] for line in ours.lines] == list(paper_slides.TABLE3) == [line[0] for line in theirs.lines]
+    assert [line[1] for line in between.lines][:3] == [f"CAR-{name} − {base}" for name, base in PAIRS]
+    counts = [int(word) for word in choices.lines[1][1].replace(",", "").split() if word.isdigit()]
+    assert sum(counts) == 3  # runs
+    assert table3.CHOSEN in found.lines
+
+
+def only(*names):
+    def cohorts(asked, **others):
+        found = cohorts_in(asked, **others)
+        return Found(tuple(one for one in found.cohorts if one.name in names), found.missing)
+
+    return cohorts
+
+
+def test_other_encoders_are_those_that_are_there_and_what_is_missing_is_said(asked):
+    make(asked.data, "brca", "resnet50")
+    found = encoders.reproduce(replace(asked, out=asked.out / "encoders"))
+    titles = [table.title for table in found.tables]
+    assert [title.partition(":")[0] for title in titles[::2][:2]] == ["Ours, uni features", "Ours, resnet50 features"]
+    assert found.tables[2].heads == ("model", "TCGA-BRCA AUC", "TCGA-BRCA F1")
+    assert any(line.startswith("resnet50 features: CAR-MIL (L1) beside ABMIL on TCGA-BRCA: ") for line in found.lines)
+    assert any("DATA/luad_tp53/resnet50" in line for line in found.lines)
+
+
+def test_the_grid_and_the_plain_model_are_one_population_and_the_picture_shows_them(asked):
+    found = hyperparameters.reproduce(replace(asked, out=asked.out / "hyperparameters"))
+    brca = next(c for c in cohorts_in(asked).cohorts if c.name == "brca")
+    points = runs_of(brca, asked) / "alpha-lambda-distance" / "points"
+    assert len(list(points.iterdir())) == 2 * 2 * 2 + 2
+    assert [table.title.partition(":")[0] for table in found.tables] == [
+        "TCGA-BRCA", "TCGA-LUAD TP53", "Differences on the same cases",
+    ]  # fmt: skip
+    plain = run_on(brca, "abmil.gated", asked).metrics["summary"]["auc"]["mean"]
+    assert found.tables[0].lines[0][4].startswith(f"{100 * plain:.1f} ± ")  # alpha = lambda = 0 is ABMIL
+    assert [picture.path.read_bytes()[:4] for picture in found.pictures] == [b"\x89PNG"] * 2
+    assert any(f"{100 * plain:.1f} without" in line for line in found.lines)
+    assert any("choose on the test set" in line for line in found.lines)
+
+
+def test_weno_is_for_two_classes_and_says_by_which_epoch_it_is_taken(asked, monkeypatch):
+    monkeypatch.setattr(weno, "cohorts_in", only("camelyon16", "bracs"))
+    found = weno.reproduce(replace(asked, out=asked.out / "weno"))
+    assert [line[0] for line in found.tables[0].lines] == ["ABMIL", "WENO", "CAR-MIL (L1)"]
+    assert found.tables[0].heads == ("model", "CAMELYON16 AUC", "CAMELYON16 AUPRC+")
+    assert any("0 of 3 had mined" in line for line in found.lines)
+    assert len(found.tables[1].lines) == 3 * 2
+
+
+def test_a_stand_in_is_called_one_and_never_meets_the_papers_figures(asked):
+    brca = next(c for c in cohorts_in(asked).cohorts if c.name == "brca")
+    rows = [replace(one, cohort=replace(brca, stand_in=True)) for one in answered([brca], [ABMIL], asked)]
+    assert figures_table(rows).title.startswith("Ours, on a stand-in made of crc's nuclei: ")
+
+
+def test_a_command_writes_what_it_prints(asked, said):
+    command = ["--data", str(asked.data), "--fast", "--device", "cpu", "--out", str(asked.shared)]
+    status, out, _ = said("reproduce", "table2", *command, "--models", "mean,abmil.gated")
+    assert status == 0
+    text = (asked.shared / "table2.md").read_text()
+    assert "the figures mean nothing" in text
+    assert "no attention-based" not in text  # CAR was not asked for
+    assert "TCGA-NSCLC is not there" in out
+    assert "TCGA-NSCLC is not there" in text
+    status, _, err = said("reproduce", "table2", *command, "--models", "nomil")
+    assert (status, "unknown model 'nomil'" in err) == (2, True)
+
+
+def test_no_cohort_at_all_is_one_line(tmp_path):
+    with pytest.raises(CarmilError, match="slides are needed"):
+        weno.reproduce(Asked(out=tmp_path, shared=tmp_path, data=tmp_path, fast=True))
+
+
+def test_every_figure_of_the_paper_is_in_the_paper(shared_data):
+    text = (shared_data.parent / "paper" / "car-mil.tex").read_text()
+    rows = [" ".join(line.replace("\\our", " ").replace("± ", "±").split()) for line in text.splitlines()]
+    for table in (paper_slides.TABLE2, paper_slides.TABLE3, paper_slides.ENCODERS, paper_slides.WENO):
+        for name, figures in table.items():
+            wanted = [cell for cell in figures.split() if cell != "–"]
+            per_line = 2 if table is paper_slides.ENCODERS else len(wanted)
+            for start in range(0, len(wanted), per_line):
+                part = wanted[start : start + per_line]
+                assert any(in_order(part, row) for row in rows), (name, part)
+
+
+def in_order(cells, row):
+    """Are these figures, and no others, in the row?"""
+    stripped = [word.strip("{}\\&") for word in row.replace("\\textbf{", " ").replace("\\underline{", " ").split()]
+    return [word.rstrip("}") for word in stripped if "±" in word] == cells
