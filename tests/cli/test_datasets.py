@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carmil.bags.sources import Bag
+from carmil.bags.store import build_store
+from carmil.bags.writers import write_bag
+from carmil.reproduce.datasets import DATASETS
+from carmil.slides.slide import Tiles
+from carmil.slides.tile_labels import TileLabels
+from carmil.slides.truth_files import write_truth
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.csv"
+    path.write_text("TCGA-E2-A154,IDC\nTCGA-AO-A0J6,ILC\n")
+    return path
+
+
+def test_the_list_has_counts_sources_and_terms_of_all_five(said) -> None:
+    status, out, _ = said("dataset", "list")
+    assert status == 0
+    for dataset in DATASETS:
+        assert dataset.counted in out
+        assert dataset.source in out
+        assert dataset.terms in out
+
+
+@pytest.mark.parametrize("name", [dataset.name for dataset in DATASETS])
+def test_show_says_which_files_are_expected_where(said, name: str) -> None:
+    status, out, _ = said("dataset", "show", name, "--encoder", "resnet50")
+    assert status == 0
+    assert f"DATA/{name}/labels.csv" in out
+    assert f"DATA/{name}/resnet50" in out
+    assert f"carmil dataset labels {name} --from" in out
+    assert ("carmil slides label SCANS/*.tif" in out) == (name == "camelyon16")
+
+
+def test_labels_are_written_and_what_differs_from_the_paper_is_said(said, table: Path, tmp_path: Path) -> None:
+    status, out, err = said("dataset", "labels", "brca", "--from", str(table), "--out", str(tmp_path / "data"))
+    assert status == 0
+    assert "2 lines of 2 patients" in out
+    assert "2 (IDC 1, ILC 1) slides, the paper has 977 (IDC 779, ILC 198)" in err
+    written = tmp_path / "data" / "brca" / "labels.csv"
+    assert written.read_text() == "slide,patient,label\nTCGA-E2-A154,TCGA-E2-A154,IDC\nTCGA-AO-A0J6,TCGA-AO-A0J6,ILC\n"
+
+
+def test_another_table_of_labels_is_not_written_over(said, table: Path, tmp_path: Path) -> None:
+    asked = ("dataset", "labels", "brca", "--from", str(table), "--out", str(tmp_path / "data"))
+    assert [said(*asked)[0], said(*asked)[0]] == [0, 0]
+    table.write_text("TCGA-E2-A154,ILC\nTCGA-AO-A0J6,IDC\n")
+    status, _, err = said(*asked)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert "is there already and says something else" in err
+
+
+def test_check_counts_what_is_there_and_is_content_with_what_is_not(said, table: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    said("dataset", "labels", "brca", "--from", str(table), "--out", str(data))
+    assert "brca: TCGA-BRCA is not there: expected features in DATA/brca/uni" in said("dataset", "check", str(data))[1]
+    for slide in ("TCGA-E2-A154-01Z-00-DX1", "TCGA-E2-A154-01Z-00-DX2", "TCGA-AO-A0J6-01Z-00-DX1"):
+        write_bag(Bag(slide, np.ones((2, 3), dtype=np.float32)), data / "brca" / "uni", "npy")
+    status, out, _ = said("dataset", "check", str(data))
+    assert status == 0
+    assert "brca: 3 slides of 2 patients with features and a label" in out
+    assert "3 (IDC 2, ILC 1) slides, the paper has 977" in out
+    assert "camelyon16: CAMELYON16 is not there: expected DATA/camelyon16/labels.csv" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("show", "bracks"), "unknown dataset 'bracks'; did you mean 'bracs'?"),
+        (("check", "nowhere"), "nowhere is no folder"),
+        (("labels", "brca", "--from", "nowhere.csv", "--out", "data"), "nowhere.csv: there is no such file"),
+    ],
+)
+def test_bad_words_are_one_line_and_status_2(said, words: tuple[str, ...], told: str) -> None:
+    status, _, err = said("dataset", *words)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert told in err
+
+
+def test_camelyon16s_way_from_files_and_tile_labels_ends_in_a_store_with_truth(tmp_path: Path) -> None:
+    """The last three commands that `dataset show camelyon16` names, with the files that the ones before them leave."""
+    corners = np.array([[0, 0], [256, 0]], dtype=np.int64)
+    work = tmp_path / "work"
+    bag = Bag("tumor_001", np.ones((2, 3), dtype=np.float16), corners.astype(np.float32), "level0_px", 256.0, "uni")
+    write_bag(bag, work, "trident").parent.rename(work / "features")
+    tiles = Tiles("tumor_001", corners, 256, 256, 0.5, 512, 256, 0.5)
+    nothing = np.zeros(2)
+    write_truth([(tiles, TileLabels(np.array([0, 1]), nothing, nothing))], work)
+    bags = build_store(work / "features", tmp_path / "store").bags()
+    assert bags.instance_labels is not None
+    assert bags.instance_labels.tolist() == [0, 1]
+    assert bags.coordinates is not None
+    assert bags.coordinates.tolist() == corners.tolist()
