@@ -43,4 +43,6 @@ def test_links_and_files_of_the_site_are_fine(tmp_path):
 
 def test_equations_become_mathml():
     drawn = tool("mathml").on_page_content('<p><span class="arithmatex">\\(a &lt; b\\)</span></p>')
-    assert drawn.startswith("<p><math") and "<mi>a</mi>" in drawn and "<mi>b</mi>" in drawn and "arithmatex" not in drawn
+    assert (
+        drawn.startswith("<p><math") and "<mi>a</mi>" in drawn and "<mi>b</mi>" in drawn and "arithmatex" not in drawn
+    )

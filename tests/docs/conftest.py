@@ -24,7 +24,6 @@ def material(tmp_path_factory) -> Path:
     _crc(folder / "crc_files", rng)
     _musk(folder / "musk1.npz", rng)
     _tables(folder)
-    (folder / "my_features").mkdir()  # the tutorial has its reader make it
     (folder / "study.yaml").write_text("bags: cohort\nlabels: labels.csv\n")
     return folder
 
