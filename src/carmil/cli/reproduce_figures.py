@@ -94,17 +94,27 @@ def shift(
 
 @reproduce.command()
 @_of_figures
-def theory(words: dict[str, Any], out: OutOption = Path("theory")) -> None:
+def theory(
+    words: dict[str, Any],
+    tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
+    out: OutOption = Path("theory"),
+) -> None:
     """The appendix's theory on trained models: does u_cf - u follow -g, and by how much?
 
-    On both digit tasks and for both distances, beside a shuffled control. Writes OUT/theory.md, theory.json and theory.png.
+    On digit bags and for both distances, beside a shuffled control. Writes OUT/theory.md, theory.json and theory.png.
 
     Example: carmil reproduce theory --data DIR --fast
     """
+    from carmil.bags.digits import TASKS
     from carmil.reproduce import theory as recipe
 
+    for name in names_in(tasks):
+        if name not in TASKS:
+            raise CarmilError(unknown("task", name, TASKS))
+    if not names_in(tasks):
+        raise CarmilError("no task named: expected for example --tasks four_bags")
     asked = _asked(words, out)
-    _show("theory", asked, recipe.reproduce(asked))
+    _show("theory", asked, recipe.reproduce(asked, tasks=names_in(tasks)))
 
 
 @reproduce.command()

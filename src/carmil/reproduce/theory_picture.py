@@ -81,6 +81,7 @@ def _correlations(panel: "Axes", rows: Sequence[Row]) -> None:
     panel.set_xlabel("Pearson of u_cf − u and −g")
     panel.set_ylabel("per cent of bags and models")
     panel.set_xlim(-1, 1)
+    panel.set_xticks([-1, -0.5, 0, 0.5, 1])
     panel.grid(True)
     panel.legend(frameon=False, fontsize=8, loc="upper left")
 
