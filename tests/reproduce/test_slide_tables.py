@@ -144,7 +144,8 @@ def test_the_claim_names_who_does_better_and_asks_the_same_of_abmil():
     cohort = SlideCohort("x", "X", Path(), Path(), ("auc", "f1_macro"), "uni")
 
     def pair(first, second, difference, low, high, p):
-        return Difference(cohort, "auc", Comparison(first, second, difference, low, high, p, p, p, holm_t=p))
+        found = Comparison(first, second, difference, low, high, p, p, p, difference_t=difference, holm_t=p)
+        return Difference(cohort, "auc", found)
 
     claims = {
         CAR_L1.title: [pair("CAR", "DSMIL", 0.02, -0.1, 0.1, 0.01), pair("CAR", "CLAM", -0.1, -0.2, -0.05, 0.01)],
@@ -154,9 +155,10 @@ def test_the_claim_names_who_does_better_and_asks_the_same_of_abmil():
     (table,) = table2.claim_tables(claims)
     assert table.lines == (("X", "AUC", "CLAM; CLAM", "none; none", "none; CLAM"),)
     first, second, third, control = table2.claim_lines(claims)
-    assert "1 find the other better: CLAM on X (AUC); by the interval over test cases 1" in first
-    assert "none finds the other better; by the interval over test cases none" in second
-    assert third.endswith("test cases 1")
+    assert "finds in 1 the other better (CLAM on X by AUC); the interval over test cases, which is" in first
+    assert "finds in none the other better" in second
+    assert second.endswith("in none")
+    assert third.endswith("in 1")
     assert "control" in control
 
 

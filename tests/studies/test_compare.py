@@ -45,6 +45,7 @@ def test_t_is_over_folds_and_of_one_fold_over_its_seeds_which_the_table_says():
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), FOLDS, strict=True))
     (found,) = compare_pairs([(first, second)], repeats=50)
     assert (found.pairs, found.p_t) == ("folds", pytest.approx(ttest_rel([0.9, 0.8, 0.85], [0.6, 0.7, 0.5]).pvalue))
+    assert found.difference_t == pytest.approx(0.85 - 0.6)
     assert comparison_table([found]).heads[2:5] == ("F1 difference", "95 % interval", "p paired t")
     seeds = [[{"fold": 0, "seed": s, "f1_macro": v} for s, v in enumerate(vs)] for vs in ([0.9, 0.8], [0.7, 0.65])]
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), seeds, strict=True))

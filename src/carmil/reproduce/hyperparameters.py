@@ -67,10 +67,11 @@ def swept_on(cohort: SlideCohort, asked: Asked) -> Swept:
     """The grid and, for both distances, alpha = lambda = 0: one population, every point a run of its own."""
     words: dict[str, Any] = words_of(cohort, CAR_L1.model, asked, "alpha-lambda-distance", seeds=1)
     values = FAST_GRID if asked.fast else GRID
-    over = {"alpha": list(values), "lambda_": list(values), "distance": list(DISTANCES)}
+    over: dict[str, list[Any]] = {"alpha": list(values), "lambda_": list(values), "distance": list(DISTANCES)}
+    idle: dict[str, list[Any]] = {**over, "alpha": [0.0], "lambda_": [0.0]}
     where = f"{cohort.name}, alpha and lambda"
     grid = sweep_of(words, over, where=where)
-    plain = sweep_of(words, {"alpha": [0.0], "lambda_": [0.0], "distance": list(DISTANCES)}, where=where)
+    plain = sweep_of(words, idle, where=where)
     return run_sweep(Sweep(grid.out, grid.over, (*plain.points, *grid.points)), say=quietly)
 
 

@@ -22,7 +22,7 @@ MAPS = (
 )
 READ = (
     "a difference is of the answers to all test cases together, averaged over the runs, its 95 % interval over resampled "
-    "patients (2,000 times); it need not be the difference of two means over folds",
+    "patients; it need not be the difference of two means over folds",
     "words follow that interval; a paired t-test over folds that share training cases is bolder than it should be; over runs of "
     "one division it says what initialisation does, and nothing of other cases",
     "p values in brackets are corrected by Holm's method for the pairs of one cohort and measure",
@@ -196,7 +196,7 @@ def _about(row: Answered) -> Iterator[str]:
     spread = (
         f"{folds} folds by patient" if folds > 1 else f"the table's own split, {len(row.by_fold)} initialisations of it"
     )
-    counts = ", ".join(f"{n} {name}" for name, n in zip(row.run.classes, facts["class_counts"], strict=True))
+    counts = ", ".join(f"{name}: {n}" for name, n in zip(row.run.classes, facts["class_counts"], strict=True))
     yield (
         f"{cohort.title}: {facts['slides']} slides of {facts['patients']} patients ({counts}); {spread}; "
         f"{cohort.encoder} features, learning rate {cohort.lr:g}"

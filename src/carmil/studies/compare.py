@@ -1,7 +1,7 @@
 """`carmil compare`: is one run better than another, or luckier? Pairs of runs on the same cases, corrected for their number."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
 from carmil.evidence.performance import bag_auc, balanced_accuracy, f1_macro
-from carmil.evidence.statistics import bootstrap_difference, delong, holm, paired_t
+from carmil.evidence.statistics import Test, bootstrap_difference, delong, holm, paired_t
 from carmil.report.tables import ResultTable
 from carmil.studies.answers import by_patient, columns, numbers, probabilities
 from carmil.studies.figures import SHOWN, mean_over_seeds
@@ -50,8 +50,8 @@ class Comparison:
     """Two runs: the difference of their figures (first minus second) and how sure it is; NaN where a test does not apply.
 
     t: paired t-test over folds, as the paper; of one fold over its seeds, where it tells what initialisation does and nothing
-    of other cases. bootstrap and DeLong: over the cases of all test folds together. p values are also given corrected for
-    the number of comparisons (Holm).
+    of other cases. bootstrap and DeLong: over the cases of all test folds together, whose difference need not be the mean
+    over folds, difference_t. p values are also given corrected for the number of comparisons (Holm).
     """
 
     first: str
@@ -64,6 +64,7 @@ class Comparison:
     p_delong: float
     measure: str = "auc"
     pairs: str = "folds"
+    difference_t: float = float("nan")
     holm_t: float = float("nan")
     holm_bootstrap: float = float("nan")
     holm_delong: float = float("nan")
@@ -83,7 +84,7 @@ def compare_pairs(pairs: Sequence[tuple[Judged, Judged]], *, repeats: int = 2000
     found = [_compared(a, b, repeats) for a, b in pairs]
     corrected = {name: holm([getattr(pair, f"p_{name}") for pair in found]) for name in TESTS}
     return [
-        replace(pair, **{f"holm_{name}": float(values[i]) for name, values in corrected.items()})
+        Comparison(**{**vars(pair), **{f"holm_{name}": float(values[i]) for name, values in corrected.items()}})
         for i, pair in enumerate(found)
     ]
 
@@ -143,9 +144,20 @@ def _compared(a: Judged, b: Judged, repeats: int) -> Comparison:
     exact = float("nan")
     if measure is bag_auc and len(a.run.classes) == 2 and len(set(groups)) == len(groups):
         exact = delong(y, pa[:, 1], pb[:, 1]).p
-    p, pairs = _over_folds(a, b)
+    over = _over_folds(a, b)
+    p, mean = (float("nan"),) * 2 if over is None else (over.p, over.difference)
     return Comparison(
-        a.name, b.name, spread.value, spread.low, spread.high, p, spread.p, exact, measure=a.measure, pairs=pairs
+        a.name,
+        b.name,
+        spread.value,
+        spread.low,
+        spread.high,
+        p,
+        spread.p,
+        exact,
+        measure=a.measure,
+        pairs=_pairs(a, b),
+        difference_t=mean,
     )
 
 
@@ -175,15 +187,17 @@ def _mean(values: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     return float(values.mean())
 
 
-def _over_folds(a: Judged, b: Judged) -> tuple[float, str]:
-    """p of the paired t-test over the folds' figures, or over the seeds of one fold, and which; only where both runs had the
-    same folds."""
-    lines = [*a.by_fold, *b.by_fold]
-    pairs = "folds" if len({line["fold"] for line in lines}) > 1 else "seeds"
+def _pairs(a: Judged, b: Judged) -> str:
+    """What a paired t-test is over."""
+    return "folds" if len({line["fold"] for line in (*a.by_fold, *b.by_fold)}) > 1 else "seeds"
+
+
+def _over_folds(a: Judged, b: Judged) -> Test | None:
+    """The paired t-test over the folds' figures, or over the seeds of one fold; only where both runs had the same folds."""
     if a.run.facts["splits"] != b.run.facts["splits"]:
-        return float("nan"), pairs
+        return None
     first, second = each_fold(a.by_fold, a.measure), each_fold(b.by_fold, b.measure)
     folds = [fold for fold in first if not np.isnan(first[fold]) and not np.isnan(second.get(fold, np.nan))]
     if len(folds) < 2:
-        return float("nan"), pairs
-    return paired_t([first[fold] for fold in folds], [second[fold] for fold in folds]).p, pairs
+        return None
+    return paired_t([first[fold] for fold in folds], [second[fold] for fold in folds])
