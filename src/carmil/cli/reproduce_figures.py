@@ -2,25 +2,22 @@
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from carmil.cli.findings import asked_in, show_finding
 from carmil.cli.options import (
     Device,
     DeviceOption,
     OutOption,
     device_named,
-    folder_for,
     names_in,
     numbers_in,
     options_of,
 )
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError, unknown
-
-if TYPE_CHECKING:
-    from carmil.reproduce.recipes import Asked, Finding
 
 
 def _words_of_figures(
@@ -54,8 +51,8 @@ def overview(words: dict[str, Any], out: OutOption = Path("overview")) -> None:
     """
     from carmil.reproduce import overview as recipe
 
-    asked = _asked(words, out)
-    _show("overview", asked, recipe.reproduce(asked))
+    asked = asked_in(out, words)
+    show_finding("overview", asked, recipe.reproduce(asked))
 
 
 @reproduce.command()
@@ -88,8 +85,8 @@ def shift(
     points = [Point(*one) for one in product(*values)]
     if not points:
         raise CarmilError("nothing to train: expected at least one --alpha, one --lambda and one --distance")
-    asked = _asked(words, out)
-    _show("shift", asked, recipe.reproduce(asked, points=points))
+    asked = asked_in(out, words)
+    show_finding("shift", asked, recipe.reproduce(asked, points=points))
 
 
 @reproduce.command()
@@ -113,8 +110,8 @@ def theory(
             raise CarmilError(unknown("task", name, TASKS))
     if not names_in(tasks):
         raise CarmilError("no task named: expected for example --tasks four_bags")
-    asked = _asked(words, out)
-    _show("theory", asked, recipe.reproduce(asked, tasks=names_in(tasks)))
+    asked = asked_in(out, words)
+    show_finding("theory", asked, recipe.reproduce(asked, tasks=names_in(tasks)))
 
 
 @reproduce.command()
@@ -129,8 +126,8 @@ def correlations(words: dict[str, Any], out: OutOption = Path("correlations")) -
     """
     from carmil.reproduce import correlations as recipe
 
-    asked = _asked(words, out)
-    _show("correlations", asked, recipe.reproduce(asked))
+    asked = asked_in(out, words)
+    show_finding("correlations", asked, recipe.reproduce(asked))
 
 
 @reproduce.command()
@@ -155,22 +152,5 @@ def heat_maps(
 
     if slides is not None and not slides.is_dir():
         raise CarmilError(f"--slides {slides} is no folder: expected one with the slides in it")
-    asked = _asked(words, out)
-    _show("heat-maps", asked, recipe.reproduce(asked, slides=slides))
-
-
-def _asked(words: dict[str, Any], out: Path) -> "Asked":
-    from carmil.reproduce.recipes import Asked
-
-    out = folder_for(out)
-    return Asked(out=out, shared=out, **words)
-
-
-def _show(name: str, asked: "Asked", found: "Finding") -> None:
-    from carmil.report.tables import print_tables
-
-    print_tables(found.tables)
-    for line in found.lines:
-        typer.echo(f"- {line}")
-    files = [asked.out / f"{name}.md", asked.out / f"{name}.json", *(picture.path for picture in found.pictures)]
-    typer.echo(f"\nwritten: {', '.join(map(str, files))}")
+    asked = asked_in(out, words)
+    show_finding("heat-maps", asked, recipe.reproduce(asked, slides=slides))

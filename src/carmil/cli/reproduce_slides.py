@@ -1,16 +1,14 @@
 """carmil reproduce table2, table3, encoders, hyperparameters, weno: the paper's tables of slides."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for, names_in, options_of
+from carmil.cli.findings import asked_in, show_finding
+from carmil.cli.options import Device, DeviceOption, OutOption, device_named, names_in, options_of
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError
-
-if TYPE_CHECKING:
-    from carmil.reproduce.recipes import Asked, Finding
 
 
 def _words_of_slides(
@@ -48,8 +46,8 @@ def table2(
     """
     from carmil.reproduce import table2 as recipe
 
-    asked = _asked(words, out)
-    _show("table2", asked, recipe.reproduce(asked, models=names_in(models)))
+    asked = asked_in(out, words)
+    show_finding("table2", asked, recipe.reproduce(asked, models=names_in(models)))
 
 
 @reproduce.command()
@@ -61,8 +59,8 @@ def table3(words: dict[str, Any], out: OutOption = Path("table3")) -> None:
     """
     from carmil.reproduce import table3 as recipe
 
-    asked = _asked(words, out)
-    _show("table3", asked, recipe.reproduce(asked))
+    asked = asked_in(out, words)
+    show_finding("table3", asked, recipe.reproduce(asked))
 
 
 @reproduce.command()
@@ -74,8 +72,8 @@ def encoders(words: dict[str, Any], out: OutOption = Path("encoders")) -> None:
     """
     from carmil.reproduce import encoders as recipe
 
-    asked = _asked(words, out)
-    _show("encoders", asked, recipe.reproduce(asked))
+    asked = asked_in(out, words)
+    show_finding("encoders", asked, recipe.reproduce(asked))
 
 
 @reproduce.command()
@@ -87,8 +85,8 @@ def hyperparameters(words: dict[str, Any], out: OutOption = Path("hyperparameter
     """
     from carmil.reproduce import hyperparameters as recipe
 
-    asked = _asked(words, out)
-    _show("hyperparameters", asked, recipe.reproduce(asked))
+    asked = asked_in(out, words)
+    show_finding("hyperparameters", asked, recipe.reproduce(asked))
 
 
 @reproduce.command()
@@ -100,22 +98,5 @@ def weno(words: dict[str, Any], out: OutOption = Path("weno")) -> None:
     """
     from carmil.reproduce import weno as recipe
 
-    asked = _asked(words, out)
-    _show("weno", asked, recipe.reproduce(asked))
-
-
-def _asked(words: dict[str, Any], out: Path) -> "Asked":
-    from carmil.reproduce.recipes import Asked
-
-    out = folder_for(out)
-    return Asked(out=out, shared=out, **words)
-
-
-def _show(name: str, asked: "Asked", found: "Finding") -> None:
-    from carmil.report.tables import print_tables
-
-    print_tables(found.tables)
-    for line in found.lines:
-        typer.echo(f"- {line}")
-    files = [asked.out / f"{name}.md", asked.out / f"{name}.json", *(picture.path for picture in found.pictures)]
-    typer.echo(f"\nwritten: {', '.join(map(str, files))}")
+    asked = asked_in(out, words)
+    show_finding("weno", asked, recipe.reproduce(asked))
