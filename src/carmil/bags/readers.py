@@ -47,7 +47,8 @@ def peek(source: Source) -> Header:
         return header_of_matrix(source)
     if source.layout in READERS:
         bag = read_bag(source)
-        return Header(*bag.features.shape, str(bag.features.dtype), bag.encoder)
+        rows, width = bag.features.shape
+        return Header(rows, width, str(bag.features.dtype), bag.encoder)
     with opened(source.path, source.inside if source.layout == "acmil" else "") as contents:
         held = _features_in(contents)
         rows, width = rows_and_width(held)
