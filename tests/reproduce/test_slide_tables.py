@@ -223,6 +223,7 @@ def test_the_grid_and_the_plain_model_are_one_population_and_the_picture_shows_t
     assert [picture.path.read_bytes()[:4] for picture in found.pictures] == [b"\x89PNG"] * 2
     assert any(f"{100 * plain:.1f} without" in line for line in found.lines)
     assert any("choose on the test set" in line for line in found.lines)
+    assert found.tables[2].lines[0][1] == "CAR-MIL, chosen by fold, − ABMIL"
 
 
 def test_weno_is_for_two_classes_and_says_by_which_epoch_it_is_taken(asked, monkeypatch):

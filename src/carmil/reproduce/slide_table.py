@@ -17,8 +17,8 @@ from carmil.studies.compare import Comparison, compare_pairs
 MEASURES = {"auc": "AUC", "f1_macro": "F1", "balanced_accuracy": "BACC", "auprc_attention": "AUPRC+"}
 MAPS = (
     "AUPRC+ scores attention before the softmax as a guess at the instances' truth, slide by slide: AddMIL's attention (not its "
-    "patch scores), DSMIL's map of the positive class, the mean of ACMIL's maps, TransMIL's rollout; mean and max pooling "
-    "attend to nothing"
+    "patch scores), DSMIL's map of the positive class, the mean of ACMIL's maps, WENO's teacher's, TransMIL's "
+    "rollout; mean and max pooling attend to nothing"
 )
 READ = (
     "a difference is of the answers to all test cases together, averaged over the runs, its 95 % interval over resampled "
@@ -142,16 +142,19 @@ def in_words(found: Sequence[Difference]) -> list[str]:
     return [f"{first} beside {second} on {title}: {'; '.join(told)}" for (first, second, title), told in lines.items()]
 
 
-def conditions(rows: Sequence[Answered], found: Found, asked: Asked) -> list[str]:
+def conditions(
+    rows: Sequence[Answered], found: Found, asked: Asked, *, weights: str = "CAR: alpha 0.2, lambda 1"
+) -> list[str]:
     """What the figures depend on, a line each."""
     cohorts = list({one.cohort.name + one.cohort.encoder: one for one in rows}.values())
     lines = [line for one in cohorts for line in _about(one)]
     epochs = FAST_EPOCHS if asked.fast else EPOCHS
     lines.append(
         f"every method: Adam, weight decay 1e-5, a cosine over at most {epochs} epochs, patience {PATIENCE}, one slide a step; the "
-        "epoch of the lowest validation loss, and no test bag chooses anything. CAR: alpha 0.2, lambda 1; what else a method "
-        "has is as its authors published it. The paper leaves most of this open"
+        f"epoch of the lowest validation loss, and no test bag chooses anything. {weights}; what else a method has is as its "
+        "authors published it. The paper leaves most of this open"
     )
+    lines += ["--fast: TransMIL, RRT-MIL and WENO are smaller than published"] if asked.fast else []
     lines += [MAPS] if any("auprc_attention" in one.cohort.measures for one in rows) else []
     machines = (", ".join(f"{name} {value}" for name, value in one.run.facts["machine"].items()) for one in rows)
     lines.append(f"measured on {'; and on '.join(dict.fromkeys(machines))}")
@@ -196,9 +199,10 @@ def _about(row: Answered) -> Iterator[str]:
     spread = (
         f"{folds} folds by patient" if folds > 1 else f"the table's own split, {len(row.by_fold)} initialisations of it"
     )
+    whose = "patients or sets of donors" if cohort.stand_in else "patients"
     counts = ", ".join(f"{name}: {n}" for name, n in zip(row.run.classes, facts["class_counts"], strict=True))
     yield (
-        f"{cohort.title}: {facts['slides']} slides of {facts['patients']} patients ({counts}); {spread}; "
+        f"{cohort.title}: {facts['slides']} slides of {facts['patients']} {whose} ({counts}); {spread}; "
         f"{cohort.encoder} features, learning rate {cohort.lr:g}"
     )
     yield from cohort.said
