@@ -31,3 +31,22 @@ def test_the_api_page_has_what_the_package_exports():
 
     page = (ROOT / "docs" / "api.md").read_text()
     assert [name for name in carmil.__all__ if not re.search(rf"\.{name}(\W|$)", page, re.MULTILINE)] == []
+
+
+def test_the_readme_counts_models_and_explainers_right():
+    from carmil.evidence import EXPLAINERS
+    from carmil.models import entries
+
+    readme = (ROOT / "README.md").read_text()
+    words = {13: "thirteen", 14: "fourteen", 17: "seventeen", 18: "eighteen"}
+    assert f"{words[len(entries())].capitalize()} models" in readme
+    assert f"{words[len(EXPLAINERS)]} explainers" in readme
+
+
+def test_the_page_of_recipes_has_every_recipe():
+    from carmil.cli.reproduce import reproduce
+
+    page = (ROOT / "docs" / "reproducing.md").read_text()
+    names = [command.name or command.callback.__name__.replace("_", "-") for command in reproduce.registered_commands]
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"`?carmil reproduce {name}\b", page)] == []
