@@ -53,7 +53,7 @@ def plant(
     nuclei, free = background.copy(), np.ones(len(background), dtype=bool)
     for focus in foci:
         wanted = max(1, round(focus.share * len(nuclei)))
-        for part in np.array_split(np.arange(wanted), min(wanted, chance.integers(1, MOST_FOCI + 1))):
+        for part in np.array_split(np.arange(wanted), min(wanted, int(chance.integers(1, MOST_FOCI + 1)))):
             centre = places[chance.integers(len(places))]
             far = np.where(free, np.square(places - centre).sum(axis=1), np.inf)
             disc = np.argsort(far, kind="stable")[: len(part)]
