@@ -85,3 +85,8 @@ def test_a_recipe_that_does_not_exist_is_refused_in_one_line(said, tmp_path):
 def test_data_that_is_no_folder_is_refused_in_one_line(said, tmp_path):
     status, _, err = said("reproduce", "all", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out"))
     assert status == 2 and err.count("\n") == 1 and "--data" in err
+
+
+def test_a_fast_look_keeps_its_digit_models_apart_from_the_real_ones(tmp_path):
+    fast, full = (Asked(out=tmp_path, shared=tmp_path, fast=fast).digits for fast in (True, False))
+    assert fast != full and fast.parent == full

@@ -52,7 +52,7 @@ def digit_models(asked: Asked, digits: DigitData, task: str, model: str, point: 
         settings = replace(settings, alpha=(point.alpha,), lambda_=(point.lambda_,))
     studies = {task: digits.studies[task]}
     usual = point == Point() or not model.startswith("car/")
-    where = asked.shared if usual else asked.shared / "points" / point.name.replace(", ", "-").replace(" ", "_")
+    where = asked.digits if usual else asked.digits / "points" / point.name.replace(", ", "-").replace(" ", "_")
     ((experiment, run),) = table1.trained(table1.planned(studies, settings, digits.about), studies, where, asked.device)
     population = population_of(run, experiment, studies[task].test.bags.width, device=asked.device)
     members = tuple(population.member(row) for row in range(len(population)))

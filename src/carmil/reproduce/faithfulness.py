@@ -57,7 +57,7 @@ def reproduce(asked: recipes.Asked) -> recipes.Finding:
     recipe = replace(crc.RECIPE, epochs=FAST_EPOCHS, warmup=0) if asked.fast else crc.RECIPE
     nuclei = None if folder is None else Nuclei(folder, NUCLEI_MODELS, recipe, asked.seed)
     curves, lines = run_faithfulness(
-        digits.studies, settings, digits.about, asked.out, nuclei=nuclei, device=asked.device, shared=asked.shared
+        digits.studies, settings, digits.about, asked.out, nuclei=nuclei, device=asked.device, shared=asked.digits
     )
     pictures = (
         recipes.Picture(asked.out / CURVES, "How sure a model stays of its answer as its most relevant instances go."),

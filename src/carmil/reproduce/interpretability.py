@@ -41,7 +41,7 @@ def reproduce(asked: Asked) -> Finding:
     digits = digits_of(asked, DIGIT_TASKS)
     settings = Settings(**training_of(asked))
     rows, lines = run_interpretability(
-        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.shared
+        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.digits
     )
     return Finding(tuple(tables(rows)), lines=tuple(lines))
 

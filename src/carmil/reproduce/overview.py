@@ -77,7 +77,7 @@ def seen_bag(asked: Asked) -> tuple[SeenBag, str]:
     digits = load_digits([TASK], sizes=SIZES, seed=asked.seed)
     settings = Settings(models=(MODEL,), repetitions=1, epochs=FAST_EPOCHS if asked.fast else EPOCHS, lr=8e-3)
     plan = planned(digits.studies, settings, digits.about)
-    ((experiment, run),) = trained(plan, digits.studies, asked.shared / "overview", asked.device)
+    ((experiment, run),) = trained(plan, digits.studies, asked.digits / "overview", asked.device)
     test = digits.studies[TASK].test
     model = population_of(run, experiment, test.bags.width, device=asked.device).member(0)
     labels = known(test.bags.labels)

@@ -29,6 +29,11 @@ class Asked:
     fast: bool = False
     seed: int = 0
 
+    @property
+    def digits(self) -> Path:
+        """Where models of digit bags lie; a look at the machinery takes no one's place."""
+        return self.shared / "fast" if self.fast else self.shared
+
     def folder(self, name: str) -> Path | None:
         """The folder of this name in the user's data, if it is there."""
         found = None if self.data is None else self.data / name

@@ -101,7 +101,7 @@ def reproduce(asked: Asked) -> Finding:
     digits = digits_of(asked, DIGIT_TASKS)
     settings = Settings(models=ALL_MODELS, **training_of(asked))
     rows, lines = run_table1(
-        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.shared
+        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.digits
     )
     return Finding(tuple(tables(rows)), lines=tuple(lines))
 
