@@ -1,6 +1,5 @@
 """The report of a digit study: one HTML file that shows, digit by digit, what speaks for an answer and what against it."""
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ import numpy as np
 
 from carmil.bags.digit_images import DigitImages
 from carmil.bags.digits import BAG_SIZE, DigitBags, Task
-from carmil.files import write_text
 from carmil.report.curves import Curve, curve_svg
+from carmil.report.page import embedded, write_page
 from carmil.report.tables import ResultTable
 from carmil.training.runs import Run
 
@@ -53,12 +52,9 @@ def write_report(
     facts: Mapping[str, str],
 ) -> None:
     """galleries: (heading, introduction, cards); curves: (heading, svg); facts: the run card."""
-    from jinja2 import Environment, PackageLoader
-
-    page = Environment(
-        loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    html = page.get_template("digits.html").render(
+    write_page(
+        path,
+        "digits.html",
         title=title,
         tables=tables,
         galleries=galleries,
@@ -67,7 +63,6 @@ def write_report(
         side=SIDE,
         sprite_width=SIDE * BAG_SIZE,
     )
-    write_text(path, html)
 
 
 def gallery(run: Run, task: Task, test: DigitBags, images: DigitImages, *, per_class: int = 2) -> list[Card]:
@@ -170,7 +165,7 @@ def _sprite(images: np.ndarray) -> str:
 
     buffer = io.BytesIO()
     Image.fromarray(255 - np.concatenate(list(images), axis=1)).save(buffer, format="PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return embedded(buffer.getvalue())
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from carmil.files import write_text
 from carmil.report.faithfulness_file import FILE, facts_of
 from carmil.report.faithfulness_picture import write_picture
+from carmil.report.page import write_page
 from carmil.report.plots import Line, bars_svg, colour, share_svg
 from carmil.report.tables import ResultTable
 from carmil.studies import card
@@ -54,8 +55,6 @@ MEANING = (
 
 def write_faithfulness(runs: Sequence[JudgedRun], out: Path, *, command: str) -> list[ResultTable]:
     """Writes faithfulness.json, .md, .png and .html; gives the tables."""
-    from jinja2 import Environment, PackageLoader
-
     parts = faithfulness_parts(runs)
     facts = {"command": command, "machine": machine(), "runs": [facts_of(run) for run in runs]}
     write_text(out / FILE, json.dumps(plain(facts), indent=2))
@@ -63,17 +62,15 @@ def write_faithfulness(runs: Sequence[JudgedRun], out: Path, *, command: str) ->
     written = "\n".join(table.markdown() for table in parts["tables"])
     write_text(out / "faithfulness.md", f"# Faithfulness\n\nResearch use only.\n\n{written}\n{listed}\n")
     write_picture(runs, out / "faithfulness.png")
-    page = Environment(
-        loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    html = page.get_template("faithfulness.html").render(
+    write_page(
+        out / "faithfulness.html",
+        "faithfulness.html",
         title=", ".join(run.name for run in runs),
         faith=parts,
         limits=card.LIMITS,
         machine=machine(),
         command=command,
     )
-    write_text(out / "faithfulness.html", html)
     return parts["tables"]
 
 

@@ -3,7 +3,6 @@
 n instances of one slide, c cases, k classes. Of the evidence only the files of the slides that are shown are read.
 """
 
-import base64
 import io
 import math
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from carmil.maps.evidence_files import evidence_file, read_evidence
 from carmil.maps.mosaic import Mosaic, mosaic, picture_size, pixel_boxes, spacing
 from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, TileMap, limits, scaled
 from carmil.report.cases import Cases
+from carmil.report.page import embedded
 from carmil.studies.figures import percent
 
 MOST = 12  # slides
@@ -152,4 +152,4 @@ def _png(cells: NDArray[np.uint8], *, signed: bool) -> str:
     picture.putpalette([*colours(signed=signed)[shades, :3].ravel().tolist(), 255, 255, 255])
     stream = io.BytesIO()
     picture.save(stream, format="PNG", optimize=True, transparency=SHADES)
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    return embedded(stream.getvalue())

@@ -3,13 +3,11 @@
 Everything is computed from the run's folder.
 """
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from carmil.files import write_text
 from carmil.report.cases import decided
 from carmil.report.gallery import gradient
+from carmil.report.page import write_page
 from carmil.report.plots import reliability_svg
 from carmil.report.run_evidence import evidence_part, faithfulness_part
 from carmil.report.run_plots import learning_curves, precision_recall, roc
@@ -20,25 +18,18 @@ from carmil.studies.figures import mean_over_seeds, percent
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.shown import figures_lines
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 LONG = 200  # lines; of a longer table only the errors are printed on paper
 
 
 def write_report(run: StudyRun, path: Path) -> None:
-    from jinja2 import Environment, PackageLoader
-
     slides = mean_over_seeds(run.predictions(), run.classes)
     merged = run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag"
     by_slide = decided(run, slides)
     cases = decided(run, by_patient(slides, run.classes, run.metrics["rule"])) if merged else by_slide
     heads, rows = answer_rows(run, by_slide, cases if merged and len(cases.truth) < len(slides) else None)
-    page = Environment(
-        loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    page.filters["codes"] = codes
-    html = page.get_template("run.html").render(
+    write_page(
+        path,
+        "run.html",
         run=run,
         lead=figures_lines(run),
         protocol=card.protocol(run),
@@ -68,11 +59,3 @@ def write_report(run: StudyRun, path: Path) -> None:
         choices=card.choices(run),
         percent=percent,
     )
-    write_text(path, html)
-
-
-def codes(words: str) -> "Markup":
-    """Commands between backticks as the page shows them."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(words))))

@@ -1,12 +1,12 @@
 """A sweep's table, picture and page. Everything is computed from the runs of its points."""
 
-import base64
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 from carmil.files import write_text
+from carmil.report.page import write_page
 from carmil.report.sensitivity import write_picture
 from carmil.report.tables import ResultTable
 from carmil.studies import card
@@ -22,8 +22,6 @@ CHOSEN, IDLE = "*", "†"
 
 def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
     """Writes sweep.json, sweep.md, sweep.png and report.html; gives the table and what has to be said of it."""
-    from jinja2 import Environment, PackageLoader
-
     out = swept.sweep.out
     choice = choose(swept.runs)
     table, lines = sweep_table(swept, choice), sweep_lines(swept, choice)
@@ -32,14 +30,13 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
     listed = "\n".join(f"- {text}" for text in lines)
     write_text(out / "sweep.md", f"# {out.resolve().name}\n\n{listed}\n\n{table.markdown()}")
     caption = write_picture(swept, choice.best, out / "sweep.png")
-    page = Environment(
-        loader=PackageLoader("carmil.report", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    html = page.get_template("sweep.html").render(
+    write_page(
+        out / "report.html",
+        "sweep.html",
         name=out.resolve().name,
         lines=lines,
         table=table,
-        picture=base64.b64encode((out / "sweep.png").read_bytes()).decode(),
+        picture=out / "sweep.png",
         caption=caption,
         limits=card.LIMITS,
         over={said_name(name): ", ".join(said(value) for value in values) for name, values in swept.sweep.over.items()},
@@ -48,7 +45,6 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
         machine=card.machine(swept.runs[0]),
         command=sweep_command(swept),
     )
-    write_text(out / "report.html", html)
     return table, lines
 
 
