@@ -1,10 +1,16 @@
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 
+from carmil.bags.finding import find_bags
+from carmil.bags.readers import read_bag
+from carmil.bags.store import build_store
+from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain
 from carmil.maps.tile_maps import TileMap
@@ -86,18 +92,92 @@ def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
     assert found.pictures[0].path.is_file() and "a plane" in found.pictures[0].caption
 
 
-def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn, monkeypatch):
+def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
     _, cohort, asked = drawn
     run = run_on(cohort, "abmil.gated", asked)
-    wrong = run.predictions().assign(p_a=1.0, p_b=0.0)
-    other = SimpleNamespace(**{**vars(run), "classes": run.classes, "predictions": lambda: wrong})
-    other.settings = run.settings
-    chosen = heat_maps.choose([other], reopened(run))
-    assert "together answer none of them rightly" in chosen.rule and chosen.label == "b"
-    assert isinstance(wrong, pd.DataFrame)
+    store, frame = reopened(run), run.predictions()
+    areas = {name: int((store.bag(i).instance_labels > 0).sum()) for i, name in enumerate(store.ids)}
+    ill = sorted(frame.loc[frame["label"] == "b", "slide"].unique(), key=areas.get)
+
+    def answering(rightly):
+        """The run as if its models called these slides b, and all others a."""
+        p = frame["slide"].isin(rightly).astype(float)
+        answers = frame.assign(p_a=1 - p, p_b=p)
+        return SimpleNamespace(
+            **vars(run), classes=run.classes, settings=run.settings, predictions=lambda: answers.copy()
+        )
+
+    none = heat_maps.choose([answering(ill[:1]), answering(ill[1:])], store)
+    assert (none.slide, none.label, none.annotated) == (ill[-1], "b", areas[ill[-1]])
+    assert none.rule.endswith(
+        f"the {len(ill)} test slides that are not 'a', as all 2 models together answer none of them rightly"
+    )
+    one = heat_maps.choose([answering(ill[:1]), answering(ill)], store)
+    assert one.slide == ill[0]
+    assert one.rule.endswith(
+        f"among the 1 of {len(ill)} test slides that are not 'a' which all 2 models answer rightly"
+    )
 
 
-def test_a_slide_that_is_found_by_name_is_drawn_over_and_another_is_refused(tmp_path):
+@pytest.fixture
+def titles(monkeypatch):
+    """What stands above the panels of the pictures that are saved."""
+    save, seen = Figure.savefig, []
+
+    def saved(figure, *args, **options):
+        seen.append([panel.get_title() for panel in figure.axes if panel.get_title()])
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    return seen
+
+
+def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch, titles):
+    cohort = make_cohort(tmp_path, slides=12)
+    for source in find_bags(tmp_path / "work").sources:
+        write_bag(replace(read_bag(source), instance_labels=None), tmp_path / "bare", "safetensors")
+    build_store(tmp_path / "bare", tmp_path / "unknown", workers=1)
+    cohort = replace(cohort, name="unknown", bags=tmp_path / "unknown")
+    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: Found((cohort,), ()))
+    found = heat_maps.reproduce(Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
+    assert f"(b; {SIDE**2} tiles, none known to be annotated): the slide that comes first by name" in found.lines[0]
+    assert "No tile is known to be annotated: zoom 1 is the middle of the tissue." in found.pictures[0].caption
+    assert titles == [["tiles", *(title.replace(", ", ",\n") for title, *_ in heat_maps.MAPS)]]
+    assert found.tables[0].heads == ("map", "p of b, %")
+    assert {len(line) for line in found.tables[0].lines} == {2}
+    assert json.loads((tmp_path / "out" / "heat-maps.json").read_text())["slide"]["annotated"] is None
+    text = (tmp_path / "out" / "heat-maps.md").read_text().replace("known to be annotated", "")
+    assert "annotated" not in text and "zoom 2" not in text.lower()
+
+
+@pytest.mark.parametrize(
+    ("of", "first", "words"),
+    [
+        (lambda x: x < 0, "tiles", "No tile is known to be annotated: zoom 1 is the middle of the tissue."),
+        (
+            lambda x: x >= 0,
+            "annotated",
+            "annotated region; there is no place of the same size without an annotated tile.",
+        ),
+        (
+            lambda x: x == 0,
+            "annotated",
+            "Lines: annotated tiles. Zoom 1 is around the largest annotated region, zoom 2",
+        ),
+    ],
+    ids=["none", "all", "some"],
+)
+def test_a_picture_says_what_is_drawn_in_it(tmp_path, titles, of, first, words):
+    corners, x, y = grid(20)
+    maps = tuple(TileMap("b", (x - y).astype(float), kind, kind) for kind in ("factual", "evidence"))
+    ((_, caption),) = draw_heat_maps(
+        Drawn("s01", corners.astype(float), float(TILE), "level0_px", maps, of(x)), tmp_path / "maps.png"
+    )
+    assert words in caption
+    assert titles == [[first, "factual", "evidence"]]
+
+
+def test_a_slide_that_is_found_by_name_is_drawn_over_and_another_is_refused(tmp_path, titles):
     import tifffile
 
     corners, x, y = grid(4)
@@ -114,6 +194,8 @@ def test_a_slide_that_is_found_by_name_is_drawn_over_and_another_is_refused(tmp_
     found = draw_heat_maps(one, tmp_path / "maps.png", slides)
     assert [path.name for path, _ in found] == ["maps.png", "maps_large.png"]
     assert all(path.is_file() for path, _ in found) and "the slide, in grey" in found[0][1]
+    bare = draw_heat_maps(replace(one, truth=None), tmp_path / "bare.png", slides)
+    assert [line[0] for line in titles] == ["annotated", "slide"] and "Lines" not in bare[0][1]
     with pytest.raises(CarmilError, match="has no file of 's02'"):
         draw_heat_maps(Drawn("s02", one.corners, one.size, one.unit, maps, None), tmp_path / "x.png", slides)
     with pytest.raises(CarmilError, match="expected the slide that they were cut from"):

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from carmil.reproduce.digit_models import Point
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, shift_of
 from carmil.reproduce.shift_words import nearest_reading, reasons_lines, verdict
+from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.two_branches import Looked
 
 from .small_cohorts import make_cohort
@@ -100,6 +102,28 @@ def test_the_nearest_way_to_count_is_named_and_what_it_gives_without_a_counterfa
     assert "it is the paper's own" in nearest_reading(near)
 
 
+SLIDES = SlideCohort("x", "made slides", Path("x"), Path("x.csv"), ("auc", "f1_macro"), "uni")
+
+
+def slides_said(counts):
+    counts = np.array([counts], float)
+    (line,) = shift._slide_lines(SLIDES, "abc"[: counts.shape[1]], Shift(dict.fromkeys(READINGS, counts), counts))
+    return line
+
+
+def test_a_class_that_grows_itself_is_no_competitor_of_itself():
+    said = slides_said([[19, 0, 1], [0, 8, 0], [3, 4, 3]])
+    assert "most often 0: a to 2: c 5 % (itself 95 %); 1: b to no other class (itself 100 %); 2: c to 1: b 40 %" in said
+    assert "no class goes to one competitor in 90 % of its slides" in said and "dominates" not in said
+
+
+def test_a_competitor_that_dominates_is_told_with_the_class_that_goes_there():
+    said = slides_said([[0, 10, 0], [1, 8, 1], [0, 0, 0]])  # no slide of c is answered rightly
+    assert "most often 0: a to 1: b 100 % (itself 0 %); 1: b to 0: a 10 % (itself 80 %); one" in said
+    assert "one competitor dominates in 0: a. The paper" in said
+    assert "no slide was answered rightly" in slides_said(np.zeros((3, 3)))
+
+
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 40))
@@ -125,7 +149,7 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     assert np.array(facts["slides"]["counts"]["grows most"]).shape == (2, 3, 3)  # a matrix a seed
     points = next(table for table in found.tables if "other weights" in table.title)
     assert [line[:3] for line in points.lines] == [("l1", "0.2", "1"), ("l1", "1", "0.2")]
-    assert (asked.shared / "runs" / "four_bags" / "car-abmil").is_dir()  # where Table 1's is
+    assert (asked.digits / "runs" / "four_bags" / "car-abmil").is_dir()  # where Table 1's is
     assert all(picture.path.is_file() for picture in found.pictures)
     text = (asked.out / "shift.md").read_text()
     assert all(line in text for line in found.lines) and "the figures mean nothing" in text

@@ -1,4 +1,4 @@
-"""The picture of heat maps: a column a map, the whole slide above two zooms, the truth drawn around. n tiles.
+"""The picture of heat maps: a column a map, the whole slide above its zooms, the truth drawn around where it is known. n tiles.
 
 Drawn over the slide where its file is found; else on a plane, the tiles being squares where they lie.
 """
@@ -6,7 +6,7 @@ Drawn over the slide where its file is found; else on a plane, the tiles being s
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,14 +70,29 @@ def draw_heat_maps(drawn: Drawn, path: Path, slides: Path | None = None) -> list
         _draw(painter, boxes, path, drawn.truth)
         over = "a plane: there is no file of the slide" if isinstance(slide, Plane) else "the slide, in grey"
         caption = (
-            f"{drawn.slide} over {over}; a column a method, above the whole, below {len(boxes)} zooms. Violet: how much a tile is "
-            f"looked at ({SCALES['minmax']}); blue supports the class, orange refutes it. Lines: {ANNOTATED} tiles."
+            f"{drawn.slide} over {over}; a column a method, above the whole, below what is zoomed in on. Violet: how much a tile "
+            f"is looked at ({SCALES['minmax']}); blue supports the class, orange refutes it. {_said(boxes, drawn.truth)}"
         )
         found = [(path, caption)]
         if not isinstance(slide, Plane):
             large = draw_comparison(painter, path.with_name(f"{path.stem}_large.png"), regions=boxes)
             found.append((large, f"{drawn.slide}: the same maps, large, a row each."))
     return found
+
+
+def annotated(truth: NDArray[np.bool_] | None) -> TypeGuard[NDArray[np.bool_]]:
+    """Whether there is any truth to draw and to speak of."""
+    return truth is not None and bool(truth.any())
+
+
+def _said(boxes: Sequence[Box], truth: NDArray[np.bool_] | None) -> str:
+    """What the lines are and which places are zoomed in on."""
+    if not annotated(truth):
+        return "No tile is known to be annotated: zoom 1 is the middle of the tissue."
+    first = f"Lines: {ANNOTATED} tiles. Zoom 1 is around the largest annotated region"
+    if len(boxes) == 1:
+        return f"{first}; there is no place of the same size without an annotated tile."
+    return f"{first}, zoom 2 the place of the same size without an annotated tile that is farthest from it."
 
 
 def zooms(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
@@ -87,7 +102,7 @@ def zooms(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
 
     middles = tiles.corners + tiles.size / 2
     widest = WIDEST * max(np.ptp(middles, axis=0).max(), tiles.size)
-    if truth is None or not truth.any():
+    if not annotated(truth):
         return [_box(tiles, np.median(middles, axis=0), max(NARROWEST * tiles.size, widest / 2))]
     ring = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=1)[0].rings[0]
     low, high = ring.min(0), ring.max(0)
@@ -142,9 +157,10 @@ def _tiles(drawn: Drawn, slide: Slide) -> Tiles:
 
 
 def _contours(drawn: Drawn, tiles: Tiles) -> list[Region]:
-    if drawn.truth is None or not drawn.truth.any():
+    truth = drawn.truth
+    if not annotated(truth):
         return []
-    found = top_region_contours(tiles, _as_map(drawn.truth), top=drawn.truth.mean(), most=len(drawn.truth))
+    found = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=len(truth))
     return [Region(ANNOTATED, one.rings) for one in found]
 
 
@@ -178,10 +194,17 @@ def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.
                 panel.set_yticks([])
                 for spine in panel.spines.values():
                     spine.set_color("#c9cfd9")
+        panels[0, 0].set_title(_first_title(painter.slide, truth))
         _named(panels, maps, boxes, whole, whole_pixels=picture_size(whole[2] - whole[0], whole[3] - whole[1], LONGEST))
         _legend(figure, panels, maps)
         with whole_file(path) as aside:
             figure.savefig(aside, dpi=140, facecolor="white")
+
+
+def _first_title(slide: Slide, truth: NDArray[np.bool_] | None) -> str:
+    if annotated(truth):
+        return ANNOTATED
+    return "tiles" if isinstance(slide, Plane) else "slide"
 
 
 def _whole(tiles: Tiles) -> Box:
@@ -209,10 +232,9 @@ def _named(
     *,
     whole_pixels: tuple[int, int],
 ) -> None:
-    """Titles, the zooms by number, and the values at the ends of each map's colours."""
+    """The maps' titles, the zooms by number, and the values at the ends of each map's colours."""
     from matplotlib.patches import Rectangle
 
-    panels[0, 0].set_title(ANNOTATED)
     for panel, one in zip(panels[0, 1:], maps, strict=True):
         panel.set_title(one.model.replace(", ", ",\n"))
     for panel, one in zip(panels[-1, 1:], maps, strict=True):

@@ -1,4 +1,4 @@
-"""Figures 1b, 5 and 7: maps of several methods on one slide, whole and two zooms, with the truth drawn around.
+"""Figures 1b, 5 and 7: maps of several methods on one slide, whole and zooms, with the truth drawn around where it is known.
 
 Which slide and which zooms is said by a rule, not by looks. n tiles of the slide.
 """
@@ -22,7 +22,7 @@ from carmil.models.pooling import Offsets
 from carmil.progress import console
 from carmil.report.tables import ResultTable
 from carmil.reproduce.chosen_cohorts import with_places
-from carmil.reproduce.heat_map_picture import Drawn, draw_heat_maps
+from carmil.reproduce.heat_map_picture import Drawn, annotated, draw_heat_maps
 from carmil.reproduce.recipes import Asked, Finding, Picture
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import run_on
@@ -48,13 +48,13 @@ PAPERS_EXAMPLE = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """A test slide, its class by name and number, how many of its tiles are annotated, and by which rule it was taken."""
+    """A test slide, its class by name and number, how many of its tiles are annotated if known, and by which rule it was taken."""
 
     slide: str
     place: int
     label: str
     number: int
-    annotated: int
+    annotated: int | None
     rule: str
 
 
@@ -89,7 +89,7 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
 
 def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
     """Of the test slides that are not of the first class the one with the most annotated tiles that all models answer rightly;
-    where they never do, the one with the most."""
+    where they never do, the one with the most. Where none is annotated, the first by name."""
     classes, bags = runs[0].classes, store.bags()
     right = set.intersection(*(_rightly(run) for run in runs))
     found = []
@@ -100,16 +100,16 @@ def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
         raise CarmilError(
             f"{runs[0].folder}: no slide of another class than {classes[0]!r} was tested: nothing to draw"
         )
-    agreed, annotated, one = min(found, key=lambda line: (not line[0], -line[1], line[2].slide))
-    known = bags.instance_labels is not None
-    kind = "with the most annotated tiles" if known else "that comes first by name"
+    agreed, most, one = min(found, key=lambda line: (not line[0], -line[1], line[2].slide))
+    kind = "with the most annotated tiles" if most else "that comes first by name"
     among = f"{sum(line[0] for line in found)} of {len(found)} test slides that are not {classes[0]!r}"
     rule = f"the slide {kind} among the {among} which all {len(runs)} models answer rightly"
     if not agreed:
         rule = f"the slide {kind} among the {len(found)} test slides that are not {classes[0]!r}, as all {len(runs)} models "
         rule += "together answer none of them rightly"
     assert one.label is not None
-    return Chosen(one.slide, one.place, one.label, classes.index(one.label), annotated, rule)
+    known = None if bags.instance_labels is None else most
+    return Chosen(one.slide, one.place, one.label, classes.index(one.label), known, rule)
 
 
 def _rightly(run: StudyRun) -> set[str]:
@@ -150,21 +150,25 @@ def _annotated(bags: Bags, place: int) -> int:
 
 
 def _table(maps: Sequence[TileMap], runs: dict[str, StudyRun], chosen: Chosen, bag: Bags) -> ResultTable:
-    """What each map makes of the annotated tiles of this one slide, and what its model answers."""
+    """What each map's model answers on this one slide, and what the map makes of the annotated tiles if there are any."""
     truth, lines = _truth(bag), []
     for one, (_, model, _, _) in zip(maps, MAPS, strict=True):
         p = runs[model].predictions()
         mine = p[p["slide"] == chosen.slide]
         sure = float(probabilities(mine, runs[model].classes)[:, chosen.number].mean())
-        area = float("nan")
-        if truth is not None and 0 < truth.sum() < len(truth):
-            scores, hits = torch.from_numpy(one.values)[:, None], torch.from_numpy(truth)[:, None]
-            area = float(auroc(scores, hits, Offsets(torch.tensor([0, len(truth)]))))
-        lines.append((one.model, f"{100 * sure:.0f}", "–" if area != area else f"{100 * area:.1f}"))
-    heads = ("map", f"p of {chosen.label}, %", "AUROC of the annotated tiles, %")
+        lines.append((one.model, f"{100 * sure:.0f}", *([_area(one, truth)] if annotated(truth) else [])))
+    heads = ("map", f"p of {chosen.label}, %", *(["AUROC of the annotated tiles, %"] if annotated(truth) else []))
     return ResultTable(
         f"{chosen.slide}: one slide, so an illustration and no comparison of methods", heads, tuple(lines)
     )
+
+
+def _area(one: TileMap, truth: NDArray[np.bool_]) -> str:
+    """AUROC in per cent; none where all tiles are annotated."""
+    if truth.all():
+        return "–"
+    scores, hits = torch.from_numpy(one.values)[:, None], torch.from_numpy(truth)[:, None]
+    return f"{100 * float(auroc(scores, hits, Offsets(torch.tensor([0, len(truth)])))):.1f}"
 
 
 def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Bags) -> list[str]:
@@ -174,13 +178,14 @@ def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Ba
         float(spearman(values[a], values[b], offsets))
         for a, b in (("ABMIL", "CAR-MIL (F)"), ("CAR-MIL (F)", "CAR-MIL (CF)"))
     ]
-    area = f"{chosen.annotated} of {len(bag.features)} tiles annotated"
+    n = len(bag.features)
+    area = (
+        f"{chosen.annotated} of {n} tiles annotated" if chosen.annotated else f"{n} tiles, none known to be annotated"
+    )
     return [
         f"{cohort.title}, slide {chosen.slide} ({chosen.label}; {area}): {chosen.rule}. Chosen by this rule, not by looks",
         f"on this slide Spearman is {alike[0]:.2f} between F and ABMIL and {alike[1]:.2f} between F and CF; {PAPERS_EXAMPLE}",
         "raw scores before any softmax, min-max over the tiles of the slide, as the paper has them; path evidence is signed and "
-        "has 0 in its middle; where several models were tested on the slide, the mean of their maps",
-        "zoom 1 is around the largest annotated region, zoom 2 the place of the same size without an annotated tile that is "
-        "farthest from it; research use only",
+        "has 0 in its middle; where several models were tested on the slide, the mean of their maps; research use only",
         *cohort.said,
     ]

@@ -36,6 +36,7 @@ from carmil.reproduce.written import written
 
 TASK, MODEL, SLIDE_MODEL = "four_bags", "car/abmil", "car/abmil.gated"
 COUNTED = "of the rightly answered bags of a class (a row) those whose logit of a class (a column) grows most: per cent"
+DOMINATES = 0.9  # of a class's rightly answered slides, where they go to one other class
 
 
 def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
@@ -155,20 +156,24 @@ def _over_points(points: Sequence[Point], found: Sequence[DigitModels], shifts: 
 
 
 def _slide_lines(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> list[str]:
-    """How diffuse the shift is: the paper finds no dominant competitor on BRACS."""
+    """How diffuse the shift is over the classes that are not the slide's: the paper finds no dominant competitor on BRACS."""
     shares = mean_known(shift.shares())
-    tops = [(y, int(np.nanargmax(shares[y]))) for y in range(len(names)) if not np.isnan(shares[y]).all()]
+    others = np.where(np.eye(len(names), dtype=bool), -1.0, shares)
+    tops = [(y, int(others[y].argmax())) for y in range(len(names)) if not np.isnan(shares[y]).any()]
     if not tops:
         return [f"{cohort.title}: no slide was answered rightly, so that there is nothing to count"]
-    told = "; ".join(f"{class_name(names, y)} to {class_name(names, c)} {100 * shares[y, c]:.0f} %" for y, c in tops)
-    largest = max(shares[y, c] for y, c in tops)
-    word = (
-        "one competitor dominates there" if largest >= 0.9 else "no class goes to one competitor in 90 % of its slides"
-    )
+    told = []
+    for y, c in tops:
+        most = f"{class_name(names, c)} {100 * shares[y, c]:.0f} %" if shares[y, c] else "no other class"
+        told.append(f"{class_name(names, y)} to {most} (itself {100 * shares[y, y]:.0f} %)")
+    led = [class_name(names, y) for y, c in tops if shares[y, c] >= DOMINATES]
+    word = f"no class goes to one competitor in {100 * DOMINATES:.0f} % of its slides"
+    if led:
+        word = f"one competitor dominates in {', '.join(led)}"
     data = "a stand-in, not the paper's slides" if cohort.stand_in else f"{cohort.encoder} features"
     return [
-        f"{cohort.title} ({data}): most often {told}; {word}. The paper says of BRACS in words that its shift is diffuse over all "
-        "7 classes, and gives no figures",
+        f"{cohort.title} ({data}): of the other classes most often {'; '.join(told)}; {word}. The paper says of BRACS in words "
+        "that its shift is diffuse over all 7 classes, and gives no figures",
         *cohort.said,
     ]
 
