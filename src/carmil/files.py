@@ -19,7 +19,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     aside = Path(name)
     try:
         yield aside
-        os.chmod(aside, 0o666 & ~_umask())
+        os.chmod(aside, 0o666 & ~_UMASK)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -32,7 +32,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield aside
-        os.chmod(aside, 0o777 & ~_umask())
+        os.chmod(aside, 0o777 & ~_UMASK)
         old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
             if path.exists():
@@ -57,7 +57,10 @@ def safe_name(text: str, *, taken: Collection[str] = ()) -> str:
     return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+_UMASK = _read_umask()  # once: it can be read by setting it only, which threads that write files would see

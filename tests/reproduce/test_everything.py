@@ -1,11 +1,14 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from carmil.errors import CarmilError
 from carmil.report.tables import ResultTable
-from carmil.reproduce.everything import PAGE, reproduce_all
+from carmil.reproduce.everything import reproduce_all
 from carmil.reproduce.recipes import RECIPES, Asked, Finding, Picture
+
+PAGE = "paper.html"
 
 
 def recipe(name, reproduce):
@@ -38,7 +41,7 @@ def test_every_recipe_that_is_listed_can_be_asked(recipe):
 def test_a_recipe_that_cannot_run_says_why_and_the_others_go_on(asked):
     said = []
     sections = reproduce_all(
-        [recipe("first", stops), recipe("second", draws)], asked, command="carmil", say=said.append
+        [recipe("first", stops), recipe("second", draws)], asked, asked.out / PAGE, command="carmil", say=said.append
     )
     assert [section.trouble for section in sections] == ["nothing to run on: expected DATA/crc", ""]
     assert "first could not run: nothing to run on: expected DATA/crc" in said
@@ -48,7 +51,7 @@ def test_a_recipe_that_cannot_run_says_why_and_the_others_go_on(asked):
 
 
 def test_the_page_holds_its_pictures_asks_no_network_and_shows_words_as_words(asked):
-    reproduce_all([recipe("second", draws)], asked, command="carmil reproduce all")
+    reproduce_all([recipe("second", draws)], asked, asked.out / PAGE, command="carmil reproduce all")
     page = (asked.out / PAGE).read_text()
     assert "data:image/png;base64," in page
     assert "http" not in page.replace("http-equiv", "")
@@ -58,7 +61,7 @@ def test_the_page_holds_its_pictures_asks_no_network_and_shows_words_as_words(as
 
 def test_a_fast_page_says_that_its_figures_mean_nothing(tmp_path):
     asked = Asked(out=tmp_path, shared=tmp_path, fast=True)
-    reproduce_all([recipe("first", lambda asked: Finding())], asked, command="carmil")
+    reproduce_all([recipe("first", lambda asked: Finding())], asked, asked.out / PAGE, command="carmil")
     assert "The figures on this page mean nothing" in (tmp_path / PAGE).read_text()
 
 
@@ -66,7 +69,9 @@ def test_what_is_not_run_yet_stands_on_the_page_while_others_run(asked):
     def looks(asked):
         return Finding(lines=((asked.out.parent / PAGE).read_text(),))
 
-    first, second = reproduce_all([recipe("a", lambda asked: Finding()), recipe("b", looks)], asked, command="carmil")
+    first, second = reproduce_all(
+        [recipe("a", lambda asked: Finding()), recipe("b", looks)], asked, asked.out / PAGE, command="carmil"
+    )
     assert "Not run yet." in second.lines[0] and first.took
 
 
@@ -75,6 +80,17 @@ def test_the_list_names_every_recipe(said):
     assert status == 0
     for recipe in RECIPES:
         assert recipe.name in out
+
+
+def test_a_recipe_that_runs_out_of_memory_says_so_and_the_others_go_on(asked):
+    def too_large(asked):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 80 GiB")
+
+    first, second = reproduce_all(
+        [recipe("a", too_large), recipe("b", draws)], asked, asked.out / PAGE, command="carmil"
+    )
+    assert first.trouble == "memory was not enough: CUDA out of memory. Tried to allocate 80 GiB"
+    assert second.took
 
 
 def test_a_recipe_that_does_not_exist_is_refused_in_one_line(said, tmp_path):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,27 @@ def test_what_is_there_is_found_and_what_is_not_is_named(tmp_path: Path) -> None
     assert "TCGA-BRCA: 6 (IDC 3, ILC 3) slides, the paper has 977 (IDC 779, ILC 198)" in cohort.said
     assert len(found.missing) == 4
     assert "DATA/camelyon16/labels.csv (carmil dataset labels camelyon16 makes it)" in found.missing[-1]
+
+
+def test_a_cohort_that_cannot_be_used_says_why_and_the_others_are_found(tmp_path: Path) -> None:
+    brca(tmp_path / "data")
+    (tmp_path / "data" / "bracs" / "uni").mkdir(parents=True)
+    write_bag(Bag("BRACS_1", np.ones((3, 4), dtype=np.float32)), tmp_path / "data" / "bracs" / "uni", "npy")
+    (tmp_path / "data" / "bracs" / "labels.csv").write_text("slide,label\nBRACS_1,N\nBRACS_2,PB\n")
+    (tmp_path / "data" / "nsclc" / "uni").mkdir(parents=True)
+    (tmp_path / "data" / "nsclc" / "labels.csv").write_text("slide,label\na,LUAD\nb,LUSC\n")
+    found = cohorts_in(asked(tmp_path, tmp_path / "data"))
+    assert [one.name for one in found.cohorts] == ["brca"]
+    said = [line for line in found.missing if "is there and cannot be used" in line]
+    assert len(said) == 2
+    assert "TCGA-NSCLC" in said[0] and "nsclc" in said[0]
+    assert "BRACS" in said[1] and "has no column `split`" in said[1]
+
+
+def test_the_encoder_that_was_asked_for_is_looked_for(tmp_path: Path) -> None:
+    brca(tmp_path / "data", "resnet50")
+    resnet = replace(asked(tmp_path, tmp_path / "data"), encoder="resnet50")
+    assert cohorts_in(resnet).cohorts[0].bags.name == "resnet50"
 
 
 def test_only_what_is_missing_of_a_cohort_is_named(tmp_path: Path) -> None:

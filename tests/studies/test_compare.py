@@ -25,7 +25,7 @@ def judged(name, measure, p, labels, by_fold, **columns):
 LABELS = np.arange(40) % 2
 RNG = np.random.default_rng(0)
 GOOD, POOR = (np.clip(0.5 + s * (LABELS - 0.5) + RNG.normal(0, 0.3, 40), 0.01, 0.99) for s in (0.9, 0.2))
-FOLDS = [[{"fold": f, "seed": s, "f1_macro": v + s / 100} for f, v in enumerate(vs) for s in (0, 1)]
+FOLDS = [[{"fold": f, "seed": s, "threshold": 0.5, "f1_macro": v + s / 100} for f, v in enumerate(vs) for s in (0, 1)]
          for vs in ([0.9, 0.8, 0.85], [0.6, 0.7, 0.5])]  # fmt: skip
 
 
@@ -41,13 +41,32 @@ def test_a_difference_is_scikit_learns_and_its_interval_is_around_it(measure, by
     assert np.isnan(found.p_delong)  # DeLong is about AUC
 
 
+def test_f1_is_of_the_answers_that_were_given_from_each_runs_own_threshold_on():
+    def f1(p, threshold):
+        return f1_score(LABELS, p >= threshold, average="macro")
+
+    first, second = (
+        judged(name, "f1_macro", p, LABELS, [{"fold": 0, "seed": 0, "threshold": at, "f1_macro": f1(p, at)}])
+        for name, p, at in (("a", GOOD, GOOD[LABELS == 1].min()), ("b", POOR, 0.7))
+    )
+    (found,) = compare_pairs([(first, second)], repeats=50)
+    assert found.difference == pytest.approx(first.by_fold[0]["f1_macro"] - second.by_fold[0]["f1_macro"])
+    assert found.difference != pytest.approx(f1(GOOD, 0.5) - f1(POOR, 0.5))
+    unknown = judged("c", "f1_macro", GOOD, LABELS, [{"fold": 0, "seed": 0, "f1_macro": 1.0}])
+    with pytest.raises(CarmilError, match="c does not say where its answers begin"):
+        compare_pairs([(first, unknown)])
+
+
 def test_t_is_over_folds_and_of_one_fold_over_its_seeds_which_the_table_says():
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), FOLDS, strict=True))
     (found,) = compare_pairs([(first, second)], repeats=50)
     assert (found.pairs, found.p_t) == ("folds", pytest.approx(ttest_rel([0.9, 0.8, 0.85], [0.6, 0.7, 0.5]).pvalue))
     assert found.difference_t == pytest.approx(0.85 - 0.6)
     assert comparison_table([found]).heads[2:5] == ("F1 difference", "95 % interval", "p paired t")
-    seeds = [[{"fold": 0, "seed": s, "f1_macro": v} for s, v in enumerate(vs)] for vs in ([0.9, 0.8], [0.7, 0.65])]
+    seeds = [
+        [{"fold": 0, "seed": s, "threshold": 0.5, "f1_macro": v} for s, v in enumerate(vs)]
+        for vs in ([0.9, 0.8], [0.7, 0.65])
+    ]
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), seeds, strict=True))
     (found,) = compare_pairs([(first, second)], repeats=50)
     assert (found.pairs, found.p_t) == ("seeds", pytest.approx(ttest_rel([0.9, 0.8], [0.7, 0.65]).pvalue))

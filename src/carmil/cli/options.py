@@ -55,6 +55,7 @@ ColumnOption = Annotated[
     str | None, typer.Option(help="Which column of the table that is.  [default: found by looking]")
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
+EncoderOption = Annotated[str, typer.Option(help="Whose features of slides: DATA/COHORT/ENCODER.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 
 

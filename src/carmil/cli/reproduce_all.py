@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for, names_in, say
+from carmil.cli.options import Device, DeviceOption, EncoderOption, OutOption, device_named, folder_for, names_in, say
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError
 
@@ -42,24 +42,27 @@ def all_(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of bags and folds.")] = 0,
     out: OutOption = Path("paper"),
+    encoder: EncoderOption = "uni",
     device: DeviceOption = Device.auto,
 ) -> None:
     """Every recipe, and one page with all tables and figures: OUT/paper.html.
 
-    Killed and started again, it goes on with what is not there yet. Recipes share their trained models.
+    Killed and started again, it goes on with what is not there yet. Recipes share their trained models. A fast look is written
+    to OUT/fast, and some recipes (--only) to a page of their own, OUT/some.html: neither takes the place of the real one.
 
     Example: carmil reproduce all --data DIR --fast
     """
-    from carmil.reproduce.everything import PAGE, reproduce_all
+    from carmil.reproduce.everything import reproduce_all
     from carmil.reproduce.recipes import RECIPES, Asked, recipe_named
 
     if data is not None and not data.is_dir():
         raise CarmilError(f"--data {data} is no folder: expected one with mnist, crc or cohorts of slides in it")
     recipes = tuple(recipe_named(name) for name in names_in(only)) or RECIPES
-    out = folder_for(out)
-    asked = Asked(out=out, shared=out, data=data, device=device_named(device), fast=fast, seed=seed)
-    sections = reproduce_all(recipes, asked, command=_again(asked, only), say=say)
-    typer.echo(f"written: {out / PAGE}")
+    home = folder_for(out) / "fast" if fast else folder_for(out)
+    page = home / ("some.html" if only else "paper.html")
+    asked = Asked(home, out, data, device_named(device), fast, seed, encoder)
+    sections = reproduce_all(recipes, asked, page, command=_again(asked, only), say=say)
+    typer.echo(f"written: {page}")
     troubled = [section.name for section in sections if section.trouble]
     if troubled:
         raise CarmilError(
@@ -73,5 +76,6 @@ def _again(asked: "Asked", only: str) -> str:
     words += ["--data", asked.data.name] if asked.data is not None else []
     words += ["--only", only] if only else []
     words += ["--fast"] if asked.fast else []
+    words += ["--encoder", asked.encoder] if asked.encoder != "uni" else []
     words += ["--seed", str(asked.seed)] if asked.seed else []
     return shlex.join(words)

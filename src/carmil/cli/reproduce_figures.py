@@ -10,6 +10,7 @@ from carmil.cli.findings import asked_in, show_finding
 from carmil.cli.options import (
     Device,
     DeviceOption,
+    EncoderOption,
     OutOption,
     device_named,
     names_in,
@@ -29,12 +30,13 @@ def _words_of_figures(
         bool, typer.Option("--fast", help="Few bags and epochs, to see that it runs; the figures mean nothing.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of bags and folds.")] = 0,
+    encoder: EncoderOption = "uni",
     device: DeviceOption = Device.auto,
 ) -> tuple[dict[str, Any]]:
     """What a recipe is told beside its folder."""
     if data is not None and not data.is_dir():
         raise CarmilError(f"--data {data} is no folder: expected one with mnist, crc or cohorts of slides in it")
-    return ({"data": data, "fast": fast, "seed": seed, "device": device_named(device)},)
+    return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
 
 
 _of_figures = options_of(_words_of_figures, "words")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from carmil.cli.findings import asked_in, show_finding
-from carmil.cli.options import Device, DeviceOption, OutOption, device_named, names_in, options_of
+from carmil.cli.options import Device, DeviceOption, EncoderOption, OutOption, device_named, names_in, options_of
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError
 
@@ -17,12 +17,13 @@ def _words_of_slides(
         bool, typer.Option("--fast", help="Few slides and epochs, to see that it runs; the figures mean nothing.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of folds and initialisations.")] = 0,
+    encoder: EncoderOption = "uni",
     device: DeviceOption = Device.auto,
 ) -> tuple[dict[str, Any]]:
     """What a recipe is told beside its folder."""
     if not data.is_dir():
         raise CarmilError(f"--data {data} is no folder: expected one with cohorts of slides, or crc, in it")
-    return ({"data": data, "fast": fast, "seed": seed, "device": device_named(device)},)
+    return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
 
 
 _of_slides = options_of(_words_of_slides, "words")

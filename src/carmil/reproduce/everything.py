@@ -3,6 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+from torch import OutOfMemoryError
 
 from carmil import __version__
 from carmil.errors import CarmilError
@@ -10,21 +13,23 @@ from carmil.report.paper import Section, write_paper
 from carmil.reproduce.recipes import WHAT_THAT_IS, Asked, Recipe
 from carmil.training.runs import machine
 
-PAGE = "paper.html"
-
 
 def reproduce_all(
-    recipes: Sequence[Recipe], asked: Asked, *, command: str, say: Callable[[str], None] = lambda line: None
+    recipes: Sequence[Recipe],
+    asked: Asked,
+    page: Path,
+    *,
+    command: str,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[Section]:
-    """Runs the recipes under asked.out and writes the page there, anew after each."""
-    asked.out.mkdir(parents=True, exist_ok=True)
+    """Runs the recipes under asked.out and writes the page, anew after each."""
     sections = [Section(one.name, one.of, one.title, one.needs) for one in recipes]
     for i, recipe in enumerate(recipes):
         say(f"{i + 1}/{len(recipes)} {recipe.name}: {recipe.title}")
         sections[i] = _run(recipe, sections[i], replace(asked, out=asked.out / recipe.name))
         if sections[i].trouble:
             say(f"{recipe.name} could not run: {sections[i].trouble}")
-        write_paper(asked.out / PAGE, sections, fast=asked.fast, command=command, facts=_facts(asked))
+        write_paper(page, sections, fast=asked.fast, command=command, facts=_facts(asked))
     return sections
 
 
@@ -34,6 +39,8 @@ def _run(recipe: Recipe, section: Section, asked: Asked) -> Section:
         found = recipe.reproduce(asked)
     except CarmilError as error:
         return replace(section, trouble=str(error))
+    except (MemoryError, OutOfMemoryError) as error:
+        return replace(section, trouble=f"memory was not enough: {' '.join(str(error).split())[:200]}")
     return replace(
         section,
         tables=found.tables,

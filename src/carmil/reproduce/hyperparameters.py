@@ -34,9 +34,10 @@ GRID_SAID = "CAR's weights: the grid's"
 HOW = (
     "a single run, as the paper's: one initialisation of every fold, the same for all points; the paper does not say which fold "
     "its figures are of",
-    f"{CHOSEN} the point that validation bags choose; {IDLE} the branch counts for nothing: ABMIL to the last bit. Test AUCs "
+    f"{CHOSEN} the point that validation bags choose; {IDLE} the branch counts for nothing: ABMIL but for rounding. Test AUCs "
     "of all points are there to see how much the weights matter: to take the best of them is to choose on the test set",
-    "CAR-MIL, chosen by fold: of the points with CAR each fold takes that of its own lowest validation loss; no test bag has a say",
+    "CAR-MIL, chosen by fold: of the points with CAR each fold takes that of its own lowest validation loss; no test bag "
+    "has a say. The table's last line may take the plain model, too",
 )
 
 

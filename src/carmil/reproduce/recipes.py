@@ -20,6 +20,7 @@ class Asked:
     data: the user's folder, if any: `mnist`, `crc` and a folder for each cohort of slides (`slide_cohorts`)
     out: where this recipe writes; shared: where runs and cohorts lie that several recipes use
     fast: a look at the machinery; the figures mean nothing
+    encoder: whose features of slides
     """
 
     out: Path
@@ -28,6 +29,7 @@ class Asked:
     device: str = "cpu"
     fast: bool = False
     seed: int = 0
+    encoder: str = "uni"
 
     @property
     def digits(self) -> Path:

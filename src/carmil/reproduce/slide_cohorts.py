@@ -50,13 +50,21 @@ class Found:
     missing: tuple[str, ...]
 
 
-def cohorts_in(asked: "Asked", *, encoder: str = "uni") -> Found:
-    """The paper's cohorts that DATA has with features by this encoder; where it has none with such, the stand-in ones."""
+def cohorts_in(asked: "Asked", *, encoder: str | None = None) -> Found:
+    """The paper's cohorts that DATA has with features by this encoder (or the asked one); where it has none with such, the
+    stand-in ones. One that is there and cannot be used is among the missing, and says why."""
+    encoder = encoder or asked.encoder
     there = [dataset for dataset in DATASETS if is_there(asked.data, dataset, encoder)]
     if there:
         assert asked.data is not None
-        cohorts = tuple(_cohort(asked.data, dataset, encoder) for dataset in there)
-        return Found(cohorts, tuple(missing_line(asked.data, d, encoder) for d in DATASETS if d not in there))
+        cohorts: list[SlideCohort] = []
+        missing = [missing_line(asked.data, dataset, encoder) for dataset in DATASETS if dataset not in there]
+        for dataset in there:
+            try:
+                cohorts.append(_cohort(asked.data, dataset, encoder))
+            except CarmilError as error:
+                missing.append(f"{dataset.title} is there and cannot be used: {error}")
+        return Found(tuple(cohorts), tuple(missing))
     crc = asked.folder("crc")
     if crc is None:
         where = "no DATA was given" if asked.data is None else f"{asked.data} has none of them, and no crc to stand in"
@@ -87,6 +95,9 @@ def missing_line(data: Path | None, dataset: Dataset, encoder: str) -> str:
 
 def _cohort(data: Path, dataset: Dataset, encoder: str) -> SlideCohort:
     home = data / dataset.name
+    counted = slides_in(dataset, home, encoder)
+    if dataset.official and counted.parts is None:
+        raise CarmilError(f"{home / 'labels.csv'} has no column `split`, and its official split is needed")
     return SlideCohort(
         name=dataset.name,
         title=dataset.title,
@@ -97,7 +108,7 @@ def _cohort(data: Path, dataset: Dataset, encoder: str) -> SlideCohort:
         official=dataset.official,
         seeds=dataset.seeds,
         lr=dataset.lr,
-        said=tuple(counts_said(dataset, slides_in(dataset, home, encoder))),
+        said=tuple(counts_said(dataset, counted)),
     )
 
 

@@ -10,6 +10,7 @@ from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.studies.chosen import Choice, choose
+from carmil.studies.cohort import opened
 from carmil.studies.compare import Judged, each_fold
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.settings import Settings
@@ -102,7 +103,7 @@ def run_on(cohort: SlideCohort, model: str, asked: Asked, **settings: Any) -> St
 def words_of(cohort: SlideCohort, model: str, asked: Asked, name: str, **settings: Any) -> dict[str, Any]:
     """A study as `carmil train` is asked for it, in a folder of this name among the cohort's runs."""
     study = {
-        "bags": cohort.bags,
+        "bags": packed(cohort, asked),
         "labels": cohort.labels,
         "out": runs_of(cohort, asked) / name,
         "model": model,
@@ -117,6 +118,12 @@ def words_of(cohort: SlideCohort, model: str, asked: Asked, name: str, **setting
         "options": FAST_OPTIONS.get(model.rpartition("/")[2]) if asked.fast else None,
     }
     return study | settings
+
+
+def packed(cohort: SlideCohort, asked: Asked) -> Path:
+    """The store of a cohort's features: a folder of files is packed once, for all methods and recipes."""
+    home = asked.shared / "cohorts" / f"{cohort.name}-{cohort.encoder}"
+    return opened(cohort.bags, home, dtype="float16", truth=None, say=quietly).path
 
 
 def runs_of(cohort: SlideCohort, asked: Asked) -> Path:

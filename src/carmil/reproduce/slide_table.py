@@ -22,7 +22,8 @@ MAPS = (
 )
 READ = (
     "a difference is of the answers to all test cases together, averaged over the runs, its 95 % interval over resampled "
-    "patients; it need not be the difference of two means over folds",
+    "patients, or sets of donors; it need not be the difference of two means over folds. F1 and balanced accuracy of two "
+    "classes are of the answers from each fold's own threshold on, which validation bags chose; of more, of the likeliest class",
     "words follow that interval; a paired t-test over folds that share training cases is bolder than it should be; over runs of "
     "one division it says what initialisation does, and nothing of other cases",
     "p values in brackets are corrected by Holm's method for the pairs of one cohort and measure",
@@ -149,10 +150,11 @@ def conditions(
     cohorts = list({one.cohort.name + one.cohort.encoder: one for one in rows}.values())
     lines = [line for one in cohorts for line in _about(one)]
     epochs = FAST_EPOCHS if asked.fast else EPOCHS
+    first = min(rows[0].run.settings["warmup"], epochs - 1)
     lines.append(
         f"every method: Adam, weight decay 1e-5, a cosine over at most {epochs} epochs, patience {PATIENCE}, one slide a step; the "
-        f"epoch of the lowest validation loss, and no test bag chooses anything. {weights}; what else a method has is as its "
-        "authors published it. The paper leaves most of this open"
+        f"epoch of the lowest validation loss, from epoch {first} on (counted from 0), and no test bag chooses anything. "
+        f"{weights}; what else a method has is as its authors published it. The paper leaves most of this open"
     )
     lines += ["--fast: TransMIL, RRT-MIL and WENO are smaller than published"] if asked.fast else []
     lines += [MAPS] if any("auprc_attention" in one.cohort.measures for one in rows) else []
@@ -186,7 +188,12 @@ def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, 
 
 
 def _cell(row: Answered | None, measure: str) -> str:
-    return "–" if row is None or not row.has(measure) else shown(figure(row.each(measure)))
+    """Over the folds that have the figure; how many, if not all."""
+    each = [] if row is None else row.each(measure)
+    known = [value for value in each if not np.isnan(value)]
+    if not known:
+        return "–"
+    return shown(figure(known)) + (f" ({len(known)} of {len(each)})" if len(known) < len(each) else "")
 
 
 def _stands_in(cohorts: Any) -> str:

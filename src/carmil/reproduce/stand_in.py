@@ -24,6 +24,10 @@ from carmil.reproduce.stand_in_slides import FAST, FULL, Size, slides_of
 VERSION = 1  # of the study: another number is another study
 MADE = "a stand-in: real nuclei of crc, made slides; its figures are no one's published figures"
 MIXED = "nuclei of the 60 patients whose kinds are known, drawn with replacement; no patient is in two parts"
+SETS = (
+    "its slides are of sets of five donors, and sets of one part share donors: intervals over sets are narrower than intervals "
+    "over patients would be"
+)
 
 
 def build_stand_in(
@@ -78,6 +82,7 @@ def _cohorts(home: Path, encoder: str, *more: str) -> tuple[SlideCohort, ...]:
                 "divided into train, validation and test",
                 MADE,
                 MIXED,
+                SETS,
             ),
             official=True,
             seeds=3,
@@ -92,6 +97,7 @@ def _cohorts(home: Path, encoder: str, *more: str) -> tuple[SlideCohort, ...]:
                 "large in the other; patients divided into train, validation and test",
                 MADE,
                 MIXED,
+                SETS,
             ),
             official=True,
             seeds=3,

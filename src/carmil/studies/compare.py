@@ -24,6 +24,8 @@ OF_ANSWERS: dict[str, Callable[..., float]] = {
     "f1_macro": f1_macro,
     "balanced_accuracy": balanced_accuracy,
 }
+ROUNDING = 1e-12  # whoever lies at the threshold is answered yes
+AT_THRESHOLDS = ("f1_macro", "balanced_accuracy")  # of two classes; of more they are of the likeliest class
 TESTS = ("t", "bootstrap", "delong")
 
 
@@ -170,11 +172,26 @@ def _cases(judged: Judged) -> "pd.DataFrame":
             raise CarmilError(f"{judged.name} has no {SHOWN.get(measure, measure)} of single slides to compare by")
         frame, key, values = judged.answers.dropna(subset=[measure]), "slide", [measure]
     else:
-        frame, key, values = mean_over_seeds(judged.answers, run.classes), "slide", columns(run.classes)
+        answers = _from_thresholds(judged) if measure in AT_THRESHOLDS and len(run.classes) == 2 else judged.answers
+        frame, key, values = mean_over_seeds(answers, run.classes), "slide", columns(run.classes)
         if run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag":
             frame, key = by_patient(frame, run.classes, run.metrics["rule"]), "patient"
     keys = list(dict.fromkeys([key, "patient", "label"]))
     return frame.groupby(keys, sort=True)[values].mean().reset_index().set_index(key, drop=False)
+
+
+def _from_thresholds(judged: Judged) -> "pd.DataFrame":
+    """The answers with every probability moved so that its fold's and seed's threshold lies at one half: the likeliest class is
+    then the answer that was given, as in the figures of the fold."""
+    thresholds = {(line["fold"], line["seed"]): line.get("threshold") for line in judged.by_fold}
+    if None in thresholds.values():
+        raise CarmilError(f"{judged.name} does not say where its answers begin: train it again to compare by F1")
+    moved = judged.answers.copy()
+    cuts = [thresholds[key] for key in zip(moved["fold"], moved["seed"], strict=True)]
+    no, yes = columns(judged.run.classes)
+    moved[yes] = moved[yes] - np.asarray(cuts, dtype=np.float64) + (0.5 + ROUNDING)
+    moved[no] = 1 - moved[yes]
+    return moved
 
 
 def _values(judged: Judged, cases: "pd.DataFrame") -> NDArray[np.float64]:

@@ -127,7 +127,7 @@ def _tested(
         for name, values in agreement(trained.population, group.models, cohort.bags, group.tested).items():
             frame[name] = values
             figures[name] = float(frame[name].mean())
-        lines.append({"fold": group.fold, "seed": group.seed, **figures})
+        lines.append({"fold": group.fold, "seed": group.seed, **({} if at is None else {"threshold": at}), **figures})
         frames.append(frame)
     frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)
     together = _judged_by(mean_over_seeds(frame, cohort.classes), cohort, settings)

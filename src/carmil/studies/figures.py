@@ -53,7 +53,7 @@ def measured(
 
 def summarised(by_fold: "pd.DataFrame") -> dict[str, dict[str, float]]:
     """Mean and standard deviation over the folds of each figure, each fold's being the mean over its seeds."""
-    figures = [name for name in by_fold.columns if name not in ("fold", "seed")]
+    figures = [name for name in by_fold.columns if name not in ("fold", "seed", "threshold")]
     folds = by_fold.groupby("fold")[figures].mean()
     spread = folds.std(ddof=1) if len(folds) > 1 else folds.iloc[0] * np.nan
     return {name: {"mean": float(folds[name].mean()), "std": float(spread[name])} for name in figures}
