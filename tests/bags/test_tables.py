@@ -51,7 +51,7 @@ def test_every_guess_is_said(table):
         "patient column: 'case_id' (guessed)",
         "label column: 'label' (guessed)",
         "classes: 'normal' (2 slides), 'tumor' (2 slides)",
-        "positive class: 'tumor' (guessed: the last in the alphabet; name the other with 'positive')",
+        "positive class: 'tumor' (guessed: the last in the alphabet; name the other with --positive)",
     )
 
 
@@ -251,7 +251,7 @@ def lines(header: str, rows: int, row: str) -> str:
         (lines("slide,label", 101, "s{i},name {i}"), {}, "has 101 different labels for 101 slides"),
         (lines("slide,label", 5, "s{i},name {i}"), {}, "has 5 different labels for 5 slides"),
         ("slide,os_months,os_event\na,3.1,1\nb,2,0\n", {}, "look like survival, and there is no label column"),
-        ("slide,a,b\na,0,1\nb,1,0\n", {}, "no label column found among 'slide', 'a', 'b'; name it with 'label'"),
+        ("slide,a,b\na,0,1\nb,1,0\n", {}, "no label column found among 'slide', 'a', 'b'; name it with --label"),
         ("slide,label,target\na,0,1\nb,1,1\nc,1,0\n", {}, "'label' and 'target' could both be the label"),
         ("one,two,label\na,b,0\na,c,1\n", {}, "no column of slide ids found among 'one', 'two', 'label'"),
         ("slide,label,site\na,0,X\nb,1,\n", {"site": "site"}, "column 'site' has no site in line 3"),

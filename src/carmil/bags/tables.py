@@ -410,7 +410,7 @@ def _only_id(frame: "pd.DataFrame", path: Path, found: dict[str, str | None], sa
     first = frame.columns[0]
     if first in found.values() or not frame[first].is_unique or "" in set(frame[first]):
         raise CarmilError(
-            f"{path}: no column of slide ids found among {', '.join(map(repr, frame.columns))}; name it with 'slide'"
+            f"{path}: no column of slide ids found among {', '.join(map(repr, frame.columns))}; name it with --slide"
         )
     said.append(f"slide column: {first!r} (guessed: the first column, and all its values differ)")
     return first
@@ -424,7 +424,7 @@ def _label_choice(frame: "pd.DataFrame", path: Path, candidates: list[str], foun
         if not len(pairs) == frame[varied[0]].nunique() == frame[other].nunique():
             raise CarmilError(
                 f"{path}: columns {varied[0]!r} and {other!r} could both be the label, and they disagree; "
-                "name one with 'label'"
+                "name one with --label"
             )
     if varied or candidates:
         return varied or candidates
@@ -434,11 +434,11 @@ def _label_choice(frame: "pd.DataFrame", path: Path, candidates: list[str], foun
     if times and events:
         raise CarmilError(
             f"{path}: columns {times[0]!r} and {events[0]!r} look like survival, and there is no label column; "
-            "carmil classifies: regression and survival are not supported; name a column of classes with 'label'"
+            "carmil classifies: regression and survival are not supported; name a column of classes with --label"
         )
     if len(rest) != 1:
         raise CarmilError(
-            f"{path}: no label column found among {', '.join(map(repr, frame.columns))}; name it with 'label'"
+            f"{path}: no label column found among {', '.join(map(repr, frame.columns))}; name it with --label"
         )
     return rest
 
@@ -508,7 +508,7 @@ def _sites(frame: "pd.DataFrame", path: Path, slides: list[str], column: str | N
         if not (barcode := _TCGA.match(slide)):
             raise CarmilError(
                 f"{path}: slide {slide!r} in line {line} is no TCGA barcode (TCGA-site-patient-...), so that its site "
-                "is unknown; name a column of sites with 'site'"
+                "is unknown; name a column of sites with --site"
             )
         sites.append(barcode[2])
     return sites
@@ -557,11 +557,11 @@ def _classes(
     if len(counts) > _MOST_CLASSES or len(counts) == len(labels) > 2:
         raise CarmilError(
             f"{where} has {len(counts)} different labels for {len(labels)} slides, the first {labels[0]!r}; "
-            f"expected at most {_MOST_CLASSES} classes, each of several slides; name another with 'label'"
+            f"expected at most {_MOST_CLASSES} classes, each of several slides; name another with --label"
         )
     if len(counts) < 2:
         raise CarmilError(
-            f"{where} has one class only, {labels[0]!r}; expected at least two; name another with 'label'"
+            f"{where} has one class only, {labels[0]!r}; expected at least two; name another with --label"
         )
     classes = sorted(counts, key=lambda c: (float(c) if numeric else 0.0, c.casefold(), c))
     for one, other in pairwise(classes):
@@ -580,7 +580,7 @@ def _classes(
     said.append("classes: " + ", ".join(f"{c!r} ({counts[c]} slides)" for c in classes))
     if positive is None and len(classes) == 2 and not numeric:
         said.append(
-            f"positive class: {classes[1]!r} (guessed: the last in the alphabet; name the other with 'positive')"
+            f"positive class: {classes[1]!r} (guessed: the last in the alphabet; name the other with --positive)"
         )
     return tuple(classes)
 
@@ -619,7 +619,7 @@ def _no_match(table: LabelTable, bags: list[str]) -> str:
     if any(slide.removesuffix(".0") in without_zeros for slide in table.slides):
         advice = "the table has lost its leading zeros: save its ids as text"
     else:
-        advice = "expected equal ids, or ids that the bags' begin with; name the right column with 'slide'"
+        advice = "expected equal ids, or ids that the bags' begin with; name the right column with --slide"
     return (
         f"{table.path}: none of its {len(table.slides)} slides is among the {len(bags)} bags; "
         f"the table has ids like {table.slides[0]!r}, the bags like {bags[0]!r}; {advice}"

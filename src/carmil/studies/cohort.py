@@ -84,7 +84,8 @@ def opened(path: Path, aside: Path, *, dtype: Dtype, truth: str | None, say: Say
     """The store at `path`; a folder of files is packed into one at `aside` first."""
     if is_store(path):
         return open_store(path)
-    say(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
+    if path.exists():
+        say(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
     with counted(f"packing {path.name}", "bags") as on_bag:
         return build_store(path, aside, dtype=dtype, truth=truth, say=say, on_bag=on_bag)
 
