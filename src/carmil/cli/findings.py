@@ -1,14 +1,37 @@
 """What a command about a recipe asks of it, and what it says of what was found."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carmil.cli.options import folder_for
+from carmil.cli.options import Device, DeviceOption, EncoderOption, device_named, folder_for, options_of
+from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
     from carmil.reproduce.recipes import Asked, Finding
+
+
+def _words_of_a_recipe(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with mnist, crc and the cohorts of slides, as far as there are any."),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Few bags and epochs, to see that it runs; the figures mean nothing.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of bags, folds and initialisations.")] = 0,
+    encoder: EncoderOption = "uni",
+    device: DeviceOption = Device.auto,
+) -> tuple[dict[str, Any]]:
+    """What a recipe is told beside its folder."""
+    if data is not None and not data.is_dir():
+        raise CarmilError(f"--data {data} is no folder: expected one with mnist, crc or cohorts of slides in it")
+    return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
+
+
+# A command about a recipe is called with `words`, for asked_in.
+of_a_recipe = options_of(_words_of_a_recipe, "words")
 
 
 def asked_in(out: Path, words: dict[str, Any]) -> "Asked":

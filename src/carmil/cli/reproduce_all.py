@@ -1,12 +1,14 @@
 """carmil reproduce list, carmil reproduce all: every recipe there is."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carmil.cli.options import Device, DeviceOption, EncoderOption, OutOption, device_named, folder_for, names_in, say
+from carmil.cli.findings import asked_in, of_a_recipe
+from carmil.cli.options import OutOption, names_in, say
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError
 
@@ -31,19 +33,11 @@ def list_() -> None:
 
 
 @reproduce.command("all")
+@of_a_recipe
 def all_(
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder with mnist, crc and the cohorts of slides, as far as there are any."),
-    ] = None,
+    words: dict[str, Any],
     only: Annotated[str, typer.Option(help="Names of recipes with commas between.  [default: all]")] = "",
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Few bags and epochs, to see that all of it runs; the figures mean nothing.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of bags and folds.")] = 0,
     out: OutOption = Path("paper"),
-    encoder: EncoderOption = "uni",
-    device: DeviceOption = Device.auto,
 ) -> None:
     """Every recipe, and one page with all tables and figures: OUT/paper.html.
 
@@ -53,14 +47,13 @@ def all_(
     Example: carmil reproduce all --data DIR --fast
     """
     from carmil.reproduce.everything import reproduce_all
-    from carmil.reproduce.recipes import RECIPES, Asked, recipe_named
+    from carmil.reproduce.recipes import RECIPES, recipe_named
 
-    if data is not None and not data.is_dir():
-        raise CarmilError(f"--data {data} is no folder: expected one with mnist, crc or cohorts of slides in it")
     recipes = tuple(recipe_named(name) for name in names_in(only)) or RECIPES
-    home = folder_for(out) / "fast" if fast else folder_for(out)
-    page = home / ("some.html" if only else "paper.html")
-    asked = Asked(home, out, data, device_named(device), fast, seed, encoder)
+    asked = asked_in(out, words)
+    if asked.fast:
+        asked = replace(asked, out=out / "fast")
+    page = asked.out / ("some.html" if only else "paper.html")
     sections = reproduce_all(recipes, asked, page, command=_again(asked, only), say=say)
     typer.echo(f"written: {page}")
     troubled = [section.name for section in sections if section.trouble]

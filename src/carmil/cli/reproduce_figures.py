@@ -6,44 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from carmil.cli.findings import asked_in, show_finding
+from carmil.cli.findings import asked_in, of_a_recipe, show_finding
 from carmil.cli.options import (
-    Device,
-    DeviceOption,
-    EncoderOption,
     OutOption,
-    device_named,
     names_in,
     numbers_in,
-    options_of,
 )
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError, unknown
 
 
-def _words_of_figures(
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder with mnist, crc and the cohorts of slides, as far as there are any."),
-    ] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Few bags and epochs, to see that it runs; the figures mean nothing.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of bags and folds.")] = 0,
-    encoder: EncoderOption = "uni",
-    device: DeviceOption = Device.auto,
-) -> tuple[dict[str, Any]]:
-    """What a recipe is told beside its folder."""
-    if data is not None and not data.is_dir():
-        raise CarmilError(f"--data {data} is no folder: expected one with mnist, crc or cohorts of slides in it")
-    return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
-
-
-_of_figures = options_of(_words_of_figures, "words")
-
-
 @reproduce.command()
-@_of_figures
+@of_a_recipe
 def overview(words: dict[str, Any], out: OutOption = Path("overview")) -> None:
     """Figure 2: the method, drawn from our own architecture, and a bag of digits as a trained model sees it.
 
@@ -58,7 +32,7 @@ def overview(words: dict[str, Any], out: OutOption = Path("overview")) -> None:
 
 
 @reproduce.command()
-@_of_figures
+@of_a_recipe
 def shift(
     words: dict[str, Any],
     alpha: Annotated[str, typer.Option(help="Weights of the counterfactual term, with commas between.")] = "0.2",
@@ -92,7 +66,7 @@ def shift(
 
 
 @reproduce.command()
-@_of_figures
+@of_a_recipe
 def theory(
     words: dict[str, Any],
     tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
@@ -117,7 +91,7 @@ def theory(
 
 
 @reproduce.command()
-@_of_figures
+@of_a_recipe
 def correlations(words: dict[str, Any], out: OutOption = Path("correlations")) -> None:
     """Section 6 and Figure 6: how alike ABMIL's, the factual and the counterfactual attention are.
 
@@ -133,7 +107,7 @@ def correlations(words: dict[str, Any], out: OutOption = Path("correlations")) -
 
 
 @reproduce.command()
-@_of_figures
+@of_a_recipe
 def heat_maps(
     words: dict[str, Any],
     slides: Annotated[

@@ -5,32 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from carmil.cli.findings import asked_in, show_finding
-from carmil.cli.options import Device, DeviceOption, EncoderOption, OutOption, device_named, names_in, options_of
+from carmil.cli.findings import asked_in, of_a_recipe, show_finding
+from carmil.cli.options import OutOption, names_in
 from carmil.cli.reproduce import reproduce
-from carmil.errors import CarmilError
-
-
-def _words_of_slides(
-    data: Annotated[Path, typer.Option(help="Folder with a folder a cohort of slides, or crc to make a stand-in of.")],
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Few slides and epochs, to see that it runs; the figures mean nothing.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of folds and initialisations.")] = 0,
-    encoder: EncoderOption = "uni",
-    device: DeviceOption = Device.auto,
-) -> tuple[dict[str, Any]]:
-    """What a recipe is told beside its folder."""
-    if not data.is_dir():
-        raise CarmilError(f"--data {data} is no folder: expected one with cohorts of slides, or crc, in it")
-    return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
-
-
-_of_slides = options_of(_words_of_slides, "words")
 
 
 @reproduce.command()
-@_of_slides
+@of_a_recipe
 def table2(
     words: dict[str, Any],
     models: Annotated[str, typer.Option(help="Some of its models, with commas between.  [default: all]")] = "",
@@ -52,7 +33,7 @@ def table2(
 
 
 @reproduce.command()
-@_of_slides
+@of_a_recipe
 def table3(words: dict[str, Any], out: OutOption = Path("table3")) -> None:
     """Table 3: CAR on ABMIL, DSMIL and TransMIL; its distance is chosen on validation bags.
 
@@ -65,7 +46,7 @@ def table3(words: dict[str, Any], out: OutOption = Path("table3")) -> None:
 
 
 @reproduce.command()
-@_of_slides
+@of_a_recipe
 def encoders(words: dict[str, Any], out: OutOption = Path("encoders")) -> None:
     """Table 4: ABMIL and CAR-MIL on features of the encoders that are there: uni, resnet50; of the stand-in: resnet50, pixels.
 
@@ -78,7 +59,7 @@ def encoders(words: dict[str, Any], out: OutOption = Path("encoders")) -> None:
 
 
 @reproduce.command()
-@_of_slides
+@of_a_recipe
 def hyperparameters(words: dict[str, Any], out: OutOption = Path("hyperparameters")) -> None:
     """Figure 3: how much alpha, lambda and the distance matter; the whole grid is one population.
 
@@ -91,7 +72,7 @@ def hyperparameters(words: dict[str, Any], out: OutOption = Path("hyperparameter
 
 
 @reproduce.command()
-@_of_slides
+@of_a_recipe
 def weno(words: dict[str, Any], out: OutOption = Path("weno")) -> None:
     """The appendix's comparison with WENO, on two tasks of two classes.
 
