@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from carmil.slides import encoding
-from carmil.slides.encoders import Encoder, load_encoder
+from carmil.slides.encoders import load_encoder
 from carmil.slides.opening import open_slide
+from carmil.slides.placed_encoder import PlacedEncoder
 from carmil.slides.slide import Slide, Tiles
 from carmil.training.runs import machine_line
 
@@ -30,15 +31,23 @@ def squares(slide: Slide, count: int) -> Tiles:
     return Tiles(slide.name, corners, size, PIXELS, MPP, slide.width, slide.height, slide.mpp)
 
 
-def device_alone(encoder: Encoder, device: str, count: int) -> float:
+def device_alone(encoder: PlacedEncoder, count: int) -> float:
     """Tiles a second, the same pictures again and again."""
-    size = min(count, encoding._AT_ONCE[torch.device(device).type])
-    pictures = encoding._pictures(size, PIXELS, torch.device(device).type).random_(0, 256)
-    encoding._computed(encoder, pictures, device)
+    pictures = encoder.pictures(min(count, encoder.batch), PIXELS).random_(0, 256)
+    encoder(pictures)
     begun = time.perf_counter()
-    for _ in range(max(1, count // size)):
-        encoding._computed(encoder, pictures, device)
-    return max(1, count // size) * size / (time.perf_counter() - begun)
+    for _ in range(max(1, count // len(pictures))):
+        encoder(pictures)
+    return max(1, count // len(pictures)) * len(pictures) / (time.perf_counter() - begun)
+
+
+def from_float32(encoder: PlacedEncoder) -> float:
+    """The smallest cosine of a tile's features with those of the same network in float32, nothing recorded."""
+    pictures = encoder.pictures(32, PIXELS).random_(0, 256)
+    found = torch.from_numpy(encoder(pictures).features).float()
+    with torch.inference_mode():
+        fine = encoder.encoder(pictures.to(encoder.device)).float().cpu()
+    return torch.cosine_similarity(found, fine).min().item()
 
 
 def readers_alone(slide: Slide, tiles: Tiles) -> float:
@@ -65,14 +74,15 @@ def main() -> None:
     parser.add_argument("--mpp", type=float)
     given = parser.parse_args()
     print(machine_line())
-    encoder = load_encoder(given.encoder, weights=given.weights).on(given.device)
-    print(f"the device alone: {device_alone(encoder, given.device, given.tiles):,.0f} tiles/s")
+    encoder = PlacedEncoder(load_encoder(given.encoder, weights=given.weights), given.device)
+    print(f"features beside those in float32: cosine at least {from_float32(encoder):.5f}")
+    print(f"the device alone: {device_alone(encoder, given.tiles):,.0f} tiles/s")
     for path in given.slides:
         with open_slide(path, mpp=given.mpp) as slide:
             tiles = squares(slide, given.tiles)
-            encoding.encode(slide, squares(slide, 64), encoder, device=given.device)
+            encoding.encode(slide, squares(slide, 64), encoder)
             print(f"{path.name}, the readers alone: {readers_alone(slide, tiles):,.0f} tiles/s")
-            print(f"{path.name}: {encoding.encode(slide, tiles, encoder, device=given.device).times.line()}")
+            print(f"{path.name}: {encoding.encode(slide, tiles, encoder).times.line()}")
 
 
 if __name__ == "__main__":

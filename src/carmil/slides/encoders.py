@@ -10,6 +10,7 @@ b tiles of h x w tile pixels, d features.
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,9 +46,14 @@ class Encoder:
         seen = pictures.permute(0, 3, 1, 2).float()
         if seen.shape[2:] != (self.pixels, self.pixels):
             seen = functional.interpolate(seen, (self.pixels,) * 2, mode=self.interpolation, antialias=True)
-        mean = torch.tensor(self.mean, device=seen.device).view(3, 1, 1) * 255
-        std = torch.tensor(self.std, device=seen.device).view(3, 1, 1) * 255
+        mean, std = (_colour(colour, seen.device) for colour in (self.mean, self.std))
         return self.network((seen.clamp(0, 255) - mean) / std)
+
+
+@lru_cache
+def _colour(colour: tuple[float, float, float], device: torch.device) -> Tensor:
+    """(3, 1, 1), of 255. Sent to the device once: nothing can be sent while a GPU's work is recorded."""
+    return torch.tensor(colour, device=device).view(3, 1, 1) * 255
 
 
 def load_encoder(name: str, *, weights: Path | None = None) -> Encoder:

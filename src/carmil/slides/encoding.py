@@ -9,21 +9,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.slides.encoders import Encoder
+from carmil.slides.placed_encoder import PlacedEncoder
 from carmil.slides.slide import Slide, Tiles
 
 AHEAD = 3  # batches: one is computed, two are read
-_AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles a batch
 _MOST_READERS = 32
 
 
@@ -67,19 +63,16 @@ class Encoded:
 def encode(
     slide: Slide,
     tiles: Tiles,
-    encoder: Encoder,
+    encoder: PlacedEncoder,
     *,
-    device: str,
-    batch: int | None = None,
     readers: int | None = None,
     on_tiles: Callable[[int], None] = lambda tiles: None,
 ) -> Encoded:
-    """What `encoder`, whose network is on `device`, makes of every tile. on_tiles is told how many more are done."""
-    kind = torch.device(device).type
-    size, count = batch or _AT_ONCE[kind], readers or reader_count()
-    features = np.empty((len(tiles), encoder.width), np.float16)
+    """What `encoder` makes of every tile. on_tiles is told how many more are done."""
+    size, count = encoder.batch, readers or reader_count()
+    features = np.empty((len(tiles), encoder.encoder.width), np.float16)
     starts = range(0, len(tiles), size)
-    shelf = [_pictures(min(size, len(tiles)), tiles.pixels, kind) for _ in starts[:AHEAD]]
+    shelf = [encoder.pictures(min(size, len(tiles)), tiles.pixels) for _ in starts[:AHEAD]]
     read_for, computed_for, begun = 0.0, 0.0, time.perf_counter()
     with ThreadPoolExecutor(count) as threads:
         waiting: deque[list[Future[float]]] = deque()
@@ -93,17 +86,19 @@ def encode(
                 ask(number)
             for number, start in enumerate(starts):
                 read_for += sum(future.result() for future in waiting.popleft())
-                computing = time.perf_counter()
                 rows = slice(start, min(start + size, len(tiles)))
-                features[rows] = _computed(encoder, shelf[number % AHEAD][: rows.stop - start], device)
-                computed_for += time.perf_counter() - computing
+                computed = encoder(shelf[number % AHEAD][: rows.stop - start])
+                features[rows] = computed.features
+                computed_for += computed.seconds
                 if number + AHEAD < len(starts):
                     ask(number + AHEAD)
                 on_tiles(rows.stop - start)
         finally:
             threads.shutdown(cancel_futures=True)
     if not np.isfinite(features).all():
-        raise CarmilError(f"{slide.path}: {encoder.name} gives features that are no numbers or too large for float16")
+        raise CarmilError(
+            f"{slide.path}: {encoder.encoder.name} gives features that are no numbers or too large for float16"
+        )
     return Encoded(features, Times(len(tiles), time.perf_counter() - begun, read_for / count, computed_for))
 
 
@@ -111,11 +106,6 @@ def reader_count() -> int:
     """As many as this process may use cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_READERS)
-
-
-def _pictures(count: int, pixels: int, kind: str) -> Tensor:
-    """Room for tiles; on its way to a GPU in memory that is never moved."""
-    return torch.empty((count, pixels, pixels, 3), dtype=torch.uint8, pin_memory=kind == "cuda")
 
 
 def _asked(
@@ -135,16 +125,3 @@ def _read(slide: Slide, tiles: Tiles, corners: NDArray[np.int64], pictures: NDAr
     for (x, y), picture in zip(corners.tolist(), pictures, strict=False):
         picture[:] = slide.read(x, y, tiles.size, tiles.size, (tiles.pixels, tiles.pixels))
     return time.perf_counter() - begun
-
-
-@torch.inference_mode()
-def _computed(encoder: Encoder, pictures: Tensor, device: str) -> NDArray[np.float16]:
-    """Half precision on a GPU, unless a number in between is too large for it; a CPU is faster, and finer, in float32."""
-    on_gpu = torch.device(device).type == "cuda"
-    seen = pictures.to(device, non_blocking=True)
-    with torch.autocast("cuda", torch.float16) if on_gpu else nullcontext():
-        features = encoder(seen)
-    if on_gpu and not features.isfinite().all():
-        features = encoder(seen)
-    with np.errstate(over="ignore"):
-        return features.float().cpu().numpy().astype(np.float16)

@@ -21,6 +21,7 @@ from carmil.progress import encoding_progress
 from carmil.slides.encoders import Encoder
 from carmil.slides.encoding import Times, encode
 from carmil.slides.opening import open_slide
+from carmil.slides.placed_encoder import PlacedEncoder
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tiling import read_tiles, tiles_file
 
@@ -48,7 +49,7 @@ def encode_slides(
     """Encodes the tiles of every slide (by its file) into the store `out`. files: a layout, and a folder to write it in too."""
     store = _there(out, encoder)
     work = out.with_name(f"{out.name}.encoding") / encoder.name
-    encoder, found = encoder.on(device), EncodedSlides()
+    placed, found = PlacedEncoder(encoder, device), EncodedSlides()
     with encoding_progress(len(tiles), sum(map(len, tiles.values()))) as (on_slide, on_tiles):
         for number, (path, cut) in enumerate(tiles.items(), 1):
             on_slide(cut.slide, number)
@@ -58,7 +59,7 @@ def encode_slides(
                 on_tiles(len(cut))
             else:
                 try:
-                    bag = _encoded(path, cut, encoder, device, found, on_tiles)
+                    bag = _encoded(path, cut, placed, found, on_tiles)
                 except CarmilError as error:
                     found.broken[path] = str(error)
                     continue
@@ -120,17 +121,17 @@ def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, work: Path) -> Ba
 
 
 def _encoded(
-    path: Path, tiles: Tiles, encoder: Encoder, device: str, found: EncodedSlides, on_tiles: Callable[[int], None]
+    path: Path, tiles: Tiles, encoder: PlacedEncoder, found: EncodedSlides, on_tiles: Callable[[int], None]
 ) -> Bag:
     if not len(tiles):
         raise CarmilError(f"{path} has no tiles: nothing of it can be encoded")
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
         _same_slide(slide, tiles)
-        made = encode(slide, tiles, encoder, device=device, on_tiles=on_tiles)
+        made = encode(slide, tiles, encoder, on_tiles=on_tiles)
     found.encoded.append(tiles.slide)
     found.times += made.times
     corners = tiles.corners.astype(np.float32)
-    return Bag(tiles.slide, made.features, corners, "level0_px", tiles.size, encoder.name)
+    return Bag(tiles.slide, made.features, corners, "level0_px", tiles.size, encoder.encoder.name)
 
 
 def _same_slide(slide: Slide, tiles: Tiles) -> None:
