@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from carmil import progress
+from carmil.training.streams import own_stream
 
 Result = TypeVar("Result")
 
@@ -26,7 +27,7 @@ def side_by_side(jobs: Sequence[Callable[[], Result]], device: str, at_once: int
         return [job() for job in jobs]
 
     def run(job: Callable[[], Result]) -> Result:
-        with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
+        with torch.cuda.stream(own_stream("training")) if on_gpu else nullcontext():
             return job()
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="carmil-training") as pool:

@@ -1,6 +1,7 @@
 """One training step of a population, run as it is or, on a GPU, recorded and replayed. r models, b bags, n instances."""
 
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
 from carmil.training.stopping import State, at_least_two
+from carmil.training.streams import own_stream
 
 MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each
 
@@ -54,6 +56,7 @@ class Stepper:
         self._rows: dict[bytes, Tensor] = {}
         self._models = len(state.rows)
         self._pool: Any = None  # memory that all recorded steps share
+        self._full = False  # memory is not enough to record more
 
     def __call__(self, batch: Batch) -> Tensor:
         """Steps on the batch; each model's losses on it, one of `terms` a row, zero for a model that took no step. (t, r)
@@ -66,12 +69,16 @@ class Stepper:
             return self._step(batch)
         like = (batch.like, batch.learners.numpy().tobytes())
         if like not in self._recorded:
-            if len(self._recorded) < MOST_RECORDED:
+            if len(self._recorded) < MOST_RECORDED and not self._full:
                 self._recorded[like] = batch.offsets
             return self._step(batch)
         recorded = self._recorded[like]
         if isinstance(recorded, Offsets):
-            recorded = self._recorded[like] = self._record(replace(batch, offsets=recorded))
+            try:
+                recorded = self._recorded[like] = self._record(replace(batch, offsets=recorded))
+            except torch.OutOfMemoryError:
+                self._recorded, self._pool, self._full = {}, None, True
+                return self._step(batch)
         for kept, given in (
             (recorded.inputs.features, batch.features),
             (recorded.inputs.labels, batch.labels),
@@ -135,11 +142,17 @@ class Stepper:
         batch = replace(batch, rows=batch.rows.clone(), share=batch.share.clone())
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+        # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
+        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), own_stream("recording")
         side.wait_stream(here)
         with torch.cuda.stream(side):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            outputs = self._step(batch)
+            try:
+                outputs = self._step(batch)
+            except BaseException:
+                with suppress(RuntimeError):  # a recording left open would spoil everything after it
+                    graph.capture_end()
+                raise
             graph.capture_end()
         here.wait_stream(side)
         return _Recorded(graph, batch, outputs)

@@ -1,0 +1,60 @@
+"""A step that is recorded on a GPU is the step; here there is none, and a tensor that says it is on one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from carmil import Bags, create_model
+from carmil.training import Member, Population, Recipe
+from carmil.training.feeding import Feeder
+from carmil.training.stepping import Batch, Stepper
+from carmil.training.stopping import State
+
+
+class SaysItIsOnAGpu(torch.Tensor):
+    is_cuda = True
+
+
+def stepper() -> Stepper:
+    members = [Member(seed=seed) for seed in range(2)]
+    return Stepper(
+        State(Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members), Recipe(epochs=1))
+    )
+
+
+def batch() -> Batch:
+    bags = Bags(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5]), torch.tensor([1]))
+    feeder, chosen = Feeder(bags, torch.device("cpu")), torch.tensor([0])
+    (fed,) = feeder.feed([chosen])
+    share, learners = torch.ones(2, 1), torch.ones(2, dtype=torch.bool)
+    return Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, feeder.like(chosen))
+
+
+def test_where_memory_does_not_suffice_to_record_steps_are_run_as_they_are(monkeypatch):
+    asked = []
+
+    def too_much(self, batch):
+        asked.append(batch)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Stepper, "_record", too_much)
+    plain, recorded = stepper(), stepper()
+    for _ in range(4):
+        one = plain(batch())
+        other = recorded(replace(batch(), features=batch().features.as_subclass(SaysItIsOnAGpu)))
+        torch.testing.assert_close(torch.as_tensor(other), one)
+    assert len(asked) == 1  # the second step of its kind was to be recorded; nobody tries again
+    torch.testing.assert_close(recorded.state.population.weights, plain.state.population.weights)
+    assert plain.terms == recorded.terms
+
+
+def test_any_other_failure_is_told(monkeypatch):
+    def broken(self, batch):
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr(Stepper, "_record", broken)
+    step, given = stepper(), replace(batch(), features=batch().features.as_subclass(SaysItIsOnAGpu))
+    step(given)
+    with pytest.raises(RuntimeError, match="no such operation"):
+        step(given)
