@@ -127,7 +127,7 @@ def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: 
                 Bag(slide.name, rows, slide.places, unit, size_of_tile, encoder, slide.truth), work, "safetensors"
             )
         with whole_folder(store) as whole:
-            build_store(work, whole, workers=1)
+            build_store(work, whole)
     write_text(record, json.dumps(key))
 
 
