@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EPOCHS, FAST_EPOCHS = 100, 3
 FAST_FOLDS = 3
 PATIENCE = 20
+LONG = ("transmil", "rrt")  # what takes longest begins first, so that nobody waits for it alone
 # What takes minutes on a CPU, made small where only the machinery is looked at.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
     "transmil": {"hidden": 128, "landmarks": 16},
@@ -68,13 +69,17 @@ class Answered:
 
 def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: Asked) -> list[Answered]:
     """Every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
-    found = []
-    for cohort in cohorts:
-        jobs = [partial(run_on, cohort, method.model, asked, **method.settings) for method in methods]
-        at_once = None if cohort.stand_in else 1  # the paper's cohorts fill a GPU's memory one by one
-        for method, run in zip(methods, side_by_side(jobs, asked.device, at_once), strict=True):
-            found.append(Answered(cohort, method, run, run.predictions(), run.metrics["by_fold"]))
-    return found
+    pairs = [(cohort, method) for cohort in cohorts for method in methods]
+    order = sorted(range(len(pairs)), key=lambda i: not pairs[i][1].model.endswith(LONG))
+    jobs = [partial(run_on, pairs[i][0], pairs[i][1].model, asked, **pairs[i][1].settings) for i in order]
+    at_once = (
+        None if all(cohort.stand_in for cohort in cohorts) else 1
+    )  # one of the paper's cohorts fills a GPU's memory
+    runs = dict(zip(order, side_by_side(jobs, asked.device, at_once), strict=True))
+    return [
+        Answered(cohort, method, runs[i], runs[i].predictions(), runs[i].metrics["by_fold"])
+        for i, (cohort, method) in enumerate(pairs)
+    ]
 
 
 def chosen(alternatives: Sequence[Answered], title: str) -> tuple[Answered, Choice]:

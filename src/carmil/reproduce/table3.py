@@ -29,12 +29,17 @@ CHOSEN = (
 
 def reproduce(asked: Asked) -> Finding:
     found = cohorts_in(asked)
+    several = {
+        title: [Method(f"{title} ({name})", f"car/{base.model}", words) for name, words in DISTANCES.items()]
+        for title, base in BASES.items()
+    }
+    methods = [one for title, base in BASES.items() for one in (base, *several[title])]
+    of = {(one.cohort.name, one.method.title): one for one in answered(there(found), methods, asked)}
     rows: list[Answered] = []
     pairs, choices = [], []
     for title, base in BASES.items():
-        several = [Method(f"{title} ({name})", f"car/{base.model}", words) for name, words in DISTANCES.items()]
         for cohort in there(found):
-            plain, *alternatives = answered([cohort], [base, *several], asked)
+            plain, *alternatives = (of[cohort.name, one.title] for one in (base, *several[title]))
             row, choice = chosen(alternatives, title)
             rows += [plain, row]
             pairs.append((row, plain))
