@@ -12,6 +12,7 @@ from carmil.training.feeding import Feeder
 from carmil.training.loop import _batches
 from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.predict import predict
+from carmil.training.stepping import Stepper
 
 WIDTH = 6
 
@@ -169,11 +170,31 @@ def test_optimizers_step_as_torchs(name, make, recorded):
 def test_bag_order_is_a_function_of_study_seed_and_epoch():
     data, train = bags(), torch.ones(1, 40)
     feeder = Feeder(data, torch.device("cpu"))
-    order = lambda recipe, epoch: [b.labels.tolist() for b in _batches(feeder, train, recipe, epoch)]  # noqa: E731
+    all_of_them = torch.ones(len(train), dtype=torch.bool)
+    order = lambda recipe, epoch: [b.labels.tolist() for b in _batches(feeder, train, all_of_them, recipe, epoch)]  # noqa: E731
     assert order(QUICK, 3) == order(QUICK, 3)
     assert order(QUICK, 3) != order(QUICK, 4)
     assert order(QUICK, 3) != order(Recipe(**{**vars(QUICK), "study_seed": 1}), 3)
     assert sum(order(Recipe(batch=7), 0), []) == data.labels.tolist()  # unshuffled: as they lie
+
+
+def test_a_bag_whose_learners_have_all_stopped_is_left_out(monkeypatch):
+    """Two models with bags of their own, one of which stops first: there is no step that nobody takes."""
+    stepped = []
+    plain = Stepper._step
+
+    def seen(self, batch):
+        stepped.append(int((self.state.running & batch.learners).sum()))
+        return plain(self, batch)
+
+    monkeypatch.setattr(Stepper, "_step", seen)
+    mine = roles().repeat(2, 1)
+    mine[0, :15], mine[1, 15:30] = UNUSED, UNUSED
+    members = [Member(seed=3, lr=0.03), Member(seed=3, lr=1e-9)]  # the second's loss hardly moves, and by rounding only
+    history = fit(population(members, "abmil"), bags(), mine, Recipe(epochs=12, batch=1, warmup=0, patience=3))
+    assert history.epochs_run[0] != history.epochs_run[1], "both stopped at once: the test would prove nothing"
+    assert set(stepped) == {1}
+    assert len(stepped) == 15 * int(history.epochs_run.sum())
 
 
 def test_warm_start_takes_the_baseline_and_leaves_the_branch():

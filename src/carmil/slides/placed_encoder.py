@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.slides.encoders import Encoder
+from carmil.training.recording import Recorded, Recorder
 
 _AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles a batch
 
@@ -28,15 +29,6 @@ class Computed:
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class _Recorded:
-    """What the graph reads, and what it leaves behind."""
-
-    graph: torch.cuda.CUDAGraph
-    pictures: Tensor
-    features: Tensor
-
-
 class PlacedEncoder:
     """`batch`: how many tiles it takes at once, at most."""
 
@@ -44,7 +36,8 @@ class PlacedEncoder:
         self.device = torch.device(device)
         self.encoder = encoder.on(device)
         self.batch = batch or _AT_ONCE[self.device.type]
-        self._recorded: dict[int, _Recorded | None] = {}  # by p; None for a network that cannot be recorded
+        # By p: what is read, and the pass that reads it; None for a network that cannot be recorded.
+        self._recorded: dict[int, tuple[Tensor, Recorded] | None] = {}
 
     def pictures(self, count: int, pixels: int) -> Tensor:
         """Room for tiles (b, p, p, 3); on its way to a GPU in memory that is never moved."""
@@ -70,9 +63,9 @@ class PlacedEncoder:
         if recorded is None:
             found = self._in_half(pictures.to(self.device, non_blocking=True))
         else:
-            recorded.pictures[: len(pictures)].copy_(pictures, non_blocking=True)
-            recorded.graph.replay()
-            found = recorded.features[: len(pictures)]
+            read, again = recorded
+            read[: len(pictures)].copy_(pictures, non_blocking=True)
+            found = again()[: len(pictures)]
         ended.record()
         features = found.cpu().numpy()
         if not np.isfinite(features).all():
@@ -86,17 +79,15 @@ class PlacedEncoder:
         with torch.autocast("cuda", torch.float16, cache_enabled=False):
             return self.encoder(pictures).half()
 
-    def _record(self, pixels: int) -> _Recorded | None:
+    def _record(self, pixels: int) -> tuple[Tensor, Recorded] | None:
         """A whole batch, recorded. A network that looks at its numbers on the way cannot be: it is asked for bit by bit."""
         pictures = torch.zeros((self.batch, pixels, pixels, 3), dtype=torch.uint8, device=self.device)
         self._in_half(pictures)  # the first time libraries make their plans
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                features = self._in_half(pictures)
+            recorded = Recorder().record(lambda: self._in_half(pictures))
         except RuntimeError:
             return None
-        return _Recorded(graph, pictures, features)
+        return None if recorded is None else (pictures, recorded)
 
 
 def _halved(features: Tensor) -> NDArray[np.float16]:

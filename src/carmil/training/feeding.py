@@ -32,6 +32,8 @@ class Fed:
 class Feeder:
     """Hands out bags that are where they are computed on: on a CPU, or resident on a GPU as the type they are computed in."""
 
+    resident = True
+
     def __init__(self, bags: Bags, device: torch.device, dtype: torch.dtype | None = None) -> None:
         assert bags.labels is not None
         self.bags, self.device = bags, device
@@ -78,6 +80,8 @@ class Feeder:
 
 class StreamingFeeder(Feeder):
     """Features stay on the host; two buffers take turns: one is filled and sent while the other is computed on."""
+
+    resident = False
 
     def __init__(self, bags: Bags, device: torch.device, most_rows: int) -> None:
         assert bags.labels is not None

@@ -1,17 +1,15 @@
 """One training step of a population, run as it is or, on a GPU, recorded and replayed. r models, b bags, n instances."""
 
 from collections.abc import Hashable
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
+from carmil.training.recording import Recorded, Recorder
 from carmil.training.stopping import State, at_least_two
-from carmil.training.streams import own_stream
 
 MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each
 
@@ -33,62 +31,55 @@ class Batch:
     like: Hashable = None
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """A step as a CUDA graph: what it reads, and what it leaves behind."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: Batch
-    outputs: Tensor
-
-
 class Stepper:
-    """One training step of the population.
-
-    On a GPU a step is some two hundred operations, which take longer to ask for than to compute unless bags and population
-    are large. So a step of a kind that comes again is run the first time, recorded the second, and replayed from then on.
-    """
+    """One training step of the population, recorded on a GPU where it is of a kind that comes again."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.terms: list[str] = []  # what a step gives, row by row
-        self._recorded: dict[Hashable, _Recorded | Offsets] = {}  # of a kind that was met once, how its bags lie
+        self._begin()
+
+    def _begin(self) -> None:
+        """With the models that are in the population now."""
+        self._population = self.state.population
+        # Of every kind of step that was met how its bags lie, and then what it reads as it is replayed.
+        self._met: dict[Hashable, Offsets | tuple[Batch, Recorded]] = {}
         self._rows: dict[bytes, Tensor] = {}
-        self._models = len(state.rows)
-        self._pool: Any = None  # memory that all recorded steps share
-        self._full = False  # memory is not enough to record more
+        self._recorder = Recorder()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Steps on the batch; each model's losses on it, one of `terms` a row, zero for a model that took no step. (t, r)
 
         The last term, `steps`, is 1 for a model that took one.
         """
-        if self._models != len(self.state.rows):  # models that had stopped were left out
-            self._recorded, self._rows, self._pool, self._models = {}, {}, None, len(self.state.rows)
-        if batch.like is None or not batch.features.is_cuda or len(self.state.population.model.phases) > 1:
+        if self._population is not self.state.population:  # models that had stopped were left out
+            self._begin()
+        phases = len(self.state.population.model.phases)
+        if batch.like is None or not batch.features.is_cuda or phases > 1 or self._recorder.full:
             return self._step(batch)
         like = (batch.like, batch.learners.numpy().tobytes())
-        if like not in self._recorded:
-            if len(self._recorded) < MOST_RECORDED and not self._full:
-                self._recorded[like] = batch.offsets
+        met = self._met.get(like)
+        if met is None:
+            if len(self._met) < MOST_RECORDED:
+                self._met[like] = batch.offsets
             return self._step(batch)
-        recorded = self._recorded[like]
-        if isinstance(recorded, Offsets):
-            try:
-                recorded = self._recorded[like] = self._record(replace(batch, offsets=recorded))
-            except torch.OutOfMemoryError:
-                self._recorded, self._pool, self._full = {}, None, True
+        if isinstance(met, Offsets):
+            kept = self._kept(replace(batch, offsets=met))
+            recorded = self._recorder.record(lambda: self._step(kept))
+            if recorded is None:
+                self._met = {}  # gives back the memory that is missing
                 return self._step(batch)
-        for kept, given in (
-            (recorded.inputs.features, batch.features),
-            (recorded.inputs.labels, batch.labels),
-            (recorded.inputs.rows, batch.rows),
-            (recorded.inputs.share, batch.share),
+            met = self._met[like] = kept, recorded
+        reads, recorded = met
+        for there, given in (
+            (reads.features, batch.features),
+            (reads.labels, batch.labels),
+            (reads.rows, batch.rows),
+            (reads.share, batch.share),
         ):
-            if kept.data_ptr() != given.data_ptr():
-                kept.copy_(given)
-        recorded.graph.replay()
-        return recorded.outputs
+            if there.data_ptr() != given.data_ptr():
+                there.copy_(given)
+        return recorded()
 
     def _step(self, batch: Batch) -> Tensor:
         state, population = self.state, self.state.population
@@ -135,24 +126,9 @@ class Stepper:
         means = dict(zip(losses, (torch.stack(list(losses.values())) * batch.share).sum(-1), strict=True))
         return {**means, "total": population.total(means)}
 
-    def _record(self, batch: Batch) -> _Recorded:
-        """Recording does not run it: the replay does."""
+    @staticmethod
+    def _kept(batch: Batch) -> Batch:
+        """What a recorded step reads, each time it is replayed."""
         if not isinstance(batch.like, int):  # another batch of this kind brings its own features
             batch = replace(batch, features=batch.features.clone(), labels=batch.labels.clone())
-        batch = replace(batch, rows=batch.rows.clone(), share=batch.share.clone())
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
-        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), own_stream("recording")
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                outputs = self._step(batch)
-            except BaseException:
-                with suppress(RuntimeError):  # a recording left open would spoil everything after it
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        here.wait_stream(side)
-        return _Recorded(graph, batch, outputs)
+        return replace(batch, rows=batch.rows.clone(), share=batch.share.clone())

@@ -1,0 +1,113 @@
+"""Validation: by what a model's epochs are judged, and when it stops. r models, b bags."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags, runs_of
+from carmil.models.contract import cross_entropy
+from carmil.training.feeding import Fed, Feeder
+from carmil.training.population import Population
+from carmil.training.recording import Recorded, Recorder
+from carmil.training.stopping import State, at_least_two
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Validation bags (positions) of the models (r, bool) that validate on just the same bags: as many as are answered at once."""
+
+    bags: Tensor
+    models: Tensor
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Some bags, and who of the population is asked about them: `rows` of it, in `who` where Python can read them. `judging` is
+    1 for a model that is judged by them, 0 for one that is asked for company."""
+
+    bags: Tensor
+    rows: Tensor
+    who: list[int]
+    judging: Tensor
+
+
+def validation_parts(bags: Bags, validated: Tensor, at_once: Callable[[int], int]) -> list[Judged]:
+    """validated (r, b) cut so that every bag is answered by those who validate on it. at_once: instances for so many models.
+
+    Which bags are answered together depends on the model's own bags alone: so do, on a CPU, the last bits of the answer.
+    """
+    parts = []
+    for row in validated.unique(dim=0):
+        models = (validated == row).all(1)
+        chosen = row.nonzero().squeeze(-1)
+        runs = runs_of(bags.sizes[chosen].tolist(), at_once(int(models.sum())))
+        parts += [Judged(chosen[first:last], models) for first, last in runs]
+    return parts
+
+
+class Judge:
+    """The mean cross-entropy of each running model's answers for its own validation bags; the same measure for every method."""
+
+    def __init__(self, state: State, feeder: Feeder, parts: list[Judged]) -> None:
+        self.state, self.feeder, self.parts = state, feeder, parts
+        on_gpu = state.population.device.type == "cuda"
+        self._comes_again = on_gpu and feeder.resident and len(state.population.model.phases) == 1
+        self._begin()
+
+    def _begin(self) -> None:
+        """With the models that are in the population now."""
+        here, device = self.state.rows.cpu(), self.state.population.device
+        self._population: Population = self.state.population
+        self._asked: list[_Asked] = []
+        for part in self.parts:
+            mine = part.models[here]
+            if mine.any():
+                rows = at_least_two(mine)
+                self._asked.append(_Asked(part.bags, rows.to(device), rows.tolist(), mine[rows].float().to(device)))
+        self._met: dict[int, tuple[Fed, Recorded | None]] = {}  # what a recorded pass reads must stay where it is
+        self._recorder = Recorder()
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        """(r) of the models in the population."""
+        if self._population is not self.state.population:  # models that had stopped were left out
+            self._begin()
+        sums, counts = torch.zeros(2, len(self._population), device=self._population.device)
+        for asked, losses in zip(self._asked, self._losses(), strict=True):
+            sums.index_add_(0, asked.rows, losses * asked.judging)
+            counts.index_add_(0, asked.rows, len(asked.bags) * asked.judging)
+        return sums / counts
+
+    def _losses(self) -> Iterator[Tensor]:
+        """Part by part, the sum over its bags of the loss of those who are asked."""
+        if self._comes_again:
+            yield from (self._again(i, asked) for i, asked in enumerate(self._asked))
+        else:
+            feeding = self.feeder.feed([asked.bags for asked in self._asked])
+            for asked, fed in zip(self._asked, feeding, strict=True):
+                yield self._summed(asked, fed)
+
+    def _again(self, i: int, asked: _Asked) -> Tensor:
+        if i not in self._met:
+            (fed,) = self.feeder.feed([asked.bags])
+            self._met[i] = replace(fed, features=fed.features[:0]), None  # features, which may be many, are taken anew
+            return self._summed(asked, fed)
+        fed, recorded = self._met[i]
+
+        def work() -> Tensor:
+            return self._summed(asked, replace(fed, features=self.feeder.features[fed.rows]))
+
+        if recorded is None:
+            recorded = None if self._recorder.full else self._recorder.record(work)
+            if recorded is None:
+                self._met = {j: (kept, None) for j, (kept, _) in self._met.items()}  # gives memory back
+                return work()
+            self._met[i] = fed, recorded
+        return recorded()
+
+    def _summed(self, asked: _Asked, fed: Fed) -> Tensor:
+        whole = len(asked.who) == len(self._population)
+        population = self._population if whole else self._population.subset(asked.rows, who=asked.who)
+        return cross_entropy(population(fed.features, fed.offsets).logits, fed.labels).sum(-1)

@@ -1,0 +1,58 @@
+"""What a GPU is asked for again and again, recorded as a CUDA graph.
+
+A pass is hundreds of operations, which take longer to ask for than to compute unless bags and population are large. What comes
+again is run the first time, recorded the second, and replayed from then on.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carmil.training.streams import own_stream
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """Calling it does the work again, on whatever lies by now where it read when it was recorded: keep that. The next call
+    overwrites its result."""
+
+    graph: torch.cuda.CUDAGraph
+    outputs: Tensor
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.outputs
+
+
+class Recorder:
+    """Recordings that share their memory, since one is replayed at a time. `full`: it does not suffice for another one."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], Tensor]) -> Recorded | None:
+        """The work, which must have been done before, recorded and not done; None if memory does not suffice."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
+        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), own_stream("recording")
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = work()
+            except BaseException as error:
+                with suppress(RuntimeError):  # a recording left open would spoil everything after it
+                    graph.capture_end()
+                if not isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.full = True
+                return None
+            graph.capture_end()
+        here.wait_stream(side)
+        return Recorded(graph, outputs)

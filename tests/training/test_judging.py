@@ -1,0 +1,88 @@
+"""Validation asks about the same bags every epoch; on a GPU that is recorded, here with a recorder that runs what it is given."""
+
+import gc
+import weakref
+
+import torch
+
+from carmil import Bags, create_model
+from carmil.training import Member, Population, Recipe
+from carmil.training.feeding import Feeder
+from carmil.training.judging import Judge, validation_parts
+from carmil.training.recording import Recorder
+from carmil.training.stopping import State
+
+SIZES = (3, 5, 2, 7, 4, 6)
+
+
+def judges(count: int = 2) -> list[Judge]:
+    """Of the same three models, of which the last validates on other bags than the first two."""
+    generator = torch.Generator().manual_seed(0)
+    bags = Bags.from_list([torch.randn(n, 4, generator=generator) for n in SIZES], labels=torch.arange(6) % 2)
+    validated = torch.zeros(3, 6, dtype=torch.bool)
+    validated[:2, [0, 3, 4]] = True
+    validated[2, [1, 2, 5]] = True
+    made = []
+    for _ in range(count):
+        members = [Member(seed=seed) for seed in range(3)]
+        population = Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members)
+        population.train(False)
+        state, feeder = State(population, Recipe(epochs=9, patience=1)), Feeder(bags, torch.device("cpu"))
+        made.append(Judge(state, feeder, validation_parts(bags, validated, lambda models: 100)))
+    return made
+
+
+class Replayed:
+    def __init__(self, work):
+        self.work, self.times = work, 0
+
+    def __call__(self):
+        self.times += 1
+        return self.work()
+
+
+def test_what_is_replayed_follows_the_weights_and_the_models_that_are_left(monkeypatch):
+    made = []
+    monkeypatch.setattr(Recorder, "record", lambda self, work: made.append(Replayed(work)) or made[-1])
+    plain, replayed = judges()
+    replayed._comes_again = True
+    for epoch in range(4):
+        for judge in (plain, replayed):
+            judge.state.population.weights *= 0.9
+        torch.testing.assert_close(replayed(), plain(), rtol=0, atol=0)
+        assert plain().shape == (3,) and plain().std() > 0
+        assert [one.times for one in made] == [epoch] * len(made)
+    for judge in (plain, replayed):
+        judge.state.active[:] = torch.tensor([True, False, False])
+        judge.state._compact()
+    for _ in range(3):
+        torch.testing.assert_close(replayed(), plain(), rtol=0, atol=0)
+    assert len(made) == 3  # two parts of three models, then one of those that are left
+
+
+def test_where_memory_does_not_suffice_it_is_asked_as_ever(monkeypatch):
+    tried = []
+
+    def too_much(self, work):
+        tried.append(work)
+        self.full = True
+
+    monkeypatch.setattr(Recorder, "record", too_much)
+    plain, full = judges()
+    full._comes_again = True
+    for _ in range(4):
+        torch.testing.assert_close(full(), plain(), rtol=0, atol=0)
+    assert len(tried) == 1
+
+
+def test_what_a_recorded_pass_reads_is_kept(monkeypatch):
+    """A graph does not own what it reads: memory that was given back would be somebody else's by the next epoch."""
+    monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(lambda: torch.zeros(2)))  # forgets the work
+    (judge,) = judges(1)
+    judge._comes_again = True
+    judge()
+    read = [weakref.ref(tensor) for fed, _ in judge._met.values() for tensor in (fed.rows, fed.labels, fed.offsets)]
+    judge()
+    judge()
+    gc.collect()
+    assert len(read) == 6 and all(one() is not None for one in read)
