@@ -221,6 +221,19 @@ def test_dropout_of_a_model_does_not_depend_on_its_neighbours_or_the_other_bags(
     assert not torch.allclose(together.logits[1], make([6])(x, Offsets(starts_of([3, 7, 2]))).logits[0], atol=1e-3)
 
 
+def test_the_pseudo_inverse_and_its_gradient_are_those_of_its_steps():
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(2, 3, 16, 16, generator=generator, dtype=torch.float64).softmax(-1).requires_grad_()
+    z = a.mT / (a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1))[..., None, None]
+    one = torch.eye(16, dtype=torch.float64)
+    for _ in range(6):
+        z = 0.25 * z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z)))
+    found = transmil.pseudo_inverse(a, 6)
+    torch.testing.assert_close(found, z)
+    up = torch.randn(z.shape, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(torch.autograd.grad(found, a, up), torch.autograd.grad(z, a, up))
+
+
 @pytest.mark.parametrize("tokens", [1, 40, 64, 65, 200])
 @pytest.mark.parametrize("models", [(), (3,)])
 def test_the_product_with_a_band_is_the_convolution_along_the_tokens(tokens, models):

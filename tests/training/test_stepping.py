@@ -69,3 +69,26 @@ def test_what_is_recorded_reads_the_bag_that_is_given(monkeypatch):
         other = recorded(replace(given, features=given.features.as_subclass(SaysItIsOnAGpu)))
         torch.testing.assert_close(torch.as_tensor(other), one)
     torch.testing.assert_close(recorded.state.population.weights, plain.state.population.weights)
+
+
+def test_passes_of_different_kinds_are_recorded_apart(monkeypatch):
+    """WENO's teacher and student take turns, and its mining begins later: each kind is met, recorded and then replayed."""
+    run, plain = [], Stepper._step
+
+    def seen(self, batch):
+        run.append(self._population.passing)
+        return plain(self, batch)
+
+    monkeypatch.setattr(Stepper, "_step", seen)
+    monkeypatch.setattr(Recorder, "record", lambda self, work: (work(), lambda: torch.zeros(3, 2))[1])
+    members = [Member(seed=seed) for seed in range(2)]
+    small = {"hidden": 6, "teacher": 5, "attention": 3, "student": 4, "smooth_epochs": 2}
+    step = Stepper(State(Population(lambda: create_model("weno", 4, 2, **small), members), Recipe(epochs=1)))
+    given = replace(batch(), features=batch().features.as_subclass(SaysItIsOnAGpu))
+    for epoch in range(6):
+        for phase, term in (("teacher", "cls"), ("student", "student")):
+            step.state.population.begin(phase, epoch)
+            step(given)
+            assert step.terms[0] == term
+    # Of epochs 0, 1, 2 without mining and 3, 4, 5 with it the last is replayed.
+    assert run == [(phase, mining) for mining in (False, True) for _ in range(2) for phase in ("teacher", "student")]

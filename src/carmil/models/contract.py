@@ -4,7 +4,7 @@ n instances of all bags together, b bags, d features, k classes, h heads (attent
 Leading axes, such as that of a population's models, come along everywhere.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -75,8 +75,10 @@ class BagModel(nn.Module):
         """The terms of the loss that are asked for, for each bag, (..., b); when validating, always `cls`, which is judged by."""
         return {"cls": cross_entropy(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}
 
-    def begin(self, phase: str, epoch: int) -> None:
-        """Told before every pass of the training, and with phase "validation" before validation."""
+    def begin(self, phase: str, epoch: int) -> Hashable:
+        """Told before every pass of the training, and with phase "validation" before validation. Answers what kind of pass it is:
+        on a GPU steps are recorded and replayed in all passes of a kind, so that nothing but tensors may differ between these."""
+        return phase
 
 
 class Branch(Protocol):

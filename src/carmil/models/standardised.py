@@ -3,7 +3,7 @@
 Encoders' features need none of it; measurements in units of their own, such as the classical MIL data, do.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Hashable
 
 import torch
 from torch import Tensor
@@ -43,8 +43,8 @@ class Standardised(AttendingModel):
     def classify(self, pooled: Tensor) -> Tensor:
         return self._attending().classify(pooled)
 
-    def begin(self, phase: str, epoch: int) -> None:
-        self.model.begin(phase, epoch)
+    def begin(self, phase: str, epoch: int) -> Hashable:
+        return self.model.begin(phase, epoch)
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         return self.model.losses(prediction, labels, terms)

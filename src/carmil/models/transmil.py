@@ -26,6 +26,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -436,11 +437,47 @@ def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
     """z = a' / (largest row sum |a| * largest column sum |a|), then z <- z (13 - az (15 - az (7 - az))) / 4. (..., m, m)."""
     size = a.abs()
     z = a.mT / (size.sum(-1).amax(-1) * size.sum(-2).amax(-1))[..., None, None]
-    one = torch.eye(a.shape[-1], device=a.device, dtype=a.dtype)
-    for _ in range(iterations):
-        az = a @ z
-        z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
-    return z
+    refined: Tensor = _Refined.apply(a.flatten(0, -3), z.flatten(0, -3), iterations)
+    return refined.reshape(a.shape)
+
+
+class _Refined(torch.autograd.Function):
+    """The steps of `pseudo_inverse`, p = az, x = 7 - p, y = 15 - px, w = 13 - py, z <- zw / 4, and their gradient, a product
+    an operation: asked for one by one they would be half of all that TransMIL asks for. a, z (i, m, m)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, z: Tensor, iterations: int) -> Tensor:
+        ctx.type, kind = a.dtype, a.device.type
+        products = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else a.dtype
+        steps = []
+        with torch.autocast(kind, enabled=False):
+            a, z = a.to(products), z.to(products)
+            one = torch.eye(a.shape[-1], device=a.device, dtype=products)
+            for _ in range(iterations):
+                p = torch.bmm(a, z)
+                x = 7 * one - p
+                y = torch.baddbmm(15 * one, p, x, alpha=-1)
+                w = torch.baddbmm(13 * one, p, y, alpha=-1)
+                steps += [z, p, x, y, w]
+                z = torch.baddbmm(z, z, w, beta=0, alpha=0.25)
+        ctx.save_for_backward(a, *steps)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_z: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, *steps = ctx.saved_tensors
+        for_a, for_z = torch.zeros_like(a, dtype=ctx.type), for_z.to(a.dtype)
+        with torch.autocast(a.device.type, enabled=False):
+            for last in range(len(steps), 0, -5):
+                z, p, x, y, w = steps[last - 5 : last]
+                for_w = torch.baddbmm(z, z.mT, for_z, beta=0, alpha=0.25)
+                for_y = torch.baddbmm(z, p.mT, for_w, beta=0, alpha=-1)
+                for_p = torch.baddbmm(torch.bmm(p.mT, for_y), for_y, x.mT, alpha=-1)
+                for_p = torch.baddbmm(for_p, for_w, y.mT, alpha=-1)
+                for_a += torch.bmm(for_p, z.mT)
+                for_z = torch.baddbmm(torch.bmm(a.mT, for_p), for_z, w.mT, alpha=0.25)
+        return for_a, for_z.to(ctx.type), None
 
 
 def weigh_softmax(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

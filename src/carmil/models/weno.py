@@ -8,7 +8,7 @@ student's pass:  p_j = u_j scaled by the pass's smallest and largest to (0, 1), 
 Both passes train the shared encoder E. The original takes 512 instances a step of the student's pass; ours takes whole bags.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Hashable
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +65,12 @@ class WENO(BagModel):
                     nn.init.normal_(module.weight, std=init_std)
                     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
-    def begin(self, phase: str, epoch: int) -> None:
+    def begin(self, phase: str, epoch: int) -> Hashable:
         self.phase, self.mining = phase, epoch > self.smooth_epochs
         if phase == "teacher":
             self.lowest.fill_(float("inf"))
             self.highest.fill_(float("-inf"))
+        return phase, self.mining
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         offsets = Offsets.of(offsets, features.device)

@@ -1,6 +1,6 @@
 """Validation: by what a model's epochs are judged, and when it stops. r models, b bags."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,7 +53,7 @@ class Judge:
     def __init__(self, state: State, feeder: Feeder, parts: list[Judged]) -> None:
         self.state, self.feeder, self.parts = state, feeder, parts
         on_gpu = state.population.device.type == "cuda"
-        self._comes_again = on_gpu and feeder.resident and len(state.population.model.phases) == 1
+        self._comes_again = on_gpu and feeder.resident
         self._begin()
 
     def _begin(self) -> None:
@@ -66,7 +66,7 @@ class Judge:
             if mine.any():
                 rows = at_least_two(mine)
                 self._asked.append(_Asked(part.bags, rows.to(device), rows.tolist(), mine[rows].float().to(device)))
-        self._met: dict[int, tuple[Fed, Recorded | None]] = {}  # what a recorded pass reads must stay where it is
+        self._met: dict[Hashable, tuple[Fed, Recorded | None]] = {}  # what a recorded pass reads must stay where it is
         self._recorder = Recorder()
 
     @torch.no_grad()
@@ -83,18 +83,22 @@ class Judge:
     def _losses(self) -> Iterator[Tensor]:
         """Part by part, the sum over its bags of the loss of those who are asked."""
         if self._comes_again:
-            yield from (self._again(i, asked) for i, asked in enumerate(self._asked))
+            passing = self._population.passing
+            yield from (self._again((i, passing), asked) for i, asked in enumerate(self._asked))
         else:
             feeding = self.feeder.feed([asked.bags for asked in self._asked])
             for asked, fed in zip(self._asked, feeding, strict=True):
                 yield self._summed(asked, fed)
 
-    def _again(self, i: int, asked: _Asked) -> Tensor:
-        if i not in self._met:
+    def _again(self, like: Hashable, asked: _Asked) -> Tensor:
+        if like not in self._met:
             (fed,) = self.feeder.feed([asked.bags])
-            self._met[i] = replace(fed, features=fed.features[:0]), None  # features, which may be many, are taken anew
+            self._met[like] = (
+                replace(fed, features=fed.features[:0]),
+                None,
+            )  # features, which may be many, are taken anew
             return self._summed(asked, fed)
-        fed, recorded = self._met[i]
+        fed, recorded = self._met[like]
 
         def work() -> Tensor:
             return self._summed(asked, replace(fed, features=self.feeder.features[fed.rows]))
@@ -102,9 +106,9 @@ class Judge:
         if recorded is None:
             recorded = None if self._recorder.full else self._recorder.record(work)
             if recorded is None:
-                self._met = {j: (kept, None) for j, (kept, _) in self._met.items()}  # gives memory back
+                self._met = {one: (kept, None) for one, (kept, _) in self._met.items()}  # gives memory back
                 return work()
-            self._met[i] = fed, recorded
+            self._met[like] = fed, recorded
         return recorded()
 
     def _summed(self, asked: _Asked, fed: Fed) -> Tensor:

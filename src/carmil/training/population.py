@@ -6,7 +6,7 @@ r models, p parameters each, q buffered values (running statistics). A single mo
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,6 +81,7 @@ class Population:
             for term, default in model.coefficients.items()
         }
         self.terms = {term for term, value in self.coefficients.items() if bool(value.any())}
+        self.passing: Hashable = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -140,9 +141,9 @@ class Population:
                 module.label_smoothing = share
 
     def begin(self, phase: str, epoch: int) -> None:
-        """Tells the architecture which pass comes next; it may reset its buffers."""
+        """Tells the architecture which pass comes next; it may reset its buffers. `passing` is then of what kind that is."""
         self._bind()
-        self.model.begin(phase, epoch)
+        self.passing = self.model.begin(phase, epoch)
 
     def member(self, row: int) -> BagModel:
         """Model `row` by itself, on the population's device, ready to predict."""

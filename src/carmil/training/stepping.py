@@ -43,7 +43,7 @@ class Stepper:
         """With the models that are in the population now."""
         self._population = self.state.population
         # Of every kind of step that was met how its bags lie, and then what it reads as it is replayed.
-        self._met: dict[Hashable, Offsets | tuple[Batch, Recorded]] = {}
+        self._met: dict[Hashable, Offsets | tuple[Batch, Recorded, list[str]]] = {}
         self._rows: dict[bytes, Tensor] = {}
         self._recorder = Recorder()
 
@@ -54,10 +54,9 @@ class Stepper:
         """
         if self._population is not self.state.population:  # models that had stopped were left out
             self._begin()
-        phases = len(self.state.population.model.phases)
-        if batch.like is None or not batch.features.is_cuda or phases > 1 or self._recorder.full:
+        if batch.like is None or not batch.features.is_cuda or self._recorder.full:
             return self._step(batch)
-        like = (batch.like, batch.learners.numpy().tobytes())
+        like = (batch.like, batch.learners.numpy().tobytes(), self._population.passing)
         met = self._met.get(like)
         if met is None:
             if len(self._met) < MOST_RECORDED:
@@ -69,8 +68,8 @@ class Stepper:
             if recorded is None:
                 self._met = {}  # gives back the memory that is missing
                 return self._step(batch)
-            met = self._met[like] = kept, recorded
-        reads, recorded = met
+            met = self._met[like] = kept, recorded, self.terms
+        reads, recorded, self.terms = met
         for there, given in (
             (reads.features, batch.features),
             (reads.labels, batch.labels),
