@@ -1,6 +1,7 @@
-"""Progress bars with time left, on stderr; silent when nobody watches."""
+"""Progress bars with time left, on stderr. Where that is no terminal, as in a job's log, a line now and then instead."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,35 @@ from rich.progress import (
 )
 
 console = Console(stderr=True)
+EVERY = 30.0  # seconds between two lines
+
+
+class _NowAndThen:
+    """A line every half minute about what takes longer, where there is no bar."""
+
+    def __init__(self, title: str, things: str, *, left: str = "about") -> None:
+        self.title, self.things, self.left = title, things, left
+        self._first: tuple[float, int] | None = None
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int, more: str = "") -> None:
+        now = time.monotonic()
+        if self._first is None:  # what was there already took no time
+            self._first = now, done
+        elif not console.is_terminal and now - self._said >= EVERY and done > self._first[1]:
+            begun, there = self._first
+            seconds = (now - begun) / (done - there) * (total - done)
+            line = f"{self.title}: {done:,} of {total:,} {self.things}{more}, {self.left} {_clock(seconds)} left"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._said = now
+
+
+def _clock(seconds: float) -> str:
+    """As people say it: 40 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class _Trainings:
@@ -62,12 +92,15 @@ def training_progress(title: str, epochs: int, models: int) -> Iterator[Callable
     """Gives an `on_epoch` for carmil.training.fit. Models stop early, so the time left is the most it can be."""
     with _trainings.shown() as progress:
         task = progress.add_task(title, total=epochs, losses="", running=f"{models} models running")
+        line = _NowAndThen(title, "epochs", left="at most")
 
         def on_epoch(epoch: int, losses: dict[str, float], running: int) -> None:
             if _trainings.interrupted:
                 raise KeyboardInterrupt
             shown = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
-            progress.update(task, completed=epoch + 1, losses=shown, running=f"{running} of {models} models running")
+            of = f"{running} of {models} models running"
+            progress.update(task, completed=epoch + 1, losses=shown, running=of)
+            line(epoch + 1, epochs, f", {of}")
 
         try:
             yield on_epoch
@@ -98,8 +131,13 @@ def counted(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        task, line = progress.add_task(title, total=None), _NowAndThen(title, things)
+
+        def on_thing(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            line(done, total)
+
+        yield on_thing
 
 
 @contextmanager
@@ -114,12 +152,16 @@ def encoding_progress(slides: int, tiles: int) -> Iterator[tuple[Callable[[str, 
         TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("encoding", total=tiles, speed="")
+        task, line, done = progress.add_task("encoding", total=tiles, speed=""), _NowAndThen("encoding", "tiles"), 0
 
         def on_slide(name: str, number: int) -> None:
             progress.update(task, description=f"slide {number}/{slides} {name[:16]}")
+            line.title = f"slide {number} of {slides}, {name}"
 
         def on_tiles(more: int) -> None:
+            nonlocal done
+            done += more
+            line(done, tiles)
             progress.advance(task, more)
             speed = progress.tasks[0].speed
             progress.update(task, speed=f", {speed:,.0f}/s" if speed else "")

@@ -1,0 +1,69 @@
+"""Where no terminal is, a long job says a line now and then."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from carmil import progress
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What is written where stderr is a file, and a clock that is set by hand."""
+    stream, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress, "console", Console(file=stream, force_terminal=False, width=60))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return stream, now
+
+
+def test_a_long_training_says_how_far_it_is_and_a_short_one_nothing(said):
+    stream, now = said
+    with progress.training_progress("abmil [weak]", 100, 5) as on_epoch:
+        for epoch in range(100):
+            now[0] = 1.0 * epoch
+            on_epoch(epoch, {"cls": 0.5}, 5 if epoch < 50 else 2)
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "abmil [weak]: 31 of 100 epochs, 5 of 5 models running, at most 69 s left",
+        "abmil [weak]: 61 of 100 epochs, 2 of 5 models running, at most 39 s left",
+        "abmil [weak]: 91 of 100 epochs, 2 of 5 models running, at most 9 s left",
+    ]
+    with progress.training_progress("short", 3, 1) as on_epoch:
+        for epoch in range(3):
+            now[0] += 5
+            on_epoch(epoch, {}, 1)
+    assert stream.getvalue().splitlines() == lines
+
+
+def test_what_an_earlier_run_had_done_is_no_sign_of_speed(said):
+    stream, now = said
+    with progress.counted("packing", "slides") as on_slide:
+        on_slide(900, 1000)
+        now[0] = 60.0
+        on_slide(901, 1000)
+    assert stream.getvalue() == "packing: 901 of 1,000 slides, about 1 h 39 min left\n"
+
+
+def test_tiles_are_told_with_their_slide(said):
+    stream, now = said
+    with progress.encoding_progress(3, 4000) as (on_slide, on_tiles):
+        for number, name in enumerate(("one", "two"), 1):
+            on_slide(name, number)
+            for _ in range(4):
+                now[0] += 10
+                on_tiles(500)
+    assert stream.getvalue().splitlines() == [
+        "slide 1 of 3, one: 1,500 of 4,000 tiles, about 50 s left",
+        "slide 2 of 3, two: 3,000 of 4,000 tiles, about 20 s left",
+    ]
+
+
+def test_a_terminal_has_its_bar(said, monkeypatch):
+    stream, now = said
+    monkeypatch.setattr(progress, "console", Console(file=stream, force_terminal=True, width=60))
+    line = progress._NowAndThen("packing", "slides")
+    for done in range(5):
+        now[0] += 100
+        line(done, 5)
+    assert stream.getvalue() == ""
