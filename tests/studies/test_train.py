@@ -128,6 +128,26 @@ def test_the_same_words_again_read_the_run_and_other_words_are_refused(files, tm
         run_study(replace(settings, lr=1e-4))
 
 
+def test_a_run_and_its_data_may_be_moved_but_not_changed(tmp_path):
+    files = make_files(tmp_path / "here")
+    first = run_study(files.settings(tmp_path / "here" / "run", epochs=3))
+    (tmp_path / "here").rename(tmp_path / "there")
+    there = Settings(
+        **{**vars(files.settings(tmp_path / "there" / "run", epochs=3)), **_moved(files, tmp_path / "there")}
+    )
+    said = []
+    assert run_study(there, say=said.append).metrics == first.metrics
+    assert any("has ended already" in line for line in said)
+    lines = (tmp_path / "there" / "labels.csv").read_text().splitlines()
+    (tmp_path / "there" / "labels.csv").write_text("\n".join(lines[:-2]) + "\n")
+    with pytest.raises(CarmilError, match="holds another run \\(its data or splits differ\\)"):
+        run_study(there)
+
+
+def _moved(files, folder):
+    return {"bags": folder / files.features.name, "labels": folder / files.labels.name}
+
+
 def test_the_grid_is_chosen_on_validation_bags(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", lr=[1e-7, 5e-3], epochs=15))
     assert {model["lr"] for model in run.models} == {5e-3}

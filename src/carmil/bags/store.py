@@ -182,7 +182,7 @@ def build_store(
     found = find_bags(origin, truth=truth)
     for line in found.said:
         say(line)
-    signature = _signature(found.sources, dtype)
+    signature = _signature(found.sources, origin, dtype)
     if is_store(out):
         return _same_or_refused(out, signature, found, origin, dtype)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -309,12 +309,12 @@ def _building(out: Path) -> Path:
     return out.with_name(out.name + ".building")
 
 
-def _signature(sources: Sequence[Source], dtype: str) -> str:
-    """Changes when a file of the cohort does: name, size or time of change."""
+def _signature(sources: Sequence[Source], origin: Path, dtype: str) -> str:
+    """Changes when a file of the cohort does: its name within `origin`, size or time of change. Where that lies is no matter."""
     digest = hashlib.sha256(dtype.encode())
     for source in sources:
         files = [source.path, *(path for _, path in source.companions)]
-        facts = [(str(path), *_size_and_time(path)) for path in files]
+        facts = [(os.path.relpath(path, origin), *_size_and_time(path)) for path in files]
         digest.update(repr((source.id, source.inside, source.label, facts)).encode())
     return digest.hexdigest()
 

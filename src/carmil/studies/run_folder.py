@@ -87,19 +87,22 @@ def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
 
 
 KEYED = ("settings", "data", "classes", "splits", "over")  # what makes a run or a sweep another one
-_OTHERWISE = {"run": "data or splits", "sweep": "grid", "explanation": "slides"}
+READ = ("bags", "labels", "splits")  # settings that are paths
+_OTHERWISE = {"run": "data or splits", "sweep": "data or grid", "explanation": "slides"}
 
 
 def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
-    """Writes run.json (or KIND.json), or finds the same begun before; gives its key. Another one there is refused."""
-    key = config_key({name: facts[name] for name in KEYED if name in facts})
+    """Writes run.json (or KIND.json), or finds the same begun before; gives its key. Another one there is refused.
+
+    Where the facts know what the data are, it does not matter where they lie: a moved folder is the same run.
+    """
+    settings = {name: value for name, value in facts["settings"].items() if "data" not in facts or name not in READ}
+    key = config_key({name: facts[name] for name in KEYED if name in facts} | {"settings": settings})
     there = folder / f"{kind}.json"
     if there.exists():
         begun = _json(there)
         if begun.get("key") != key:
-            differing = [
-                name for name, value in facts["settings"].items() if begun.get("settings", {}).get(name) != value
-            ]
+            differing = [name for name, value in settings.items() if begun.get("settings", {}).get(name) != value]
             why = f"its {', '.join(differing)} differ" if differing else f"its {_OTHERWISE[kind]} differ"
             raise CarmilError(f"{folder} holds another {kind} ({why}): choose another --out or remove it")
         return key

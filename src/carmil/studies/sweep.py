@@ -111,7 +111,7 @@ def run_sweep(sweep: Sweep, *, say: Say = lambda line: None) -> Swept:
     materials = _materials(sweep, [points[0] for points in populations], say=say)
     for points, material in zip(populations, materials, strict=True):
         check_fit(points[0].study, material)
-    begin(sweep.out, _facts(sweep), kind="sweep")
+    begin(sweep.out, _facts(sweep, materials), kind="sweep")
     models = sum(models_of(point.study, m) for ps, m in zip(populations, materials, strict=True) for point in ps)
     say(
         f"{counted(len(sweep.points), 'point')}, {counted(models, 'model')} in {counted(len(populations), 'population')}"
@@ -225,12 +225,13 @@ def _key(study: Settings, *, without: Sequence[str] = (), only: Sequence[str] | 
     return config_key({name: asked[name] for name in asked if name not in without and (only is None or name in only)})
 
 
-def _facts(sweep: Sweep) -> dict[str, Any]:
-    """What all points have in common, and what is swept."""
+def _facts(sweep: Sweep, materials: Sequence[Material]) -> dict[str, Any]:
+    """What all points have in common, what is swept, and the data of each population."""
     common = {name: value for name, value in sweep.points[0].study.asked().items() if name not in (*WHERE, *sweep.over)}
     if common.get("options"):
         common["options"] = {k: value for k, value in common["options"].items() if f"options.{k}" not in sweep.over}
-    return {"settings": common, "over": json.loads(json.dumps(sweep.over, default=str))}
+    data = [material.cohort.fingerprint for material in materials]
+    return {"settings": common, "over": json.loads(json.dumps(sweep.over, default=str)), "data": data}
 
 
 def _populations(sweep: Sweep) -> list[list[Point]]:
