@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from carmil.bags.splits import (
@@ -56,7 +56,12 @@ def cohorts(draw):
 @given(cohorts(), st.integers(2, 5), st.integers(1, 3), st.integers(0, 9))
 def test_no_patient_is_in_two_parts_and_every_slide_is_tested_once(given_cohort, folds, inner, seed):
     slides, patients, labels = given_cohort
-    splits = make_splits(slides, patients, labels, folds=folds, inner=inner, seed=seed)
+    try:
+        splits = make_splits(slides, patients, labels, folds=folds, inner=inner, seed=seed)
+    except CarmilError as error:
+        if inner > 1 and "inner folds in the training part of fold" in str(error):
+            reject()  # folds are alike in slides: a patient with many of them can leave too few patients, and that is said
+        raise
     assert splits.roles.shape == (folds * inner, len(slides))
     assert splits.folds == folds
     for roles in splits.roles:
