@@ -178,6 +178,25 @@ def test_validation_bags_choose_the_distance_fold_by_fold(asked):
     assert len(row.answers) == len(alternatives[0].answers)
 
 
+def test_both_distances_are_one_population_and_each_is_what_it_would_be_alone(asked, tmp_path, monkeypatch):
+    trained = []
+    plain = slide_runs.run_together
+    monkeypatch.setattr(
+        slide_runs, "run_together", lambda studies, *a, **k: trained.append(len(studies)) or plain(studies, *a, **k)
+    )
+    camelyon, *_ = (c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
+    apart = replace(asked, shared=tmp_path / "apart")
+    alone = run_on(camelyon, CAR_COSINE.model, apart, **CAR_COSINE.settings)
+    together = answered([camelyon], [CAR_L1, ABMIL, CAR_COSINE], replace(asked, shared=tmp_path / "together"))
+    assert trained == [2]
+    assert [one.method for one in together] == [CAR_L1, ABMIL, CAR_COSINE]
+    assert together[2].run.metrics["by_fold"] == alone.metrics["by_fold"]
+    assert together[0].run.metrics["by_fold"] != alone.metrics["by_fold"]
+    answered([camelyon], [CAR_COSINE, CAR_L1], replace(asked, shared=tmp_path / "together"))
+    assert trained == [2]  # read, not trained
+    assert not list((tmp_path / "together").rglob("*checkpoint*"))
+
+
 PAIRS = (("MIL", "ABMIL"), ("DSMIL", "DSMIL"), ("TransMIL", "TransMIL"))
 
 

@@ -10,11 +10,11 @@ from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.studies.chosen import Choice, choose
-from carmil.studies.cohort import opened
+from carmil.studies.cohort import material_of, opened
 from carmil.studies.compare import Judged, each_fold
-from carmil.studies.run_folder import StudyRun
+from carmil.studies.run_folder import StudyRun, finished
 from carmil.studies.settings import Settings
-from carmil.studies.train import run_study
+from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,17 +69,31 @@ class Answered:
 
 def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: Asked) -> list[Answered]:
     """Every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
-    pairs = [(cohort, method) for cohort in cohorts for method in methods]
-    order = sorted(range(len(pairs)), key=lambda i: not pairs[i][1].model.endswith(LONG))
-    jobs = [partial(run_on, pairs[i][0], pairs[i][1].model, asked, **pairs[i][1].settings) for i in order]
+    populations = [(cohort, several) for cohort in cohorts for several in _together(methods)]
+    populations.sort(key=lambda one: not one[1][0].model.endswith(LONG))
+    jobs = [
+        partial(runs_on, cohort, several[0].model, [one.settings for one in several], asked)
+        for cohort, several in populations
+    ]
     at_once = (
         None if all(cohort.stand_in for cohort in cohorts) else 1
     )  # one of the paper's cohorts fills a GPU's memory
-    runs = dict(zip(order, side_by_side(jobs, asked.device, at_once), strict=True))
-    return [
-        Answered(cohort, method, runs[i], runs[i].predictions(), runs[i].metrics["by_fold"])
-        for i, (cohort, method) in enumerate(pairs)
-    ]
+    runs = {
+        (cohort.name, method.title): run
+        for (cohort, several), ended in zip(populations, side_by_side(jobs, asked.device, at_once), strict=True)
+        for method, run in zip(several, ended, strict=True)
+    }
+    found = ((cohort, method, runs[cohort.name, method.title]) for cohort in cohorts for method in methods)
+    return [Answered(cohort, method, run, run.predictions(), run.metrics["by_fold"]) for cohort, method, run in found]
+
+
+def _together(methods: Sequence[Method]) -> list[list[Method]]:
+    """The methods that can be trained as one population: the same model, of which only loss weights, distance or rate differ."""
+    found: dict[tuple[str, str], list[Method]] = {}
+    for method in methods:
+        others = {name: value for name, value in method.settings.items() if name not in EACH_ITS_OWN}
+        found.setdefault((method.model, repr(others)), []).append(method)
+    return list(found.values())
 
 
 def chosen(alternatives: Sequence[Answered], title: str) -> tuple[Answered, Choice]:
@@ -100,9 +114,26 @@ def chosen(alternatives: Sequence[Answered], title: str) -> tuple[Answered, Choi
 def run_on(cohort: SlideCohort, model: str, asked: Asked, **settings: Any) -> StudyRun:
     """Trains the model on the cohort, or reads the run that is there. settings: of `carmil train`, where they differ from the
     paper's; they are part of the run's name."""
-    name = "-".join([model.replace("/", "-"), *(f"{key.rstrip('_')}_{value}" for key, value in settings.items())])
-    words = words_of(cohort, model, asked, name, **settings)
-    return run_study(Settings.of(words, where=f"{cohort.name}, {model}"), say=quietly)
+    (run,) = runs_on(cohort, model, [settings], asked)
+    return run
+
+
+def runs_on(cohort: SlideCohort, model: str, several: Sequence[Mapping[str, Any]], asked: Asked) -> list[StudyRun]:
+    """The same with each of several settings, which differ in EACH_ITS_OWN: what is not there is trained as one population."""
+    studies = []
+    for settings in several:
+        name = "-".join([model.replace("/", "-"), *(f"{key.rstrip('_')}_{value}" for key, value in settings.items())])
+        words = words_of(cohort, model, asked, name, **settings)
+        studies.append(Settings.of(words, where=f"{cohort.name}, {model}"))
+    missing = [study for study in studies if not finished(study.out)]
+    if len(missing) > 1:
+        material = material_of(missing[0], say=quietly)
+        for study in missing:
+            check(study)
+            check_fit(study, material)
+        checkpoint = missing[0].out.with_name(f"{model.replace('/', '-')}.checkpoint.safetensors")
+        run_together(missing, material, checkpoint=checkpoint, say=quietly)
+    return [run_study(study, say=quietly) for study in studies]
 
 
 def words_of(cohort: SlideCohort, model: str, asked: Asked, name: str, **settings: Any) -> dict[str, Any]:
