@@ -138,6 +138,7 @@ def test_a_run_and_its_data_may_be_moved_but_not_changed(tmp_path):
     said = []
     assert run_study(there, say=said.append).metrics == first.metrics
     assert any("has ended already" in line for line in said)
+    assert read_run(there.out).settings["bags"] == str(there.bags)  # what is asked of it later finds its slides
     lines = (tmp_path / "there" / "labels.csv").read_text().splitlines()
     (tmp_path / "there" / "labels.csv").write_text("\n".join(lines[:-2]) + "\n")
     with pytest.raises(CarmilError, match="holds another run \\(its data or splits differ\\)"):

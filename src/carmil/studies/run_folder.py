@@ -94,7 +94,8 @@ _OTHERWISE = {"run": "data or splits", "sweep": "data or grid", "explanation": "
 def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
     """Writes run.json (or KIND.json), or finds the same begun before; gives its key. Another one there is refused.
 
-    Where the facts know what the data are, it does not matter where they lie: a moved folder is the same run.
+    Where the facts know what the data are, it does not matter where they lie: a moved folder is the same run, and remembers the
+    new place.
     """
     settings = {name: value for name, value in facts["settings"].items() if "data" not in facts or name not in READ}
     key = config_key({name: facts[name] for name in KEYED if name in facts} | {"settings": settings})
@@ -105,6 +106,9 @@ def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
             differing = [name for name, value in settings.items() if begun.get("settings", {}).get(name) != value]
             why = f"its {', '.join(differing)} differ" if differing else f"its {_OTHERWISE[kind]} differ"
             raise CarmilError(f"{folder} holds another {kind} ({why}): choose another --out or remove it")
+        now = {**begun["settings"], **{name: value for name, value in facts["settings"].items() if name in READ}}
+        if now != begun["settings"]:
+            write_text(there, json.dumps({**begun, "settings": now}, indent=2))
         return key
     write_text(there, json.dumps({"carmil": __version__, "key": key, "machine": machine(), **facts}, indent=2))
     return key
