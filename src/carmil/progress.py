@@ -25,19 +25,21 @@ class _NowAndThen:
 
     def __init__(self, title: str, things: str, *, left: str = "about") -> None:
         self.title, self.things, self.left = title, things, left
-        self._first: tuple[float, int] | None = None
-        self._said = time.monotonic()
+        self._since: tuple[float, int] | None = None
 
     def __call__(self, done: int, total: int, more: str = "") -> None:
         now = time.monotonic()
-        if self._first is None:  # what was there already took no time
-            self._first = now, done
-        elif not console.is_terminal and now - self._said >= EVERY and done > self._first[1]:
-            begun, there = self._first
-            seconds = (now - begun) / (done - there) * (total - done)
+        if self._since is None:
+            self._since = now, done
+            return
+        before, there = self._since
+        if not console.is_terminal and now - before >= EVERY and done > there:
+            seconds = (
+                (now - before) / (done - there) * (total - done)
+            )  # by the last half minute: what was kept took no time
             line = f"{self.title}: {done:,} of {total:,} {self.things}{more}, {self.left} {_clock(seconds)} left"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-            self._said = now
+            self._since = now, done
 
 
 def _clock(seconds: float) -> str:

@@ -259,7 +259,7 @@ def test_a_sweep_killed_goes_on_and_finished_points_are_left_alone(small, tmp_pa
     (again.runs[3].folder / "metrics.json").unlink()  # as if killed before the last point was written
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == written
     same(run_sweep(sweep_of(given["broken"], over, where="test")).runs[3], whole.runs[3])
-    with pytest.raises(CarmilError, match="holds another sweep \\(its data or grid differ"):
+    with pytest.raises(CarmilError, match="holds another sweep \\(its data, splits or grid differ"):
         run_sweep(sweep_of(given["broken"], {"batch": [1, 4], "alpha": [0.0, 0.5]}, where="test"))
     with pytest.raises(CarmilError, match="holds another sweep \\(its epochs differ"):
         run_sweep(sweep_of({**given["broken"], "epochs": 9}, over, where="test"))

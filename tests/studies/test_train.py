@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from carmil.bags.sources import Bag
 from carmil.bags.splits import read_splits
-from carmil.bags.store import open_store
+from carmil.bags.store import build_store, open_store
 from carmil.bags.tables import read_labels
+from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.studies.answers import answered
 from carmil.studies.run_folder import read_run
@@ -143,6 +145,26 @@ def test_a_run_and_its_data_may_be_moved_but_not_changed(tmp_path):
     (tmp_path / "there" / "labels.csv").write_text("\n".join(lines[:-2]) + "\n")
     with pytest.raises(CarmilError, match="holds another run \\(its data or splits differ\\)"):
         run_study(there)
+
+
+def test_what_is_known_of_instances_makes_another_run(tmp_path):
+    """The same features with other truth: figures of the maps would be another run's."""
+    rng = np.random.default_rng(0)
+    features = [rng.normal(size=(4, 3)).astype(np.float32) for _ in range(12)]
+    for folder, last in (("first", 0), ("second", 1)):
+        for i, rows in enumerate(features):
+            bag = Bag(id=f"s{i}", features=rows, instance_labels=np.array([i % 2, 0, 0, last * (i % 2)]))
+            write_bag(bag, tmp_path / folder, "safetensors")
+    lines = ["slide_id,case_id,label", *(f"s{i},p{i},{'ab'[i % 2]}" for i in range(12))]
+    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
+    settings = Settings(
+        bags=tmp_path / "first", labels=tmp_path / "labels.csv", out=tmp_path / "run", model="abmil", options=SMALL,
+        folds=2, epochs=2, device="cpu",
+    )  # fmt: skip
+    run_study(settings)
+    build_store(tmp_path / "second", tmp_path / "other")
+    with pytest.raises(CarmilError, match="its data or splits differ"):
+        run_study(replace(settings, bags=tmp_path / "other"))
 
 
 def _moved(files, folder):

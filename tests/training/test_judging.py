@@ -86,3 +86,4 @@ def test_what_a_recorded_pass_reads_is_kept(monkeypatch):
     judge()
     gc.collect()
     assert len(read) == 6 and all(one() is not None for one in read)
+    assert [fed.features.untyped_storage().nbytes() for fed, _ in judge._met.values()] == [0, 0]  # features are many

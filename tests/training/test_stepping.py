@@ -92,3 +92,34 @@ def test_passes_of_different_kinds_are_recorded_apart(monkeypatch):
             assert step.terms[0] == term
     # Of epochs 0, 1, 2 without mining and 3, 4, 5 with it the last is replayed.
     assert run == [(phase, mining) for mining in (False, True) for _ in range(2) for phase in ("teacher", "student")]
+
+
+def test_who_stops_before_a_step_is_recorded_is_known_to_the_device_by_then(monkeypatch):
+    """Nothing can be sent there while it records."""
+    sent, recording, plain = [], [], Stepper._on_device
+
+    def seen(self, rows):
+        if recording:
+            sent.append(rows.numpy().tobytes() in self._rows)
+        return plain(self, rows)
+
+    def record(self, work):
+        recording.append(True)
+        work()
+        recording.clear()
+        return work
+
+    monkeypatch.setattr(Stepper, "_on_device", seen)
+    monkeypatch.setattr(Recorder, "record", record)
+    members = [Member(seed=seed) for seed in range(4)]
+    step = Stepper(
+        State(Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members), Recipe(epochs=1))
+    )
+    given = replace(
+        batch(), share=torch.ones(4, 1), learners=torch.ones(4, dtype=torch.bool),
+        features=batch().features.as_subclass(SaysItIsOnAGpu),
+    )  # fmt: skip
+    step(given)
+    step.state.active[1], step.state.running[1] = False, False
+    step(given)
+    assert sent == [True]

@@ -6,7 +6,7 @@ how the maps become answers is the model's own business.
 n instances, b bags, k classes, h heads, m counterfactual maps.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Hashable
 from typing import Any
 
 import torch
@@ -177,8 +177,8 @@ class CounterfactualModel(AttendingModel):
     def classify(self, pooled: Tensor) -> Tensor:
         return self.model.classify(pooled)
 
-    def begin(self, phase: str, epoch: int) -> None:
-        self.model.begin(phase, epoch)
+    def begin(self, phase: str, epoch: int) -> Hashable:
+        return self.model.begin(phase, epoch)
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: contract.Branch | None = None) -> Prediction:
         makes_maps = self.branch.learned or self.training

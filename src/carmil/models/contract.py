@@ -76,9 +76,10 @@ class BagModel(nn.Module):
         return {"cls": cross_entropy(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}
 
     def begin(self, phase: str, epoch: int) -> Hashable:
-        """Told before every pass of the training, and with phase "validation" before validation. Answers what kind of pass it is:
-        on a GPU steps are recorded and replayed in all passes of a kind, so that nothing but tensors may differ between these."""
-        return phase
+        """Told before every pass of the training, and with phase "validation" before validation. Answers what kind of pass of the
+        phase it is: on a GPU steps are recorded and replayed in all passes of a kind, so that nothing but tensors may differ
+        between these."""
+        return None
 
 
 class Branch(Protocol):

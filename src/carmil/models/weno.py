@@ -70,7 +70,7 @@ class WENO(BagModel):
         if phase == "teacher":
             self.lowest.fill_(float("inf"))
             self.highest.fill_(float("-inf"))
-        return phase, self.mining
+        return self.mining
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         offsets = Offsets.of(offsets, features.device)

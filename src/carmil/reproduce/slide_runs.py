@@ -125,14 +125,14 @@ def runs_on(cohort: SlideCohort, model: str, several: Sequence[Mapping[str, Any]
         name = "-".join([model.replace("/", "-"), *(f"{key.rstrip('_')}_{value}" for key, value in settings.items())])
         words = words_of(cohort, model, asked, name, **settings)
         studies.append(Settings.of(words, where=f"{cohort.name}, {model}"))
-    missing = [study for study in studies if not finished(study.out)]
-    if len(missing) > 1:
-        material = material_of(missing[0], say=quietly)
-        for study in missing:
+    missing = sum(not finished(study.out) for study in studies)
+    checkpoint = studies[0].out.with_name(f"{'-and-'.join(study.out.name for study in studies)}.checkpoint.safetensors")
+    if missing > 1 or (missing and checkpoint.exists()):
+        material = material_of(studies[0], say=quietly)
+        for study in studies:
             check(study)
             check_fit(study, material)
-        checkpoint = missing[0].out.with_name(f"{model.replace('/', '-')}.checkpoint.safetensors")
-        run_together(missing, material, checkpoint=checkpoint, say=quietly)
+        run_together(studies, material, checkpoint=checkpoint, say=quietly)
     return [run_study(study, say=quietly) for study in studies]
 
 

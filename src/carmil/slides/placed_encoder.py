@@ -8,6 +8,7 @@ b tiles of p x p tile pixels, d features.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,11 +84,25 @@ class PlacedEncoder:
         """A whole batch, recorded. A network that looks at its numbers on the way cannot be: it is asked for bit by bit."""
         pictures = torch.zeros((self.batch, pixels, pixels, 3), dtype=torch.uint8, device=self.device)
         self._in_half(pictures)  # the first time libraries make their plans
-        try:
-            recorded = Recorder().record(lambda: self._in_half(pictures))
-        except RuntimeError:
+        if not _never_waits(lambda: self._in_half(pictures)):
             return None
+        recorded = Recorder().record(lambda: self._in_half(pictures))
         return None if recorded is None else (pictures, recorded)
+
+
+def _never_waits(work: Callable[[], Tensor]) -> bool:
+    """Whether the GPU is asked for all of it without a look at a result."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return True
 
 
 def _halved(features: Tensor) -> NDArray[np.float16]:

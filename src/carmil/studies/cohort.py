@@ -49,6 +49,12 @@ class Cohort:
         told = repr((self.store.fingerprint, self.slides, self.patients, self.labels.tolist(), self.classes))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
+    @property
+    def truth(self) -> str | None:
+        """Changes with what is known of any instance; None where nothing is."""
+        known = self.bags.instance_labels
+        return None if known is None else hashlib.sha256(known.contiguous().numpy().tobytes()).hexdigest()[:16]
+
 
 @dataclass(frozen=True, eq=False)
 class Material:

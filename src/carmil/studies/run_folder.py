@@ -86,9 +86,9 @@ def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
     return Standardised(model, width) if settings["standardise"] else model
 
 
-KEYED = ("settings", "data", "classes", "splits", "over")  # what makes a run or a sweep another one
+KEYED = ("settings", "data", "truth", "classes", "splits", "over")  # what makes a run or a sweep another one
 READ = ("bags", "labels", "splits")  # settings that are paths
-_OTHERWISE = {"run": "data or splits", "sweep": "data or grid", "explanation": "slides"}
+_OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
 
 
 def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:

@@ -226,12 +226,17 @@ def _key(study: Settings, *, without: Sequence[str] = (), only: Sequence[str] | 
 
 
 def _facts(sweep: Sweep, materials: Sequence[Material]) -> dict[str, Any]:
-    """What all points have in common, what is swept, and the data of each population."""
+    """What all points have in common, what is swept, and the data and folds of each population."""
     common = {name: value for name, value in sweep.points[0].study.asked().items() if name not in (*WHERE, *sweep.over)}
     if common.get("options"):
         common["options"] = {k: value for k, value in common["options"].items() if f"options.{k}" not in sweep.over}
-    data = [material.cohort.fingerprint for material in materials]
-    return {"settings": common, "over": json.loads(json.dumps(sweep.over, default=str)), "data": data}
+    return {
+        "settings": common,
+        "over": json.loads(json.dumps(sweep.over, default=str)),
+        "data": [material.cohort.fingerprint for material in materials],
+        "truth": [material.cohort.truth for material in materials],
+        "splits": [material.divisions for material in materials],
+    }
 
 
 def _populations(sweep: Sweep) -> list[list[Point]]:

@@ -140,6 +140,7 @@ def _facts(settings: Settings, material: Material) -> dict[str, Any]:
     return {
         "settings": asked,
         "data": cohort.fingerprint,
+        "truth": cohort.truth,
         "store": cohort.store.fingerprint,
         "encoder": cohort.store.encoder,
         "width": cohort.store.width,

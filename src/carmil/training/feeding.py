@@ -15,6 +15,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
+from carmil.training.streams import own_stream
 
 RESIDENT_SHARE = 0.5  # of the device's free memory that features may take; the rest is for what is computed
 
@@ -91,7 +92,7 @@ class StreamingFeeder(Feeder):
         self._pinned = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(2)]
         self._there = [torch.empty(shape, dtype=dtype, device=device) for _ in range(2)]
         self._sent, self._used = ([torch.cuda.Event() for _ in range(2)] for _ in range(2))
-        self._road = torch.cuda.Stream(device)
+        self._road = own_stream("road")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="carmil-feeder")
 
     def like(self, chosen: Tensor) -> Hashable:

@@ -93,10 +93,8 @@ class Judge:
     def _again(self, like: Hashable, asked: _Asked) -> Tensor:
         if like not in self._met:
             (fed,) = self.feeder.feed([asked.bags])
-            self._met[like] = (
-                replace(fed, features=fed.features[:0]),
-                None,
-            )  # features, which may be many, are taken anew
+            # Features, which may be many, are taken anew each time: not even a view of them is kept.
+            self._met[like] = replace(fed, features=fed.features.new_empty(0, fed.features.shape[1])), None
             return self._summed(asked, fed)
         fed, recorded = self._met[like]
 

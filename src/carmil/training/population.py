@@ -143,7 +143,7 @@ class Population:
     def begin(self, phase: str, epoch: int) -> None:
         """Tells the architecture which pass comes next; it may reset its buffers. `passing` is then of what kind that is."""
         self._bind()
-        self.passing = self.model.begin(phase, epoch)
+        self.passing = phase, self.model.begin(phase, epoch)
 
     def member(self, row: int) -> BagModel:
         """Model `row` by itself, on the population's device, ready to predict."""

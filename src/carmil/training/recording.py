@@ -5,7 +5,6 @@ again is run the first time, recorded the second, and replayed from then on.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor
 
 from carmil.training.streams import own_stream
+
+_BROKEN: list[torch.cuda.CUDAGraph] = []  # recordings that could not be ended: torch goes on asking after them
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,17 @@ class Recorder:
 
     def record(self, work: Callable[[], Tensor]) -> Recorded | None:
         """The work, which must have been done before, recorded and not done; None if memory does not suffice."""
+        for _ in range(2):
+            try:
+                return self._recorded(work)
+            except RuntimeError as error:
+                if "out of memory" not in str(error):
+                    raise
+            torch.cuda.empty_cache()  # while it records, torch gives nothing back by itself
+        self.full = True
+        return None
+
+    def _recorded(self, work: Callable[[], Tensor]) -> Recorded:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
@@ -46,13 +58,12 @@ class Recorder:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outputs = work()
-            except BaseException as error:
-                with suppress(RuntimeError):  # a recording left open would spoil everything after it
+            except BaseException:
+                try:  # a recording left open would spoil everything after it
                     graph.capture_end()
-                if not isinstance(error, torch.OutOfMemoryError):
-                    raise
-                self.full = True
-                return None
+                except RuntimeError:
+                    _BROKEN.append(graph)
+                raise
             graph.capture_end()
         here.wait_stream(side)
         return Recorded(graph, outputs)

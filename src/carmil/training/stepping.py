@@ -11,7 +11,7 @@ from carmil.training.population import Population
 from carmil.training.recording import Recorded, Recorder
 from carmil.training.stopping import State, at_least_two
 
-MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each
+MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each, of TransMIL some thousand
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Stepper:
             return self._step(batch)
         if isinstance(met, Offsets):
             kept = self._kept(replace(batch, offsets=met))
+            self._on_device(at_least_two(self.state.running & batch.learners))  # somebody may have stopped since
             recorded = self._recorder.record(lambda: self._step(kept))
             if recorded is None:
                 self._met = {}  # gives back the memory that is missing
