@@ -418,9 +418,8 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def along_tokens(values: Tensor, weight: Tensor) -> Tensor:
     """Each head's convolution along its tokens, zeros around: values (..., g, h, t, e), weight (..., h, 1, taps, 1) -> as values.
 
-    Done as a product: of a block of tokens, and of every other block, it is the same band matrix times what the block can see.
-    A GPU has no quick way to the gradient of a convolution with a kernel a head: one multiply-add in three is for nothing here,
-    and it takes a tenth of the time.
+    Done as a product: for every block of tokens it is the same band matrix times what the block can see. Two of three
+    multiply-adds are for nothing; but a GPU has no quick way to the gradient of a convolution with few kernels.
     """
     taps, tokens = weight.shape[-2], values.shape[-2]
     blocks, seen = -(-tokens // _BLOCK), _BLOCK + taps - 1
@@ -453,11 +452,12 @@ class _Refined(torch.autograd.Function):
         with torch.autocast(kind, enabled=False):
             a, z = a.to(products), z.to(products)
             one = torch.eye(a.shape[-1], device=a.device, dtype=products)
+            seven, fifteen, thirteen = 7 * one, 15 * one, 13 * one
             for _ in range(iterations):
                 p = torch.bmm(a, z)
-                x = 7 * one - p
-                y = torch.baddbmm(15 * one, p, x, alpha=-1)
-                w = torch.baddbmm(13 * one, p, y, alpha=-1)
+                x = seven - p
+                y = torch.baddbmm(fifteen, p, x, alpha=-1)
+                w = torch.baddbmm(thirteen, p, y, alpha=-1)
                 if any(ctx.needs_input_grad):
                     steps += [z, p, x, y, w]
                 z = torch.baddbmm(z, z, w, beta=0, alpha=0.25)

@@ -75,12 +75,11 @@ def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: A
         partial(runs_on, cohort, several[0].model, [one.settings for one in several], asked)
         for cohort, several in populations
     ]
-    at_once = (
-        None if all(cohort.stand_in for cohort in cohorts) else 1
-    )  # one of the paper's cohorts fills a GPU's memory
+    small = all(cohort.stand_in for cohort in cohorts)  # each of the paper's fills a GPU's memory
+    trained = side_by_side(jobs, asked.device, None if small else 1)
     runs = {
         (cohort.name, method.title): run
-        for (cohort, several), ended in zip(populations, side_by_side(jobs, asked.device, at_once), strict=True)
+        for (cohort, several), ended in zip(populations, trained, strict=True)
         for method, run in zip(several, ended, strict=True)
     }
     found = ((cohort, method, runs[cohort.name, method.title]) for cohort in cohorts for method in methods)
