@@ -8,7 +8,7 @@ import torch
 
 from carmil import create_model
 from carmil.errors import CarmilError
-from carmil.models import transmil
+from carmil.models import nystrom, transmil
 from carmil.models.pooling import Offsets
 from carmil.training import Member, Population
 
@@ -221,46 +221,6 @@ def test_dropout_of_a_model_does_not_depend_on_its_neighbours_or_the_other_bags(
     assert not torch.allclose(together.logits[1], make([6])(x, Offsets(starts_of([3, 7, 2]))).logits[0], atol=1e-3)
 
 
-def test_the_pseudo_inverse_and_its_gradient_are_those_of_its_steps():
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(2, 3, 16, 16, generator=generator, dtype=torch.float64).softmax(-1).requires_grad_()
-    z = a.mT / (a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1))[..., None, None]
-    one = torch.eye(16, dtype=torch.float64)
-    for _ in range(6):
-        z = 0.25 * z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z)))
-    found = transmil.pseudo_inverse(a, 6)
-    torch.testing.assert_close(found, z)
-    up = torch.randn(z.shape, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(torch.autograd.grad(found, a, up), torch.autograd.grad(z, a, up))
-
-
-@pytest.mark.parametrize("tokens", [1, 40, 64, 65, 200])
-@pytest.mark.parametrize("models", [(), (3,)])
-def test_the_product_with_a_band_is_the_convolution_along_the_tokens(tokens, models):
-    generator = torch.Generator().manual_seed(tokens)
-    values = torch.randn(*models, 2, 4, tokens, 5, generator=generator, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(*models, 4, 1, 33, 1, generator=generator, dtype=torch.float64, requires_grad=True)
-    up = torch.randn(values.shape, generator=generator, dtype=torch.float64)
-    product, convolved = transmil.along_tokens(values, weight), transmil.depthwise(values, weight, None)
-    torch.testing.assert_close(product, convolved)
-    for one, other in zip(*(torch.autograd.grad(y, (values, weight), up) for y in (product, convolved)), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_the_gradient_of_its_kernel_is_exact_for_large_bags():
-    """torch's own, of the convolution in float32, is off by a per cent here."""
-    generator = torch.Generator().manual_seed(0)
-    values, up = (torch.randn(2, 8, 5041, 64, generator=generator) for _ in range(2))
-    weight = torch.randn(8, 1, 33, 1, generator=generator)
-
-    def gradient(dtype):
-        kernel = weight.to(dtype).requires_grad_()
-        return torch.autograd.grad(transmil.along_tokens(values.to(dtype), kernel), kernel, up.to(dtype))[0]
-
-    fine, single = gradient(torch.float64), gradient(torch.float32)
-    assert (fine - single).abs().max() < 1e-5 * fine.abs().max()
-
-
 @pytest.mark.parametrize(
     ("name", "options"), [("transmil", {}), *((name, {}) for name in BRANCHED), ("car/transmil", {"branch": "shared"})]
 )
@@ -281,7 +241,7 @@ def test_a_softmax_too_large_to_keep_gives_the_same_answer_and_gradient(monkeypa
         return prediction.logits.detach(), [p.grad for p in model.parameters()]
 
     logits, gradients = answer()
-    monkeypatch.setattr(transmil, "_KEPT", 700)
+    monkeypatch.setattr(nystrom, "_KEPT", 700)
     again, gradients_again = answer()
     assert torch.allclose(logits, again, atol=1e-6)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(gradients, gradients_again, strict=True))
