@@ -32,6 +32,8 @@ if __name__ == "__main__":
         (outcome,) = tile_slides([path], folder / "tiles", mpp=given.mpp)
         cut = time.perf_counter()
         tiles = outcome.tiles
+        if tiles is None:
+            parser.error(f"{path.name} was not cut: {outcome.problem}")
         names = ("factual", "counterfactual", "difference", "this class", "that class")
         maps = tile_maps({name: rng.normal(size=len(tiles)) for name in names})
         with open_slide(path, mpp=given.mpp) as slide:
