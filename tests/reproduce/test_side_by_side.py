@@ -55,3 +55,26 @@ def test_one_that_fails_ends_the_others_after_their_epoch():
     assert len(epochs) < 500
     with training_progress("the next", 1, 1) as on_epoch:  # is not interrupted
         on_epoch(0, {}, 1)
+
+
+def test_one_for_which_memory_does_not_suffice_is_begun_again_when_the_others_have_ended():
+    running, seen = [], []
+
+    def greedy() -> str:
+        seen.append(len(running))
+        if running:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "greedy"
+
+    def modest() -> str:
+        running.append(True)
+        time.sleep(0.1)
+        running.pop()
+        return "modest"
+
+    def late() -> str:
+        time.sleep(0.03)
+        return greedy()
+
+    assert side_by_side([modest, late, modest], "cpu", at_once=3) == ["modest", "greedy", "modest"]
+    assert seen == [2, 0]

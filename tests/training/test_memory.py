@@ -49,3 +49,10 @@ def test_where_nothing_fits_one_is_tried(monkeypatch):
 
 def test_this_machine_has_memory():
     assert 2**20 < memory.free_memory("cpu") < 2**50
+
+
+def test_what_torch_keeps_of_a_gpu_is_given_back_before_what_is_free_is_read(monkeypatch):
+    kept = [GIB]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * GIB - sum(kept), 4 * GIB))
+    assert memory.free_memory("cuda") == 4 * GIB

@@ -20,21 +20,28 @@ ON_A_GPU = 4  # more would wait for Python, which asks for the operations of all
 
 
 def side_by_side(jobs: Sequence[Callable[[], Result]], device: str, at_once: int | None = None) -> list[Result]:
-    """What each job gives, in their order. On a CPU, unless `at_once` says otherwise, one after the other."""
+    """What each job gives, in their order. On a CPU, unless `at_once` says otherwise, one after the other.
+
+    A job for which memory does not suffice beside others is begun again when they have ended.
+    """
     on_gpu = torch.device(device).type == "cuda"
     at_once = at_once or (ON_A_GPU if on_gpu else 1)
     if at_once == 1 or len(jobs) < 2:
         return [job() for job in jobs]
 
-    def run(job: Callable[[], Result]) -> Result:
+    def run(job: Callable[[], Result]) -> tuple[Result] | None:
         with torch.cuda.stream(own_stream("training")) if on_gpu else nullcontext():
-            return job()
+            try:
+                return (job(),)
+            except torch.OutOfMemoryError:
+                return None
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="carmil-training") as pool:
         under_way = [pool.submit(run, job) for job in jobs]
         try:
-            return [future.result() for future in under_way]
+            found = [future.result() for future in under_way]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             progress.interrupt_trainings()
             raise
+    return [job() if one is None else one[0] for job, one in zip(jobs, found, strict=True)]

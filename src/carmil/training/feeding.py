@@ -14,6 +14,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
+from carmil.training.memory import free_memory
 from carmil.training.population import Population
 from carmil.training.streams import own_stream
 
@@ -152,10 +153,9 @@ def _rows(shifts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
 
 def feeder_for(population: Population, bags: Bags, handfuls: Sequence[Tensor]) -> Feeder:
     """Features on the population's device if they fit there, otherwise streamed. handfuls: what will be asked for."""
-    device = population.device
-    if device.type == "cuda" and not bags.features.is_cuda:
-        free, _ = torch.cuda.mem_get_info(device)
-        if bags.features.numel() * bags.features.element_size() > RESIDENT_SHARE * free:
-            most = max(int(bags.sizes[chosen].sum()) for chosen in handfuls)
-            return StreamingFeeder(bags, device, most)
+    device, size = population.device, bags.features.numel() * bags.features.element_size()
+    to_send = device.type == "cuda" and not bags.features.is_cuda
+    if to_send and size > RESIDENT_SHARE * free_memory(device):
+        most = max(int(bags.sizes[chosen].sum()) for chosen in handfuls)
+        return StreamingFeeder(bags, device, most)
     return Feeder(bags, device, torch.bfloat16 if population.in_half else None)

@@ -41,8 +41,7 @@ def fit(
     A model that never had a finite validation loss is an error: there are no weights of it to keep.
     """
     roles = _checked_roles(population, bags, roles).cpu()
-    if population.device.type == "cpu":
-        settle()
+    settle()
     state = State(population, recipe)
     judged_by = validation_parts(bags, roles == VALIDATION, population.at_once)
     weights = _bag_weights(bags, roles == TRAIN, recipe).to(population.device)

@@ -13,6 +13,7 @@ from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
+from carmil.training.recording import give_back
 
 USED = 0.8  # of the free memory
 BESIDE = 3.0  # what lies in memory at the worst moment, beside what is kept for the gradient alone
@@ -36,6 +37,7 @@ def models_that_fit(population: Population, bags: Bags, recipe: Recipe, device: 
 def free_memory(device: torch.device | str) -> int:
     """Bytes that may still be asked for: of the GPU, of the machine, or of the share of it that we are given."""
     if torch.device(device).type == "cuda":
+        give_back()
         return torch.cuda.mem_get_info(device)[0]
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**33
     available = _number("/proc/meminfo", "MemAvailable:", 1024) or pages

@@ -4,6 +4,7 @@ A pass is hundreds of operations, which take longer to ask for than to compute u
 again is run the first time, recorded the second, and replayed from then on.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from carmil.training.streams import own_stream
 
 _BROKEN: list[torch.cuda.CUDAGraph] = []  # recordings that could not be ended: torch goes on asking after them
+_NOBODY_RECORDS = threading.Lock()  # while anybody does, torch gives no memory back, to no thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,7 @@ class Recorder:
             except RuntimeError as error:
                 if "out of memory" not in str(error):
                     raise
-            torch.cuda.empty_cache()  # while it records, torch gives nothing back by itself
+            give_back()
         self.full = True
         return None
 
@@ -54,7 +56,7 @@ class Recorder:
         # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
         graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), own_stream("recording")
         side.wait_stream(here)
-        with torch.cuda.stream(side):
+        with _NOBODY_RECORDS, torch.cuda.stream(side):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outputs = work()
@@ -67,3 +69,9 @@ class Recorder:
             graph.capture_end()
         here.wait_stream(side)
         return Recorded(graph, outputs)
+
+
+def give_back() -> None:
+    """Memory of the GPU that torch keeps for what comes next, of any thread: what another asked for last is not what comes next."""
+    with _NOBODY_RECORDS:
+        torch.cuda.empty_cache()

@@ -7,6 +7,8 @@ from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
 
+FEW_ON_A_GPU = 8  # a step of so few takes as long as one of half of them, and whom it leaves out, it is recorded anew
+
 
 class State:
     """Early stopping and best weights of every model; `population` holds those still running, `rows` says which.
@@ -45,7 +47,8 @@ class State:
             self.active &= self.waited[rows] < self.recipe.patience
         self.running = self.active.cpu()
         running = int(self.running.sum())
-        if 0 < running <= len(rows) // 2 and len(rows) > 2:
+        few = FEW_ON_A_GPU if self.population.weights.is_cuda else 2
+        if 0 < running <= len(rows) // 2 and len(rows) > few:
             self._compact()
         return running
 

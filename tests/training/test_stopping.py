@@ -1,0 +1,26 @@
+"""Who has stopped is left out, where that makes what remains quicker."""
+
+import pytest
+import torch
+
+from carmil import Member, Population, Recipe, create_model
+from carmil.training.stopping import State
+
+
+class SaysItIsOnAGpu(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("models", "on_gpu", "left"), [(4, False, 2), (8, True, 8), (12, True, 6)])
+def test_half_of_the_models_are_left_out_when_they_have_stopped_unless_they_are_few_on_a_gpu(models, on_gpu, left):
+    members = [Member(seed=seed) for seed in range(models)]
+    population = Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members)
+    if on_gpu:
+        population.weights = population.weights.as_subclass(SaysItIsOnAGpu)
+    state = State(population, Recipe(epochs=9, patience=1, warmup=0))
+    falling = torch.ones(models)
+    assert state.after_epoch(0, falling) == models
+    falling[::2] = 0.5  # every other model goes on getting better
+    assert state.after_epoch(1, falling) == models // 2
+    assert len(state.population) == left
+    assert state.running.sum() == models // 2
