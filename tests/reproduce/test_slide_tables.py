@@ -16,7 +16,16 @@ from carmil.reproduce import encoders, hyperparameters, paper_slides, slide_runs
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Found, SlideCohort, cohorts_in
 from carmil.reproduce.slide_runs import answered, chosen, run_on, runs_of
-from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, Difference, figures_table, in_words
+from carmil.reproduce.slide_table import (
+    ABMIL,
+    CAR_COSINE,
+    CAR_L1,
+    Difference,
+    differences,
+    figures_table,
+    in_words,
+    not_learned,
+)
 from carmil.studies.compare import Comparison
 
 WIDTH = 8
@@ -138,6 +147,29 @@ def test_words_go_whichever_way_the_interval_does(low, high, says):
     (line,) = in_words([Difference(cohort, "auc", found)])
     assert line.startswith("CAR beside ABMIL on X: AUC ")
     assert says in line
+
+
+def test_a_difference_between_two_who_learned_nothing_is_called_so(asked):
+    camelyon, *_ = (c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
+    rows = answered([camelyon], [ABMIL, CAR_L1, CAR_COSINE], asked)
+    counts = np.array(rows[0].run.facts["class_counts"])
+    chance = float(-(counts / counts.sum() * np.log(counts / counts.sum())).sum())
+    assert rows[0].losses == {(0, model["seed"]): model["validation_loss"] for model in rows[0].run.models}
+
+    def with_losses(*shares):
+        return [replace(row, losses={(0, 0): s * chance, (0, 1): chance}) for row, s in zip(rows, shares, strict=True)]
+
+    assert not_learned(with_losses(0.9, 0.5, 0.97)) == []
+    idle = with_losses(0.9, 1.1, 0.99)
+    (line,) = not_learned(idle)
+    assert line.startswith(f"{camelyon.title}: CAR-MIL (L1), CAR-MIL (cosine) learned next to nothing")
+    assert f"({chance:.3f})" in line
+    pairs = [(idle[1], idle[2]), (idle[1], idle[0])]
+    assert [one.learned for one in differences(pairs, asked)] == [False, True] * 2
+    sure = Comparison("CAR", "ABMIL", 0.2, 0.1, 0.3, 0.001, 0.5, 0.5)
+    assert Difference(camelyon, "auc", sure, learned=False).told.endswith("explains, but neither learned to answer")
+    unsure = Comparison("CAR", "ABMIL", 0.2, -0.1, 0.3, 0.2, 0.5, 0.5)
+    assert Difference(camelyon, "auc", unsure, learned=False).verdict == "no difference that these cases can show"
 
 
 def test_the_claim_names_who_does_better_and_asks_the_same_of_abmil():

@@ -21,6 +21,7 @@ from carmil.reproduce.slide_table import (
     difference_table,
     differences,
     in_words,
+    not_learned,
     there,
 )
 from carmil.reproduce.written import written
@@ -60,7 +61,15 @@ def reproduce(asked: Asked) -> Finding:
     finding = Finding(
         (*tables, difference_table(compared)),
         tuple(pictures),
-        (*lines, *in_words(compared), *HOW, SENSITIVITY, *READ, *conditions(rows, mine, asked, weights=GRID_SAID)),
+        (
+            *lines,
+            *in_words(compared),
+            *not_learned(rows),
+            *HOW,
+            SENSITIVITY,
+            *READ,
+            *conditions(rows, mine, asked, weights=GRID_SAID),
+        ),
     )
     return written("hyperparameters", asked, finding, as_json(rows, compared))
 
@@ -80,7 +89,7 @@ def swept_on(cohort: SlideCohort, asked: Asked) -> Swept:
 def _compared(cohort: SlideCohort, swept: Swept) -> tuple[Answered, Answered]:
     """CAR with the weights and distance that each fold's validation bags choose, and the plain model."""
     rows = [
-        Answered(cohort, Method(point.name, CAR_L1.model), run, run.predictions(), run.metrics["by_fold"])
+        Answered.of(cohort, Method(point.name, CAR_L1.model), run)
         for point, run in zip(swept.sweep.points, swept.runs, strict=True)
     ]
     idle = [point.idle for point in swept.sweep.points]

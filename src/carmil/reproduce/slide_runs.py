@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import log
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
-from carmil.studies.chosen import Choice, choose
+from carmil.studies.chosen import Choice, choose, validation_losses
 from carmil.studies.cohort import material_of, opened
 from carmil.studies.compare import Judged, each_fold
 from carmil.studies.run_folder import StudyRun, finished
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 EPOCHS, FAST_EPOCHS = 100, 3
 FAST_FOLDS = 3
 PATIENCE = 20
+NEXT_TO_NOTHING = 0.01  # so much less than the loss of answering by chance
 LONG = ("transmil", "rrt")  # what takes longest begins first, so that nobody waits for it alone
 # What takes minutes on a CPU, made small where only the machinery is looked at.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
@@ -47,13 +50,29 @@ class Method:
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A method on a cohort: what it answered for the test cases, and the figures of each fold and seed."""
+    """A method on a cohort: what it answered for the test cases, and the figures and validation losses of each fold and seed."""
 
     cohort: SlideCohort
     method: Method
     run: StudyRun
     answers: "pd.DataFrame"
     by_fold: Sequence[Mapping[str, Any]]
+    losses: Mapping[tuple[int, int], float]
+
+    @classmethod
+    def of(cls, cohort: SlideCohort, method: Method, run: StudyRun) -> "Answered":
+        return cls(cohort, method, run, run.predictions(), run.metrics["by_fold"], validation_losses(run))
+
+    @property
+    def learned(self) -> bool:
+        """Whether it answers validation bags better, in the mean, than one who knows how many there are of each class."""
+        return mean(self.losses.values()) < (1 - NEXT_TO_NOTHING) * self.chance
+
+    @property
+    def chance(self) -> float:
+        """The cross-entropy of always answering the classes' shares."""
+        counts = self.run.facts["class_counts"]
+        return -sum(count / sum(counts) * log(count / sum(counts)) for count in counts if count)
 
     def each(self, measure: str) -> list[float]:
         """The figure of each fold, or of each run where there is one division; nothing if the method has no such figure."""
@@ -83,7 +102,7 @@ def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: A
         for method, run in zip(several, ended, strict=True)
     }
     found = ((cohort, method, runs[cohort.name, method.title]) for cohort in cohorts for method in methods)
-    return [Answered(cohort, method, run, run.predictions(), run.metrics["by_fold"]) for cohort, method, run in found]
+    return [Answered.of(*one) for one in found]
 
 
 def _together(methods: Sequence[Method]) -> list[list[Method]]:
@@ -100,14 +119,15 @@ def chosen(alternatives: Sequence[Answered], title: str) -> tuple[Answered, Choi
     import pandas as pd
 
     choice = choose([one.run for one in alternatives])
-    answers, by_fold = [], []
+    answers, by_fold, losses = [], [], {}
     for (fold, seed), i in choice.taken.items():
         frame, lines = alternatives[i].answers, alternatives[i].by_fold
+        losses[fold, seed] = alternatives[i].losses[fold, seed]
         answers.append(frame[(frame["fold"] == fold) & (frame["seed"] == seed)])
         by_fold += [line for line in lines if (line["fold"], line["seed"]) == (fold, seed)]
     first = alternatives[0]
     row = Method(title, first.method.model)
-    return Answered(first.cohort, row, first.run, pd.concat(answers, ignore_index=True), by_fold), choice
+    return Answered(first.cohort, row, first.run, pd.concat(answers, ignore_index=True), by_fold, losses), choice
 
 
 def run_on(cohort: SlideCohort, model: str, asked: Asked, **settings: Any) -> StudyRun:

@@ -10,7 +10,7 @@ from carmil.errors import CarmilError, unknown
 from carmil.report.tables import ResultTable
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Found, SlideCohort
-from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, PATIENCE, Answered, Method
+from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, NEXT_TO_NOTHING, PATIENCE, Answered, Method
 from carmil.reproduce.table1 import figure, shown
 from carmil.studies.compare import Comparison, compare_pairs
 
@@ -35,21 +35,22 @@ CAR_COSINE = Method("CAR-MIL (cosine)", "car/abmil.gated", {"distance": "cosine"
 
 @dataclass(frozen=True)
 class Difference:
-    """One method minus another on a cohort, by one of its measures."""
+    """One method minus another on a cohort, by one of its measures. learned: whether any of the two did."""
 
     cohort: SlideCohort
     measure: str
     found: Comparison
+    learned: bool = True
 
     @property
     def verdict(self) -> str:
         if np.isnan(self.found.low):
             return "nothing that can be told from these cases"
-        if self.found.low > 0:
-            return "better, by more than the choice of cases explains"
-        if self.found.high < 0:
-            return "worse, by more than the choice of cases explains"
-        return "no difference that these cases can show"
+        if self.found.low <= 0 <= self.found.high:
+            return "no difference that these cases can show"
+        way = "better" if self.found.low > 0 else "worse"
+        but = "" if self.learned else ", but neither learned to answer"
+        return f"{way}, by more than the choice of cases explains{but}"
 
     @property
     def told(self) -> str:
@@ -104,12 +105,16 @@ def differences(pairs: Sequence[tuple[Answered, Answered]], asked: Asked) -> lis
     for cohort in {first.cohort.name: first.cohort for first, _ in pairs}.values():
         for measure in cohort.measures:
             mine = [
-                (first.judged(measure), second.judged(measure))
+                (first, second)
                 for first, second in pairs
                 if first.cohort == cohort and first.has(measure) and second.has(measure)
             ]
-            compared = compare_pairs(mine, repeats=200 if asked.fast else 2000)
-            found += [Difference(cohort, measure, one) for one in compared]
+            judged = [(first.judged(measure), second.judged(measure)) for first, second in mine]
+            compared = compare_pairs(judged, repeats=200 if asked.fast else 2000)
+            found += [
+                Difference(cohort, measure, one, first.learned or second.learned)
+                for one, (first, second) in zip(compared, mine, strict=True)
+            ]
     return found
 
 
@@ -141,6 +146,21 @@ def in_words(found: Sequence[Difference]) -> list[str]:
         key = (one.found.first, one.found.second, one.cohort.title)
         lines.setdefault(key, []).append(one.told)
     return [f"{first} beside {second} on {title}: {'; '.join(told)}" for (first, second, title), told in lines.items()]
+
+
+def not_learned(rows: Sequence[Answered]) -> list[str]:
+    """Who did not get off the ground, a line a cohort."""
+    lines = []
+    for cohort in {(one.cohort.name, one.cohort.encoder): one.cohort for one in rows}.values():
+        mine = [one for one in rows if one.cohort == cohort]
+        idle = [one.method.title for one in mine if not one.learned]
+        if idle:
+            lines.append(
+                f"{cohort.title}: {', '.join(idle)} learned next to nothing here: the validation loss of the epochs that were "
+                f"kept is not {100 * NEXT_TO_NOTHING:g} % below that of always answering the classes' shares "
+                f"({mine[0].chance:.3f}). A difference between two of them is none between what they learned"
+            )
+    return lines
 
 
 def conditions(
@@ -182,7 +202,8 @@ def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, 
             if one.has(measure)
         ],
         "differences": [
-            {"cohort": one.cohort.name, "encoder": one.cohort.encoder, **asdict(one.found)} for one in found
+            {"cohort": one.cohort.name, "encoder": one.cohort.encoder, "learned": one.learned, **asdict(one.found)}
+            for one in found
         ],
     }
 
