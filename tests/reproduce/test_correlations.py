@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from carmil.reproduce import correlations, digit_data, digit_models, slide_cohorts
+from carmil.reproduce import correlations, digit_data, digit_models, slide_cohorts, slide_runs
 from carmil.reproduce.correlations import PAIRS, Alike
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_runs import run_on
@@ -41,8 +41,11 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
     monkeypatch.setattr(digit_models, "training_of", lambda asked: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
     monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((cohort,), ()))
+    monkeypatch.setattr(slide_runs, "NEXT_TO_NOTHING", 1.0)  # so that nobody has learned
     asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = correlations.reproduce(asked)
+    (told,) = (line for line in found.lines if "learned next to nothing" in line)
+    assert told.startswith("made, 3 classes: ABMIL, CAR-MIL (L1), CAR-MIL (cosine) learned")
     spearman, _ = found.tables
     assert [line[:2] for line in spearman.lines] == [
         ("made, 3 classes", "L1"),

@@ -7,7 +7,7 @@ import torch
 
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
-from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts
+from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts, slide_runs
 from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_models import Point
 from carmil.reproduce.recipes import Asked
@@ -135,8 +135,10 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     home.mkdir()
     cohort = make_cohort(home, classes=3, slides=27)
     monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((cohort,), ()))
+    monkeypatch.setattr(slide_runs, "NEXT_TO_NOTHING", 1.0)  # so that nobody has learned
     asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = shift.reproduce(asked, points=(Point(), Point(1.0, 0.2)))
+    assert any(line.startswith("made, 3 classes: CAR-MIL (L1) learned next to nothing") for line in found.lines)
     facts = json.loads((asked.out / "shift.json").read_text())
     counts = np.array(facts["four_bags"]["counts"]["grows most"])
     assert counts.shape == (2, 4, 4)

@@ -19,9 +19,11 @@ from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
 from carmil.reproduce.recipes import Asked, Finding, Picture
 from carmil.reproduce.slide_cohorts import SlideCohort
-from carmil.reproduce.slide_runs import run_on
+from carmil.reproduce.slide_runs import answered
+from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, not_learned
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
+from carmil.studies.run_folder import StudyRun
 
 Floats = NDArray[np.float64]
 
@@ -71,8 +73,13 @@ def reproduce(asked: Asked) -> Finding:
         trained.append(car)
     cohort, said = several_classes(asked)
     if cohort is not None:
-        found = [*(_of_slides(cohort, distance, asked) for distance in DISTANCES), *found]
-        said = [f"{cohort.title}: {line}" for line in cohort.said]
+        plain_run, *car_runs = rows = answered([cohort], (ABMIL, CAR_L1, CAR_COSINE), asked)
+        of_slides = [
+            _of_slides(cohort, distance, (plain_run.run, car.run), asked)
+            for distance, car in zip(DISTANCES, car_runs, strict=True)
+        ]
+        found = [*of_slides, *found]
+        said = [*not_learned(rows), *(f"{cohort.title}: {line}" for line in cohort.said)]
     picture = draw_matrices(
         [_matrix(one, "spearman") for one in found],
         asked.out / "correlations.png",
@@ -98,10 +105,8 @@ def reproduce(asked: Asked) -> Finding:
     return written("correlations", asked, finding, {"found": [_facts(one) for one in found]})
 
 
-def _of_slides(cohort: SlideCohort, distance: str, asked: Asked) -> Alike:
-    """CAR and ABMIL of the same fold and seed, on the slides that both were tested on."""
-    settings = {} if distance == "l1" else {"distance": distance}
-    runs = [run_on(cohort, "abmil.gated", asked), run_on(cohort, "car/abmil.gated", asked, **settings)]
+def _of_slides(cohort: SlideCohort, distance: str, runs: tuple[StudyRun, StudyRun], asked: Asked) -> Alike:
+    """ABMIL and CAR of the same fold and seed, on the slides that both were tested on."""
     bags, plain = models_of_run(runs[0], asked.device)
     others = {(one.fold, one.seed): one for one in models_of_run(runs[1], asked.device)[1]}
 

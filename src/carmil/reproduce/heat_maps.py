@@ -25,7 +25,8 @@ from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, annotated, draw_heat_maps
 from carmil.reproduce.recipes import Asked, Finding, Picture
 from carmil.reproduce.slide_cohorts import SlideCohort
-from carmil.reproduce.slide_runs import run_on
+from carmil.reproduce.slide_runs import Answered, Method, run_on
+from carmil.reproduce.slide_table import not_learned
 from carmil.reproduce.written import written
 from carmil.studies.answers import probabilities
 from carmil.studies.run_folder import StudyRun
@@ -82,7 +83,7 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
     finding = Finding(
         (_table(maps, runs, chosen, bag),),
         tuple(Picture(path, words) for path, words in figures),
-        tuple(_lines(cohort, chosen, maps, bag)),
+        (*_lines(cohort, chosen, maps, bag), *not_learned(_answered(cohort, runs)), *cohort.said),
     )
     return written("heat-maps", asked, finding, {"slide": vars(chosen), "cohort": cohort.name})
 
@@ -187,5 +188,10 @@ def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Ba
         f"on this slide Spearman is {alike[0]:.2f} between F and ABMIL and {alike[1]:.2f} between F and CF; {PAPERS_EXAMPLE}",
         "raw scores before any softmax, min-max over the tiles of the slide, as the paper has them; path evidence is signed and "
         "has 0 in its middle; where several models were tested on the slide, the mean of their maps; research use only",
-        *cohort.said,
     ]
+
+
+def _answered(cohort: SlideCohort, runs: dict[str, StudyRun]) -> list[Answered]:
+    """The models by the first word of their maps' titles."""
+    titles = {model: title.partition(" (")[0] for title, model, _, kind in MAPS if kind == "factual"}
+    return [Answered.of(cohort, Method(titles[model], model), run) for model, run in runs.items()]

@@ -29,12 +29,14 @@ from carmil.reproduce.shift_words import (
     verdict,
 )
 from carmil.reproduce.slide_cohorts import SlideCohort
-from carmil.reproduce.slide_runs import run_on
+from carmil.reproduce.slide_runs import Answered, run_on
+from carmil.reproduce.slide_table import CAR_L1, not_learned
 from carmil.reproduce.table1 import figure, shown
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
+from carmil.studies.run_folder import StudyRun
 
-TASK, MODEL, SLIDE_MODEL = "four_bags", "car/abmil", "car/abmil.gated"
+TASK, MODEL, SLIDE_MODEL = "four_bags", "car/abmil", CAR_L1.model
 COUNTED = "of the rightly answered bags of a class (a row) those whose logit of a class (a column) grows most: per cent"
 DOMINATES = 0.9  # of a class's rightly answered slides, where they go to one other class
 
@@ -56,10 +58,12 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
     cohort, said = several_classes(asked)
     facts: dict[str, object] = {"four_bags": _facts(names, shifts[0], reasons), "points": [vars(one) for one in points]}
     if cohort is not None:
-        classes, on_slides = _of_slides(cohort, asked)
+        run = run_on(cohort, SLIDE_MODEL, asked)
+        classes, on_slides = run.classes, _of_slides(cohort, run, asked)
         matrices.append(_matrix(f"{cohort.title}, {SLIDE_MODEL}", classes, on_slides))
         tables.append(_table(f"{cohort.title}: {COUNTED}", classes, on_slides))
-        said = [*_slide_lines(cohort, classes, on_slides), *said]
+        learned = not_learned([Answered.of(cohort, CAR_L1, run)])
+        said = [*_slide_lines(cohort, classes, on_slides), *learned, *said]
         facts["slides"] = {"cohort": cohort.name, **_facts(classes, on_slides)}
     picture = draw_matrices(
         matrices, asked.out / "shift.png", low=0, high=100, bar="per cent of a class's rightly answered bags"
@@ -85,9 +89,8 @@ def _of_digits(found: DigitModels) -> Shift:
     return shift_of((look(model, found.bags), labels) for model in found.models)
 
 
-def _of_slides(cohort: SlideCohort, asked: Asked) -> tuple[tuple[str, ...], Shift]:
+def _of_slides(cohort: SlideCohort, run: StudyRun, asked: Asked) -> Shift:
     """The slides of all folds of a seed together."""
-    run = run_on(cohort, SLIDE_MODEL, asked)
     bags, models = models_of_run(run, asked.device)
     seeds: list[int] = []
 
@@ -98,7 +101,7 @@ def _of_slides(cohort: SlideCohort, asked: Asked) -> tuple[tuple[str, ...], Shif
 
     with console.status(f"asking {SLIDE_MODEL} on {cohort.title}"):
         found = shift_of(each())
-    return run.classes, pooled(found, seeds)
+    return pooled(found, seeds)
 
 
 def _matrix(title: str, names: Sequence[str], shift: Shift) -> Matrix:

@@ -158,7 +158,7 @@ def not_learned(rows: Sequence[Answered]) -> list[str]:
             lines.append(
                 f"{cohort.title}: {', '.join(idle)} learned next to nothing here: the validation loss of the epochs that were "
                 f"kept is not {100 * NEXT_TO_NOTHING:g} % below that of always answering the classes' shares "
-                f"({mine[0].chance:.3f}). A difference between two of them is none between what they learned"
+                f"({mine[0].chance:.3f}). Neither differences between them nor their maps tell what was learned"
             )
     return lines
 
