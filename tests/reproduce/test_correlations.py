@@ -41,11 +41,11 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
     monkeypatch.setattr(digit_models, "training_of", lambda asked: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
     monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((cohort,), ()))
-    monkeypatch.setattr(slide_runs, "NEXT_TO_NOTHING", 1.0)  # so that nobody has learned
+    monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
     asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = correlations.reproduce(asked)
-    (told,) = (line for line in found.lines if "learned next to nothing" in line)
-    assert told.startswith("made, 3 classes: ABMIL, CAR-MIL (L1), CAR-MIL (cosine) learned")
+    (told,) = (line for line in found.lines if "worth no more than the classes' shares" in line)
+    assert told.startswith("made, 3 classes: answers of ABMIL, CAR-MIL (L1), CAR-MIL (cosine) are worth")
     spearman, _ = found.tables
     assert [line[:2] for line in spearman.lines] == [
         ("made, 3 classes", "L1"),

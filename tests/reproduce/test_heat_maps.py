@@ -139,9 +139,11 @@ def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch,
     build_store(tmp_path / "bare", tmp_path / "unknown", workers=1)
     cohort = replace(cohort, name="unknown", bags=tmp_path / "unknown")
     monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: Found((cohort,), ()))
-    monkeypatch.setattr(slide_runs, "NEXT_TO_NOTHING", 1.0)  # so that nobody has learned
+    monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
     found = heat_maps.reproduce(Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
-    assert any(f"{cohort.title}: ABMIL, CLAM, AddMIL, DSMIL, CAR-MIL learned next to" in line for line in found.lines)
+    assert any(
+        f"{cohort.title}: answers of ABMIL, CLAM, AddMIL, DSMIL, CAR-MIL are worth" in line for line in found.lines
+    )
     assert f"(b; {SIDE**2} tiles, none known to be annotated): the slide that comes first by name" in found.lines[0]
     assert "No tile is known to be annotated: zoom 1 is the middle of the tissue." in found.pictures[0].caption
     assert titles == [["tiles", *(title.replace(", ", ",\n") for title, *_ in heat_maps.MAPS)]]

@@ -24,7 +24,7 @@ from carmil.reproduce.slide_table import (
     differences,
     figures_table,
     in_words,
-    not_learned,
+    uninformed,
 )
 from carmil.studies.compare import Comparison
 
@@ -149,7 +149,7 @@ def test_words_go_whichever_way_the_interval_does(low, high, says):
     assert says in line
 
 
-def test_a_difference_between_two_who_learned_nothing_is_called_so(asked):
+def test_a_difference_between_two_who_know_no_more_than_the_classes_shares_is_called_so(asked):
     camelyon, *_ = (c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
     rows = answered([camelyon], [ABMIL, CAR_L1, CAR_COSINE], asked)
     counts = np.array(rows[0].run.facts["class_counts"])
@@ -159,17 +159,19 @@ def test_a_difference_between_two_who_learned_nothing_is_called_so(asked):
     def with_losses(*shares):
         return [replace(row, losses={(0, 0): s * chance, (0, 1): chance}) for row, s in zip(rows, shares, strict=True)]
 
-    assert not_learned(with_losses(0.9, 0.5, 0.97)) == []
+    assert uninformed(with_losses(0.9, 0.5, 0.97)) == []
     idle = with_losses(0.9, 1.1, 0.99)
-    (line,) = not_learned(idle)
-    assert line.startswith(f"{camelyon.title}: CAR-MIL (L1), CAR-MIL (cosine) learned next to nothing")
+    (line,) = uninformed(idle)
+    assert line.startswith(f"{camelyon.title}: answers of CAR-MIL (L1), CAR-MIL (cosine) are worth no more")
     assert f"({chance:.3f})" in line
     pairs = [(idle[1], idle[2]), (idle[1], idle[0])]
-    assert [one.learned for one in differences(pairs, asked)] == [False, True] * 2
+    assert [one.informed for one in differences(pairs, asked)] == [False, True] * 2
     sure = Comparison("CAR", "ABMIL", 0.2, 0.1, 0.3, 0.001, 0.5, 0.5)
-    assert Difference(camelyon, "auc", sure, learned=False).told.endswith("explains, but neither learned to answer")
+    assert Difference(camelyon, "auc", sure, informed=False).told.endswith(
+        "explains, but neither answers better than the classes' shares"
+    )
     unsure = Comparison("CAR", "ABMIL", 0.2, -0.1, 0.3, 0.2, 0.5, 0.5)
-    assert Difference(camelyon, "auc", unsure, learned=False).verdict == "no difference that these cases can show"
+    assert Difference(camelyon, "auc", unsure, informed=False).verdict == "no difference that these cases can show"
 
 
 def test_the_claim_names_who_does_better_and_asks_the_same_of_abmil():

@@ -20,7 +20,7 @@ from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
 from carmil.reproduce.recipes import Asked, Finding, Picture
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import answered
-from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, not_learned
+from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
 from carmil.studies.run_folder import StudyRun
@@ -79,7 +79,7 @@ def reproduce(asked: Asked) -> Finding:
             for distance, car in zip(DISTANCES, car_runs, strict=True)
         ]
         found = [*of_slides, *found]
-        said = [*not_learned(rows), *(f"{cohort.title}: {line}" for line in cohort.said)]
+        said = [*uninformed(rows), *(f"{cohort.title}: {line}" for line in cohort.said)]
     picture = draw_matrices(
         [_matrix(one, "spearman") for one in found],
         asked.out / "correlations.png",

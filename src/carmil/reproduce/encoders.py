@@ -15,9 +15,9 @@ from carmil.reproduce.slide_table import (
     differences,
     figures_table,
     in_words,
-    not_learned,
     pairs_of,
     there,
+    uninformed,
 )
 from carmil.reproduce.written import written
 
@@ -32,7 +32,7 @@ def reproduce(asked: Asked) -> Finding:
         mine = answered(there(found), (ABMIL, CAR_L1), asked)
         between = differences(pairs_of(mine, (CAR_L1,), (ABMIL,)), asked)
         tables += [figures_table(mine, f"Ours, {encoder} features"), difference_table(between)]
-        lines += [f"{encoder} features: {line}" for line in (*in_words(between), *not_learned(mine))]
+        lines += [f"{encoder} features: {line}" for line in (*in_words(between), *uninformed(mine))]
         missing |= dict.fromkeys(found.missing)
         rows += mine
         compared += between

@@ -26,7 +26,7 @@ from carmil.reproduce.heat_map_picture import Drawn, annotated, draw_heat_maps
 from carmil.reproduce.recipes import Asked, Finding, Picture
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import Answered, Method, run_on
-from carmil.reproduce.slide_table import not_learned
+from carmil.reproduce.slide_table import uninformed
 from carmil.reproduce.written import written
 from carmil.studies.answers import probabilities
 from carmil.studies.run_folder import StudyRun
@@ -83,7 +83,7 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
     finding = Finding(
         (_table(maps, runs, chosen, bag),),
         tuple(Picture(path, words) for path, words in figures),
-        (*_lines(cohort, chosen, maps, bag), *not_learned(_answered(cohort, runs)), *cohort.said),
+        (*_lines(cohort, chosen, maps, bag), *uninformed(_answered(cohort, runs)), *cohort.said),
     )
     return written("heat-maps", asked, finding, {"slide": vars(chosen), "cohort": cohort.name})
 

@@ -21,8 +21,8 @@ from carmil.reproduce.slide_table import (
     difference_table,
     differences,
     in_words,
-    not_learned,
     there,
+    uninformed,
 )
 from carmil.reproduce.written import written
 from carmil.studies.chosen import choose
@@ -64,7 +64,7 @@ def reproduce(asked: Asked) -> Finding:
         (
             *lines,
             *in_words(compared),
-            *not_learned(rows),
+            *uninformed(rows),
             *HOW,
             SENSITIVITY,
             *READ,

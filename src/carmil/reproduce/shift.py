@@ -30,7 +30,7 @@ from carmil.reproduce.shift_words import (
 )
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import Answered, run_on
-from carmil.reproduce.slide_table import CAR_L1, not_learned
+from carmil.reproduce.slide_table import CAR_L1, uninformed
 from carmil.reproduce.table1 import figure, shown
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
@@ -62,8 +62,8 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
         classes, on_slides = run.classes, _of_slides(cohort, run, asked)
         matrices.append(_matrix(f"{cohort.title}, {SLIDE_MODEL}", classes, on_slides))
         tables.append(_table(f"{cohort.title}: {COUNTED}", classes, on_slides))
-        learned = not_learned([Answered.of(cohort, CAR_L1, run)])
-        said = [*_slide_lines(cohort, classes, on_slides), *learned, *said]
+        known_little = uninformed([Answered.of(cohort, CAR_L1, run)])
+        said = [*_slide_lines(cohort, classes, on_slides), *known_little, *said]
         facts["slides"] = {"cohort": cohort.name, **_facts(classes, on_slides)}
     picture = draw_matrices(
         matrices, asked.out / "shift.png", low=0, high=100, bar="per cent of a class's rightly answered bags"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EPOCHS, FAST_EPOCHS = 100, 3
 FAST_FOLDS = 3
 PATIENCE = 20
-NEXT_TO_NOTHING = 0.01  # so much less than the loss of answering by chance
+LITTLE = 0.01  # of the cross-entropy of the classes' shares; who is not so much below it knows no more than they tell
 LONG = ("transmil", "rrt")  # what takes longest begins first, so that nobody waits for it alone
 # What takes minutes on a CPU, made small where only the machinery is looked at.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
@@ -64,9 +64,9 @@ class Answered:
         return cls(cohort, method, run, run.predictions(), run.metrics["by_fold"], validation_losses(run))
 
     @property
-    def learned(self) -> bool:
-        """Whether it answers validation bags better, in the mean, than one who knows how many there are of each class."""
-        return mean(self.losses.values()) < (1 - NEXT_TO_NOTHING) * self.chance
+    def informed(self) -> bool:
+        """Whether its answers to validation bags are worth more than the classes' shares."""
+        return mean(self.losses.values()) < (1 - LITTLE) * self.chance
 
     @property
     def chance(self) -> float:

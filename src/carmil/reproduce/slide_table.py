@@ -10,7 +10,7 @@ from carmil.errors import CarmilError, unknown
 from carmil.report.tables import ResultTable
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Found, SlideCohort
-from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, NEXT_TO_NOTHING, PATIENCE, Answered, Method
+from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, LITTLE, PATIENCE, Answered, Method
 from carmil.reproduce.table1 import figure, shown
 from carmil.studies.compare import Comparison, compare_pairs
 
@@ -35,12 +35,12 @@ CAR_COSINE = Method("CAR-MIL (cosine)", "car/abmil.gated", {"distance": "cosine"
 
 @dataclass(frozen=True)
 class Difference:
-    """One method minus another on a cohort, by one of its measures. learned: whether any of the two did."""
+    """One method minus another on a cohort, by one of its measures. informed: whether one of them, at least, is."""
 
     cohort: SlideCohort
     measure: str
     found: Comparison
-    learned: bool = True
+    informed: bool = True
 
     @property
     def verdict(self) -> str:
@@ -49,7 +49,7 @@ class Difference:
         if self.found.low <= 0 <= self.found.high:
             return "no difference that these cases can show"
         way = "better" if self.found.low > 0 else "worse"
-        but = "" if self.learned else ", but neither learned to answer"
+        but = "" if self.informed else ", but neither answers better than the classes' shares"
         return f"{way}, by more than the choice of cases explains{but}"
 
     @property
@@ -112,7 +112,7 @@ def differences(pairs: Sequence[tuple[Answered, Answered]], asked: Asked) -> lis
             judged = [(first.judged(measure), second.judged(measure)) for first, second in mine]
             compared = compare_pairs(judged, repeats=200 if asked.fast else 2000)
             found += [
-                Difference(cohort, measure, one, first.learned or second.learned)
+                Difference(cohort, measure, one, first.informed or second.informed)
                 for one, (first, second) in zip(compared, mine, strict=True)
             ]
     return found
@@ -148,17 +148,17 @@ def in_words(found: Sequence[Difference]) -> list[str]:
     return [f"{first} beside {second} on {title}: {'; '.join(told)}" for (first, second, title), told in lines.items()]
 
 
-def not_learned(rows: Sequence[Answered]) -> list[str]:
-    """Who did not get off the ground, a line a cohort."""
+def uninformed(rows: Sequence[Answered]) -> list[str]:
+    """Whose answers are worth no more than the classes' shares, a line a cohort."""
     lines = []
     for cohort in {(one.cohort.name, one.cohort.encoder): one.cohort for one in rows}.values():
         mine = [one for one in rows if one.cohort == cohort]
-        idle = [one.method.title for one in mine if not one.learned]
+        idle = [one.method.title for one in mine if not one.informed]
         if idle:
             lines.append(
-                f"{cohort.title}: {', '.join(idle)} learned next to nothing here: the validation loss of the epochs that were "
-                f"kept is not {100 * NEXT_TO_NOTHING:g} % below that of always answering the classes' shares "
-                f"({mine[0].chance:.3f}). Neither differences between them nor their maps tell what was learned"
+                f"{cohort.title}: answers of {', '.join(idle)} are worth no more than the classes' shares: their cross-entropy on "
+                f"validation bags is not {100 * LITTLE:g} % below that of always answering these ({mine[0].chance:.3f}). They may "
+                "still put cases in order, as their AUC says; their differences and their maps are to be read with this in mind"
             )
     return lines
 
@@ -202,7 +202,7 @@ def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, 
             if one.has(measure)
         ],
         "differences": [
-            {"cohort": one.cohort.name, "encoder": one.cohort.encoder, "learned": one.learned, **asdict(one.found)}
+            {"cohort": one.cohort.name, "encoder": one.cohort.encoder, "informed": one.informed, **asdict(one.found)}
             for one in found
         ],
     }

@@ -20,10 +20,10 @@ from carmil.reproduce.slide_table import (
     differences,
     figures_table,
     in_words,
-    not_learned,
     pairs_of,
     picked,
     there,
+    uninformed,
 )
 from carmil.reproduce.written import written
 
@@ -58,7 +58,7 @@ def reproduce(asked: Asked, *, models: Sequence[str] = ()) -> Finding:
         for one in CHAMPIONS
     }
     tables = [figures_table(rows), *([difference_table(beside)] if beside else []), *claim_tables(claims)]
-    lines = [*in_words(beside), *not_learned(rows), *claim_lines(claims), *READ, *conditions(rows, found, asked)]
+    lines = [*in_words(beside), *uninformed(rows), *claim_lines(claims), *READ, *conditions(rows, found, asked)]
     finding = Finding((*tables, paper_table(TABLE2)), lines=tuple(lines))
     every = [*beside, *(one for claim in claims.values() for one in claim)]
     return written("table2", asked, finding, as_json(rows, every))

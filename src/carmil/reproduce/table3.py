@@ -14,8 +14,8 @@ from carmil.reproduce.slide_table import (
     differences,
     figures_table,
     in_words,
-    not_learned,
     there,
+    uninformed,
 )
 from carmil.reproduce.written import written
 from carmil.studies.chosen import Choice
@@ -47,7 +47,7 @@ def reproduce(asked: Asked) -> Finding:
             choices.append((title, cohort, choice))
     compared = differences(pairs, asked)
     tables = (figures_table(rows), difference_table(compared), _choices(choices), paper_table(TABLE3))
-    lines = (*in_words(compared), *not_learned(rows), CHOSEN, *READ, *conditions(rows, found, asked))
+    lines = (*in_words(compared), *uninformed(rows), CHOSEN, *READ, *conditions(rows, found, asked))
     return written("table3", asked, Finding(tables, lines=lines), as_json(rows, compared))
 
 

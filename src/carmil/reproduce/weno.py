@@ -16,9 +16,9 @@ from carmil.reproduce.slide_table import (
     differences,
     figures_table,
     in_words,
-    not_learned,
     pairs_of,
     there,
+    uninformed,
 )
 from carmil.reproduce.written import written
 
@@ -34,7 +34,7 @@ def reproduce(asked: Asked) -> Finding:
     pairs = [*pairs_of(rows, (CAR_L1,), (DISTILLED, ABMIL)), *pairs_of(rows, (DISTILLED,), (ABMIL,))]
     compared = differences(pairs, asked)
     tables = (figures_table(rows), difference_table(compared), paper_table(WENO, ("LUAD", "CAMELYON16")))
-    lines = (*in_words(compared), *not_learned(rows), *mined([one for one in rows if one.method is DISTILLED]), *READ)
+    lines = (*in_words(compared), *uninformed(rows), *mined([one for one in rows if one.method is DISTILLED]), *READ)
     finding = Finding(tables, lines=(*lines, *conditions(rows, mine, asked)))
     return written("weno", asked, finding, as_json(rows, compared))
 
