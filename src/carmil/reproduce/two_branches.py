@@ -53,7 +53,7 @@ def look(model: BagModel, bags: Bags, chosen: Tensor | None = None) -> Looked:
     sizes = []
     model.eval()
     for part in bags.parts(AT_ONCE, chosen):
-        seen = model(part.features.to(first), Offsets(part.offsets, first.device))
+        seen = model(part.features.to(first.device).to(first), Offsets(part.offsets, first.device))
         if seen.scores is None or seen.scores.shape[-1] != 1:
             raise CarmilError(f"{type(model).__name__} has not one attention map: expected a model such as 'abmil'")
         columns[0].append(seen.scores[:, 0].cpu())

@@ -119,7 +119,7 @@ def _answers(model: BagModel, part: Bags) -> Tensor:
     """p (b, k) of the whole bags."""
     first = next(model.parameters())
     with torch.no_grad():
-        logits = model(part.features.to(first), Offsets(part.offsets, first.device)).logits
+        logits = model(part.features.to(first.device).to(first), Offsets(part.offsets, first.device)).logits
     return logits.double().softmax(-1).cpu()
 
 

@@ -14,6 +14,7 @@ from carmil.training.population import Population
 from carmil.truth import UNKNOWN
 
 MAPS = ("attention", "rollout", "path")
+AT_ONCE = 2**17  # instances
 
 
 def agreement(
@@ -23,15 +24,15 @@ def agreement(
     instances: there any map is right. Nothing where instances have no truth or there are more classes."""
     if bags.instance_labels is None or population.model.classes != 2 or len(chosen) == 0:
         return {}
-    part = bags[chosen]
-    found: dict[str, list[Tensor]] = {}
-    for row in models:
-        model = population.member(row)
-        for method in MAPS:
-            if EXPLAINERS[method].fits(model):
-                scores = explain(model, part, method)[:, 1]
-                found.setdefault(f"auprc_{method}", []).append(auprc_by_bag(scores, part))
-    return {name: torch.stack(values).mean(0).numpy() for name, values in found.items()}
+    members = [population.member(row) for row in models]
+    maps = [method for method in MAPS if EXPLAINERS[method].fits(members[0])]
+    found: dict[str, list[Tensor]] = {f"auprc_{method}": [] for method in maps}
+    for part in bags.parts(AT_ONCE, chosen):
+        there = part.to(population.device)  # once, for all models and maps
+        for method in maps:
+            each = [auprc_by_bag(explain(model, there, method)[:, 1], part) for model in members]
+            found[f"auprc_{method}"].append(torch.stack(each).mean(0))
+    return {name: torch.cat(values).numpy() for name, values in found.items()}
 
 
 def known_instances(truth: Tensor, starts: Tensor) -> tuple[Tensor, Offsets]:
