@@ -9,7 +9,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from carmil.reproduce.recipes import Asked
-from carmil.reproduce.side_by_side import side_by_side
+from carmil.reproduce.side_by_side import side_by_side, takes_long
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.studies.chosen import Choice, choose, validation_losses
 from carmil.studies.cohort import material_of, opened
@@ -25,7 +25,6 @@ EPOCHS, FAST_EPOCHS = 100, 3
 FAST_FOLDS = 3
 PATIENCE = 20
 LITTLE = 0.01  # of the cross-entropy of the classes' shares; who is not so much below it knows no more than they tell
-LONG = ("transmil", "rrt")  # what takes longest begins first, so that nobody waits for it alone
 # What takes minutes on a CPU, made small where only the machinery is looked at.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
     "transmil": {"hidden": 128, "landmarks": 16},
@@ -89,13 +88,13 @@ class Answered:
 def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: Asked) -> list[Answered]:
     """Every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
     populations = [(cohort, several) for cohort in cohorts for several in _together(methods)]
-    populations.sort(key=lambda one: not one[1][0].model.endswith(LONG))
     jobs = [
         partial(runs_on, cohort, several[0].model, [one.settings for one in several], asked)
         for cohort, several in populations
     ]
     small = all(cohort.stand_in for cohort in cohorts)  # each of the paper's fills a GPU's memory
-    trained = side_by_side(jobs, asked.device, None if small else 1)
+    long = [takes_long(several[0].model) for _, several in populations]
+    trained = side_by_side(jobs, asked.device, None if small else 1, long=long)
     runs = {
         (cohort.name, method.title): run
         for (cohort, several), ended in zip(populations, trained, strict=True)
