@@ -44,8 +44,8 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
     asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = correlations.reproduce(asked)
-    (told,) = (line for line in found.lines if "worth no more than the classes' shares" in line)
-    assert told.startswith("made, 3 classes: answers of ABMIL, CAR-MIL (L1), CAR-MIL (cosine) are worth")
+    (told,) = (line for line in found.lines if "no closer to the truth" in line)
+    assert told.startswith("made, 3 classes: the probabilities of ABMIL, CAR-MIL (L1), CAR-MIL (cosine) are no closer")
     spearman, _ = found.tables
     assert [line[:2] for line in spearman.lines] == [
         ("made, 3 classes", "L1"),

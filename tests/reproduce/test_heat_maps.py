@@ -142,7 +142,7 @@ def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch,
     monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
     found = heat_maps.reproduce(Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
     assert any(
-        f"{cohort.title}: answers of ABMIL, CLAM, AddMIL, DSMIL, CAR-MIL are worth" in line for line in found.lines
+        f"{cohort.title}: the probabilities of ABMIL, CLAM, AddMIL, DSMIL, CAR-MIL are" in line for line in found.lines
     )
     assert f"(b; {SIDE**2} tiles, none known to be annotated): the slide that comes first by name" in found.lines[0]
     assert "No tile is known to be annotated: zoom 1 is the middle of the tissue." in found.pictures[0].caption

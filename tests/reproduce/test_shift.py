@@ -138,7 +138,9 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
     asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = shift.reproduce(asked, points=(Point(), Point(1.0, 0.2)))
-    assert any(line.startswith("made, 3 classes: answers of CAR-MIL (L1) are worth no more") for line in found.lines)
+    assert any(
+        line.startswith("made, 3 classes: the probabilities of CAR-MIL (L1) are no closer") for line in found.lines
+    )
     facts = json.loads((asked.out / "shift.json").read_text())
     counts = np.array(facts["four_bags"]["counts"]["grows most"])
     assert counts.shape == (2, 4, 4)

@@ -27,6 +27,7 @@ from carmil.reproduce.slide_table import (
     uninformed,
 )
 from carmil.studies.compare import Comparison
+from carmil.studies.tested import reopened
 
 WIDTH = 8
 SMALL = {
@@ -113,6 +114,12 @@ def test_maps_are_scored_by_attention_and_transmils_by_its_rollout(asked, found2
     by_slide = run.predictions().groupby("seed")["auprc_rollout"].mean()
     assert by_slide.tolist() == pytest.approx([line["auprc_rollout"] for line in run.metrics["by_fold"]])
     assert any("TransMIL's rollout" in line for line in found2.lines)
+    (blind,) = (line for line in found2.lines if "a map that knows nothing" in line)
+    bags = reopened(run).bags()
+    tested = [i for i, name in enumerate(bags.ids) if name in set(run.predictions()["slide"])]
+    truth = [bags[i].instance_labels for i in tested if bags[i].instance_labels.any()]
+    assert f"near {100 * np.mean([float(one.double().mean()) for one in truth]):.1f}, " in blind
+    assert f"in the {len(truth)} test slides" in blind
 
 
 def test_the_papers_figures_stand_in_a_table_of_their_own(found2):
@@ -152,23 +159,32 @@ def test_words_go_whichever_way_the_interval_does(low, high, says):
 def test_a_difference_between_two_who_know_no_more_than_the_classes_shares_is_called_so(asked):
     camelyon, *_ = (c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
     rows = answered([camelyon], [ABMIL, CAR_L1, CAR_COSINE], asked)
-    counts = np.array(rows[0].run.facts["class_counts"])
-    chance = float(-(counts / counts.sum() * np.log(counts / counts.sum())).sum())
-    assert rows[0].losses == {(0, model["seed"]): model["validation_loss"] for model in rows[0].run.models}
+    test = rows[0].answers.groupby("slide")["label"].first()
+    shares = test.value_counts(normalize=True)
+    chance = -np.log(shares[test]).mean()
 
-    def with_losses(*shares):
-        return [replace(row, losses={(0, 0): s * chance, (0, 1): chance}) for row, s in zip(rows, shares, strict=True)]
+    def giving(row, share):
+        """The row with answers whose cross-entropy is this share of that of the classes' shares, by runs that differ."""
+        p = np.exp(-share * chance)
+        right = np.where(row.answers["label"] == "tumor", p, 1 - p) + 0.001 * (row.answers["seed"] - 1)
+        return replace(row, answers=row.answers.assign(p_tumor=right, p_normal=1 - right))
 
-    assert uninformed(with_losses(0.9, 0.5, 0.97)) == []
-    idle = with_losses(0.9, 1.1, 0.99)
+    def all_giving(*shares):
+        return [giving(row, share) for row, share in zip(rows, shares, strict=True)]
+
+    assert {row.run.classes for row in rows} == {("normal", "tumor")} and set(rows[0].answers["seed"]) == {0, 1, 2}
+    assert uninformed(all_giving(0.9, 0.5, 0.97)) == []
+    idle = all_giving(0.9, 1.1, 0.995)
     (line,) = uninformed(idle)
-    assert line.startswith(f"{camelyon.title}: answers of CAR-MIL (L1), CAR-MIL (cosine) are worth no more")
+    assert line.startswith(
+        f"{camelyon.title}: the probabilities of CAR-MIL (L1), CAR-MIL (cosine) are no closer to the"
+    )
     assert f"({chance:.3f})" in line
     pairs = [(idle[1], idle[2]), (idle[1], idle[0])]
     assert [one.informed for one in differences(pairs, asked)] == [False, True] * 2
     sure = Comparison("CAR", "ABMIL", 0.2, 0.1, 0.3, 0.001, 0.5, 0.5)
     assert Difference(camelyon, "auc", sure, informed=False).told.endswith(
-        "explains, but neither answers better than the classes' shares"
+        "explains, but the probabilities of neither tell more than the classes' shares"
     )
     unsure = Comparison("CAR", "ABMIL", 0.2, -0.1, 0.3, 0.2, 0.5, 0.5)
     assert Difference(camelyon, "auc", unsure, informed=False).verdict == "no difference that these cases can show"
@@ -177,18 +193,23 @@ def test_a_difference_between_two_who_know_no_more_than_the_classes_shares_is_ca
 def test_the_claim_names_who_does_better_and_asks_the_same_of_abmil():
     cohort = SlideCohort("x", "X", Path(), Path(), ("auc", "f1_macro"), "uni")
 
-    def pair(first, second, difference, low, high, p):
+    def pair(first, second, difference, low, high, p, *, informed=True):
         found = Comparison(first, second, difference, low, high, p, p, p, difference_t=difference, holm_t=p)
-        return Difference(cohort, "auc", found)
+        return Difference(cohort, "auc", found, informed)
 
     claims = {
-        CAR_L1.title: [pair("CAR", "DSMIL", 0.02, -0.1, 0.1, 0.01), pair("CAR", "CLAM", -0.1, -0.2, -0.05, 0.01)],
+        CAR_L1.title: [
+            pair("CAR", "DSMIL", 0.02, -0.1, 0.1, 0.01),
+            pair("CAR", "CLAM", -0.1, -0.2, -0.05, 0.01),
+            pair("CAR", "CIA", -0.1, -0.2, -0.05, 0.01, informed=False),
+        ],
         CAR_COSINE.title: [pair("CAR", "CLAM", -0.1, -0.2, 0.05, 0.6)],
         ABMIL.title: [pair("ABMIL", "CLAM", -0.1, -0.2, -0.05, 0.3)],
     }
     (table,) = table2.claim_tables(claims)
     assert table.lines == (("X", "AUC", "CLAM; CLAM", "none; none", "none; CLAM"),)
     first, second, third, control = table2.claim_lines(claims)
+    assert first.startswith("of 2 comparisons of CAR-MIL (L1) with attention-based methods (1 more, of two whose")
     assert "finds in 1 the other better (CLAM on X by AUC); the interval over test cases, which is" in first
     assert "finds in none the other better" in second
     assert second.endswith("in none")

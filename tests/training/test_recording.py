@@ -3,13 +3,14 @@
 import gc
 import threading
 import weakref
+from contextlib import nullcontext
 
+import pytest
 import torch
 
 from carmil import Bags, Member, Population, Recipe, create_model, fit
 from carmil.training import TRAIN, VALIDATION, recording
-from carmil.training.recording import Recorder, give_back
-from carmil.training.stepping import Stepper
+from carmil.training.recording import Recorder, give_back, out_of_memory
 
 
 def test_where_memory_does_not_suffice_what_is_kept_is_given_back_and_it_is_tried_once_more(monkeypatch):
@@ -32,28 +33,91 @@ def test_where_memory_does_not_suffice_what_is_kept_is_given_back_and_it_is_trie
     assert recorder.full and len(tried) == 2
 
 
-def test_memory_is_given_back_when_nobody_records(monkeypatch):
-    """While anybody does, torch would not."""
+class NoGraph:
+    """A recording on a machine without a GPU: it does the work."""
+
+    ends = True
+
+    def capture_begin(self, **given):
+        pass
+
+    def capture_end(self):
+        if not self.ends:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def replay(self):
+        pass
+
+
+class NoStream:
+    def wait_stream(self, other):
+        pass
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", NoGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(recording, "own_stream", lambda use: NoStream())
+    monkeypatch.setattr(recording, "_BROKEN", [])
     told = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("given back"))
-    with recording._NOBODY_RECORDS:
-        other = threading.Thread(target=give_back)
+    return told
+
+
+def test_memory_is_given_back_when_nobody_records(no_gpu):
+    """While anybody does, torch could not."""
+    other = threading.Thread(target=give_back)
+
+    def work():
         other.start()
         other.join(0.1)
-        told.append("recorded")
+        no_gpu.append("recorded")
+        return torch.zeros(1)
+
+    assert Recorder().record(work) is not None
     other.join()
-    assert told == ["recorded", "given back"]
+    assert no_gpu == ["recorded", "given back"]
 
 
-def test_nothing_holds_what_was_recorded_when_a_training_has_ended(monkeypatch):
-    """Its memory could not be given back before Python happens to look for circles."""
-    made, begin = [], Stepper._begin
+def test_after_a_recording_that_could_not_be_ended_nothing_is_given_back(no_gpu, monkeypatch):
+    """To torch it is under way still, and to ask would be an error in every training that comes."""
+    monkeypatch.setattr(NoGraph, "ends", False)
+
+    def looks_at_its_numbers():
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        Recorder().record(looks_at_its_numbers)
+    give_back()
+    assert no_gpu == []
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_memory_that_does_not_suffice_is_known_by_whoever_says_it(error, is_memory):
+    assert out_of_memory(error) is is_memory
+
+
+def test_nothing_holds_a_recorder_when_a_training_has_ended(monkeypatch):
+    """What it recorded could not be given back before Python happens to look for circles."""
+    made = []
 
     def seen(self):
-        begin(self)
-        made.append(weakref.ref(self._recorder))
+        plain(self)
+        made.append(weakref.ref(self))
 
-    monkeypatch.setattr(Stepper, "_begin", seen)
+    plain = Recorder.__init__
+    monkeypatch.setattr(Recorder, "__init__", seen)
     population = Population(
         lambda: create_model("abmil", 4, 2, hidden=6, attention=3), [Member(seed=0), Member(seed=1)]
     )
@@ -61,6 +125,6 @@ def test_nothing_holds_what_was_recorded_when_a_training_has_ended(monkeypatch):
     gc.disable()
     try:
         fit(population, bags, torch.tensor([TRAIN] * 4 + [VALIDATION] * 2), Recipe(epochs=2, batch=1))
-        assert made and all(one() is None for one in made)
+        assert len(made) == 2 and all(one() is None for one in made)  # of the steps and of validation
     finally:
         gc.enable()

@@ -235,7 +235,7 @@ def _asked(question: Explain, model: BagModel, bags: Bags, max_instances: int) -
     model.eval()
     try:
         parts = [
-            # Sent as they are and made larger there: to a GPU half as many bytes.
+            # Sent as they are and widened there: to a GPU fewer bytes, where they are of 16 bits.
             question(model, part.features.to(first.device).to(first), Offsets(part.offsets, first.device)).cpu()
             for part in bags.parts(max_instances)
         ]

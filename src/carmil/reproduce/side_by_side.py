@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from carmil import progress
+from carmil.training.recording import out_of_memory
 from carmil.training.streams import own_stream
 
 Result = TypeVar("Result")
@@ -41,7 +42,9 @@ def side_by_side(
         with torch.cuda.stream(own_stream("training")) if on_gpu else nullcontext():
             try:
                 return (job(),)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 return None
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="carmil-training") as pool:

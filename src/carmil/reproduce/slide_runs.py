@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import log
+from functools import cached_property, partial
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side, takes_long
 from carmil.reproduce.slide_cohorts import SlideCohort
-from carmil.studies.chosen import Choice, choose, validation_losses
+from carmil.studies.answers import numbers, probabilities
+from carmil.studies.chosen import Choice, choose
 from carmil.studies.cohort import material_of, opened
 from carmil.studies.compare import Judged, each_fold
+from carmil.studies.figures import mean_over_seeds
 from carmil.studies.run_folder import StudyRun, finished
 from carmil.studies.settings import Settings
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 EPOCHS, FAST_EPOCHS = 100, 3
 FAST_FOLDS = 3
 PATIENCE = 20
-LITTLE = 0.01  # of the cross-entropy of the classes' shares; who is not so much below it knows no more than they tell
+LITTLE = 0.01  # of the cross-entropy of the classes' shares: who is not so much below it tells no more than they do
 # What takes minutes on a CPU, made small where only the machinery is looked at.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
     "transmil": {"hidden": 128, "landmarks": 16},
@@ -49,29 +51,32 @@ class Method:
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A method on a cohort: what it answered for the test cases, and the figures and validation losses of each fold and seed."""
+    """A method on a cohort: what it answered for the test cases, and the figures of each fold and seed."""
 
     cohort: SlideCohort
     method: Method
     run: StudyRun
     answers: "pd.DataFrame"
     by_fold: Sequence[Mapping[str, Any]]
-    losses: Mapping[tuple[int, int], float]
 
     @classmethod
     def of(cls, cohort: SlideCohort, method: Method, run: StudyRun) -> "Answered":
-        return cls(cohort, method, run, run.predictions(), run.metrics["by_fold"], validation_losses(run))
+        return cls(cohort, method, run, run.predictions(), run.metrics["by_fold"])
 
-    @property
+    @cached_property
     def informed(self) -> bool:
-        """Whether its answers to validation bags are worth more than the classes' shares."""
-        return mean(self.losses.values()) < (1 - LITTLE) * self.chance
+        """Whether its probabilities, the mean over runs, are closer to the truth of the test cases than their classes' shares."""
+        together = mean_over_seeds(self.answers, self.run.classes)
+        labels = numbers(together, self.run.classes)
+        given = probabilities(together, self.run.classes)[np.arange(len(labels)), labels]
+        return float(-np.log(given.clip(1e-12)).mean()) < (1 - LITTLE) * self.chance
 
-    @property
+    @cached_property
     def chance(self) -> float:
-        """The cross-entropy of always answering the classes' shares."""
-        counts = self.run.facts["class_counts"]
-        return -sum(count / sum(counts) * log(count / sum(counts)) for count in counts if count)
+        """The cross-entropy of always answering how common each class is among the test cases."""
+        labels = numbers(mean_over_seeds(self.answers, self.run.classes), self.run.classes)
+        shares = np.bincount(labels) / len(labels)
+        return float(-np.log(shares[labels]).mean())
 
     def each(self, measure: str) -> list[float]:
         """The figure of each fold, or of each run where there is one division; nothing if the method has no such figure."""
@@ -118,15 +123,14 @@ def chosen(alternatives: Sequence[Answered], title: str) -> tuple[Answered, Choi
     import pandas as pd
 
     choice = choose([one.run for one in alternatives])
-    answers, by_fold, losses = [], [], {}
+    answers, by_fold = [], []
     for (fold, seed), i in choice.taken.items():
         frame, lines = alternatives[i].answers, alternatives[i].by_fold
-        losses[fold, seed] = alternatives[i].losses[fold, seed]
         answers.append(frame[(frame["fold"] == fold) & (frame["seed"] == seed)])
         by_fold += [line for line in lines if (line["fold"], line["seed"]) == (fold, seed)]
     first = alternatives[0]
     row = Method(title, first.method.model)
-    return Answered(first.cohort, row, first.run, pd.concat(answers, ignore_index=True), by_fold, losses), choice
+    return Answered(first.cohort, row, first.run, pd.concat(answers, ignore_index=True), by_fold), choice
 
 
 def run_on(cohort: SlideCohort, model: str, asked: Asked, **settings: Any) -> StudyRun:

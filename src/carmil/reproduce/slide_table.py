@@ -13,6 +13,8 @@ from carmil.reproduce.slide_cohorts import Found, SlideCohort
 from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, LITTLE, PATIENCE, Answered, Method
 from carmil.reproduce.table1 import figure, shown
 from carmil.studies.compare import Comparison, compare_pairs
+from carmil.studies.tested import reopened
+from carmil.truth import UNKNOWN
 
 MEASURES = {"auc": "AUC", "f1_macro": "F1", "balanced_accuracy": "BACC", "auprc_attention": "AUPRC+"}
 MAPS = (
@@ -35,7 +37,7 @@ CAR_COSINE = Method("CAR-MIL (cosine)", "car/abmil.gated", {"distance": "cosine"
 
 @dataclass(frozen=True)
 class Difference:
-    """One method minus another on a cohort, by one of its measures. informed: whether one of them, at least, is."""
+    """One method minus another on a cohort, by one of its measures. informed: whether one of them, at least, is so."""
 
     cohort: SlideCohort
     measure: str
@@ -49,7 +51,7 @@ class Difference:
         if self.found.low <= 0 <= self.found.high:
             return "no difference that these cases can show"
         way = "better" if self.found.low > 0 else "worse"
-        but = "" if self.informed else ", but neither answers better than the classes' shares"
+        but = "" if self.informed else ", but the probabilities of neither tell more than the classes' shares"
         return f"{way}, by more than the choice of cases explains{but}"
 
     @property
@@ -149,16 +151,17 @@ def in_words(found: Sequence[Difference]) -> list[str]:
 
 
 def uninformed(rows: Sequence[Answered]) -> list[str]:
-    """Whose answers are worth no more than the classes' shares, a line a cohort."""
+    """Whose probabilities tell no more than the classes' shares, a line a cohort."""
     lines = []
     for cohort in {(one.cohort.name, one.cohort.encoder): one.cohort for one in rows}.values():
         mine = [one for one in rows if one.cohort == cohort]
         idle = [one.method.title for one in mine if not one.informed]
         if idle:
             lines.append(
-                f"{cohort.title}: answers of {', '.join(idle)} are worth no more than the classes' shares: their cross-entropy on "
-                f"validation bags is not {100 * LITTLE:g} % below that of always answering these ({mine[0].chance:.3f}). They may "
-                "still put cases in order, as their AUC says; their differences and their maps are to be read with this in mind"
+                f"{cohort.title}: the probabilities of {', '.join(idle)} are no closer to the truth than always answering how "
+                f"common each class is: their cross-entropy on the test cases, the mean over runs, is not {100 * LITTLE:g} % "
+                f"below that ({mine[0].chance:.3f}). Whether they rank cases all the same AUC tells, where it is given; their "
+                "differences and maps are to be read with this in mind"
             )
     return lines
 
@@ -177,7 +180,8 @@ def conditions(
         f"{weights}; what else a method has is as its authors published it. The paper leaves most of this open"
     )
     lines += ["--fast: TransMIL, RRT-MIL and WENO are smaller than published"] if asked.fast else []
-    lines += [MAPS] if any("auprc_attention" in one.cohort.measures for one in rows) else []
+    with_truth = [one for one in cohorts if "auprc_attention" in one.cohort.measures]
+    lines += [MAPS, *map(_blind_map, with_truth)] if with_truth else []
     machines = (", ".join(f"{name} {value}" for name, value in one.run.facts["machine"].items()) for one in rows)
     lines.append(f"measured on {'; and on '.join(dict.fromkeys(machines))}")
     return [*dict.fromkeys(lines), *found.missing]
@@ -215,6 +219,21 @@ def _cell(row: Answered | None, measure: str) -> str:
     if not known:
         return "–"
     return shown(figure(known)) + (f" ({len(known)} of {len(each)})" if len(known) < len(each) else "")
+
+
+def _blind_map(row: Answered) -> str:
+    """What AUPRC+ is without any knowledge: the share of positive instances, the mean over the test slides that are counted."""
+    bags = reopened(row.run).bags()
+    assert bags.instance_labels is not None
+    tested, shares = set(row.answers["slide"]), []
+    for name, truth in zip(bags.ids, bags.instance_labels.split(bags.sizes.tolist()), strict=True):
+        positive = truth[truth != UNKNOWN] > 0
+        if name in tested and positive.any() and not positive.all():
+            shares.append(float(positive.double().mean()))
+    return (
+        f"{row.cohort.title}: AUPRC+ of a map that knows nothing is near {100 * np.mean(shares):.1f}, the mean share of positive "
+        f"instances in the {len(shares)} test slides that have both kinds"
+    )
 
 
 def _stands_in(cohorts: Any) -> str:

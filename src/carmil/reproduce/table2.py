@@ -73,7 +73,7 @@ def claim_tables(claims: Mapping[str, Sequence[Difference]]) -> list[ResultTable
             title,
             MEASURES[measure],
             *(
-                _named([one for one in found if (one.cohort.title, one.measure) == (title, measure)])
+                _named([one for one in found if one.informed and (one.cohort.title, one.measure) == (title, measure)])
                 for found in shown.values()
             ),
         )
@@ -90,10 +90,13 @@ def claim_lines(claims: Mapping[str, Sequence[Difference]]) -> list[str]:
     for champion, found in claims.items():
         if not found:
             continue
-        by_t, by_cases = ([one for one in found if _better(one, test)] for test in ("t", "cases"))
+        counted = [one for one in found if one.informed]
+        by_t, by_cases = ([one for one in counted if _better(one, test)] for test in ("t", "cases"))
         told = ", ".join(f"{one.found.second} on {one.cohort.title} by {MEASURES[one.measure]}" for one in by_t)
+        idle = f" ({len(found) - len(counted)} more, of two whose probabilities tell nothing, are left out)"
         lines.append(
-            f"of {len(found)} comparisons of {champion} with attention-based methods the paired t-test, corrected, finds "
+            f"of {len(counted)} comparisons of {champion} with attention-based methods{idle if len(counted) < len(found) else ''} "
+            "the paired t-test, corrected, finds "
             f"{f'in {len(by_t)} the other better ({told})' if by_t else 'in none the other better'}; the interval over test "
             f"cases, which is not corrected, in {len(by_cases) or 'none'}"
         )

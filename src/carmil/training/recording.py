@@ -15,7 +15,9 @@ from torch import Tensor
 from carmil.training.streams import own_stream
 
 _BROKEN: list[torch.cuda.CUDAGraph] = []  # recordings that could not be ended: torch goes on asking after them
-_NOBODY_RECORDS = threading.Lock()  # while anybody does, torch gives no memory back, to no thread
+_RECORDING = threading.Lock()  # meanwhile torch can give no memory back, whichever thread asks for it
+
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,7 @@ class Recorder:
             try:
                 return self._recorded(work)
             except RuntimeError as error:
-                if "out of memory" not in str(error):
+                if not out_of_memory(error):
                     raise
             give_back()
         self.full = True
@@ -56,7 +58,7 @@ class Recorder:
         # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
         graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), own_stream("recording")
         side.wait_stream(here)
-        with _NOBODY_RECORDS, torch.cuda.stream(side):
+        with _RECORDING, torch.cuda.stream(side):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outputs = work()
@@ -72,6 +74,12 @@ class Recorder:
 
 
 def give_back() -> None:
-    """Memory of the GPU that torch keeps for what comes next, of any thread: what another asked for last is not what comes next."""
-    with _NOBODY_RECORDS:
-        torch.cuda.empty_cache()
+    """Gives memory of the GPU back that torch keeps and nothing uses: trainings that have ended leave most of theirs so."""
+    with _RECORDING:
+        if not _BROKEN:  # to torch, these are being recorded still
+            torch.cuda.empty_cache()
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Is it the GPU's memory that does not suffice? Its driver and its libraries say so in their own words."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)

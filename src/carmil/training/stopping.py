@@ -7,7 +7,7 @@ from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
 
-FEW_ON_A_GPU = 8  # a step of so few takes as long as one of half of them, and whom it leaves out, it is recorded anew
+FEW_ON_A_GPU = 8  # of so few, half are not left out: all steps would be recorded anew, which takes as long as it saves
 
 
 class State:
