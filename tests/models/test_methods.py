@@ -185,6 +185,18 @@ def test_wenos_passes_train_the_encoder_and_one_of_the_two():
         assert resting not in touched
 
 
+def test_wenos_student_is_asked_only_where_somebody_listens():
+    model, asked = weno(), []
+    model.student.register_forward_hook(lambda *given: asked.append(model.phase))
+    for phase, epoch in (("teacher", 0), ("student", 0), ("teacher", 2), ("student", 2)):
+        model.begin(phase, epoch)
+        model(X, STARTS)
+    assert asked == ["student", "teacher", "student"]  # before it mines the teacher learns alone
+    model.eval()
+    model.begin("validation", 0)
+    assert model(X, STARTS).instance_logits is not None
+
+
 def test_weno_mines_the_instances_that_the_student_finds_hard():
     model = weno()
     model.begin("teacher", 2)

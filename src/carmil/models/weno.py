@@ -78,10 +78,13 @@ class WENO(BagModel):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase != "student"):
             t = self.teacher(z)
             u = self.attention(t)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
-            said = self.student(z)
+        said = None
+        if not (self.training and self.phase == "teacher") or self.mining:  # most of what is computed, and for nothing there
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
+                said = self.student(z)
         maps = u
         if self.training and self.mining:
+            assert said is not None
             maps = torch.cat([u, self._mined(u, said.detach().softmax(-1)[..., 1:], offsets)], dim=-1)
         weights = bag_softmax(maps, offsets)
         pooled = bag_weighted_sum(weights, t, offsets)
@@ -100,12 +103,12 @@ class WENO(BagModel):
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         assert prediction.scores is not None
-        assert prediction.instance_logits is not None
         if not self.training or self.phase != "student":
             positive = labels.bool().unsqueeze(-1)
             logits = torch.where(positive, prediction.extras["mined_logits"], prediction.logits)
             own = logits.softmax(-1).gather(-1, labels.expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
             return {"cls": -(own + 1e-5).log()}
+        assert prediction.instance_logits is not None
         low, high = self.lowest.unsqueeze(-2), self.highest.unsqueeze(-2)
         p = ((prediction.scores.detach() - low) / (high - low).clamp_min(1e-12)).clamp(1e-5, 1 - 1e-5).squeeze(-1)
         p = p * labels[prediction.offsets.bag_of]
