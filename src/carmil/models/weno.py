@@ -79,7 +79,9 @@ class WENO(BagModel):
             t = self.teacher(z)
             u = self.attention(t)
         said = None
-        if not (self.training and self.phase == "teacher") or self.mining:  # most of what is computed, and for nothing there
+        if (
+            not (self.training and self.phase == "teacher") or self.mining
+        ):  # most of what is computed, and for nothing there
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
                 said = self.student(z)
         maps = u
