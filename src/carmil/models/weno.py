@@ -79,9 +79,8 @@ class WENO(BagModel):
             t = self.teacher(z)
             u = self.attention(t)
         said = None
-        if (
-            not (self.training and self.phase == "teacher") or self.mining
-        ):  # most of what is computed, and for nothing there
+        alone = self.training and self.phase == "teacher" and not self.mining
+        if not alone:  # most of what is computed, and where the teacher learns alone for nothing
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
                 said = self.student(z)
         maps = u

@@ -180,8 +180,8 @@ def conditions(
         f"{weights}; what else a method has is as its authors published it. The paper leaves most of this open"
     )
     lines += ["--fast: TransMIL, RRT-MIL and WENO are smaller than published"] if asked.fast else []
-    with_truth = [one for one in cohorts if "auprc_attention" in one.cohort.measures]
-    lines += [MAPS, *map(_blind_map, with_truth)] if with_truth else []
+    with_maps = [one for one in cohorts if "auprc_attention" in one.cohort.measures]
+    lines += [MAPS, *(line for one in with_maps for line in _blind_map(one))] if with_maps else []
     machines = (", ".join(f"{name} {value}" for name, value in one.run.facts["machine"].items()) for one in rows)
     lines.append(f"measured on {'; and on '.join(dict.fromkeys(machines))}")
     return [*dict.fromkeys(lines), *found.missing]
@@ -221,19 +221,21 @@ def _cell(row: Answered | None, measure: str) -> str:
     return shown(figure(known)) + (f" ({len(known)} of {len(each)})" if len(known) < len(each) else "")
 
 
-def _blind_map(row: Answered) -> str:
+def _blind_map(row: Answered) -> Iterator[str]:
     """What AUPRC+ is without any knowledge: the share of positive instances, the mean over the test slides that are counted."""
     bags = reopened(row.run).bags()
-    assert bags.instance_labels is not None
+    if bags.instance_labels is None:
+        return
     tested, shares = set(row.answers["slide"]), []
     for name, truth in zip(bags.ids, bags.instance_labels.split(bags.sizes.tolist()), strict=True):
         positive = truth[truth != UNKNOWN] > 0
         if name in tested and positive.any() and not positive.all():
             shares.append(float(positive.double().mean()))
-    return (
-        f"{row.cohort.title}: AUPRC+ of a map that knows nothing is near {100 * np.mean(shares):.1f}, the mean share of positive "
-        f"instances in the {len(shares)} test slides that have both kinds"
-    )
+    if shares:
+        yield (
+            f"{row.cohort.title}: AUPRC+ of a map that knows nothing is near {100 * np.mean(shares):.1f}, the mean share of "
+            f"positive instances in the {len(shares)} test slides that have both kinds"
+        )
 
 
 def _stands_in(cohorts: Any) -> str:
