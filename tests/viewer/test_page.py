@@ -89,6 +89,14 @@ def settled(page):
     until(page, "!document.querySelector('.waits')")
 
 
+def quiet(page):
+    """Until nothing has come for a second: the picture of a slide comes tile by tile, on a busy machine for long."""
+    before = -1
+    while (come := page.evaluate("performance.getEntriesByType('resource').length")) != before:
+        before = come
+        page.wait_for_timeout(1000)
+
+
 def chances(page, column=0):
     """Probabilities as the page writes them, class by class."""
     return page.locator(f".chances tbody tr td:nth-of-type({column + 1}) .figure").all_inner_texts()
@@ -301,7 +309,7 @@ def test_between_the_stops_the_page_mixes_as_drawn_maps_do(opened, made_up):
 
 def test_opacity_and_ranks_change_without_asking_the_server(opened, made_up):
     page = opened(f"{made_up}/#case={SLIDE}")
-    page.wait_for_timeout(600)
+    quiet(page)
     asked = []
     page.on("request", lambda request: asked.append(request.url) if "/api/" in request.url else None)
     page.locator("#opacity").fill("0.2")
