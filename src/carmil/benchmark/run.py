@@ -11,7 +11,7 @@ from carmil.benchmark.plan import Plan
 from carmil.benchmark.records import Record, Results
 from carmil.benchmark.report import line, write_results
 from carmil.benchmark.sections import SECTIONS, untouched
-from carmil.training.processor import settle
+from carmil.training.process import settle
 from carmil.training.runs import machine_line
 
 

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import OutOfMemoryError
-
 from carmil import __version__
 from carmil.errors import CarmilError
 from carmil.report.paper import Section, write_paper
 from carmil.reproduce.recipes import WHAT_THAT_IS, Asked, Recipe
+from carmil.training.recording import out_of_memory
 from carmil.training.runs import machine
 
 
@@ -39,7 +38,9 @@ def _run(recipe: Recipe, section: Section, asked: Asked) -> Section:
         found = recipe.reproduce(asked)
     except CarmilError as error:
         return replace(section, trouble=str(error))
-    except (MemoryError, OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not out_of_memory(error):
+            raise
         return replace(section, trouble=f"memory was not enough: {' '.join(str(error).split())[:200]}")
     return replace(
         section,

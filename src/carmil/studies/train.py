@@ -27,7 +27,7 @@ from carmil.studies.settings import WHERE, Settings
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
-from carmil.training.processor import settle
+from carmil.training.process import settle
 from carmil.training.protocol import Candidates, GridPoint, set_scales, train_protocol
 from carmil.training.recipe import UNUSED, Recipe
 from carmil.training.runs import config_key

@@ -19,7 +19,7 @@ import torch
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.training.parts import Ended, Part
-from carmil.training.processor import settle
+from carmil.training.process import settle
 
 RETRIES = 5  # how often a part may lose its node
 _LOOK = 2.0  # seconds between two looks at the nodes

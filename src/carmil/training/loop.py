@@ -16,7 +16,7 @@ from carmil.training.curves import Curves, History
 from carmil.training.feeding import Feeder, feeder_for
 from carmil.training.judging import Judge, validation_parts
 from carmil.training.population import Population
-from carmil.training.processor import settle
+from carmil.training.process import settle
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State

@@ -2,7 +2,7 @@
 
 import torch
 
-from carmil.training.processor import settle
+from carmil.training.process import settle
 
 
 def test_attention_does_not_plan_for_every_size_of_bag():
