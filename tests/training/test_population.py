@@ -1,3 +1,4 @@
+import threading
 from functools import partial
 
 import pytest
@@ -71,6 +72,30 @@ def test_a_population_trains_as_its_members_would_alone(optimizer, sizes, name):
         )
         there = history.validation[: len(own.validation), row]
         assert torch.allclose(own.validation[:, 0], there, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("other", ["abmil", "car/abmil"])
+def test_models_made_in_another_thread_meanwhile_do_not_change_how_weights_begin(other):
+    """All are drawn from torch's one generator: a model that is made between a seed and its model would take its numbers."""
+    made = threading.Event()
+
+    def elsewhere():
+        create_model(other, WIDTH, 2)
+        made.set()
+
+    threads = []
+
+    def build():
+        threads.append(threading.Thread(target=elsewhere))
+        threads[-1].start()
+        made.wait(0.2)  # it would be made long since if it had not to wait
+        made.clear()
+        return create_model("car/abmil", WIDTH, 2, hidden=8, attention=5)
+
+    beside = Population(build, MEMBERS)
+    for thread in threads:
+        thread.join()
+    assert torch.equal(beside.weights, population(MEMBERS).weights)
 
 
 def test_training_learns_the_rule():

@@ -209,10 +209,11 @@ def create_model(name: str, in_features: int = 1024, classes: int = 2, **options
     if prefix not in BRANCHES:
         raise CarmilError(f"{name!r}: {registry.unknown('branch', prefix, BRANCHES)}")
     branch_options = {"branch": options.pop("branch")} if "branch" in options and prefix == "car" else {}
-    model = registry.create(rest, in_features, classes, **options)
-    if not isinstance(model, AttendingModel):
-        raise CarmilError(f"{name!r}: {rest} cannot carry a counterfactual branch; {_carriers()} can")
-    return CounterfactualModel(model, BRANCHES[prefix][0](model, **branch_options))
+    with registry.making:
+        model = registry.create(rest, in_features, classes, **options)
+        if not isinstance(model, AttendingModel):
+            raise CarmilError(f"{name!r}: {rest} cannot carry a counterfactual branch; {_carriers()} can")
+        return CounterfactualModel(model, BRANCHES[prefix][0](model, **branch_options))
 
 
 def list_models() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Models by name."""
 
 import inspect
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,10 @@ class Entry:
 
 
 _ENTRIES: dict[str, Entry] = {}
+
+# Weights begin as numbers of torch's one generator: who seeds it holds this until its models are made, and nobody makes one
+# meanwhile in another thread.
+making = threading.RLock()
 
 
 def register(
@@ -60,4 +65,5 @@ def create(name: str, in_features: int, classes: int, **options: Any) -> BagMode
             takes = sorted(set(known) - {"in_features", "classes"})
             raise CarmilError(f"{name!r}: {unknown('option', option, takes)}")
     build: Any = entry.build
-    return build(in_features, classes, **{**entry.options, **options})
+    with making:
+        return build(in_features, classes, **{**entry.options, **options})

@@ -5,7 +5,6 @@ r models, p parameters each, q buffered values (running statistics). A single mo
 
 import copy
 import math
-import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,14 +16,11 @@ from carmil.models.contract import BagModel, Prediction
 from carmil.models.layers import BatchNorm, Linear, in_half
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
+from carmil.models.registry import making
 
 # bfloat16: on a GPU, matrix products over instances in 16 bits; softmax, scores, answers, losses and the optimizer stay in
 # float32, as does everything on a CPU, where 16 bits would be slower.
 PRECISIONS = ("float32", "bfloat16")
-
-_building = (
-    threading.Lock()
-)  # models are initialised from torch's one generator, and populations may train side by side
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Population:
         self.build = build
         self.precision = precision
         self.members = list(members)
-        with _building, torch.random.fork_rng(devices=[]):
+        with making, torch.random.fork_rng(devices=[]):
             rows, buffers = [], []
             for member in members:
                 torch.manual_seed(member.seed)
@@ -147,7 +143,7 @@ class Population:
 
     def member(self, row: int) -> BagModel:
         """Model `row` by itself, on the population's device, ready to predict."""
-        with _building, torch.random.fork_rng(devices=[]):
+        with making, torch.random.fork_rng(devices=[]):
             model = self.build().to(self.device)
         model.load_state_dict({name: stacked[row] for name, stacked in self.state().items()})
         return model.eval()
