@@ -37,3 +37,22 @@ def test_a_case_without_a_value_is_left_out_of_its_column_only():
     assert mean[:2].tolist() == [3.0, 5.0]
     assert 1.0 <= low[0] < high[0] <= 5.0
     assert np.isnan([mean[2], low[2], high[2]]).all()
+
+
+def test_a_case_counts_as_often_as_its_bag_and_its_seed_were_drawn_together():
+    """As if every case had its weight; not every seed has every bag, and one has a bag twice."""
+    rng = np.random.default_rng(3)
+    bags, seeds = rng.integers(0, 7, size=(2, 25))
+    values = rng.normal(size=(25, 3))
+    values[rng.random(values.shape) < 0.2] = np.nan
+    draws = np.random.default_rng(0)
+    weights = np.ones((1000, 25))
+    for unit in (bags, seeds):
+        which = np.unique(unit, return_inverse=True)[1]
+        count = which.max() + 1
+        weights *= draws.multinomial(count, np.full(count, 1 / count), size=1000)[:, which]
+    with np.errstate(invalid="ignore"):
+        each = (weights @ np.nan_to_num(values)) / (weights @ ~np.isnan(values))
+    found = mean_intervals(values, bags, seeds)
+    assert np.allclose(found.mean, np.nanmean(values, axis=0))
+    assert np.allclose([found.low, found.high], np.nanquantile(each, (0.025, 0.975), axis=0))
