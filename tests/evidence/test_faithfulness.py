@@ -164,9 +164,12 @@ def test_only_bags_answered_with_their_class_are_right():
     )
 
 
-def test_the_cohorts_auc_is_that_of_every_steps_answers():
-    logits, labels = torch.randn(2, 8, 4, 2), [0, 1, 0, 1, 1, 1, 0, 0]
+@pytest.mark.parametrize("labels", [[0, 1, 0, 1, 1, 1, 0, 0], [0, 1, 2, 1, 0, 2, 2, 0]])
+def test_the_cohorts_auc_is_that_of_every_steps_answers(labels):
+    logits = torch.randn(2, 8, 4, max(labels) + 1)
+    logits[:, :, 3] = logits[:, :1, 3]  # where nothing is left, all bags are answered alike
     curve = cohort_curve(logits, labels)
+    assert curve[:, 3].tolist() == [0.5, 0.5]
     assert curve.shape == (2, 4)
     for e in range(2):
         for s in range(4):

@@ -11,7 +11,7 @@ from carmil.reproduce import digit_data, digit_models, theory
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import digit_models as models_of
 from carmil.reproduce.recipes import Asked
-from carmil.reproduce.theory_reading import _measured, followed, margin_gradient, margins
+from carmil.reproduce.theory_reading import _measured, _medians, followed, margin_gradient, margins
 from carmil.reproduce.two_branches import look
 
 
@@ -64,6 +64,12 @@ def test_the_l1_optimum_has_all_of_it_on_the_largest_and_gains_all_there_is():
     assert steepest[:2].tolist() == pytest.approx([1.0, 1.0])
     assert float(steepest[3]) < 1  # spread over several instances, it gains less for its length
     assert _measured(g, 3 * g, u, whole)[0, [0, 3]].tolist() == pytest.approx([-1.0, -float(steepest[3])])
+
+
+def test_the_median_of_a_bag_is_its_middle_value():
+    values = torch.tensor([5.0, 1.0, 2.0, 7.0, 4.0, 3.0, 9.0]).double()
+    offsets = Offsets(torch.tensor([0, 1, 4, 6, 7]))
+    assert _medians(values, offsets).tolist() == [5.0, 2.0, 3.5, 9.0]
 
 
 def test_the_recipe_measures_both_tasks_and_distances_and_says_what_it_measured(tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ a cumulative sum that never subtracts, so that nothing is lost when the instance
 e maps, n instances of all bags together, b bags, S steps, d features, h heads, k classes, r random orders.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,9 +25,9 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags, rows_of, runs_of
 from carmil.errors import CarmilError
-from carmil.evidence.performance import bag_auc
+from carmil.evidence.localisation import auroc
 from carmil.evidence.ranks import bag_places
-from carmil.models.contract import AttendingModel, BagModel
+from carmil.models.contract import AttendingModel, BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_softmax, bag_sum, bag_weighted_sum
 
 ROWS = 2**17  # instances, of all maps together, that are laid out in order at once
@@ -117,11 +116,16 @@ def faithfulness_of(
     seed: int = 0,
 ) -> Faithfulness:
     """How the model's p of `classes` (b), a class a bag, follows maps (e, n), each high where an instance supports it."""
-    generator = torch.Generator().manual_seed(seed)
     maps = _checked(maps, bags).cpu()
-    chance = torch.rand(random_orders, maps.shape[1], generator=generator).to(maps.dtype)
-    logits = deletion(model, bags, torch.cat([maps, -maps, chance]), steps=steps)
+    logits = deletion(model, bags, laid_out(maps, random_orders=random_orders, seed=seed), steps=steps)
     return judged(logits, classes, maps=len(maps))
+
+
+def laid_out(maps: Tensor, *, random_orders: int = 10, seed: int = 0) -> Tensor:
+    """The orders that `judged` needs: by maps (e, n), by their negatives, and at random. (e + e + r, n)"""
+    generator = torch.Generator().manual_seed(seed)
+    chance = torch.rand(random_orders, maps.shape[1], generator=generator).to(maps.dtype)
+    return torch.cat([maps, -maps, chance])
 
 
 def judged(logits: Tensor, classes: Tensor, *, maps: int) -> Faithfulness:
@@ -166,15 +170,18 @@ def of_classes(evidence: Tensor, classes: Tensor, offsets: Offsets | Tensor) -> 
     return evidence.gather(-1, column.expand(*evidence.shape[:-1], 1)).squeeze(-1)
 
 
-def cohort_curve(
-    logits: Tensor, labels: ArrayLike, measure: Callable[[ArrayLike, ArrayLike], float] = bag_auc
-) -> NDArray[np.float64]:
-    """The cohort's AUC, or another measure of its answers, as instances go. Logits (e, b, S+1, k) -> (e, S+1).
+def cohort_curve(logits: Tensor, labels: ArrayLike) -> NDArray[np.float64]:
+    """The cohort's AUC as instances go: of class 1, or of more classes the mean one-vs-rest. Logits (e, b, S+1, k) -> (e, S+1).
 
-    For this the maps are better those of the answered class: ordered by the label's, the instances would know the label.
+    NaN where a class has no bag. The maps are better those of the answered class: ordered by the label's, the instances would
+    know the label.
     """
-    p = logits.double().softmax(-1).transpose(1, 2).numpy()
-    return np.array([[measure(step, labels) for step in one] for one in p])
+    p = logits.double().softmax(-1).transpose(1, 2)
+    own = one_hot(torch.as_tensor(labels), p.shape[-1]).bool()
+    areas = auroc(p, own, torch.tensor([0, len(own)])).squeeze(
+        -2
+    )  # all bags are ranked as one bag's instances are: (e, S+1, k)
+    return (areas[..., 1] if p.shape[-1] == 2 else areas.mean(-1)).numpy()
 
 
 def _deleted(

@@ -15,7 +15,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence import explain, explainers_of
-from carmil.evidence.faithfulness import Faithfulness, cohort_curve, deletion, faithfulness_of, of_classes
+from carmil.evidence.faithfulness import Faithfulness, cohort_curve, deletion, judged, laid_out, of_classes
 from carmil.evidence.resampling import mean_intervals
 from carmil.models.contract import BagModel
 
@@ -117,10 +117,11 @@ def _followed(one: Asked, methods: list[str]) -> tuple[Tensor, Tensor, np.ndarra
     right = one.answers == labels
     evidence = (explain(one.model, one.bags, method) for method in methods)
     maps = torch.stack([of_classes(map_, one.answers, one.bags.offsets) for map_ in evidence])
-    curves = faithfulness_of(one.model, one.bags, maps, one.answers, steps=STEPS).over(right)
+    logits = deletion(one.model, one.bags, laid_out(maps), steps=STEPS)
+    curves = judged(logits, one.answers, maps=len(maps)).over(right)
     measures = torch.stack([measure(curves) for measure in MEASURES.values()], dim=-1)
     chance = curves.at_random.mean(0).expand_as(curves.most_first)
-    aucs = cohort_curve(deletion(one.model, one.bags, maps, steps=STEPS), labels)
+    aucs = cohort_curve(logits[: len(maps)], labels)
     return torch.cat([curves.most_first, chance, measures], dim=-1).double(), right, aucs
 
 

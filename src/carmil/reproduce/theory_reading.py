@@ -9,6 +9,7 @@ correlated and less its median where its L1 length counts, which is the shortest
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from carmil.evidence.ranks import bag_places, pearson, spearman
 from carmil.evidence.resampling import mean_intervals
 from carmil.evidence.sensitivity import logit_sensitivity
 from carmil.models.contract import BagModel, one_hot
-from carmil.models.pooling import Offsets, bag_max, bag_sum
+from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_sum
 from carmil.reproduce.digit_models import DigitModels
 from carmil.reproduce.digit_runs import known
 from carmil.reproduce.two_branches import Looked, look
@@ -58,10 +59,16 @@ class Followed:
 
     def interval(self, name: str, *, shuffled: bool = False) -> tuple[float, float, float]:
         """Mean, and its 95 % interval over bags and models resampled together."""
-        values = (self.shuffled if shuffled else self.measures)[name]
-        models, bags = np.indices(values.shape)
-        mean, low, high = mean_intervals(values.reshape(-1, 1), bags.ravel(), models.ravel())
-        return float(mean[0]), float(low[0]), float(high[0])
+        return self._intervals[name, shuffled]
+
+    @cached_property
+    def _intervals(self) -> dict[tuple[str, bool], tuple[float, float, float]]:
+        """Of every measure as it is and shuffled, on the same resamples."""
+        names = [(name, shuffled) for shuffled in (False, True) for name in self.measures]
+        columns = np.stack([(self.shuffled if shuffled else self.measures)[name] for name, shuffled in names], axis=-1)
+        models, bags = np.indices(columns.shape[:2])
+        found = mean_intervals(columns.reshape(-1, len(names)), bags.ravel(), models.ravel())
+        return dict(zip(names, np.transpose(found).tolist(), strict=True))
 
     def explained(self) -> tuple[list[float], list[float]]:
         """Of each model R2 of -g . delta as a prediction of m, and the slope of m on it; NaN where nothing varies."""
@@ -134,7 +141,10 @@ def _unit(values: Tensor, offsets: Offsets) -> Tensor:
 
 
 def _medians(values: Tensor, offsets: Offsets) -> Tensor:
-    return torch.stack([part.quantile(0.5) for part in values.split(offsets.lengths)])
+    """(b) the middle value of each bag, of an even number the mean of both."""
+    ranked = values[bag_ranking(values.unsqueeze(-1), offsets).squeeze(-1)]
+    starts, sizes = offsets.starts[:-1], offsets.sizes
+    return (ranked[starts + (sizes - 1) // 2] + ranked[starts + sizes // 2]) / 2
 
 
 def _shuffled(values: Tensor, offsets: Offsets, generator: torch.Generator) -> Tensor:
