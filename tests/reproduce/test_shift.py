@@ -120,8 +120,20 @@ def test_a_class_that_grows_itself_is_no_competitor_of_itself():
 def test_a_competitor_that_dominates_is_told_with_the_class_that_goes_there():
     said = slides_said([[0, 10, 0], [1, 8, 1], [0, 0, 0]])  # no slide of c is answered rightly
     assert "most often 0: a to 1: b 100 % (itself 0 %); 1: b to 0: a 10 % (itself 80 %); one" in said
-    assert "one competitor dominates in 0: a. The paper" in said
+    assert "one competitor dominates in 0: a; of 2: c fewer than 5 slides were answered rightly. The paper" in said
     assert "no slide was answered rightly" in slides_said(np.zeros((3, 3)))
+
+
+def test_of_few_slides_no_word_is_made():
+    said = slides_said([[0, 10, 0], [0, 0, 1], [1, 0, 2]])
+    assert "one competitor dominates in 0: a; of 1: b, 2: c fewer than 5" in said and "1: b to" not in said
+    assert "at most 3.0 slides of a class were answered rightly" in slides_said([[0, 0, 0], [0, 0, 1], [1, 0, 2]])
+
+
+def test_so_few_slides_are_counted_with_a_decimal_place():
+    counts = np.array([[[1.0, 0.0], [4.0, 20.0]], [[0.0, 0.0], [4.0, 20.0]]])
+    table = shift._table("t", "ab", Shift(dict.fromkeys(READINGS, counts), counts))
+    assert [line[-1] for line in table.lines] == ["0.5", "24"]
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from carmil.studies.run_folder import StudyRun
 TASK, MODEL, SLIDE_MODEL = "four_bags", "car/abmil", CAR_L1.model
 COUNTED = "of the rightly answered bags of a class (a row) those whose logit of a class (a column) grows most: per cent"
 DOMINATES = 0.9  # of a class's rightly answered slides, where they go to one other class
+ENOUGH = 5  # rightly answered slides of a class, on the mean over runs, of which words can be made
 
 
 def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
@@ -136,8 +137,8 @@ def _drawn_changes(names: Sequence[str], shift: Shift, title: str, asked: Asked)
 def _table(title: str, names: Sequence[str], shift: Shift) -> ResultTable:
     shares, right = shift.shares(), shift.right
     lines = tuple(
-        (class_name(names, y), *(percents(shares[:, y, c]) for c in range(len(names))), f"{right[:, y].mean():.0f}")
-        for y in range(len(names))
+        (class_name(names, y), *(percents(shares[:, y, c]) for c in range(len(names))), f"{mean:.{int(mean < 10)}f}")
+        for y, mean in enumerate(right.mean(0))
     )
     heads = ("true class", *(class_name(names, c) for c in range(len(names))), "bags")
     return ResultTable(title, heads, lines)
@@ -162,9 +163,14 @@ def _slide_lines(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> lis
     """How diffuse the shift is over the classes that are not the slide's: the paper finds no dominant competitor on BRACS."""
     shares = mean_known(shift.shares())
     others = np.where(np.eye(len(names), dtype=bool), -1.0, shares)
-    tops = [(y, int(others[y].argmax())) for y in range(len(names)) if not np.isnan(shares[y]).any()]
+    right = shift.right.mean(0)
+    tops = [(y, int(others[y].argmax())) for y in range(len(names)) if right[y] >= ENOUGH]
     if not tops:
-        return [f"{cohort.title}: no slide was answered rightly, so that there is nothing to count"]
+        few = f"at most {right.max():.1f} slides of a class were" if right.any() else "no slide was"
+        return [
+            f"{cohort.title}: {few} answered rightly, so that there is nothing to say of where they go",
+            *cohort.said,
+        ]
     told = []
     for y, c in tops:
         most = f"{class_name(names, c)} {100 * shares[y, c]:.0f} %" if shares[y, c] else "no other class"
@@ -173,6 +179,9 @@ def _slide_lines(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> lis
     word = f"no class goes to one competitor in {100 * DOMINATES:.0f} % of its slides"
     if led:
         word = f"one competitor dominates in {', '.join(led)}"
+    untold = [class_name(names, y) for y in range(len(names)) if right[y] < ENOUGH]
+    if untold:
+        word += f"; of {', '.join(untold)} fewer than {ENOUGH} slides were answered rightly"
     data = "a stand-in, not the paper's slides" if cohort.stand_in else f"{cohort.encoder} features"
     return [
         f"{cohort.title} ({data}): of the other classes most often {'; '.join(told)}; {word}. The paper says of BRACS in words "
