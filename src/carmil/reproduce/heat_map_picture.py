@@ -249,7 +249,7 @@ def _named(
             panel.add_patch(
                 Rectangle((x, y), side, side, fill=False, edgecolor=INK, linewidth=0.9, linestyle=(0, (3, 2)))
             )
-        panels[0, 0].text(x + side / 2, y - 4, str(i), ha="center", va="bottom", fontsize=8, color=INK)
+        panels[0, 0].text(x + 0.05 * side, y + 0.05 * side, str(i), ha="left", va="top", fontsize=8, color=INK)
 
 
 def _legend(figure: "Figure", panels: "NDArray[np.object_]", maps: Sequence[TileMap]) -> None:
