@@ -24,7 +24,7 @@ from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
 from carmil.reproduce.paper import PAPER, Figure
 from carmil.reproduce.recipes import Asked, Finding
-from carmil.reproduce.side_by_side import side_by_side, takes_long
+from carmil.reproduce.side_by_side import side_by_side
 from carmil.training.population import Member
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
@@ -158,8 +158,7 @@ def trained(
         task = experiment.task.name
         return run_experiment(experiment, studies[task], run_folder(out, task, experiment.model), device=device)
 
-    long = [takes_long(experiment.model) for experiment in experiments]
-    runs = side_by_side([partial(train, experiment) for experiment in experiments], device, long=long)
+    runs = side_by_side([partial(train, experiment) for experiment in experiments], device)
     return list(zip(experiments, runs, strict=True))
 
 
