@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ from carmil.errors import CarmilError
 from carmil.report.tables import ResultTable
 from carmil.reproduce.everything import reproduce_all
 from carmil.reproduce.recipes import RECIPES, Asked, Finding, Picture
+from carmil.reproduce.written import written
 
 PAGE = "paper.html"
 
@@ -73,6 +75,18 @@ def test_what_is_not_run_yet_stands_on_the_page_while_others_run(asked):
         [recipe("a", lambda asked: Finding()), recipe("b", looks)], asked, asked.out / PAGE, command="carmil"
     )
     assert "Not run yet." in second.lines[0] and first.took
+
+
+def test_what_came_out_stands_first_and_what_it_depends_on_last(asked):
+    table = ResultTable("Millimetres", ("month", "rain"), (("May", "80"),))
+    found = Finding((table,), lines=("it rains",), conditions=("in spring",))
+    reproduce_all([recipe("rain", lambda asked: found)], asked, asked.out / PAGE, command="carmil")
+    written("table3", asked, found, {})
+    for file in (PAGE, "table3.md"):
+        text = (asked.out / file).read_text()
+        assert text.index("it rains") < text.index("Millimetres") < text.index("How this was measured")
+        assert text.index("How this was measured") < text.index("in spring")
+    assert json.loads((asked.out / "table3.json").read_text())["conditions"] == ["in spring"]
 
 
 def test_the_list_names_every_recipe(said):

@@ -107,8 +107,7 @@ SLIDES = SlideCohort("x", "made slides", Path("x"), Path("x.csv"), ("auc", "f1_m
 
 def slides_said(counts):
     counts = np.array([counts], float)
-    (line,) = shift._slide_lines(SLIDES, "abc"[: counts.shape[1]], Shift(dict.fromkeys(READINGS, counts), counts))
-    return line
+    return shift._slide_line(SLIDES, "abc"[: counts.shape[1]], Shift(dict.fromkeys(READINGS, counts), counts))
 
 
 def test_a_class_that_grows_itself_is_no_competitor_of_itself():
@@ -168,7 +167,7 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     assert (asked.digits / "runs" / "four_bags" / "car-abmil").is_dir()  # where Table 1's is
     assert all(picture.path.is_file() for picture in found.pictures)
     text = (asked.out / "shift.md").read_text()
-    assert all(line in text for line in found.lines) and "the figures mean nothing" in text
+    assert all(line in text for line in (*found.lines, *found.conditions)) and "the figures mean nothing" in text
 
 
 def test_where_there_are_no_slides_it_is_said_why(tmp_path, monkeypatch):

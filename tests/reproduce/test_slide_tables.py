@@ -113,8 +113,8 @@ def test_maps_are_scored_by_attention_and_transmils_by_its_rollout(asked, found2
     assert ours["TransMIL"].startswith(f"{100 * run.metrics['summary']['auprc_rollout']['mean']:.1f} ")
     by_slide = run.predictions().groupby("seed")["auprc_rollout"].mean()
     assert by_slide.tolist() == pytest.approx([line["auprc_rollout"] for line in run.metrics["by_fold"]])
-    assert any("TransMIL's rollout" in line for line in found2.lines)
-    (blind,) = (line for line in found2.lines if "a map that knows nothing" in line)
+    assert any("TransMIL's rollout" in line for line in found2.conditions)
+    (blind,) = (line for line in found2.conditions if "a map that knows nothing" in line)
     bags = reopened(run).bags()
     tested = [i for i, name in enumerate(bags.ids) if name in set(run.predictions()["slide"])]
     truth = [bags[i].instance_labels for i in tested if bags[i].instance_labels.any()]
@@ -128,7 +128,7 @@ def test_without_annotations_nothing_is_said_of_maps_and_the_rest_is(tmp_path):
     found = table2.reproduce(asked, models=["abmil.gated"])
     assert column(found.tables[0], "CAMELYON16 AUPRC+") == {"ABMIL": "–"}
     assert column(found.tables[0], "CAMELYON16 AUC")["ABMIL"] != "–"
-    assert not any("a map that knows nothing" in line for line in found.lines)
+    assert not any("a map that knows nothing" in line for line in (*found.lines, *found.conditions))
 
 
 def test_the_papers_figures_stand_in_a_table_of_their_own(found2):
@@ -145,7 +145,7 @@ def test_car_beside_abmil_is_said_of_every_cohort_and_follows_the_interval_over_
     pair = next(d for d in every if (d["cohort"], d["first"], d["measure"]) == ("brca", "CAR-MIL (L1)", "auc"))
     low, high = 100 * pair["low"], 100 * pair["high"]
     assert f"AUC {100 * pair['difference']:+.1f} [{low:+.1f}, {high:+.1f}]: " in next(t for t in told if "BRCA" in t)
-    assert any("what initialisation does" in line for line in found2.lines)
+    assert any("what initialisation does" in line for line in found2.conditions)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_table3_has_three_models_with_and_without_car(asked, monkeypatch):
     assert [line[1] for line in between.lines][:3] == [f"CAR-{name} − {base}" for name, base in PAIRS]
     counts = [int(word) for word in choices.lines[1][1].replace(",", "").split() if word.isdigit()]
     assert sum(counts) == 3  # runs
-    assert table3.CHOSEN in found.lines
+    assert table3.CHOSEN in found.conditions
 
 
 def only(*names):
@@ -290,7 +290,7 @@ def test_other_encoders_are_those_that_are_there_and_what_is_missing_is_said(ask
     assert [title.partition(":")[0] for title in titles[::2][:2]] == ["Ours, uni features", "Ours, resnet50 features"]
     assert found.tables[2].heads == ("model", "TCGA-BRCA AUC", "TCGA-BRCA F1")
     assert any(line.startswith("resnet50 features: CAR-MIL (L1) beside ABMIL on TCGA-BRCA: ") for line in found.lines)
-    assert any("DATA/luad_tp53/resnet50" in line for line in found.lines)
+    assert any("DATA/luad_tp53/resnet50" in line for line in found.conditions)
 
 
 def test_the_grid_and_the_plain_model_are_one_population_and_the_picture_shows_them(asked):
@@ -305,7 +305,7 @@ def test_the_grid_and_the_plain_model_are_one_population_and_the_picture_shows_t
     assert found.tables[0].lines[0][4].startswith(f"{100 * plain:.1f} ± ")  # alpha = lambda = 0 is ABMIL
     assert [picture.path.read_bytes()[:4] for picture in found.pictures] == [b"\x89PNG"] * 2
     assert any(f"{100 * plain:.1f} without" in line for line in found.lines)
-    assert any("choose on the test set" in line for line in found.lines)
+    assert any("choose on the test set" in line for line in found.conditions)
     assert found.tables[2].lines[0][1] == "CAR-MIL, chosen by fold, − ABMIL"
 
 

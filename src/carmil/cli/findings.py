@@ -46,7 +46,7 @@ def show_finding(name: str, asked: "Asked", found: "Finding") -> None:
     from carmil.report.tables import print_tables
 
     print_tables(found.tables)
-    for line in found.lines:
+    for line in (*found.lines, *found.conditions):
         typer.echo(f"- {line}")
     files = [asked.out / f"{name}.md", asked.out / f"{name}.json", *(picture.path for picture in found.pictures)]
     typer.echo(f"\nwritten: {', '.join(map(str, files))}")

@@ -10,7 +10,10 @@ from carmil.report.tables import ResultTable
 
 @dataclass(frozen=True)
 class Section:
-    """One recipe on the page. pictures: (file, caption). took: how long, if it ran; trouble: why it could not run, if so."""
+    """One recipe on the page. lines: what came out; conditions: what it depends on. pictures: (file, caption).
+
+    took: how long, if it ran; trouble: why it could not run, if so.
+    """
 
     name: str
     of: str
@@ -19,6 +22,7 @@ class Section:
     tables: tuple[ResultTable, ...] = ()
     pictures: tuple[tuple[Path, str], ...] = ()
     lines: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     took: str = ""
     trouble: str = ""
 

@@ -171,7 +171,7 @@ def measure(name: str, instances: int = INSTANCES) -> tuple[int, int]:
 
 
 def reproduce(asked: Asked) -> Finding:
-    return Finding((table(run_complexity(asked.out)),), lines=(EXPLANATION,))
+    return Finding((table(run_complexity(asked.out)),), conditions=(EXPLANATION,))
 
 
 def run_complexity(out: Path) -> list[Complexity]:

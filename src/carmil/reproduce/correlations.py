@@ -72,6 +72,7 @@ def reproduce(asked: Asked) -> Finding:
         found.append(_alike(plain.task.title, distance, pairs))
         trained.append(car)
     cohort, said = several_classes(asked)
+    little: list[str] = []
     if cohort is not None:
         plain_run, *car_runs = rows = answered([cohort], (ABMIL, CAR_L1, CAR_COSINE), asked)
         of_slides = [
@@ -79,7 +80,8 @@ def reproduce(asked: Asked) -> Finding:
             for distance, car in zip(DISTANCES, car_runs, strict=True)
         ]
         found = [*of_slides, *found]
-        said = [*uninformed(rows), *(f"{cohort.title}: {line}" for line in cohort.said)]
+        little = uninformed(rows)
+        said = [f"{cohort.title}: {line}" for line in cohort.said]
     picture = draw_matrices(
         [_matrix(one, "spearman") for one in found],
         asked.out / "correlations.png",
@@ -93,6 +95,9 @@ def reproduce(asked: Asked) -> Finding:
         f"{PAPERS}. "
         + ("Ours are of other data" if cohort is None or cohort.stand_in else "Ours are of the same slides")
         + ": they stand in no column with them",
+        *little,
+    ]
+    conditions = [
         "raw scores u, before any softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
         "± is over models (initialisations and folds) of the mean over their test bags; `over bags`: the deviation of single bags",
         *said_of_digits(asked, digits, *trained),
@@ -101,7 +106,9 @@ def reproduce(asked: Asked) -> Finding:
     caption = (
         f"How alike the attention maps are: {', '.join(dict.fromkeys(one.data for one in found))}; both distances."
     )
-    finding = Finding(tuple(_table(found, kind) for kind in KINDS), (Picture(picture, caption),), tuple(lines))
+    finding = Finding(
+        tuple(_table(found, kind) for kind in KINDS), (Picture(picture, caption),), tuple(lines), tuple(conditions)
+    )
     return written("correlations", asked, finding, {"found": [_facts(one) for one in found]})
 
 

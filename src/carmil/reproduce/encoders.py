@@ -38,7 +38,7 @@ def reproduce(asked: Asked) -> Finding:
         compared += between
     told = conditions(rows, Found((), tuple(missing)), asked)
     table = paper_table(ENCODERS, ("BRCA", "NSCLC", "LUAD"), TITLE)
-    finding = Finding((*tables, table), lines=(*lines, *READ, *told))
+    finding = Finding((*tables, table), lines=tuple(lines), conditions=(*READ, *told))
     return written("encoders", asked, finding, as_json(rows, compared))
 
 

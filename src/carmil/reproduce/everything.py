@@ -47,6 +47,7 @@ def _run(recipe: Recipe, section: Section, asked: Asked) -> Section:
         tables=found.tables,
         pictures=tuple((picture.path, picture.caption) for picture in found.pictures),
         lines=found.lines,
+        conditions=found.conditions,
         took=f"{time.perf_counter() - started:.0f} s",
     )
 

@@ -63,7 +63,7 @@ def reproduce(asked: recipes.Asked) -> recipes.Finding:
         recipes.Picture(asked.out / CURVES, "How sure a model stays of its answer as its most relevant instances go."),
         recipes.Picture(asked.out / COHORT, "The AUC of all test bags meanwhile (the paper's Figure 1a)."),
     )
-    return recipes.Finding(tuple(tables(curves)), pictures, tuple(lines))
+    return recipes.Finding(tuple(tables(curves)), pictures, conditions=tuple(lines))
 
 
 def run_faithfulness(

@@ -45,6 +45,10 @@ MAPS: tuple[tuple[str, str, str, Kind], ...] = (
 PAPERS_EXAMPLE = (
     "on its own example, a BRACS slide, the paper has Spearman 0.67 between F and ABMIL and 0.29 between F and CF"
 )
+RAW = (
+    "raw scores before any softmax, min-max over the tiles of the slide, as the paper has them; path evidence is signed and "
+    "has 0 in its middle; where several models were tested on the slide, the mean of their maps; research use only"
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
     finding = Finding(
         (_table(maps, runs, chosen, bag),),
         tuple(Picture(path, words) for path, words in figures),
-        (*_lines(cohort, chosen, maps, bag), *uninformed(_answered(cohort, runs)), *cohort.said),
+        (*_lines(cohort, chosen, maps, bag), *uninformed(_answered(cohort, runs))),
+        (RAW, *cohort.said),
     )
     return written("heat-maps", asked, finding, {"slide": vars(chosen), "cohort": cohort.name})
 
@@ -186,8 +191,6 @@ def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Ba
     return [
         f"{cohort.title}, slide {chosen.slide} ({chosen.label}; {area}): {chosen.rule}. Chosen by this rule, not by looks",
         f"on this slide Spearman is {alike[0]:.2f} between F and ABMIL and {alike[1]:.2f} between F and CF; {PAPERS_EXAMPLE}",
-        "raw scores before any softmax, min-max over the tiles of the slide, as the paper has them; path evidence is signed and "
-        "has 0 in its middle; where several models were tested on the slide, the mean of their maps; research use only",
     ]
 
 

@@ -61,15 +61,8 @@ def reproduce(asked: Asked) -> Finding:
     finding = Finding(
         (*tables, difference_table(compared)),
         tuple(pictures),
-        (
-            *lines,
-            *in_words(compared),
-            *uninformed(rows),
-            *HOW,
-            SENSITIVITY,
-            *READ,
-            *conditions(rows, mine, asked, weights=GRID_SAID),
-        ),
+        (*lines, *in_words(compared), *uninformed(rows), SENSITIVITY),
+        (*HOW, *READ, *conditions(rows, mine, asked, weights=GRID_SAID)),
     )
     return written("hyperparameters", asked, finding, as_json(rows, compared))
 

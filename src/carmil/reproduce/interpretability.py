@@ -43,7 +43,7 @@ def reproduce(asked: Asked) -> Finding:
     rows, lines = run_interpretability(
         digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.digits
     )
-    return Finding(tuple(tables(rows)), lines=tuple(lines))
+    return Finding(tuple(tables(rows)), conditions=tuple(lines))
 
 
 def run_interpretability(

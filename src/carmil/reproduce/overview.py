@@ -43,15 +43,15 @@ def reproduce(asked: Asked) -> Finding:
         tuple((stage.name, stage.equation, stage.sizes, f"{stage.parameters:,}") for stage in stages),
         names=3,
     )
-    lines = [
+    lines = (
         f"{total:,} parameters, of which the counterfactual branch has {branch.parameters:,} ({branch.parameters / total:.2%})",
         f"the boxes are {MODEL} as it is built here for slides; the bag below is seen by the same model with the sizes of the "
         f"digit template and a whole second attention, as Table 1 has it: {said}",
-    ]
+    )
     caption = (
         "The method: two attentions in front of one classifier. Below, a bag of digits as a trained model sees it."
     )
-    finding = Finding((table,), (Picture(picture, caption),), tuple(lines))
+    finding = Finding((table,), (Picture(picture, caption),), lines)
     facts = {"parameters": total, "stages": [vars(stage) for stage in stages]}
     return written("overview", asked, finding, facts)
 

@@ -52,11 +52,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a recipe found. `lines`: in words what came out, the conditions, every deviation from the paper."""
+    """What a recipe found. `lines`: in words what came out; `conditions`: what it depends on, every deviation from the paper."""
 
     tables: tuple[ResultTable, ...] = ()
     pictures: tuple[Picture, ...] = ()
     lines: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,15 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
         *([_over_points(points, found, shifts)] if len(points) > 1 else []),
     ]
     cohort, said = several_classes(asked)
+    of_slides: list[str] = []
     facts: dict[str, object] = {"four_bags": _facts(names, shifts[0], reasons), "points": [vars(one) for one in points]}
     if cohort is not None:
         run = run_on(cohort, SLIDE_MODEL, asked)
         classes, on_slides = run.classes, _of_slides(cohort, run, asked)
         matrices.append(_matrix(f"{cohort.title}, {SLIDE_MODEL}", classes, on_slides))
         tables.append(_table(f"{cohort.title}: {COUNTED}", classes, on_slides))
-        known_little = uninformed([Answered.of(cohort, CAR_L1, run)])
-        said = [*_slide_lines(cohort, classes, on_slides), *known_little, *said]
+        of_slides = [_slide_line(cohort, classes, on_slides), *uninformed([Answered.of(cohort, CAR_L1, run)])]
+        said = [*cohort.said, *said]
         facts["slides"] = {"cohort": cohort.name, **_facts(classes, on_slides)}
     picture = draw_matrices(
         matrices, asked.out / "shift.png", low=0, high=100, bar="per cent of a class's rightly answered bags"
@@ -74,6 +75,9 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
         verdict(names, shifts[0]),
         *reasons_lines(names, shifts[0], reasons),
         nearest_reading(shifts[0]),
+        *of_slides,
+    ]
+    conditions = [
         f"CAR-MIL, {points[0].name}; mean ± standard deviation over {len(found[0].models)} initialisations, each over its own "
         "rightly answered test bags",
         *said_of_digits(asked, digits, *found),
@@ -81,7 +85,9 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
     ]
     caption = "Which class's logit grows most under the counterfactual attention; a row a true class."
     why = "By how much each logit changes in these bags: what speaks for a class falls and rises together."
-    finding = Finding(tuple(tables), (Picture(picture, caption), Picture(changes, why)), tuple(lines))
+    finding = Finding(
+        tuple(tables), (Picture(picture, caption), Picture(changes, why)), tuple(lines), tuple(conditions)
+    )
     return written("shift", asked, finding, facts)
 
 
@@ -159,7 +165,7 @@ def _over_points(points: Sequence[Point], found: Sequence[DigitModels], shifts: 
     return ResultTable("Four Bags at other weights and distances: per cent", heads, lines, names=3)
 
 
-def _slide_lines(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> list[str]:
+def _slide_line(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> str:
     """How diffuse the shift is over the classes that are not the slide's: the paper finds no dominant competitor on BRACS."""
     shares = mean_known(shift.shares())
     others = np.where(np.eye(len(names), dtype=bool), -1.0, shares)
@@ -167,10 +173,7 @@ def _slide_lines(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> lis
     tops = [(y, int(others[y].argmax())) for y in range(len(names)) if right[y] >= ENOUGH]
     if not tops:
         few = f"at most {right.max():.1f} slides of a class were" if right.any() else "no slide was"
-        return [
-            f"{cohort.title}: {few} answered rightly, so that there is nothing to say of where they go",
-            *cohort.said,
-        ]
+        return f"{cohort.title}: {few} answered rightly, so that there is nothing to say of where they go"
     told = []
     for y, c in tops:
         most = f"{class_name(names, c)} {100 * shares[y, c]:.0f} %" if shares[y, c] else "no other class"
@@ -183,11 +186,10 @@ def _slide_lines(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> lis
     if untold:
         word += f"; of {', '.join(untold)} fewer than {ENOUGH} slides were answered rightly"
     data = "a stand-in, not the paper's slides" if cohort.stand_in else f"{cohort.encoder} features"
-    return [
+    return (
         f"{cohort.title} ({data}): of the other classes most often {'; '.join(told)}; {word}. The paper says of BRACS in words "
-        "that its shift is diffuse over all 7 classes, and gives no figures",
-        *cohort.said,
-    ]
+        "that its shift is diffuse over all 7 classes, and gives no figures"
+    )
 
 
 def _facts(names: Sequence[str], shift: Shift, reasons: Reasons | None = None) -> dict[str, object]:

@@ -58,8 +58,11 @@ def reproduce(asked: Asked, *, models: Sequence[str] = ()) -> Finding:
         for one in CHAMPIONS
     }
     tables = [figures_table(rows), *([difference_table(beside)] if beside else []), *claim_tables(claims)]
-    lines = [*in_words(beside), *uninformed(rows), *claim_lines(claims), *READ, *conditions(rows, found, asked)]
-    finding = Finding((*tables, paper_table(TABLE2)), lines=tuple(lines))
+    finding = Finding(
+        (*tables, paper_table(TABLE2)),
+        lines=(*in_words(beside), *uninformed(rows), *claim_lines(claims)),
+        conditions=(*READ, *conditions(rows, found, asked)),
+    )
     every = [*beside, *(one for claim in claims.values() for one in claim)]
     return written("table2", asked, finding, as_json(rows, every))
 

@@ -47,8 +47,12 @@ def reproduce(asked: Asked) -> Finding:
             choices.append((title, cohort, choice))
     compared = differences(pairs, asked)
     tables = (figures_table(rows), difference_table(compared), _choices(choices), paper_table(TABLE3))
-    lines = (*in_words(compared), *uninformed(rows), CHOSEN, *READ, *conditions(rows, found, asked))
-    return written("table3", asked, Finding(tables, lines=lines), as_json(rows, compared))
+    finding = Finding(
+        tables,
+        lines=(*in_words(compared), *uninformed(rows)),
+        conditions=(CHOSEN, *READ, *conditions(rows, found, asked)),
+    )
+    return written("table3", asked, finding, as_json(rows, compared))
 
 
 def _choices(choices: list[tuple[str, SlideCohort, Choice]]) -> ResultTable:

@@ -41,6 +41,8 @@ def reproduce(asked: Asked, *, tasks: Sequence[str] = DIGIT_TASKS) -> Finding:
     lines = [
         *(_said(row) for row in main),
         *(_rival_said(row) for row in rows if row.rival != MAIN),
+    ]
+    conditions = [
         "a constant added to all scores of a bag changes no attention: g sums to zero by itself, u_cf - u is taken less its mean "
         "where it is correlated (a cosine is then the same as Pearson's correlation) and less its median where its length counts",
         "g is the gradient of the margin F_y - F_k by the scores at u, exact for these classifiers with a hidden layer too; y is "
@@ -55,7 +57,7 @@ def reproduce(asked: Asked, *, tasks: Sequence[str] = DIGIT_TASKS) -> Finding:
         "the length rather than bounding it: that it should be the optimum bag by bag is not claimed",
         *said_of_digits(asked, digits, *found.values()),
     ]
-    finding = Finding(tuple(_tables(rows)), (Picture(picture, caption),), tuple(lines))
+    finding = Finding(tuple(_tables(rows)), (Picture(picture, caption),), tuple(lines), tuple(conditions))
     return written("theory", asked, finding, {"rows": [_facts(row) for row in rows]})
 
 

@@ -21,7 +21,10 @@ def written(name: str, asked: Asked, finding: Finding, facts: Mapping[str, Any])
         where = os.path.relpath(picture.path, asked.out)
         parts += [f"![{picture.caption}]({where})", "", picture.caption, ""]
     parts += [table.markdown() for table in finding.tables]
+    if finding.conditions:
+        parts += ["## How this was measured", "", *(f"- {line}" for line in finding.conditions), ""]
     write_text(asked.out / f"{name}.md", "\n".join(parts))
     tables = [{"title": one.title, "heads": one.heads, "lines": one.lines} for one in finding.tables]
-    write_text(asked.out / f"{name}.json", json.dumps(plain({"lines": lines, "tables": tables, **facts}), indent=2))
+    found = {"lines": lines, "tables": tables, "conditions": finding.conditions, **facts}
+    write_text(asked.out / f"{name}.json", json.dumps(plain(found), indent=2))
     return finding
