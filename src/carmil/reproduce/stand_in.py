@@ -5,6 +5,7 @@ How the slides are made is in `stand_in_slides`.
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,8 +44,12 @@ def build_stand_in(
         cohorts = _cohorts(home, "resnet50", "features: ResNet50 up to layer 3 (ImageNet), not UNI")
     else:
         cohorts = _cohorts(home, encoder)
-    for cohort in cohorts:
+
+    def make(cohort: SlideCohort) -> None:
         make_cohort(cohort.name, nuclei, home / cohort.name, cohort.encoder, size=size, seed=seed)
+
+    with ThreadPoolExecutor() as pool:  # it is mostly files that are written
+        list(pool.map(make, cohorts))
     return cohorts
 
 
