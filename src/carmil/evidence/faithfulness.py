@@ -178,9 +178,8 @@ def cohort_curve(logits: Tensor, labels: ArrayLike) -> NDArray[np.float64]:
     """
     p = logits.double().softmax(-1).transpose(1, 2)
     own = one_hot(torch.as_tensor(labels), p.shape[-1]).bool()
-    areas = auroc(p, own, torch.tensor([0, len(own)])).squeeze(
-        -2
-    )  # all bags are ranked as one bag's instances are: (e, S+1, k)
+    everyone = torch.tensor([0, len(own)])  # bags are ranked as instances of one bag are
+    areas = auroc(p, own, everyone).squeeze(-2)  # (e, S+1, k)
     return (areas[..., 1] if p.shape[-1] == 2 else areas.mean(-1)).numpy()
 
 
