@@ -36,19 +36,6 @@ def test_trainings_side_by_side_are_those_alone_and_come_in_order():
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_what_takes_long_is_begun_first_and_still_comes_in_order():
-    begun = []
-
-    def job(i):
-        begun.append(i)
-        time.sleep(0.02)
-        return i
-
-    long = [False, False, True, False, True]
-    assert side_by_side([lambda i=i: job(i) for i in range(5)], "cpu", at_once=2, long=long) == [0, 1, 2, 3, 4]
-    assert set(begun[:2]) == {2, 4}
-
-
 def test_one_that_fails_ends_the_others_after_their_epoch():
     epochs = []
 

@@ -20,18 +20,10 @@ Result = TypeVar("Result")
 ON_A_GPU = 4  # more would wait for Python, which asks for the operations of all
 
 
-def takes_long(model: str) -> bool:
-    """Of which models a training begins first, so that nobody waits for it alone."""
-    return model.endswith(("transmil", "rrt", "weno"))
-
-
-def side_by_side(
-    jobs: Sequence[Callable[[], Result]], device: str, at_once: int | None = None, *, long: Sequence[bool] = ()
-) -> list[Result]:
+def side_by_side(jobs: Sequence[Callable[[], Result]], device: str, at_once: int | None = None) -> list[Result]:
     """What each job gives, in their order. On a CPU, unless `at_once` says otherwise, one after the other.
 
-    long: of each job whether it takes longer than others; such a one is begun first. A job for which memory does not suffice
-    beside others is begun again when they have ended.
+    A job for which memory does not suffice beside others is begun again when they have ended.
     """
     on_gpu = torch.device(device).type == "cuda"
     at_once = at_once or (ON_A_GPU if on_gpu else 1)
@@ -48,10 +40,9 @@ def side_by_side(
                 return None
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="carmil-training") as pool:
-        order = sorted(range(len(jobs)), key=lambda i: not (long and long[i]))
-        under_way = {i: pool.submit(run, jobs[i]) for i in order}
+        under_way = [pool.submit(run, job) for job in jobs]
         try:
-            found = [under_way[i].result() for i in range(len(jobs))]
+            found = [future.result() for future in under_way]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             progress.interrupt_trainings()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from carmil.reproduce.recipes import Asked
-from carmil.reproduce.side_by_side import side_by_side, takes_long
+from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.studies.answers import numbers, probabilities
 from carmil.studies.chosen import Choice, choose
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 EPOCHS, FAST_EPOCHS = 100, 3
 FAST_FOLDS = 3
 PATIENCE = 20
+LONG = ("transmil", "rrt", "weno")  # what takes longest begins first, so that nobody waits for it alone
 LITTLE = 0.01  # of the cross-entropy of the classes' shares: who is not so much below it tells no more than they do
 # What takes minutes on a CPU, made small where only the machinery is looked at.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
@@ -93,13 +94,13 @@ class Answered:
 def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: Asked) -> list[Answered]:
     """Every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
     populations = [(cohort, several) for cohort in cohorts for several in _together(methods)]
+    populations.sort(key=lambda one: not one[1][0].model.endswith(LONG))
     jobs = [
         partial(runs_on, cohort, several[0].model, [one.settings for one in several], asked)
         for cohort, several in populations
     ]
     small = all(cohort.stand_in for cohort in cohorts)  # each of the paper's fills a GPU's memory
-    long = [takes_long(several[0].model) for _, several in populations]
-    trained = side_by_side(jobs, asked.device, None if small else 1, long=long)
+    trained = side_by_side(jobs, asked.device, None if small else 1)
     runs = {
         (cohort.name, method.title): run
         for (cohort, several), ended in zip(populations, trained, strict=True)
