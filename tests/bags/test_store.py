@@ -9,7 +9,7 @@ import torch
 
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import read_bag
-from carmil.bags.sources import Bag, Source
+from carmil.bags.sources import Bag
 from carmil.bags.store import build_store, check_bags, check_store, is_store, open_store, regroup
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
@@ -238,12 +238,3 @@ def test_groups_become_bags_in_the_order_of_their_names(features, tmp_path):
     assert regroup(store, groups, tmp_path / "groups") == found
     with pytest.raises(CarmilError, match="other groups"):
         regroup(store, {**groups, "01": "a"}, tmp_path / "groups")
-
-
-def test_a_reader_that_never_comes_back_is_named(tmp_path, monkeypatch):
-    import carmil.bags.store as store
-
-    monkeypatch.setattr(store, "_PATIENCE", 2)
-    sources = [Source(f"{i}", tmp_path / f"{i}.h5", "h5") for i in range(2)]
-    with pytest.raises(CarmilError, match=r"no file could be read for 2 s; one of these is damaged: .*0\.h5"):
-        list(store._in_parallel(time.sleep, ((source, (60,)) for source in sources), 2))

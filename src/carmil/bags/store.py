@@ -13,13 +13,9 @@ done. Killed at any moment and started again, a build goes on with what the jour
 
 import hashlib
 import json
-import multiprocessing
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +23,8 @@ import numpy as np
 
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import peek, read_bag
-from carmil.bags.sources import READERS, Bag, Found, Header, Source
+from carmil.bags.sources import Bag, Found, Header, Source
+from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
 
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 Dtype = Literal["float16", "float32", "bfloat16"]
 ITEM_SIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 VERSION = 1
-_PATIENCE = 300  # seconds without a single bag
 OnBag = Callable[[int, int], None]  # bags done, bags in all
 
 
@@ -253,7 +249,7 @@ def check_bags(found: Found, *, workers: int | None = None, on_bag: OnBag = lamb
     problems: list[Problem] = []
     headers: dict[str, Header] = {}
     jobs = ((source, (source,)) for source in found.sources)
-    for done, (source, result) in enumerate(_in_parallel(_looked_at, jobs, _worker_count(workers, found.sources)), 1):
+    for done, (source, result) in enumerate(in_parallel(_looked_at, jobs, worker_count(workers, found.sources)), 1):
         on_bag(done, len(found.sources))
         if isinstance(result, Header):
             headers[source.id] = result
@@ -433,13 +429,13 @@ def _fill(
     if done:
         say(f"{len(done)} of {len(plan.places)} bags are there already; going on with the others")
     total, finished = len(plan.places), len(done)
-    jobs = ((place, (place, building, dtype)) for place in todo)
-    count = _worker_count(workers, [place.source for place in todo])
+    jobs = ((place.source, (place, building, dtype)) for place in todo)
+    count = worker_count(workers, [place.source for place in todo])
     with (
         (building / "features.bin").open("rb") as written,
         (building / "journal.jsonl").open("a", encoding="utf-8") as journal,
     ):
-        for _, result in _in_parallel(_pack, jobs, count):
+        for _, result in in_parallel(_pack, jobs, count):
             if isinstance(result, CarmilError):
                 raise CarmilError(
                     f"{result}; {finished} of {total} bags are packed and kept: mend it and start again, or --skip-broken"
@@ -576,61 +572,3 @@ def _checksum(data: bytes) -> str:
 
 def _fingerprint(entries: Iterable[Entry]) -> str:
     return _checksum("".join(entry.id + entry.checksum for entry in entries).encode())
-
-
-def _worker_count(workers: int | None, sources: Sequence[Source]) -> int:
-    """As many as there are cores; one, in this very process, for a cohort that is read in a moment or by a reader of one's own."""
-    if any(source.layout in READERS for source in sources):
-        return 1
-    if workers is not None:
-        return max(1, workers)
-    size = sum(path.stat().st_size for path in {source.path for source in sources} if path.exists())
-    return 1 if size < 2**28 else min(os.cpu_count() or 1, 16)
-
-
-def _in_parallel(
-    work: Callable[..., Any], jobs: Iterable[tuple[Any, tuple[Any, ...]]], workers: int
-) -> Iterator[tuple[Any, Any]]:
-    """(key, work(*arguments)) of every job, in the order in which they are finished."""
-    if workers == 1:
-        for key, arguments in jobs:
-            yield key, work(*arguments)
-        return
-    with ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
-    ) as pool:
-        waiting: dict[Future[Any], Any] = {}
-        try:
-            for key, arguments in jobs:
-                waiting[pool.submit(work, *arguments)] = key
-                if len(waiting) >= 2 * workers:
-                    yield from _finished(waiting)
-            while waiting:
-                yield from _finished(waiting)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _finished(waiting: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
-    done, _ = wait(waiting, timeout=_PATIENCE, return_when=FIRST_COMPLETED)
-    if not done:  # a damaged h5 can make its library turn in circles
-        for process in multiprocessing.active_children():
-            process.kill()
-        names = ", ".join(str(getattr(key, "source", key).path) for key in list(waiting.values())[:4])
-        raise CarmilError(
-            f"no file could be read for {_PATIENCE} s; one of these is damaged: {names}; what is packed is kept"
-        )
-    for future in done:
-        yield waiting.pop(future), future.result()
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed must not wait for work for ever."""
-
-    def watch() -> None:
-        parent = parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
