@@ -7,20 +7,9 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from carmil.bags.splits import (
-    NAMES,
-    TEST,
-    TRAIN,
-    UNUSED,
-    VALIDATION,
-    Splits,
-    audit,
-    make_splits,
-    official_splits,
-    read_splits,
-    write_splits,
-)
-from carmil.bags.tables import read_labels
+from carmil.bags.labels import read_labels
+from carmil.bags.split_files import read_splits, write_splits
+from carmil.bags.splits import NAMES, TEST, TRAIN, UNUSED, VALIDATION, Splits, audit, make_splits, official_splits
 from carmil.errors import CarmilError
 
 

@@ -3,7 +3,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from carmil.bags.tables import LabelTable, bare_id, match, read_cells, read_labels, read_table
+from carmil.bags.labels import LabelTable, match, read_labels
+from carmil.bags.tables import bare_id, read_cells, read_table
 from carmil.errors import CarmilError
 
 PLAIN = "case_id,slide_id,label\np1,a,normal\np1,b,normal\np2,c,tumor\np3,d,tumor\n"

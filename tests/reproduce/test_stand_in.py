@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carmil.bags.labels import read_labels
 from carmil.bags.store import open_store
-from carmil.bags.tables import read_labels
 from carmil.errors import CarmilError
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.stand_in import build_stand_in

@@ -112,8 +112,8 @@ def cohort_check(
       carmil cohort check cohort --labels labels.csv
     """
     from carmil.bags.finding import find_bags
+    from carmil.bags.labels import match, read_labels
     from carmil.bags.store import Problem, check_bags, check_store, is_store, open_store
-    from carmil.bags.tables import match, read_labels
     from carmil.progress import counted
     from carmil.report.tables import ResultTable, print_tables
 
@@ -188,8 +188,9 @@ def split(
       carmil split --labels tcga.csv --site tcga --form clam --out splits
       carmil split --labels labels.csv --audit splits_0.csv
     """
-    from carmil.bags.splits import audit, make_splits, read_splits, write_splits
-    from carmil.bags.tables import read_labels
+    from carmil.bags.labels import read_labels
+    from carmil.bags.split_files import read_splits, write_splits
+    from carmil.bags.splits import audit, make_splits
 
     table = read_labels(labels, slide=slide, patient=patient, label=label, site=site)
     for line in table.said:

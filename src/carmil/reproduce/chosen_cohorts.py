@@ -1,9 +1,9 @@
 """Which cohort of slides a figure is of, where one is enough."""
 
 from carmil.bags.finding import find_bags
+from carmil.bags.labels import read_labels
 from carmil.bags.readers import read_bag
 from carmil.bags.store import is_store, open_store
-from carmil.bags.tables import read_labels
 from carmil.errors import CarmilError
 from carmil.reproduce import slide_cohorts
 from carmil.reproduce.recipes import Asked

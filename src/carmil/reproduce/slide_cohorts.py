@@ -124,8 +124,8 @@ class Counted:
 def slides_in(dataset: Dataset, home: Path, encoder: str) -> Counted:
     """The slides of a cohort that have both features and a label."""
     from carmil.bags.finding import find_bags
+    from carmil.bags.labels import match, read_labels
     from carmil.bags.store import is_store, open_store
-    from carmil.bags.tables import match, read_labels
 
     bags, table = home / encoder, read_labels(home / "labels.csv")
     ids = open_store(bags).ids if is_store(bags) else tuple(source.id for source in find_bags(bags).sources)

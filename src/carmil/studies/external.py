@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from carmil.bags.bags import Bags
+from carmil.bags.labels import read_labels
 from carmil.bags.store import Store
-from carmil.bags.tables import read_labels
 from carmil.errors import CarmilError
 from carmil.files import write_text
 from carmil.studies.answers import answered, by_patient, columns

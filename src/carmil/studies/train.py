@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carmil.bags.splits import TEST, write_splits
+from carmil.bags.split_files import write_splits
+from carmil.bags.splits import TEST
 from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError, unknown

@@ -1,0 +1,350 @@
+"""Splits as files: ours, CLAM's, Patho-Bench's, STAMP's and torchmil's. s slides, f folds."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from carmil.bags.splits import NAMES, TEST, TRAIN, UNUSED, VALIDATION, Cohort, Splits, completed, role_of
+from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_table
+from carmil.errors import CarmilError, unknown
+from carmil.files import write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Form = Literal["carmil", "clam", "patho-bench", "stamp"]
+
+_SLIDE_COLUMNS = ("slide", "slide_id", "bag_name", "filename", "wsi_id")
+_PATIENT_COLUMNS = ("patient", "case_id", "patient_id", "case")
+_SPLIT_COLUMNS = ("split", "subset", "split_info")
+
+
+def read_splits(
+    path: Path,
+    slides: Sequence[str],
+    patients: Sequence[str],
+    labels: Sequence[int],
+    *,
+    validation: float = 0.15,
+    seed: int = 0,
+) -> Splits:
+    """The folds in a file or folder of ours, CLAM, Patho-Bench, STAMP or torchmil, which is found by looking.
+
+    A fold without a validation part gets one out of its training patients. What does not fit the cohort is said.
+    """
+    path = Path(path)
+    cohort = Cohort.checked(slides, patients, labels)
+    listing = _listing(path, cohort)
+    roles, said = _placed(listing, cohort, path)
+    return completed(
+        cohort,
+        roles,
+        validation=validation,
+        seed=seed,
+        where=str(path),
+        inner=listing.inner,
+        said=(*listing.said, *said),
+    )
+
+
+def write_splits(
+    path: Path,
+    splits: Splits,
+    *,
+    form: Form = "carmil",
+    labels: Sequence[int] | None = None,
+    classes: Sequence[str] | None = None,
+) -> None:
+    """Writes what `read_splits` reads.
+
+    carmil: a TSV of slide, patient, fold_0, ... with train, val, test or nothing. clam: a folder of splits_0.csv, ...
+    patho-bench: k=all.tsv and, if `classes` are given, config.yaml. stamp: splits.json, which knows no validation part:
+    those patients go with the training ones, of which STAMP takes its own.
+    """
+    path = Path(path)
+    if form not in get_args(Form):
+        raise CarmilError(unknown("form of splits", form, get_args(Form)))
+    if splits.inner > 1 and form != "carmil":
+        raise CarmilError(
+            f"{path}: nested splits cannot be written as {form}, which knows no inner folds; use 'carmil'"
+        )
+    if labels is not None and len(labels) != len(splits.slides):
+        raise CarmilError(f"{path}: {len(labels)} labels for {len(splits.slides)} slides: expected as many")
+    match form:
+        case "carmil":
+            _write_carmil(path, splits)
+        case "clam":
+            _write_clam(path, splits, labels, classes)
+        case "patho-bench":
+            _write_patho_bench(path, splits, labels, classes)
+        case "stamp":
+            _write_stamp(path, splits)
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What a file says, before it is laid over the cohort: for each fold the ids and their roles."""
+
+    folds: tuple[tuple[tuple[str, int], ...], ...]
+    inner: int = 1
+    said: tuple[str, ...] = ()
+
+
+def _listing(path: Path, cohort: Cohort) -> _Listing:
+    if path.is_dir():
+        return _folder(path, cohort)
+    if path.suffix.casefold() == ".json":
+        return _stamp(path)
+    frame = read_table(path, counter=True)
+    columns = {column.casefold(): column for column in frame.columns}
+    if any(re.fullmatch(r"fold_\d+(\.\d+)?", name) for name in columns):
+        return _fold_columns(path, frame, columns, cohort)
+    if {"train", "test"} <= set(columns):
+        return _Listing((_clam(path, frame, columns),))
+    if split := next((columns[name] for name in _SPLIT_COLUMNS if name in columns), None):
+        ids = _id_column(path, frame, columns, cohort)
+        return _Listing((_words(path, frame, ids, split),))
+    raise CarmilError(
+        f"{path}: not a split we know, with columns {', '.join(map(repr, frame.columns))}; "
+        "expected fold_0, fold_1, ... (carmil, Patho-Bench), train, val, test (CLAM), or split (torchmil)"
+    )
+
+
+def _folder(path: Path, cohort: Cohort) -> _Listing:
+    numbered: dict[int, Path] = {}
+    for form in (r"splits_(\d+)\.csv", r"splits_(\d+)_bool\.csv"):
+        if not numbered:
+            numbered = {int(m[1]): file for file in path.iterdir() if (m := re.fullmatch(form, file.name))}
+    single = [
+        path / name for name in ("k=all.tsv", "splits.json", "splits.csv", "splits.tsv") if (path / name).is_file()
+    ]
+    if len(single) + bool(numbered) > 1:
+        names = [file.name for file in (*[numbered[i] for i in sorted(numbered)][:1], *single)]
+        raise CarmilError(f"{path}: holds several splits ({', '.join(names)}); name the one you mean")
+    if single:
+        return _listing(single[0], cohort)
+    if not numbered:
+        raise CarmilError(
+            f"{path}: no splits in this folder; expected splits_0.csv, ... (CLAM), k=all.tsv (Patho-Bench), "
+            "splits.json (STAMP), splits.csv (torchmil) or splits.tsv (carmil)"
+        )
+    folds, said = [], []
+    for number in sorted(numbered):
+        frame = read_table(numbered[number], counter=True)
+        folds.append(_clam(numbered[number], frame, {column.casefold(): column for column in frame.columns}))
+    if sorted(numbered) != list(range(len(numbered))):
+        said.append(f"{path.name} holds the splits {', '.join(map(str, sorted(numbered)))}: some numbers are missing")
+    return _Listing(tuple(folds), said=tuple(said))
+
+
+def _clam(path: Path, frame: "pd.DataFrame", columns: dict[str, str]) -> tuple[tuple[str, int], ...]:
+    """Three columns of ids, or of True and False behind a first column of ids."""
+    if not {"train", "test"} <= set(columns):
+        raise CarmilError(f"{path}: no columns train and test, there is {', '.join(map(repr, frame.columns))}")
+    parts = {columns[word]: NAMES.index(part) for word, part in PART_OF_WORD.items() if word in columns}
+    values = {value.casefold() for column in parts for value in frame[column]}
+    if not values <= {"true", "false", ""}:
+        return tuple((value, role) for column, role in parts.items() for value in frame[column] if value)
+    ids = frame.columns[0]
+    if ids in parts:
+        raise CarmilError(f"{path}: columns of True and False, but none of slide ids before them")
+    return tuple(
+        (name, role)
+        for column, role in parts.items()
+        for name, value in zip(frame[ids], frame[column], strict=True)
+        if value.casefold() == "true"
+    )
+
+
+def _fold_columns(path: Path, frame: "pd.DataFrame", columns: dict[str, str], cohort: Cohort) -> _Listing:
+    numbers = sorted(
+        tuple(int(part) for part in name[len("fold_") :].split("."))
+        for name in columns
+        if re.fullmatch(r"fold_\d+(\.\d+)?", name)
+    )
+    inner = len({number[1] for number in numbers if len(number) > 1}) or 1
+    outer = len({number[0] for number in numbers})
+    if len({len(number) for number in numbers}) > 1 or outer * inner != len(numbers):
+        raise CarmilError(f"{path}: {len(numbers)} columns of folds do not make {outer} outer x {inner} inner ones")
+    ids = _id_column(path, frame, columns, cohort)
+    names = ["fold_" + ".".join(map(str, number)) for number in numbers]
+    return _Listing(tuple(_words(path, frame, ids, columns[name]) for name in names), inner)
+
+
+def _id_column(path: Path, frame: "pd.DataFrame", columns: dict[str, str], cohort: Cohort) -> str:
+    """The column of slides or of patients, whichever the cohort knows better."""
+    candidates = [columns[name] for name in (*_SLIDE_COLUMNS, *_PATIENT_COLUMNS) if name in columns]
+    if not candidates:
+        raise CarmilError(
+            f"{path}: no column of slide ids found among {', '.join(map(repr, frame.columns))}; "
+            f"expected {', '.join(_SLIDE_COLUMNS[:3])} or {_PATIENT_COLUMNS[1]}"
+        )
+    known = [{bare_id(slide) for slide in cohort.slides}, set(cohort.patients)]
+
+    def hits(column: str) -> int:
+        return max(sum(_known_as(str(name), ids) is not None for name in frame[column]) for ids in known)
+
+    return max(candidates, key=hits)
+
+
+def _words(path: Path, frame: "pd.DataFrame", ids: str, column: str) -> tuple[tuple[str, int], ...]:
+    rows = zip(frame.index, frame[ids], frame[column], strict=True)
+    listed = ((name, role_of(word, f"{path}: line {line}, column {column!r}")) for line, name, word in rows)
+    return tuple((name, role) for name, role in listed if role != UNUSED)
+
+
+def _stamp(path: Path) -> _Listing:
+    expected = 'expected {"splits": [{"train_patients": [...], "test_patients": [...]}, ...]}'
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise CarmilError(f"{path}: there is no such file; expected splits") from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise CarmilError(f"{path}: cannot be read as JSON ({error}); {expected}") from None
+    folds = []
+    given = content.get("splits") if isinstance(content, dict) else None
+    if not isinstance(given, list) or not given:
+        raise CarmilError(f"{path}: no splits in it; {expected}")
+    for number, fold in enumerate(given):
+        listed: list[tuple[str, int]] = []
+        for role in (TRAIN, VALIDATION, TEST):
+            names = fold.get(f"{NAMES[role]}_patients", []) if isinstance(fold, dict) else None
+            if not isinstance(names, list) or not all(isinstance(name, str | int | float) for name in names):
+                raise CarmilError(f"{path}: split {number} has no list of {NAMES[role]}_patients; {expected}")
+            listed += [(str(name), role) for name in names]
+        folds.append(tuple(listed))
+    return _Listing(tuple(folds))
+
+
+def _known_as(name: str, ids: Container[str]) -> str | None:
+    """The id the cohort knows: as written, without folder and extension, or without the .0 of ids saved as numbers."""
+    for spelling in (name, bare_id(name), name.removesuffix(".0")):
+        if spelling in ids:
+            return spelling
+    return None
+
+
+def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, list[str]]:
+    """Roles (f, s), and what had to be said about ids."""
+    slides: dict[str, list[int]] = {}
+    patients: dict[str, list[int]] = {}
+    for i, (slide, patient) in enumerate(zip(cohort.slides, cohort.patients, strict=True)):
+        slides.setdefault(bare_id(slide), []).append(i)
+        patients.setdefault(patient, []).append(i)
+    names = list(dict.fromkeys(name for fold in listing.folds for name, _ in fold))
+    if not names:
+        raise CarmilError(f"{path}: lists no ids; expected slides or patients for train and test")
+
+    def understood(ids: dict[str, list[int]]) -> dict[str, str]:
+        return {name: known for name in names if (known := _known_as(name, ids)) is not None}
+
+    ids, known, what = max(
+        ((slides, understood(slides), "slides"), (patients, understood(patients), "patients")), key=lambda c: len(c[1])
+    )
+    if not known:
+        raise CarmilError(
+            f"{path}: none of its {len(names)} ids is in the cohort; it has ids like {names[0]!r}, "
+            f"the cohort slides like {cohort.slides[0]!r} and patients like {cohort.patients[0]!r}; "
+            "take the splits of this cohort"
+        )
+    said = [] if what == "slides" or set(slides) == set(patients) else [f"the ids of {path.name} are patients"]
+    if repaired := [name for name in known if name.endswith(".0") and known[name] == name[:-2]]:
+        said.append(
+            f"{len(repaired)} ids end in '.0' (saved as numbers): {repaired[0]!r} read as {known[repaired[0]]!r}"
+        )
+    if strangers := [name for name in names if name not in known]:
+        said.append(
+            f"{len(strangers)} of {len(names)} ids of {path.name} are not in the cohort ({an_example(strangers)})"
+        )
+
+    roles = np.zeros((len(listing.folds), len(cohort.slides)), dtype=np.int8)
+    for row, fold in enumerate(listing.folds):
+        for name, role in fold:
+            for i in ids[known[name]] if name in known else ():
+                if roles[row, i] not in (UNUSED, role):
+                    raise CarmilError(
+                        f"{path}: {what[:-1]} {name!r} is in {NAMES[roles[row, i]]} and {NAMES[role]} of fold {row}: "
+                        "expected in one part only; take it out of one"
+                    )
+                roles[row, i] = role
+    return roles, said
+
+
+def _delimited(rows: Iterable[Sequence[object]], delimiter: str) -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _write_carmil(path: Path, splits: Splits) -> None:
+    names = [splits.name(row).replace(" ", "_") for row in range(len(splits.roles))]
+    words = [[NAMES[role] for role in roles] for roles in splits.roles.T]
+    rows = zip(splits.slides, splits.patients, words, strict=True)
+    table = [["slide", "patient", *names], *([slide, patient, *parts] for slide, patient, parts in rows)]
+    file = path if path.suffix in (".tsv", ".csv", ".txt") else path / "splits.tsv"
+    write_text(file, _delimited(table, "\t"))
+
+
+def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
+    """As CLAM's create_splits_seq.py leaves them: ids, the same as True and False, and with labels the counts."""
+    if path.is_file():
+        raise CarmilError(f"{path}: is a file; CLAM's splits are a folder of them; name a folder")
+    ours = {f"splits_{row}{kind}.csv" for row in range(len(splits.roles)) for kind in ("", "_bool", "_descriptor")}
+    others = sorted(file.name for file in path.glob("splits_*.csv") if file.name not in ours)
+    if others:
+        raise CarmilError(
+            f"{path}: holds {others[0]} of other splits, which CLAM would read with these; name a new folder"
+        )
+    header = ["", *NAMES[TRAIN:]]
+    for row, roles in enumerate(splits.roles):
+        parts = [[splits.slides[i] for i in np.flatnonzero(roles == role)] for role in (TRAIN, VALIDATION, TEST)]
+        longest = max(len(part) for part in parts)
+        listed = [[i, *(part[i] if i < len(part) else "" for part in parts)] for i in range(longest)]
+        write_text(path / f"splits_{row}.csv", _delimited([header, *listed], ","))
+        flags = [
+            [slide, *(str(role == part) for part in (TRAIN, VALIDATION, TEST))]
+            for slide, role in zip(splits.slides, roles, strict=True)
+        ]
+        write_text(path / f"splits_{row}_bool.csv", _delimited([header, *flags], ","))
+        if labels is not None:
+            numbers = np.asarray(labels)
+            names = classes or [str(number) for number in range(numbers.max() + 1)]
+            counts = [
+                [name, *(int(((numbers == number) & (roles == role)).sum()) for role in (TRAIN, VALIDATION, TEST))]
+                for number, name in enumerate(names)
+            ]
+            write_text(path / f"splits_{row}_descriptor.csv", _delimited([header, *counts], ","))
+
+
+def _write_patho_bench(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
+    if labels is None:
+        raise CarmilError(f"{path}: Patho-Bench keeps labels and splits in one table; give the labels too")
+    file = path if path.suffix == ".tsv" else path / "k=all.tsv"
+    words = [[NAMES[role] for role in roles] for roles in splits.roles.T]
+    rows = zip(splits.patients, splits.slides, labels, words, strict=True)
+    header = ["case_id", "slide_id", "label", *(f"fold_{row}" for row in range(len(splits.roles)))]
+    write_text(file, _delimited([header, *([p, s, int(label), *w] for p, s, label, w in rows)], "\t"))
+    if classes is not None:
+        lines = ["task_col: label", "sample_col: slide_id", "extra_cols: []", "label_dict:"]
+        lines += [f"  {number}: {json.dumps(name)}" for number, name in enumerate(classes)]
+        write_text(file.with_name("config.yaml"), "\n".join(lines) + "\n")
+
+
+def _write_stamp(path: Path, splits: Splits) -> None:
+    file = path if path.suffix == ".json" else path / "splits.json"
+
+    def patients(chosen: np.ndarray) -> list[str]:
+        return sorted({splits.patients[i] for i in np.flatnonzero(chosen)})
+
+    folds = [
+        {"train_patients": patients((row == TRAIN) | (row == VALIDATION)), "test_patients": patients(row == TEST)}
+        for row in splits.roles
+    ]
+    write_text(file, json.dumps({"splits": folds}, indent=2) + "\n")
