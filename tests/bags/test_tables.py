@@ -52,7 +52,7 @@ def test_every_guess_is_said(table):
         "patient column: 'case_id' (guessed)",
         "label column: 'label' (guessed)",
         "classes: 'normal' (2 slides), 'tumor' (2 slides)",
-        "positive class: 'tumor' (guessed: the last in the alphabet; name the other with --positive)",
+        "positive class: 'tumor' (guessed: the last in the alphabet; `carmil train --positive` names the other)",
     )
 
 
@@ -160,6 +160,14 @@ def test_a_table_without_patients_makes_each_slide_its_own(table):
     labels = read_labels(table("slide,label\na,0\nb,1\nc,1\n"))
     assert labels.patients == labels.slides
     assert "no patient column: each slide is its own patient" in labels.said
+
+
+def test_a_column_that_may_be_the_patients_is_asked_for_loudly(table):
+    labels = read_labels(table("slide,owner,age,label\na,p,30,0\nb,p,30,1\n"))
+    assert (
+        "WARNING: no patient column: each slide is its own patient; is it 'owner' or 'age'? Name it with --patient"
+        in labels.said
+    )
 
 
 def test_the_only_column_of_ids_is_the_slides(table):
@@ -308,6 +316,15 @@ def test_ids_that_became_floats_find_their_bags():
     assert (found.slides, found.patients, found.labels) == (("12", "13"), ("12", "13"), (0, 1))
     assert "2 slide ids end in '.0' (saved as numbers): '12.0' read as '12'" in found.said
     assert found.missing == ("x",)
+
+
+def test_ids_that_are_nearly_the_same_are_said():
+    found = match(labelled("Bag 5", "bag06", "bag-7"), ["bag_05", "bag06", "bag08"])
+    assert (
+        "WARNING: 1 labels have no bag, and a bag with nearly their id has no label: 'Bag 5' in the table, 'bag_05' among the "
+        "bags; write them alike"
+    ) in found.said
+    assert len(found.said) == 3 + 1  # two kinds of loss, and the class that has no bag
 
 
 def test_a_table_of_cases_labels_the_slides_of_each():

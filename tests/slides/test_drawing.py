@@ -82,8 +82,11 @@ def test_the_legend_says_the_class_the_scaling_and_research_use_only(tmp_path, p
     write_pngs(painter, [tmp_path / "a.png"], longest=1200)
     assert {"evidence for DCIS", "research use only", "refutes DCIS (−3)", "supports DCIS (+3)", "0"} <= set(words)
     assert "annotated: carcinoma" in words
-    assert any(text.startswith("raw scores, min-max") for text in words)
+    assert any(text.startswith("signed: as far to both sides of 0") for text in words)
     assert "200 µm" in words or "500 µm" in words
+    words.clear()
+    write_pngs(Painter(slide, tiles, tile_maps({"factual": values})), [tmp_path / "c.png"], longest=1200)
+    assert any(text.startswith("raw scores, min-max") for text in words)
     words.clear()
     write_pngs(Painter(slide, tiles, tile_maps({"factual": values}), "rank"), [tmp_path / "b.png"], longest=1200)
     assert {"factual attention", "looked at most (1)"} <= set(words)

@@ -132,10 +132,19 @@ def test_another_encoder_than_the_runs_is_refused_before_anything_is_made(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_an_encoder_of_another_name_is_refused_before_it_is_fetched(tmp_path, said, cohort):
+    words = ["--model", str(cohort / "run"), "--encoder", "hf-hub:some/one", "--out", str(tmp_path / "out")]
+    status, _, told = said("slides", "run", str(cohort / "scans" / "s0.tif"), *words)
+    assert (
+        status == 2 and "was trained on features of timm_resnet10t-" in told and "hf-hub:some/one was asked for" in told
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_slides_of_which_nothing_can_be_encoded_are_one_line(tmp_path, run):
     (tmp_path / "empty.svs").write_bytes(b"")
     status, _, told = run([tmp_path / "empty.svs"])
-    assert status == 2 and "none of 1 slides could be encoded" in told and "0 bytes" in told
+    assert status == 2 and "the slide could not be encoded" in told and "0 bytes" in told
 
 
 def test_a_real_slide_goes_from_svs_to_map(shared_data, tmp_path, said):

@@ -87,6 +87,18 @@ def test_check_lists_what_is_wrong_and_leaves_with_1(files, tmp_path, said):
     assert {("000-0", "unreadable"), ("zzz", "no label"), ("ghost", "no features")} <= found
 
 
+def test_check_takes_columns_by_the_names_that_train_takes(files, said):
+    lines = files.labels.read_text().splitlines()
+    head = lines[0].split(",")
+    files.labels.write_text("\n".join([",".join(f"my {name}" for name in head), *lines[1:]]))
+    words = ["cohort", "check", str(files.features), "--labels", str(files.labels)]
+    status, _, err = said(*words)
+    assert (status, "name it with --slide" in err) == (2, True)
+    named = [f"--{name}=my {name}" for name in ("slide", "patient", "label")]
+    status, out, _ = said(*words, *named)
+    assert (status, "nothing wrong" in out) == (0, True)
+
+
 def test_a_split_is_written_and_audited(files, tmp_path, said):
     path = tmp_path / "splits.tsv"
     status, out, _ = said("split", "--labels", str(files.labels), "--folds", "3", "--out", str(path))

@@ -154,6 +154,7 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> Matched:
     used = set(taken)
     missing = tuple(slide for row, slide in enumerate(table.slides) if row not in used)
     _say_match(table, unlabelled=unlabelled, missing=missing, bags=len(bags), said=said)
+    _say_alike(missing, unlabelled, said)
     for empty in sorted(set(table.classes) - {table.labels[row] for row in used}):
         said.append(f"WARNING: no bag has the label {empty!r}")
     return Matched(
@@ -282,7 +283,11 @@ def _ids(
             said.append(f"no patient column: patients are read from the TCGA barcodes ({patients[0]!r})")
         return slides, patients
     if not columns["patient"]:
-        said.append("no patient column: each slide is its own patient")
+        alone = "no patient column: each slide is its own patient"
+        spare = [column for column in frame.columns if column not in columns.values()]
+        said.append(
+            f"WARNING: {alone}; is it {' or '.join(map(repr, spare[:4]))}? Name it with --patient" if spare else alone
+        )
     return slides, slides
 
 
@@ -389,7 +394,7 @@ def _classes(
     said.append("classes: " + ", ".join(f"{c!r} ({counts[c]} slides)" for c in classes))
     if positive is None and len(classes) == 2 and not numeric:
         said.append(
-            f"positive class: {classes[1]!r} (guessed: the last in the alphabet; name the other with --positive)"
+            f"positive class: {classes[1]!r} (guessed: the last in the alphabet; `carmil train --positive` names the other)"
         )
     return tuple(classes)
 
@@ -445,6 +450,21 @@ def _say_match(
         if lost:
             loud = "WARNING: more than half is lost: " if 2 * len(lost) > of else ""
             said.append(f"{loud}{len(lost)} of {of} {what} ({an_example(lost)})")
+
+
+def _say_alike(missing: Sequence[str], unlabelled: Sequence[str], said: list[str]) -> None:
+    """Ids that are the same but for the case of letters, the signs between them and zeros before a number."""
+
+    def bare(name: str) -> str:
+        return re.sub(r"[\W_]+", "-", re.sub(r"(?<!\d)0+(?=\d)", "", bare_id(name).casefold()))
+
+    bags = {bare(bag): bag for bag in unlabelled}
+    if alike := [(name, bags[bare(name)]) for name in missing if bare(name) in bags]:
+        label, bag = alike[0]
+        said.append(
+            f"WARNING: {len(alike)} labels have no bag, and a bag with nearly their id has no label: {label!r} in the table, "
+            f"{bag!r} among the bags; write them alike"
+        )
 
 
 def _lines(numbers: Iterable[int], most: int = 5) -> str:

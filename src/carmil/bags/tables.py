@@ -31,7 +31,7 @@ SLIDE_COLUMNS = (
 )
 PATIENT_COLUMNS = (
     *("case_id", "patient_id", "patient", "case", "patientid", "caseid", "submitter_id", "case_submitter_id"),
-    *("bcr_patient_barcode", "subject_id", "subject"),
+    *("bcr_patient_barcode", "subject_id", "subject", "pat_id", "pat"),
 )
 LABEL_COLUMNS = (
     *("label", "labels", "target", "class", "category", "diagnosis", "y", "subtype", "oncotree_code", "oncotreecode"),

@@ -99,6 +99,9 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
 def cohort_check(
     source: Annotated[Path, typer.Argument(help="A store, or a folder of features.")],
     labels: Annotated[Path | None, typer.Option(help="Table of labels to compare with.")] = None,
+    slide: ColumnOption = None,
+    patient: ColumnOption = None,
+    label: ColumnOption = None,
     truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
 ) -> None:
@@ -128,7 +131,7 @@ def cohort_check(
             ids = tuple(bag.id for bag in found.sources)
             problems = check_bags(found, workers=workers, on_bag=on_bag)
     if labels is not None:
-        table = read_labels(labels)
+        table = read_labels(labels, slide=slide, patient=patient, label=label)
         matched = match(table, ids)
         for line in (*table.said, *matched.said):
             say(line)

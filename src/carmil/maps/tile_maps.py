@@ -14,6 +14,7 @@ SCALES = {
     "minmax": "raw scores, min-max over the tiles of this slide",
     "rank": "by rank among the tiles of this slide: colours say more or less, not how much",
 }
+SIGNED_SCALES = SCALES | {"minmax": "signed: as far to both sides of 0 as the farthest tile of this slide"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,10 @@ class TileMap:
     def signed(self) -> bool:
         """Whether 0 is the middle: what is above supports, what is below refutes."""
         return self.kind in (DIFFERENCE, "evidence")
+
+    def scaling(self, scale: Scale) -> str:
+        """How its colours come from its values."""
+        return (SIGNED_SCALES if self.signed else SCALES)[scale]
 
     @property
     def title(self) -> str:

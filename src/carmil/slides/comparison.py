@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from carmil.files import whole_file
 from carmil.maps.mosaic import Box, picture_size
-from carmil.maps.tile_maps import SCALES, TileMap, limits
+from carmil.maps.tile_maps import TileMap, limits
 from carmil.slides.colours import INK, OUTLINES, SOFT
 from carmil.slides.legend import RESEARCH, colour_bar, say
 from carmil.slides.painting import Painter
@@ -57,7 +57,8 @@ def draw_comparison(painter: Painter, path: Path, *, regions: Sequence[Box] | No
         _bar(page, draw, one, painter, (MARGIN, top + row, wide - MARGIN))
     bottom = page.height - 2.2 * WORDS
     room = wide - 2 * MARGIN
-    took = say(draw, (MARGIN, bottom), f"colours: {SCALES[painter.scale]}", WORDS - 4, room=room, colour=SOFT)
+    words = "; ".join(dict.fromkeys(one.scaling(painter.scale) for one in maps))
+    took = say(draw, (MARGIN, bottom), f"colours: {words}", WORDS - 4, room=room, colour=SOFT)
     _outlined(draw, painter, (MARGIN + took + WORDS, bottom), wide - MARGIN)
     return _save(page, path)
 

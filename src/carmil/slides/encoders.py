@@ -77,7 +77,16 @@ def load_encoder(name: str, *, weights: Path | None = None) -> Encoder:
 
 def stored_name(name: str, network: nn.Module) -> str:
     """As it stands in stores and in names of folders, and comes back from both."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{fingerprint(network)}"
+    return f"{_in_stores(name)}-{fingerprint(network)}"
+
+
+def may_be(stored: str, name: str) -> bool:
+    """Whether an encoder that a store names can be the one of this name; its weights are another question."""
+    return stored.rpartition("-")[0] == _in_stores(name)
+
+
+def _in_stores(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def _resnet50(name: str, weights: Path | None) -> Encoder:

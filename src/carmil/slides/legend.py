@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from carmil.maps.colours import NOTHING, colours
-from carmil.maps.tile_maps import SCALES, Scale, TileMap, limits
+from carmil.maps.tile_maps import Scale, TileMap, limits
 from carmil.slides.colours import INK, OUTLINES, SOFT, covered
 from carmil.slides.slide import Picture
 
@@ -39,7 +39,7 @@ def legend(one: TileMap, *, slide: str, scale: Scale, width: int, mpp: float, ou
     say(draw, (width - margin, line * 2.95), f"{one.ends[1]} {high}", size, room=half, anchor="ra")
     if one.signed:
         say(draw, (width / 2, line * 2.95), "0", size, room=half, anchor="ma")
-    words = f"{SCALES[scale]}; overlapping tiles averaged; no colour: no tile"
+    words = f"{one.scaling(scale)}; overlapping tiles averaged; no colour: no tile"
     say(draw, (margin, line * 4.1), words, size, room=width - 2 * margin, colour=SOFT)
     say(draw, (margin, line * 5.1), f"slide {slide}", size, room=width * 0.55, colour=SOFT)
     _measure(draw, (width - margin, line * 5.1), size, mpp, width * 0.3)

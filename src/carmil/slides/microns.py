@@ -41,7 +41,9 @@ def chosen_mpp(
     problem = "does not say how many micrometres a pixel is" if told is None else told.problem()
     if told is None or problem is not None:
         hint = f" (its objective is {objective:g}x: {10 / objective:g} would be usual)" if objective else ""
-        raise CarmilError(f"{path} {problem}: give it with --mpp, for instance --mpp 0.25 for 40x{hint}")
+        raise CarmilError(
+            f"{path} {problem}: give it with --mpp, from the scanner's protocol (40x is often 0.25){hint}"
+        )
     return _mean(told), f"the file ({told.place})"
 
 

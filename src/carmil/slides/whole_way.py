@@ -16,7 +16,7 @@ from carmil.errors import CarmilError
 from carmil.files import safe_name, whole_folder
 from carmil.progress import counted
 from carmil.slides.drawing import LONGEST, draw_maps
-from carmil.slides.encoders import Encoder
+from carmil.slides.encoders import Encoder, may_be
 from carmil.slides.encoding import Times
 from carmil.slides.evidence_files import maps_of
 from carmil.slides.features import encode_slides, tiles_of
@@ -64,7 +64,8 @@ def run_slides(
     features = encode_slides(found, out / "features", encoder, device=device, say=say)
     broken |= features.broken
     if features.store is None:
-        raise CarmilError(f"none of {len(slides)} slides could be encoded: {next(iter(broken.values()))}")
+        what = "the slide could not" if len(slides) == 1 else f"none of {len(slides)} slides could"
+        raise CarmilError(f"{what} be encoded: {next(iter(broken.values()))}")
     answers = predict_bags(run_folder, features.store.path, out, truth=None, device=device, say=say)
     with whole_folder(out / "evidence") as aside:
         explain_run(run_folder, aside, bags=features.store.path, methods=(), searched=False, device=device, say=say)
@@ -79,6 +80,15 @@ def run_slides(
                     broken[path] = str(error)
             on_slide(done, len(found))
     return shown
+
+
+def check_name(run_folder: Path, encoder: str) -> None:
+    """Refuses an encoder by its name, before its weights are fetched."""
+    mine = read_run(run_folder).facts["encoder"]
+    if mine is not None and not may_be(mine, encoder):
+        raise CarmilError(
+            f"{run_folder} was trained on features of {mine}, and {encoder} was asked for: use its encoder"
+        )
 
 
 def _tiles(slides: Sequence[Path], out: Path, mpp: float | None) -> tuple[dict[Path, Tiles], dict[Path, str]]:
