@@ -117,10 +117,22 @@ def test_the_froc_interval_is_around_the_froc_score(sizes, levels, seed):
         assert np.isnan(found.value)
         return
     assert found.value == pytest.approx(float(froc(*given).score))
-    assert 0 <= found.low <= found.high <= 1
+    assert len(sizes) == 1 or 0 <= found.low <= found.high <= 1
 
 
 def test_the_froc_interval_is_a_point_where_all_bags_are_alike():
     scores, targets = torch.tensor([3.0, 1.0, 0.0] * 6), torch.tensor([True, False, False] * 6)
     found = froc_interval(scores, targets, torch.arange(0, 19, 3))
     assert (found.low, found.value, found.high) == (1, 1, 1)
+
+
+def test_the_froc_interval_is_over_patients_whose_slides_go_together():
+    """Two patients of four slides: the map finds every target of one, none of the other."""
+    scores = torch.tensor([3.0, 1.0, 0.0] * 4 + [0.0, 1.0, 2.0] * 4)
+    targets, starts = torch.tensor([True, False, False] * 8), torch.arange(0, 25, 3)
+    slides = froc_interval(scores, targets, starts)
+    patients = froc_interval(scores, targets, starts, groups=["a"] * 4 + ["b"] * 4)
+    assert patients.value == slides.value
+    assert patients.high - patients.low > slides.high - slides.low
+    one = froc_interval(scores, targets, starts, groups=["a"] * 8)
+    assert one.value == slides.value and np.isnan([one.low, one.high]).all()

@@ -56,3 +56,8 @@ def test_a_case_counts_as_often_as_its_bag_and_its_seed_were_drawn_together():
     found = mean_intervals(values, bags, seeds)
     assert np.allclose(found.mean, np.nanmean(values, axis=0))
     assert np.allclose([found.low, found.high], np.nanquantile(each, (0.025, 0.975), axis=0))
+
+
+def test_one_unit_says_nothing_of_others():
+    mean, low, high = mean_intervals(np.array([[1.0], [3.0]]), np.zeros(2))
+    assert mean.tolist() == [2.0] and np.isnan([low, high]).all()

@@ -256,8 +256,6 @@ def test_a_model_does_not_differ_from_itself_and_differs_from_its_mirror():
         (lambda: bootstrap(np.mean, [1.0, math.nan]), "array 1 has a value that is not finite"),
         (lambda: bootstrap(np.mean, []), "array 1 has no rows"),
         (lambda: bootstrap(np.mean), "nothing to resample"),
-        (lambda: bootstrap(np.mean, [1.0]), "1 row to resample"),
-        (lambda: bootstrap(np.mean, [1.0, 2.0], groups=["a", "a"]), "1 group to resample"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], groups=["a"]), "rows has 2 entries, groups 1"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], groups=["a", None]), "row 1 has no group"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], repeats=0), "0 resamples"),
@@ -269,3 +267,12 @@ def test_what_does_not_fit_is_said_in_one_line(broken, says):
     with pytest.raises(CarmilError, match=says) as error:
         broken()
     assert "\n" not in str(error.value)
+
+
+def test_one_row_or_group_has_no_interval():
+    for found in (
+        bootstrap(np.mean, [1.5]),
+        bootstrap(np.mean, [1.0, 2.0], groups=["a", "a"]),
+        bootstrap_difference(lambda s, y: roc_auc_score(y, s), [1, 0], [0.9, 0.1], [0.4, 0.4], groups=["a", "a"]),
+    ):
+        assert not np.isnan(found.value) and np.isnan([found.low, found.high]).all()

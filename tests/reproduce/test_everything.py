@@ -110,6 +110,8 @@ def test_a_recipe_that_runs_out_of_memory_says_so_and_the_others_go_on(asked):
 def test_a_recipe_that_does_not_exist_is_refused_in_one_line(said, tmp_path):
     status, _, err = said("reproduce", "all", "--only", "table9", "--out", str(tmp_path / "out"))
     assert status == 2 and err.count("\n") == 1 and "table9" in err and "table2" in err
+    status, _, err = said("reproduce", "all", "--only", ",", "--out", str(tmp_path / "out"))
+    assert status == 2 and "no recipe named" in err and not (tmp_path / "out").exists()
 
 
 def test_data_that_is_no_folder_is_refused_in_one_line(said, tmp_path):

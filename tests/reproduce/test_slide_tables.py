@@ -15,7 +15,7 @@ from carmil.errors import CarmilError
 from carmil.reproduce import encoders, hyperparameters, paper_slides, slide_runs, table2, table3, weno
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Found, SlideCohort, cohorts_in
-from carmil.reproduce.slide_runs import answered, chosen, run_on, runs_of
+from carmil.reproduce.slide_runs import answered, chosen, run_on, runs_of, runs_on
 from carmil.reproduce.slide_table import (
     ABMIL,
     CAR_COSINE,
@@ -26,8 +26,10 @@ from carmil.reproduce.slide_table import (
     in_words,
     uninformed,
 )
+from carmil.studies import train
 from carmil.studies.compare import Comparison
 from carmil.studies.tested import reopened
+from carmil.training import parts
 
 WIDTH = 8
 SMALL = {
@@ -259,6 +261,28 @@ def test_both_distances_are_one_population_and_each_is_what_it_would_be_alone(as
     answered([camelyon], [CAR_COSINE, CAR_L1], replace(asked, shared=tmp_path / "together"))
     assert trained == [2]  # read, not trained
     assert not list((tmp_path / "together").rglob("*checkpoint*"))
+
+
+def test_killed_after_a_training_in_parts_it_goes_on_with_the_parts(asked, tmp_path, monkeypatch):
+    camelyon, *_ = (c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
+    here = replace(asked, shared=tmp_path / "shared")
+    monkeypatch.setattr(parts, "models_that_fit", lambda *a, **k: 2)  # of six
+    fitted, fit, conclude = [], parts.fit, train.conclude
+    monkeypatch.setattr(parts, "fit", lambda *a, **k: fitted.append(1) or fit(*a, **k))
+
+    def killed(settings, *others):
+        if "cosine" in settings.out.name:
+            raise KeyboardInterrupt
+        conclude(settings, *others)
+
+    monkeypatch.setattr(train, "conclude", killed)
+    with pytest.raises(KeyboardInterrupt):
+        runs_on(camelyon, CAR_L1.model, [CAR_L1.settings, CAR_COSINE.settings], here)
+    assert len(fitted) == 3 and list((tmp_path / "shared").rglob("*.parts"))
+    monkeypatch.setattr(train, "conclude", conclude)
+    first, second = runs_on(camelyon, CAR_L1.model, [CAR_L1.settings, CAR_COSINE.settings], here)
+    assert len(fitted) == 3 and first.metrics["by_fold"] != second.metrics["by_fold"]
+    assert not list((tmp_path / "shared").rglob("*checkpoint*"))
 
 
 PAIRS = (("MIL", "ABMIL"), ("DSMIL", "DSMIL"), ("TransMIL", "TransMIL"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -93,8 +94,8 @@ def test_check_takes_columns_by_the_names_that_train_takes(files, said):
     files.labels.write_text("\n".join([",".join(f"my {name}" for name in head), *lines[1:]]))
     words = ["cohort", "check", str(files.features), "--labels", str(files.labels)]
     status, _, err = said(*words)
-    assert (status, "name it with --slide" in err) == (2, True)
-    named = [f"--{name}=my {name}" for name in ("slide", "patient", "label")]
+    assert (status, "name it with --label" in err) == (2, True)
+    named = ["--slide=my slide_id", "--patient=my case_id", "--label=my label"]
     status, out, _ = said(*words, *named)
     assert (status, "nothing wrong" in out) == (0, True)
 
@@ -122,6 +123,36 @@ def test_new_slides_are_answered(trained, tmp_path, said):
     assert len(frame) == 48
     assert set(frame["answer"]) <= {"a", "b"}
     assert "000-0" in shown
+
+
+def test_new_slides_are_packed_as_the_runs_own_were(files, tmp_path, said):
+    large = np.load(files.features / "000-0.npy") * 1e5  # more than float16 has
+    np.save(files.features / "000-0.npy", large)
+    run = run_study(files.settings(tmp_path / "run", epochs=1))
+    words = ["--bags", str(files.features), "--out", str(tmp_path / "answers")]
+    assert said("predict", str(run.folder), *words)[0] == 0
+    status, _, err = said("cohort", "build", str(files.features), "--out", str(tmp_path / "store"))
+    assert status == 2 and "carmil cohort build --dtype float32" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run", "null"),
+        ("run", '{"splits": 1}'),
+        ("models", "{}"),
+        ("models", "[]"),
+        ("metrics", "[]"),
+        ("metrics", "{}"),
+    ],
+)
+def test_a_run_whose_files_are_not_as_written_is_one_line(trained, tmp_path, said, name, content):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "abmil", run)
+    (run / f"{name}.json").write_text(content)
+    for command in ("report", "explain"):
+        status, _, err = said(command, str(run))
+        assert status == 2 and f"{name}.json is not as `carmil train` writes it" in err.strip().splitlines()[-1]
 
 
 def test_another_cohort_is_evaluated_with_the_runs_own_thresholds(trained, tmp_path, said):

@@ -109,9 +109,7 @@ def test_a_point_can_be_compared_and_asked_about_new_slides(swept, small, tmp_pa
     runs = [point_of(swept, alpha=a, lambda_=1.0, distance="l1")[1] for a in (0.0, 0.5)]
     (pair,) = compare_runs(runs, repeats=50)
     assert (pair.first, pair.second) == ("alpha=0,lambda=1,distance=l1", "alpha=0.5,lambda=1,distance=l1")
-    frame = predict_bags(
-        runs[0].folder, small.features, tmp_path / "new", truth=None, device="cpu", say=lambda line: None
-    )
+    frame = predict_bags(runs[0].folder, small.features, tmp_path / "new", device="cpu", say=lambda line: None)
     assert len(frame) == 16
 
 

@@ -234,11 +234,13 @@ def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
         assert [m["validation_loss"] for m in run.models] != [m["validation_loss"] for m in plain.models]
 
 
-def test_a_warm_start_needs_the_same_folds(files, tmp_path):
-    baseline = run_study(files.settings(tmp_path / "baseline", model="abmil", epochs=10))
-    warm = run_study(files.settings(tmp_path / "warm", warm_start=baseline.folder, epochs=2, lr=1e-9))
+@pytest.mark.parametrize("standardise", [False, True])
+def test_a_warm_start_needs_the_same_folds(files, tmp_path, standardise):
+    same = {"standardise": standardise}
+    baseline = run_study(files.settings(tmp_path / "baseline", model="abmil", epochs=10, **same))
+    warm = run_study(files.settings(tmp_path / "warm", warm_start=baseline.folder, epochs=2, lr=1e-9, **same))
     first, second = load_file(baseline.folder / "weights.safetensors"), load_file(warm.folder / "weights.safetensors")
-    name = next(iter(first))
+    name = next(name for name in first if name.endswith("weight"))
     assert torch.allclose(first[name], second[f"model.{name}"], atol=1e-6)
     with pytest.raises(CarmilError, match="other data or folds"):
         run_study(files.settings(tmp_path / "other", warm_start=baseline.folder, seed=5))

@@ -101,6 +101,7 @@ def test_after_a_recording_that_could_not_be_ended_nothing_is_given_back(no_gpu,
         (torch.OutOfMemoryError("Tried to allocate 2 GiB"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000000 bytes"), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
     ],
 )

@@ -544,7 +544,8 @@ def _converted(bag: Bag, source: Source, dtype: str) -> np.ndarray:
         stored = np.ascontiguousarray(bag.features, dtype=dtype)
     if not np.isfinite(stored).all():
         raise CarmilError(
-            f"{source.path}: values up to {np.abs(bag.features).max():g} do not fit into float16: use --dtype float32"
+            f"{source.path}: values up to {np.abs(bag.features).max():g} do not fit into float16: "
+            "pack them with `carmil cohort build --dtype float32`"
         )
     return stored
 

@@ -68,6 +68,8 @@ def _words_of_digits(
     """What table1's Settings are made of beside the models, and what load_digits is asked for."""
     from carmil.bags.digits import TASKS
 
+    if not names_in(tasks):
+        raise CarmilError("no task named: expected for example --tasks four_bags")
     for name in names_in(tasks):
         if name not in TASKS:
             raise CarmilError(unknown("task", name, TASKS))
@@ -215,7 +217,7 @@ def crc(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[str, typer.Option(help="Names with commas between.  [default: all methods]")] = "",
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the folds.")] = 0,
     out: OutOption = Path("crc"),
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -265,7 +267,7 @@ def crc_evidence(
     ] = "abmil.gated,car/abmil.gated",
     seeds: Annotated[int, typer.Option(min=1, help="Initialisations of every fold, trained together.")] = 5,
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the folds.")] = 0,
     out: OutOption = Path("crc_evidence"),
     device: DeviceOption = Device.auto,
 ) -> None:

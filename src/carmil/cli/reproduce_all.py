@@ -49,7 +49,9 @@ def all_(
     from carmil.reproduce.everything import reproduce_all
     from carmil.reproduce.recipes import RECIPES, recipe_named
 
-    recipes = tuple(recipe_named(name) for name in names_in(only)) or RECIPES
+    if only and not names_in(only):
+        raise CarmilError("no recipe named: expected for example --only table1,shift")
+    recipes = tuple(recipe_named(name) for name in dict.fromkeys(names_in(only))) or RECIPES
     asked = asked_in(out, words)
     if asked.fast:
         asked = replace(asked, out=out / "fast")
@@ -66,7 +68,7 @@ def all_(
 def _again(asked: "Asked", only: str) -> str:
     """The command that made the page; of a path the last part, since the rest is about the machine."""
     words = ["carmil", "reproduce", "all"]
-    words += ["--data", asked.data.name] if asked.data is not None else []
+    words += ["--data", asked.data.resolve().name] if asked.data is not None else []
     words += ["--only", only] if only else []
     words += ["--fast"] if asked.fast else []
     words += ["--encoder", asked.encoder] if asked.encoder != "uni" else []

@@ -180,7 +180,7 @@ def predict(
     """
     from carmil.studies.external import predict_bags
 
-    frame = predict_bags(run, bags, folder_for(out), truth=None, device=device_named(device), say=say)
+    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), say=say)
     typer.echo(frame.head(10).to_string(index=False))
     if len(frame) > 10:
         typer.echo(f"... and {len(frame) - 10} more")

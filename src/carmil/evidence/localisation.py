@@ -128,11 +128,13 @@ def froc_interval(
     targets: Tensor,
     offsets: Offsets | Tensor,
     *,
+    groups: ArrayLike | None = None,
     repeats: int = 200,
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """The FROC score of scores (n) with a percentile interval over resampled bags. Scores are sorted once; a resample weighs."""
+    """The FROC score of scores (n) with a percentile interval over resampled bags, or groups (b): the bags of a patient go
+    together. NaN where there is one only. Scores are sorted once; a resample weighs."""
     offsets = Offsets.of(offsets, scores.device)
     order = scores.argsort(descending=True, stable=True)
     ranked, bag = scores[order].cpu(), offsets.bag_of[order].cpu().numpy()
@@ -147,8 +149,10 @@ def froc_interval(
         place = np.searchsorted(wrong, allowed, side="right")  # how many thresholds stay within
         return float(np.append(0.0, found)[place].mean() / found[-1]) if found[-1] else math.nan
 
-    drawn = rng.integers(offsets.bags, size=(repeats, offsets.bags))
-    values = np.array([score(np.bincount(one, minlength=offsets.bags)) for one in drawn])
+    of = np.arange(offsets.bags) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    units = int(of.max()) + 1
+    drawn = rng.integers(units, size=(repeats if units > 1 else 0, units))
+    values = np.array([score(np.bincount(one, minlength=units)[of]) for one in drawn])
     tail = (1 - level) / 2
     low, high = np.nanquantile(values, (tail, 1 - tail)) if not np.isnan(values).all() else (math.nan, math.nan)
     whole = score(np.ones(offsets.bags, dtype=np.int64))

@@ -19,7 +19,7 @@ class MeanIntervals(NamedTuple):
 def mean_intervals(
     values: ArrayLike, *units: ArrayLike, repeats: int = 1000, level: float = 0.95, seed: int = 0
 ) -> MeanIntervals:
-    """Means of the columns of values (p, c), NaN left out, and their percentiles over resampled units.
+    """Means of the columns of values (p, c), NaN left out, and their percentiles over resampled units; NaN of one unit.
 
     units: (p) each, what a case belongs to, such as its bag. Of several, such as bag and model, each is drawn by itself, and a
     case counts as often as all that it belongs to were drawn together (the crossed bootstrap).
@@ -39,7 +39,7 @@ def mean_intervals(
         mean = filled.sum(0) / there.sum(0)
         resampled = sums / counts
     low, high = np.full((2, given.shape[1]), np.nan)
-    known = ~np.isnan(mean)
+    known = ~np.isnan(mean) & (max(each.shape[1] for each in drawn) > 1)  # a single unit says nothing of others
     if known.any():
         low[known], high[known] = np.nanquantile(resampled[:, known], ((1 - level) / 2, (1 + level) / 2), axis=0)
     return MeanIntervals(mean, low, high)

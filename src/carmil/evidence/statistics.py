@@ -54,11 +54,12 @@ def bootstrap(
 ) -> Interval:
     """Percentile interval of measure(*arrays) over resampled rows, or groups: the slides of a patient go together.
 
-    A resample on which the measure is NaN (of one class only, say) is left out and counted.
+    A resample on which the measure is NaN (of one class only, say) is left out and counted. One row or group says nothing of
+    others: its interval is NaN.
     """
     rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
     draws = _draws(len(rows[0]), groups, repeats=repeats, seed=seed)
-    values = np.concatenate([resampled(measure, counts, *rows) for counts in draws])
+    values = np.concatenate([np.empty(0), *(resampled(measure, counts, *rows) for counts in draws)])
     return _percentiles(float(measure(*rows)), values, level)
 
 
@@ -80,9 +81,10 @@ def bootstrap_difference(
     """
     labels, first, second = _rows(labels=labels, first=first, second=second)
     draws = _draws(len(labels), groups, repeats=repeats, seed=seed)
-    values = np.concatenate(
-        [resampled(measure, counts, first, labels) - resampled(measure, counts, second, labels) for counts in draws]
+    differences = (
+        resampled(measure, counts, first, labels) - resampled(measure, counts, second, labels) for counts in draws
     )
+    values = np.concatenate([np.empty(0), *differences])
     return _percentiles(float(measure(first, labels) - measure(second, labels)), values, level, against_zero=True)
 
 
@@ -106,6 +108,11 @@ def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
         return _unvarying(0.0 if abs(mean) <= rounding else mean, n)
     t = mean / (spread / math.sqrt(n))
     return Test(statistic=t, p=float(2 * stdtr(n - 1, -abs(t))), difference=mean, n=n)
+
+
+def delong_can(labels: ArrayLike) -> bool:
+    """Whether its variance can be told: two cases of each of two classes at least."""
+    return bool(np.bincount(np.asarray(labels), minlength=2).min() >= 2)
 
 
 def delong(labels: ArrayLike, first_scores: ArrayLike, second_scores: ArrayLike) -> Test:
@@ -173,13 +180,13 @@ def finite_numbers(values: ArrayLike, name: str) -> Floats:
 
 
 def _draws(b: int, groups: ArrayLike | None, *, repeats: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """(some of r, b) how often each row is in a resample, as many resamples at once as memory likes."""
+    """(some of r, b) how often each row is in a resample, as many resamples at once as memory likes; none of a single unit."""
     unit = np.arange(b) if groups is None else _units(groups, b)
     units = int(unit.max()) + 1
-    if units < 2:
-        raise CarmilError(f"1 {'row' if groups is None else 'group'} to resample: expected at least two")
     if repeats < 1:
         raise CarmilError(f"{repeats} resamples: expected at least one")
+    if units < 2:
+        return
     rng = np.random.default_rng(seed)
     at_once = max(1, CHUNK // b)
     for start in range(0, repeats, at_once):

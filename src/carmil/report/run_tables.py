@@ -125,4 +125,4 @@ def _measures(k: int) -> dict[str, Callable[..., float]]:
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    return "–" if low is None or high is None else f"{percent(low)} to {percent(high)}"
+    return "–" if "–" in (percent(low), percent(high)) else f"{percent(low)} to {percent(high)}"

@@ -152,12 +152,12 @@ def _finished(path: Path, key: str) -> list[Row]:
     """The rows of the same study that are there already."""
     try:
         facts = json.loads(path.read_text())
-        rows = [_row(row) for row in facts["rows"]]
+        there, rows = facts["key"], [_row(row) for row in facts["rows"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CarmilError(f"{path} cannot be read ({error}): remove it or choose another --out") from error
-    if facts["key"] != key:
+    if there != key:
         raise CarmilError(f"{path} holds another study (other data, seed or epochs): choose another --out")
     return rows
 

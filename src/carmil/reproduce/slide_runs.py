@@ -19,6 +19,7 @@ from carmil.studies.figures import mean_over_seeds
 from carmil.studies.run_folder import StudyRun, finished
 from carmil.studies.settings import Settings
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
+from carmil.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,12 +151,14 @@ def runs_on(cohort: SlideCohort, model: str, several: Sequence[Mapping[str, Any]
         studies.append(Settings.of(words, where=f"{cohort.name}, {model}"))
     missing = sum(not finished(study.out) for study in studies)
     checkpoint = studies[0].out.with_name(f"{'-and-'.join(study.out.name for study in studies)}.checkpoint.safetensors")
-    if missing > 1 or (missing and checkpoint.exists()):
+    left = Checkpoint(checkpoint, key="")
+    if missing > 1 or (missing and left.begun()):
         material = material_of(studies[0], say=quietly)
         for study in studies:
             check(study)
             check_fit(study, material)
         run_together(studies, material, checkpoint=checkpoint, say=quietly)
+    left.remove()  # it was killed after the last of them
     return [run_study(study, say=quietly) for study in studies]
 
 

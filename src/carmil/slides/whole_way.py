@@ -66,7 +66,7 @@ def run_slides(
     if features.store is None:
         what = "the slide could not" if len(slides) == 1 else f"none of {len(slides)} slides could"
         raise CarmilError(f"{what} be encoded: {next(iter(broken.values()))}")
-    answers = predict_bags(run_folder, features.store.path, out, truth=None, device=device, say=say)
+    answers = predict_bags(run_folder, features.store.path, out, device=device, say=say)
     with whole_folder(out / "evidence") as aside:
         explain_run(run_folder, aside, bags=features.store.path, methods=(), searched=False, device=device, say=say)
     asked = [cut.slide for path, cut in found.items() if path not in broken]

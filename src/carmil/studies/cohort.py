@@ -45,6 +45,13 @@ class Cohort:
         return self.bags.labels[self.known]
 
     @property
+    def has_patients(self) -> bool:
+        """Whether patients can be judged: all slides of each have one label."""
+        labels: dict[str, int] = {}
+        pairs = zip(self.patients, self.labels.tolist(), strict=True)
+        return all(labels.setdefault(patient, label) == label for patient, label in pairs)
+
+    @property
     def fingerprint(self) -> str:
         """Changes with any feature, label or patient."""
         told = repr((self.store.fingerprint, self.slides, self.patients, self.labels.tolist(), self.classes))

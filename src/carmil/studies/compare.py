@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
 from carmil.evidence.performance import bag_auc, balanced_accuracy, f1_macro
-from carmil.evidence.statistics import Test, bootstrap_difference, delong, holm, paired_t
+from carmil.evidence.statistics import Test, bootstrap_difference, delong, delong_can, holm, paired_t
 from carmil.report.tables import ResultTable
 from carmil.studies.answers import by_patient, columns, numbers, probabilities
 from carmil.studies.figures import SHOWN, mean_over_seeds
@@ -95,12 +95,15 @@ def comparison_table(found: Sequence[Comparison]) -> ResultTable:
     def p(value: float, corrected: float) -> str:
         return "–" if np.isnan(value) else f"{value:.3g} ({corrected:.3g})"
 
+    def signed(value: float) -> str:
+        return "–" if np.isnan(value) else f"{100 * value:+.1f}"
+
     lines = tuple(
         (
             pair.first,
             pair.second,
-            f"{100 * pair.difference:+.1f}",
-            f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+            signed(pair.difference),
+            "–" if np.isnan(pair.low) else f"{signed(pair.low)} to {signed(pair.high)}",
             p(pair.p_t, pair.holm_t),
             p(pair.p_bootstrap, pair.holm_bootstrap),
             p(pair.p_delong, pair.holm_delong),
@@ -144,7 +147,7 @@ def _compared(a: Judged, b: Judged, repeats: int) -> Comparison:
     measure = OF_ANSWERS.get(a.measure, _mean)
     spread = bootstrap_difference(measure, y, pa, pb, groups=groups, repeats=repeats)
     exact = float("nan")
-    if measure is bag_auc and len(a.run.classes) == 2 and len(set(groups)) == len(groups):
+    if measure is bag_auc and len(a.run.classes) == 2 and len(set(groups)) == len(groups) and delong_can(y):
         exact = delong(y, pa[:, 1], pb[:, 1]).p
     over = _over_folds(a, b)
     p, mean = (float("nan"),) * 2 if over is None else (over.p, over.difference)

@@ -99,15 +99,9 @@ def _with_labels(frame: "pd.DataFrame", cohort: Cohort, chosen: Tensor) -> "pd.D
 
 def _judged_by(frame: "pd.DataFrame", cohort: Cohort, settings: Settings) -> "pd.DataFrame":
     """A line for everyone who is judged: a patient, or a slide where slides of a patient have different labels."""
-    if settings.patients == "one-bag" or not _are_patients(cohort):
+    if settings.patients == "one-bag" or not cohort.has_patients:
         return frame
     return by_patient(frame, cohort.classes, settings.patients)
-
-
-def _are_patients(cohort: Cohort) -> bool:
-    labels: dict[str, int] = {}
-    pairs = zip(cohort.patients, cohort.labels.tolist(), strict=True)
-    return all(labels.setdefault(patient, label) == label for patient, label in pairs)
 
 
 def _tested(
@@ -136,7 +130,7 @@ def _tested(
     known = {row: point for group, point in points.items() for row in group.models}
     write_models(out, trained, grid, [_told(known[row]) for row in range(len(trained.kept))])
     metrics = {
-        "level": "patient" if _are_patients(cohort) else "slide",
+        "level": "patient" if cohort.has_patients else "slide",
         "rule": settings.patients,
         "summary": summarised(by_fold),
         "intervals": intervals(together, cohort.classes),

@@ -195,6 +195,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         patients = names if groups is None else tuple(str(group) for group in groups)
         if len(patients) != len(bags):
             raise CarmilError(f"{len(patients)} groups for {len(bags)} bags")
+        if not 0 < self.validation < 1:
+            raise CarmilError(f"validation={self.validation}: expected a share between 0 and 1, like 0.15")
         # One of as many folds as give the share that is asked for; its test part validates.
         folds = max(2, round(1 / self.validation))
         fewest = min(

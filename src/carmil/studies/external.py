@@ -35,12 +35,10 @@ class Evaluation:
     level: str
 
 
-def predict_bags(
-    run_folder: Path, bags: Path, out: Path, *, truth: str | None, device: str, say: Say
-) -> "pd.DataFrame":
+def predict_bags(run_folder: Path, bags: Path, out: Path, *, device: str, say: Say) -> "pd.DataFrame":
     """Answers for every bag, by the mean of all models of the run; written to out/predictions.parquet and .csv."""
     run = read_run(run_folder)
-    store = fitting(run, bags, out, truth, say)
+    store = fitting(run, bags, out, say)
     frame = _ensemble(run, store.bags(), torch.arange(len(store.entries)), device)
     _decide(frame, run)
     write_table(out / "predictions.parquet", frame)
@@ -60,7 +58,7 @@ def evaluate(
 ) -> Evaluation:
     """The run's figures on another cohort. Thresholds are those the run chose on its validation bags; nothing is fitted."""
     run = read_run(run_folder)
-    store = fitting(run, bags, out, named.pop("truth", None), say)
+    store = fitting(run, bags, out, say)
     table = read_labels(labels, **named)
     surplus = [name for name in table.classes if name not in run.classes]
     if surplus:
@@ -72,7 +70,7 @@ def evaluate(
     frame = _told(_ensemble(run, cohort.bags, cohort.known, device), cohort)
     _decide(frame, run)
     judged, level = frame, "slide"
-    if run.metrics["level"] == "patient" and rule != "one-bag":
+    if run.metrics["level"] == "patient" and cohort.has_patients and rule != "one-bag":
         judged, level = by_patient(frame, run.classes, rule), "patient"
     at, cut = _common(run, "threshold"), _common(run, "abstain_below")
     figures = measured(judged, run.classes, threshold=at, cut=cut)
@@ -94,9 +92,9 @@ def evaluate(
     return found
 
 
-def fitting(run: StudyRun, bags: Path, out: Path, truth: str | None, say: Say) -> Store:
+def fitting(run: StudyRun, bags: Path, out: Path, say: Say) -> Store:
     """The store of these bags, if the run's models may look at it: the same encoder and width."""
-    store = opened(bags, out / "cohort", dtype="float16", truth=truth, say=say)
+    store = opened(bags, out / "cohort", dtype=run.settings["dtype"], truth=None, say=say)
     check_fits(run, store, bags, say)
     return store
 

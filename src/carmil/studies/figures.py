@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from carmil.evidence.calibration import brier, reliability
 from carmil.evidence.operating import answered, at_threshold
 from carmil.evidence.performance import bag_auc, bag_performance, balanced_accuracy
-from carmil.evidence.statistics import bootstrap, delong_interval
+from carmil.evidence.statistics import bootstrap, delong_can, delong_interval
 from carmil.studies.answers import numbers, probabilities
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def intervals(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, dict[s
         "auc": bootstrap(bag_auc, p, y, groups=groups),
         "balanced_accuracy": bootstrap(balanced_accuracy, p, y, groups=groups),
     }
-    if len(classes) == 2 and len(set(groups)) == len(groups) and 0 < y.sum() < len(y):
+    if len(classes) == 2 and len(set(groups)) == len(groups) and delong_can(y):
         found["auc_delong"] = delong_interval(y, p[:, 1])
     return {
         name: {"value": interval.value, "low": interval.low, "high": interval.high} for name, interval in found.items()
@@ -79,9 +79,8 @@ def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> dict[
     given = np.asarray(values, dtype=np.float64)
     there = ~np.isnan(given)
     groups = np.arange(len(given)) if patients is None else np.asarray(patients)
-    if len(set(groups[there].tolist())) < 2:
-        value = float(given[there].mean()) if there.any() else float("nan")
-        return {"value": value, "low": float("nan"), "high": float("nan"), "slides": int(there.sum())}
+    if not there.any():
+        return {"value": np.nan, "low": np.nan, "high": np.nan, "slides": 0}
     found = bootstrap(np.mean, given[there], groups=groups[there], repeats=1000)
     return {"value": found.value, "low": found.low, "high": found.high, "slides": int(there.sum())}
 

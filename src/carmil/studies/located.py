@@ -84,7 +84,7 @@ def located(
             for name, value in _of_slide(s, t, two_sided, float(np.mean(at)) if at else None).items():
                 measured.setdefault(name, []).append(value)
         found[method] = {name: mean_interval(values, patients) for name, values in measured.items()}
-        froc = froc_interval(torch.cat(maps)[known], truth > 0, offsets)
+        froc = froc_interval(torch.cat(maps)[known], truth > 0, offsets, groups=patients)
         found[method]["froc"] = {"value": froc.value, "low": froc.low, "high": froc.high, "slides": len(maps)}
     return found
 

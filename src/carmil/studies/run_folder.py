@@ -123,10 +123,23 @@ def read_run(folder: Path) -> StudyRun:
         raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` wrote")
     if not finished(folder):
         raise CarmilError(f"{folder} is a run that has not ended: start `carmil train` again with the same words")
-    facts = _json(folder / "run.json")
-    if "splits" not in facts:
+    facts, models, metrics = (_json(folder / f"{name}.json") for name in ("run", "models", "metrics"))
+    if isinstance(facts, dict) and "splits" not in facts:
         raise CarmilError(f"{folder} is a run of another kind: expected one that `carmil train` wrote")
-    return StudyRun(folder, facts, _json(folder / "models.json"), _json(folder / "metrics.json"))
+    for name, sound in (
+        ("run", _has(facts, settings=dict, classes=list, splits=list, width=int)),
+        ("models", isinstance(models, list) and bool(models) and all(_has(one, seed=int, fold=int) for one in models)),
+        ("metrics", _has(metrics, level=str, rule=str, summary=dict, intervals=dict, by_fold=list)),
+    ):
+        if not sound:
+            raise CarmilError(
+                f"{folder / name}.json is not as `carmil train` writes it: remove the run and train again"
+            )
+    return StudyRun(folder, facts, models, metrics)
+
+
+def _has(found: Any, **kinds: type) -> bool:
+    return isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
 
 
 def weights_key(run: StudyRun) -> str:

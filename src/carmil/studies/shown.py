@@ -38,11 +38,12 @@ def figures_lines(run: StudyRun) -> list[str]:
     for name, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy of the likeliest class")):
         interval = run.metrics["intervals"].get(name)
         if interval and interval["value"] is not None:
-            low, high = 100 * interval["low"], 100 * interval["high"]
-            found.append(
-                f"all test folds together: {words} {100 * interval['value']:.1f}, "
-                f"95 % interval {low:.1f} to {high:.1f} (bootstrap over patients)"
-            )
+            sure = "too few patients for an interval"
+            if interval["low"] is not None:
+                sure = (
+                    f"95 % interval {percent(interval['low'])} to {percent(interval['high'])} (bootstrap over patients)"
+                )
+            found.append(f"all test folds together: {words} {percent(interval['value'])}, {sure}")
     return found
 
 

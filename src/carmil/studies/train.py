@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.split_files import write_splits
-from carmil.bags.splits import TEST
+from carmil.bags.splits import TEST, VALIDATION
 from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError, unknown
@@ -64,6 +64,22 @@ def check_fit(settings: Settings, material: Material) -> None:
     build(settings.asked(), material.cohort.store.width, classes)
     if classes > 2 and Rule.parse(settings.threshold).name != "balanced":
         raise CarmilError(f"--threshold {settings.threshold} is for two classes; this table has {classes}")
+    if Rule.parse(settings.threshold).name in ("sensitivity", "specificity"):
+        _check_validation(settings, material)
+
+
+def _check_validation(settings: Settings, material: Material) -> None:
+    """A rate can be set on validation slides of both classes only: known before anything is trained."""
+    labels = material.cohort.bags.labels
+    assert labels is not None
+    for division in material.roles:
+        for fold, roles in enumerate(division.unflatten(0, (-1, settings.inner))):  # (inner, b)
+            there = labels[(roles == VALIDATION).any(0)].unique().tolist()
+            if len(there) < 2:
+                raise CarmilError(
+                    f"--threshold {settings.threshold}: all validation slides of fold {fold} are "
+                    f"{material.cohort.classes[there[0]]!r}, expected both classes; use balanced or a number, or other folds"
+                )
 
 
 def run_together(

@@ -26,6 +26,10 @@ class Checkpoint:
         self.parts = path.absolute().with_suffix(".parts")
         self._written = time.monotonic()
 
+    def begun(self) -> bool:
+        """Whether there is anything to go on with."""
+        return self.path.exists() or self.parts.is_dir()
+
     def load(self, state: State, curves: Curves) -> int:
         """Puts state and curves where they were, and gives the epoch to go on with; 0 if there is no such file."""
         if not self.path.exists():

@@ -167,7 +167,13 @@ class Population:
 
         A baseline of one row serves all models.
         """
-        mine = {name.removeprefix("model."): name for name in self._named() if not name.startswith("branch.")}
+        names = list(self._named())
+        outer = "model." if any(name.startswith("model.branch.") for name in names) else ""  # standardises before it
+        mine = {
+            outer + name.removeprefix(outer + "model.") if name.startswith(outer + "model.") else name: name
+            for name in names
+            if not name.startswith(outer + "branch.")
+        }
         if set(mine) != set(state):
             raise CarmilError(
                 "the baseline is not this model without its branch: "

@@ -17,7 +17,7 @@ from carmil.training.streams import own_stream
 _BROKEN: list[torch.cuda.CUDAGraph] = []  # recordings that could not be ended: torch goes on asking after them
 _RECORDING = threading.Lock()  # meanwhile torch can give no memory back, whichever thread asks for it
 
-_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,5 +81,5 @@ def give_back() -> None:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Is it the GPU's memory that does not suffice? Its driver and its libraries say so in their own words."""
+    """Is it memory that does not suffice, the GPU's or the machine's? Drivers and libraries say so in their own words."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
