@@ -10,7 +10,10 @@ import pandas as pd
 import pytest
 
 from carmil.bags.sources import Bag
+from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+from carmil.studies.tested import validated
 from carmil.studies.train import run_study
 
 from .conftest import WIDTH, make_files
@@ -153,6 +156,16 @@ def test_a_run_whose_files_are_not_as_written_is_one_line(trained, tmp_path, sai
     for command in ("report", "explain"):
         status, _, err = said(command, str(run))
         assert status == 2 and f"{name}.json is not as `carmil train` writes it" in err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "slide\tpatient\tfold_0\n000-0\tP000\ttrain\n", "slide\tpatient\nstranger\tP1\n"]
+)
+def test_folds_that_are_damaged_are_one_line(files, tmp_path, content):
+    run = run_study(files.settings(tmp_path / "run", epochs=1))
+    (run.folder / "splits.tsv").write_text(content)
+    with pytest.raises(CarmilError, match=r"splits\.tsv .*train again"):
+        validated(run, open_store(run.folder / "cohort"))
 
 
 def test_another_cohort_is_evaluated_with_the_runs_own_thresholds(trained, tmp_path, said):

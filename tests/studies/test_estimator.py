@@ -58,6 +58,14 @@ def test_what_is_saved_answers_the_same(fitted, tmp_path):
     assert "device" not in json.loads((tmp_path / "model" / "config.json").read_text())["parameters"]
 
 
+def test_a_parameter_of_a_numpy_grid_is_saved_as_a_number(tmp_path):
+    found = classifier(seeds=np.int64(2), lr=np.float32(0.5), epochs=np.int64(1)).fit(BAGS, Y)
+    found.save_pretrained(tmp_path / "model")
+    again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
+    assert (again.seeds, again.lr) == (2, 0.5)
+    assert np.array_equal(again.predict_proba(BAGS), found.predict_proba(BAGS))
+
+
 def test_the_hub_is_asked_for_two_files_and_no_more(fitted, tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -94,6 +102,7 @@ def test_evidence_is_a_matrix_a_bag(fitted):
         (lambda: classifier().fit(BAGS), "no labels"),
         (lambda: classifier(model="abmill").fit(BAGS, Y), "did you mean 'abmil'"),
         (lambda: classifier().fit(BAGS, Y, groups=[1, 2]), "2 groups for 40 bags"),
+        (lambda: classifier(validation=0).fit(BAGS, Y), "validation=0: expected a share between 0 and 1"),
         (lambda: classifier().fit(BAGS[:3], ["no", "no", "yes"]), "one bag"),
         (lambda: carmil.MILClassifier.from_pretrained("./nowhere"), "is no folder"),
     ],

@@ -247,6 +247,7 @@ def test_warm_start_takes_the_baseline_and_leaves_the_branch():
             "never had a finite validation loss: lower its learning rate (1e+30)",
         ),
         (lambda: Recipe(epochs=0), "epochs is 0: expected at least 1"),
+        (lambda: Recipe(epochs=10**12), "expected at most 1,000,000"),
         (lambda: Recipe(optimizer="lion"), "unknown optimizer 'lion'"),
         (lambda: fit(population(MEMBERS), bags(), roles(30), QUICK), "expected (4 models, 40 bags)"),
         (lambda: fit(population(MEMBERS), bags(), torch.full((40,), TRAIN), QUICK), "model 0 has no validation bag"),

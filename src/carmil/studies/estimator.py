@@ -137,11 +137,10 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         from safetensors.torch import save_file
 
         population, folder = self._fitted(), Path(folder)
-        classes = [value.item() if hasattr(value, "item") else value for value in self.classes_]
         facts = {
             "carmil": __version__,
-            "parameters": {name: value for name, value in self.get_params().items() if name != "device"},
-            "classes": classes,
+            "parameters": {name: _native(value) for name, value in self.get_params().items() if name != "device"},
+            "classes": [_native(value) for value in self.classes_],
             "features": self.n_features_in_,
         }
         write_text(folder / "config.json", json.dumps(facts, indent=2))
@@ -217,6 +216,11 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         if bags.width != self.n_features_in_:
             raise CarmilError(f"bags of {bags.width} features, the model was trained on {self.n_features_in_}")
         return bags
+
+
+def _native(value: Any) -> Any:
+    """A number of Python's where it is one of numpy's, as a grid of parameters has them."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _as_bags(bags: SomeBags) -> Bags:

@@ -105,9 +105,14 @@ def validated(run: StudyRun, store: Store) -> list[list[int]]:
 
     from carmil.bags.splits import VALIDATION
 
-    table = pd.read_csv(run.folder / "splits.tsv", sep="\t", dtype=str, keep_default_na=False)
-    place = {name: i for i, name in enumerate(store.ids)}
-    slides = [place[slide] for slide in table.iloc[:, 0]]
+    path, place = run.folder / "splits.tsv", {name: i for i, name in enumerate(store.ids)}
+    try:
+        table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
+        slides = [place[slide] for slide in table.iloc[:, 0]]
+    except (ValueError, KeyError) as error:
+        raise CarmilError(f"{path} cannot be read ({error}): train again") from None
+    if any(len(roles) != len(slides) for division in run.facts["splits"] for roles in division):
+        raise CarmilError(f"{path} lists {len(slides)} slides, and the run was divided with others: train again")
     divisions, seeds = run.facts["splits"], sorted({model["seed"] for model in run.models})
     inner = 1 + max(model["inner"] for model in run.models)
     found = []

@@ -8,6 +8,7 @@ from carmil.training.optimizers import OPTIMIZERS
 
 # What a bag is to a model. A test bag has no role: it cannot be named here.
 UNUSED, TRAIN, VALIDATION = 0, 1, 2
+MOST_EPOCHS = 1_000_000  # the curves of all of them are kept
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Recipe:
         ):
             if not getattr(self, name) >= low:
                 raise CarmilError(f"{name} is {getattr(self, name)}: expected at least {low}")
+        if self.epochs > MOST_EPOCHS:
+            raise CarmilError(f"epochs is {self.epochs}: expected at most {MOST_EPOCHS:,}")
         if self.optimizer not in OPTIMIZERS:
             raise CarmilError(f"unknown optimizer {self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")
         if not 0 <= self.label_smoothing < 1:
