@@ -184,7 +184,9 @@ def test_empty_slides_are_left_out_and_said(tmp_path):
 
 def test_values_too_large_for_half_precision_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.full((2, 3), 1e6, np.float32))
-    with pytest.raises(CarmilError, match="do not fit into float16: pack them with `carmil cohort build --dtype float32`"):
+    with pytest.raises(
+        CarmilError, match="do not fit into float16: pack them with `carmil cohort build --dtype float32`"
+    ):
         build_store(_alone(tmp_path), tmp_path / "store")
 
 
