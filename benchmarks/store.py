@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from carmil.bags.building import build_store
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag
-from carmil.bags.store import Entry, build_store, open_store
+from carmil.bags.store import Entry, open_store
 from carmil.bags.writers import write_bag
 from carmil.counterfactual import create_model
 from carmil.studies.cohort import replace_labels

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from carmil.bags import Bag, register_reader
+from carmil.bags.building import build_store
 from carmil.bags.finding import find_bags
 from carmil.bags.sources import READERS
-from carmil.bags.store import build_store
 from carmil.errors import CarmilError
 
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from carmil.bags.building import build_store, regroup
+from carmil.bags.checking import check_bags, check_store
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag
-from carmil.bags.store import build_store, check_bags, check_store, is_store, open_store, regroup
+from carmil.bags.store import is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 
@@ -66,7 +68,7 @@ def test_many_workers_write_the_same_bytes_as_one(features, tmp_path):
 def test_a_build_killed_at_any_moment_ends_with_the_same_bytes(features, tmp_path):
     """kill -9 as soon as the journal has grown, again and again."""
     script = (
-        "import sys, time, carmil.bags.store as s\nfrom pathlib import Path\n"
+        "import sys, time, carmil.bags.building as s\nfrom pathlib import Path\n"
         "pack = s._pack\n"
         "def slow(*a):\n    time.sleep(0.1)\n    return pack(*a)\n"
         "s._pack = slow\n"

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
-from carmil.bags.store import build_store
 from carmil.bags.writers import write_bag
 from carmil.reproduce.datasets import DATASETS
 from carmil.slides.slide import Tiles

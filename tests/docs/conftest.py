@@ -30,7 +30,7 @@ def material(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def store(material, tmp_path_factory) -> Path:
-    from carmil.bags.store import build_store
+    from carmil.bags.building import build_store
 
     path = tmp_path_factory.mktemp("store") / "cohort"
     build_store(material / "features", path, say=lambda line: None)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
-from carmil.bags.store import build_store
 from carmil.bags.writers import write_bag
 from carmil.reproduce.slide_cohorts import SlideCohort
 

@@ -122,3 +122,18 @@ def test_data_that_is_no_folder_is_refused_in_one_line(said, tmp_path):
 def test_a_fast_look_keeps_its_digit_models_apart_from_the_real_ones(tmp_path):
     fast, full = (Asked(out=tmp_path, shared=tmp_path, fast=fast).digits for fast in (True, False))
     assert fast != full and fast.parent == full
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["table1", "--tasks", ","], "no task named"),
+        (["theory", "--tasks", "five_bags"], "unknown task 'five_bags'"),
+        (["crc", "--data", ".", "--seed", "4294967296"], "less than or equal to 4294967295"),
+        (["faithfulness", "--seed", "4294967296"], "less than or equal to 4294967295"),
+    ],
+)
+def test_words_that_no_recipe_can_do_with_are_refused_in_one_line(said, tmp_path, words, expected):
+    status, _, err = said("reproduce", *words, "--out", str(tmp_path / "out"))
+    assert status == 2 and err.count("\n") == 1 and expected in err
+    assert not (tmp_path / "out").exists()

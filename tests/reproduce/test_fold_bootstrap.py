@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from carmil.evidence import bag_auc
-from carmil.evidence.statistics import bootstrap_difference
-from carmil.reproduce.fold_bootstrap import fold_auc, fold_mean, interval, resamples
+from carmil.evidence.statistics import bootstrap_difference, percentiles
+from carmil.reproduce.fold_bootstrap import fold_auc, fold_mean, resamples
 
 FOLD = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])
 TESTED = np.arange(2)[:, None] == FOLD
@@ -59,7 +59,7 @@ def test_a_fold_without_a_patient_leaves_the_resample_out():
     counts[1, FOLD == 0] = 0
     found = fold_mean(np.arange(12.0), TESTED, counts)
     assert np.isnan(found).tolist() == [False, True, False]
-    assert interval(5.0, found).left_out == 1
+    assert percentiles(5.0, found).left_out == 1
 
 
 def test_interval_and_p_are_those_of_the_librarys_bootstrap(scores):
@@ -70,7 +70,7 @@ def test_interval_and_p_are_those_of_the_librarys_bootstrap(scores):
     def less(drawn):
         return fold_auc(scores[:1], LABELS, everyone, drawn) - fold_auc(scores[1:2], LABELS, everyone, drawn)
 
-    found = interval(float(less(ONCE)[0]), less(counts), against_zero=True)
+    found = percentiles(float(less(ONCE)[0]), less(counts), against_zero=True)
     assert found.value == pytest.approx(ours.value)
     assert (found.low, found.high, found.p) == pytest.approx((ours.low, ours.high, ours.p), abs=0.03)
-    assert np.isnan(interval(0.5, less(counts)).p)
+    assert np.isnan(percentiles(0.5, less(counts)).p)

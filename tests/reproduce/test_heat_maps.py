@@ -7,9 +7,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from carmil.bags.building import build_store
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import read_bag
-from carmil.bags.store import build_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain

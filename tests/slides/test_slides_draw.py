@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from carmil.bags.store import build_store
+from carmil.bags.building import build_store
 from carmil.slides.tiling import write_tiles
 from carmil.truth import UNKNOWN
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from carmil.bags.building import build_store
 from carmil.bags.labels import read_labels
 from carmil.bags.sources import Bag
 from carmil.bags.split_files import read_splits
-from carmil.bags.store import build_store, open_store
+from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.studies.answers import answered

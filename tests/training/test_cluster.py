@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from carmil import Bags, create_model
+from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
-from carmil.bags.store import build_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.studies.cohort import bags_elsewhere

@@ -44,7 +44,7 @@ def cohort_build(
       carmil cohort build features_uni_v2 --out cohort
       carmil cohort build features.npy --out cohort --dtype float32 --skip-broken
     """
-    from carmil.bags.store import build_store
+    from carmil.bags.building import build_store
     from carmil.progress import counted
 
     with counted(f"packing {source.name}", "bags") as on_bag:
@@ -114,9 +114,10 @@ def cohort_check(
       carmil cohort check features_uni_v2
       carmil cohort check cohort --labels labels.csv
     """
+    from carmil.bags.checking import Problem, check_bags, check_store
     from carmil.bags.finding import find_bags
     from carmil.bags.labels import match, read_labels
-    from carmil.bags.store import Problem, check_bags, check_store, is_store, open_store
+    from carmil.bags.store import is_store, open_store
     from carmil.progress import counted
     from carmil.report.tables import ResultTable, print_tables
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carmil.cli.options import Device, DeviceOption, EncoderOption, device_named, folder_for, options_of
+from carmil.cli.options import Device, DeviceOption, EncoderOption, SeedOption, device_named, folder_for, options_of
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def _words_of_a_recipe(
     fast: Annotated[
         bool, typer.Option("--fast", help="Few bags and epochs, to see that it runs; the figures mean nothing.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of bags, folds and initialisations.")] = 0,
+    seed: SeedOption = 0,
     encoder: EncoderOption = "uni",
     device: DeviceOption = Device.auto,
 ) -> tuple[dict[str, Any]]:

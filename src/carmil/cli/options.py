@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
 
 
 class Device(StrEnum):
@@ -56,6 +56,7 @@ ColumnOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
 EncoderOption = Annotated[str, typer.Option(help="Whose features of slides: DATA/COHORT/ENCODER.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of bags, folds and initialisations.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 
 
@@ -89,6 +90,18 @@ def say(line: str) -> None:
 def names_in(words: str) -> tuple[str, ...]:
     """Words with commas between."""
     return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def tasks_in(words: str) -> tuple[str, ...]:
+    """Digit tasks with commas between, one at least."""
+    from carmil.bags.digits import TASKS
+
+    for name in names_in(words):
+        if name not in TASKS:
+            raise CarmilError(unknown("task", name, TASKS))
+    if not names_in(words):
+        raise CarmilError("no task named: expected for example --tasks four_bags")
+    return names_in(words)
 
 
 def numbers_in(option: str, words: str, kind: type[Any] = int) -> tuple[Any, ...]:

@@ -14,13 +14,15 @@ from carmil.cli.options import (
     Distance,
     OutOption,
     Pool,
+    SeedOption,
     device_named,
     folder_for,
     names_in,
     numbers_in,
     options_of,
+    tasks_in,
 )
-from carmil.errors import CarmilError, unknown
+from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
     from carmil.report.tables import ResultTable
@@ -62,17 +64,10 @@ def _words_of_digits(
         str, typer.Option("--lambda", help="Weights of the distance; every combination.  [default: the branch's own]")
     ] = "",
     distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = Distance.l1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bags.")] = 0,
+    seed: SeedOption = 0,
     device: DeviceOption = Device.auto,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What table1's Settings are made of beside the models, and what load_digits is asked for."""
-    from carmil.bags.digits import TASKS
-
-    if not names_in(tasks):
-        raise CarmilError("no task named: expected for example --tasks four_bags")
-    for name in names_in(tasks):
-        if name not in TASKS:
-            raise CarmilError(unknown("task", name, TASKS))
     training = {
         "repetitions": repetitions,
         "lr": lr,
@@ -82,7 +77,7 @@ def _words_of_digits(
         "distance": distance.value,
     }
     data = {
-        "tasks": names_in(tasks),
+        "tasks": tasks_in(tasks),
         "mnist": mnist,
         "features": features,
         "encoder": encoder,
@@ -217,7 +212,7 @@ def crc(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[str, typer.Option(help="Names with commas between.  [default: all methods]")] = "",
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the folds.")] = 0,
+    seed: SeedOption = 0,
     out: OutOption = Path("crc"),
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -267,7 +262,7 @@ def crc_evidence(
     ] = "abmil.gated,car/abmil.gated",
     seeds: Annotated[int, typer.Option(min=1, help="Initialisations of every fold, trained together.")] = 5,
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the folds.")] = 0,
+    seed: SeedOption = 0,
     out: OutOption = Path("crc_evidence"),
     device: DeviceOption = Device.auto,
 ) -> None:

@@ -11,6 +11,7 @@ from carmil.cli.options import (
     OutOption,
     names_in,
     numbers_in,
+    tasks_in,
 )
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError, unknown
@@ -78,16 +79,10 @@ def theory(
 
     Example: carmil reproduce theory --data DIR --fast
     """
-    from carmil.bags.digits import TASKS
     from carmil.reproduce import theory as recipe
 
-    for name in names_in(tasks):
-        if name not in TASKS:
-            raise CarmilError(unknown("task", name, TASKS))
-    if not names_in(tasks):
-        raise CarmilError("no task named: expected for example --tasks four_bags")
-    asked = asked_in(out, words)
-    show_finding("theory", asked, recipe.reproduce(asked, tasks=names_in(tasks)))
+    chosen, asked = tasks_in(tasks), asked_in(out, words)
+    show_finding("theory", asked, recipe.reproduce(asked, tasks=chosen))
 
 
 @reproduce.command()

@@ -178,10 +178,10 @@ def slides_run(
     need_slides()
     from carmil.slides.encoders import load_encoder
     from carmil.slides.opening import slides_in
-    from carmil.slides.whole_way import check_name, run_slides
+    from carmil.slides.whole_way import check_encoder_name, run_slides
 
     found, where = slides_in(paths), device_named(device)
-    check_name(model, encoder)
+    check_encoder_name(model, encoder)
     made = run_slides(
         found,
         model,

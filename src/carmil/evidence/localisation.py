@@ -15,7 +15,7 @@ from torch import Tensor
 
 from carmil.errors import CarmilError
 from carmil.evidence.ranks import bag_ranks, tie_bounds
-from carmil.evidence.statistics import Interval, bootstrap
+from carmil.evidence.statistics import Interval, bootstrap, draws, percentiles
 from carmil.models.pooling import Offsets, bag_ranking, bag_sum
 
 FALSE_ALARMS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -141,7 +141,6 @@ def froc_interval(
     hits = targets[order].cpu().numpy().astype(np.float64)
     ends = np.flatnonzero(np.append((ranked[1:] != ranked[:-1]).numpy(), True))
     allowed = np.array(FALSE_ALARMS) * offsets.bags
-    rng = np.random.default_rng(seed)
 
     def score(counts: NDArray[np.int64]) -> float:
         weights = counts[bag]
@@ -149,14 +148,9 @@ def froc_interval(
         place = np.searchsorted(wrong, allowed, side="right")  # how many thresholds stay within
         return float(np.append(0.0, found)[place].mean() / found[-1]) if found[-1] else math.nan
 
-    of = np.arange(offsets.bags) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-    units = int(of.max()) + 1
-    drawn = rng.integers(units, size=(repeats if units > 1 else 0, units))
-    values = np.array([score(np.bincount(one, minlength=units)[of]) for one in drawn])
-    tail = (1 - level) / 2
-    low, high = np.nanquantile(values, (tail, 1 - tail)) if not np.isnan(values).all() else (math.nan, math.nan)
-    whole = score(np.ones(offsets.bags, dtype=np.int64))
-    return Interval(low=float(low), high=float(high), value=whole, level=level, left_out=int(np.isnan(values).sum()))
+    drawn = draws(offsets.bags, groups, repeats=repeats, seed=seed)
+    values = np.array([score(counts) for some in drawn for counts in some])
+    return percentiles(score(np.ones(offsets.bags, dtype=np.int64)), values, level)
 
 
 def over_bags(

@@ -58,9 +58,9 @@ def bootstrap(
     others: its interval is NaN.
     """
     rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
-    draws = _draws(len(rows[0]), groups, repeats=repeats, seed=seed)
-    values = np.concatenate([np.empty(0), *(resampled(measure, counts, *rows) for counts in draws)])
-    return _percentiles(float(measure(*rows)), values, level)
+    drawn = draws(len(rows[0]), groups, repeats=repeats, seed=seed)
+    values = np.concatenate([np.empty(0), *(resampled(measure, counts, *rows) for counts in drawn)])
+    return percentiles(float(measure(*rows)), values, level)
 
 
 def bootstrap_difference(
@@ -80,12 +80,12 @@ def bootstrap_difference(
     smaller than 2 / (r + 1).
     """
     labels, first, second = _rows(labels=labels, first=first, second=second)
-    draws = _draws(len(labels), groups, repeats=repeats, seed=seed)
+    drawn = draws(len(labels), groups, repeats=repeats, seed=seed)
     differences = (
-        resampled(measure, counts, first, labels) - resampled(measure, counts, second, labels) for counts in draws
+        resampled(measure, counts, first, labels) - resampled(measure, counts, second, labels) for counts in drawn
     )
     values = np.concatenate([np.empty(0), *differences])
-    return _percentiles(float(measure(first, labels) - measure(second, labels)), values, level, against_zero=True)
+    return percentiles(float(measure(first, labels) - measure(second, labels)), values, level, against_zero=True)
 
 
 def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
@@ -110,7 +110,7 @@ def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
     return Test(statistic=t, p=float(2 * stdtr(n - 1, -abs(t))), difference=mean, n=n)
 
 
-def delong_can(labels: ArrayLike) -> bool:
+def delong_applies(labels: ArrayLike) -> bool:
     """Whether its variance can be told: two cases of each of two classes at least."""
     return bool(np.bincount(np.asarray(labels), minlength=2).min() >= 2)
 
@@ -179,7 +179,7 @@ def finite_numbers(values: ArrayLike, name: str) -> Floats:
     return numbers
 
 
-def _draws(b: int, groups: ArrayLike | None, *, repeats: int, seed: int) -> Iterator[NDArray[np.int64]]:
+def draws(b: int, groups: ArrayLike | None, *, repeats: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """(some of r, b) how often each row is in a resample, as many resamples at once as memory likes; none of a single unit."""
     unit = np.arange(b) if groups is None else _units(groups, b)
     units = int(unit.max()) + 1
@@ -191,8 +191,8 @@ def _draws(b: int, groups: ArrayLike | None, *, repeats: int, seed: int) -> Iter
     at_once = max(1, CHUNK // b)
     for start in range(0, repeats, at_once):
         some = min(at_once, repeats - start)
-        drawn = rng.integers(units, size=(some, units)) + units * np.arange(some)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units)[:, unit]
+        taken = rng.integers(units, size=(some, units)) + units * np.arange(some)[:, None]
+        yield np.bincount(taken.ravel(), minlength=some * units).reshape(some, units)[:, unit]
 
 
 def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
@@ -207,7 +207,8 @@ def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
     return unit.astype(np.int64)
 
 
-def _percentiles(value: float, of_resamples: Floats, level: float, *, against_zero: bool = False) -> Interval:
+def percentiles(value: float, of_resamples: Floats, level: float = 0.95, *, against_zero: bool = False) -> Interval:
+    """The interval of a value from what it is on resamples, those where it is NaN left out; of a difference p, too."""
     tail = (1 - _checked_level(level)) / 2
     values = of_resamples[~np.isnan(of_resamples)]
     left_out = len(of_resamples) - len(values)

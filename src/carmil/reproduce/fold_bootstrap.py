@@ -7,8 +7,6 @@ often each patient is in it. Two maps or two models are compared on the same res
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.evidence.statistics import Interval
-
 Floats = NDArray[np.float64]
 
 
@@ -40,13 +38,3 @@ def fold_auc(scores: Floats, labels: NDArray, tested: NDArray[np.bool_], counts:
         with np.errstate(invalid="ignore"):
             areas.append(((drawn @ won) * others).sum(1) / (drawn.sum(1) * others.sum(1)))
     return np.mean(areas, axis=0)
-
-
-def interval(value: float, resampled: Floats, *, against_zero: bool = False, level: float = 0.95) -> Interval:
-    """Percentiles of the resamples that have a value and, of a difference, p: as `evidence.statistics` has them."""
-    values = resampled[~np.isnan(resampled)]
-    low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2)) if len(values) else (np.nan, np.nan)
-    beyond = min((values <= 0).sum(), (values >= 0).sum())
-    p = min(1.0, 2 * (1 + beyond) / (1 + len(values))) if against_zero else np.nan
-    left_out = len(resampled) - len(values)
-    return Interval(low=float(low), high=float(high), value=value, level=level, left_out=left_out, p=float(p))

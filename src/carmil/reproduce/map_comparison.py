@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.evidence import EXPLAINERS
-from carmil.evidence.statistics import Interval
+from carmil.evidence.statistics import Interval, percentiles
 from carmil.reproduce.crc import FOLDS
-from carmil.reproduce.fold_bootstrap import Floats, fold_auc, fold_mean, interval, resamples
+from carmil.reproduce.fold_bootstrap import Floats, fold_auc, fold_mean, resamples
 from carmil.reproduce.table1 import Figure, figure
 
 BASELINE = ("abmil.gated", "attention")
@@ -150,7 +150,7 @@ def _auprc_against(
 def _sure(measure: Callable[[Floats], Floats], counts: Floats, *, against_zero: bool = False) -> Interval:
     """In per cent: the measure of counts (r, b) on the patients themselves, each once, and its interval."""
     value = 100 * measure(np.ones((1, counts.shape[1])))[0]
-    return interval(float(value), 100 * measure(counts), against_zero=against_zero)
+    return percentiles(float(value), 100 * measure(counts), against_zero=against_zero)
 
 
 def _by_fold(values: Floats, bags: NDArray[np.bool_]) -> Floats:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
-from carmil.bags.store import build_store, is_store
+from carmil.bags.store import is_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError, unknown
 from carmil.files import whole_folder, write_text

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from carmil.bags.building import build_store
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Source
-from carmil.bags.store import Store, build_store, is_store, open_store
+from carmil.bags.store import Store, is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.files import whole_folder

@@ -82,7 +82,7 @@ def run_slides(
     return shown
 
 
-def check_name(run_folder: Path, encoder: str) -> None:
+def check_encoder_name(run_folder: Path, encoder: str) -> None:
     """Refuses an encoder by its name, before its weights are fetched."""
     mine = read_run(run_folder).facts["encoder"]
     if mine is not None and not may_be(mine, encoder):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
+from carmil.bags.building import build_store, regroup
 from carmil.bags.labels import LabelTable, match, read_labels
 from carmil.bags.split_files import read_splits
 from carmil.bags.splits import Splits, audit, make_splits, official_splits
-from carmil.bags.store import Dtype, Store, build_store, is_store, open_store, regroup
+from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.progress import counted
 from carmil.studies.settings import Settings

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
 from carmil.evidence.performance import bag_auc, balanced_accuracy, f1_macro
-from carmil.evidence.statistics import Test, bootstrap_difference, delong, delong_can, holm, paired_t
+from carmil.evidence.statistics import Test, bootstrap_difference, delong, delong_applies, holm, paired_t
 from carmil.report.tables import ResultTable
 from carmil.studies.answers import by_patient, columns, numbers, probabilities
 from carmil.studies.figures import SHOWN, mean_over_seeds
@@ -147,7 +147,7 @@ def _compared(a: Judged, b: Judged, repeats: int) -> Comparison:
     measure = OF_ANSWERS.get(a.measure, _mean)
     spread = bootstrap_difference(measure, y, pa, pb, groups=groups, repeats=repeats)
     exact = float("nan")
-    if measure is bag_auc and len(a.run.classes) == 2 and len(set(groups)) == len(groups) and delong_can(y):
+    if measure is bag_auc and len(a.run.classes) == 2 and len(set(groups)) == len(groups) and delong_applies(y):
         exact = delong(y, pa[:, 1], pb[:, 1]).p
     over = _over_folds(a, b)
     p, mean = (float("nan"),) * 2 if over is None else (over.p, over.difference)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from carmil.evidence.calibration import brier, reliability
 from carmil.evidence.operating import answered, at_threshold
 from carmil.evidence.performance import bag_auc, bag_performance, balanced_accuracy
-from carmil.evidence.statistics import bootstrap, delong_can, delong_interval
+from carmil.evidence.statistics import bootstrap, delong_applies, delong_interval
 from carmil.studies.answers import numbers, probabilities
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def intervals(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, dict[s
         "auc": bootstrap(bag_auc, p, y, groups=groups),
         "balanced_accuracy": bootstrap(balanced_accuracy, p, y, groups=groups),
     }
-    if len(classes) == 2 and len(set(groups)) == len(groups) and delong_can(y):
+    if len(classes) == 2 and len(set(groups)) == len(groups) and delong_applies(y):
         found["auc_delong"] = delong_interval(y, p[:, 1])
     return {
         name: {"value": interval.value, "low": interval.low, "high": interval.high} for name, interval in found.items()
