@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from carmil.studies.estimator import MILClassifier
     from carmil.training import Member, Population, Recipe, fit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Looked up when first asked for, so that `import carmil` does not wait for torch.
 _HOMES = {
