@@ -108,3 +108,24 @@ def test_what_does_not_fit_is_named(make, words):
         make()
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.finding(n=6)
+def test_every_bag_may_have_coordinates_in_a_unit_of_its_own_or_none():
+    places = [torch.zeros(1, 2), torch.ones(3, 2), torch.full((2, 2), torch.nan)]
+    bags = Bags.from_list(
+        [torch.ones(1, 2), torch.ones(3, 2), torch.ones(2, 2)],
+        coordinates=places,
+        coordinate_unit=("um", "level0_px", None),
+    )
+    assert [bags[i].coordinate_unit for i in range(3)] == ["um", "level0_px", None]
+    assert bags[2].coordinates is None
+    assert bags[:2].coordinate_unit == ("um", "level0_px")
+    again = Bags.concatenate([bags[i] for i in range(3)])
+    assert again.units == ("um", "level0_px", None)
+    assert again.coordinates[:4].equal(bags.coordinates[:4])
+    assert again.coordinates[4:].isnan().all()
+    with pytest.raises(CarmilError, match="2 units of coordinates for 3 bags"):
+        Bags.from_list(
+            [torch.ones(1, 2), torch.ones(3, 2), torch.ones(2, 2)], coordinates=places, coordinate_unit=("um", "um")
+        )

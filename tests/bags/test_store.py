@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -143,7 +144,7 @@ def test_a_broken_bag_stops_the_build_and_keeps_what_is_done(tmp_path):
         build_store(tmp_path / "src", tmp_path / "store", workers=1)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "store").exists()
-    problems = check_bags(find_bags(tmp_path / "src"))
+    problems = check_bags(find_bags(tmp_path / "src")).problems
     assert [(problem.bag, problem.kind) for problem in problems] == [("2", "not finite")]
     said = []
     store = build_store(tmp_path / "src", tmp_path / "store", workers=1, skip_broken=True, say=said.append)
@@ -169,7 +170,7 @@ def test_another_width_or_encoder_is_found(tmp_path):
     np.save(tmp_path / "src" / "9.npy", np.zeros((3, 7), np.float32))
     with pytest.raises(CarmilError, match="a cohort has one encoder"):
         build_store(tmp_path / "src", tmp_path / "store")
-    problems = check_bags(find_bags(tmp_path / "src"))
+    problems = check_bags(find_bags(tmp_path / "src")).problems
     assert [(problem.bag, problem.kind, problem.what) for problem in problems] == [
         ("9", "width", "width 7, most bags have 4")
     ]
@@ -190,6 +191,81 @@ def test_values_too_large_for_half_precision_are_refused(tmp_path):
         CarmilError, match="do not fit into float16: pack them with `carmil cohort build --dtype float32`"
     ):
         build_store(_alone(tmp_path), tmp_path / "store")
+
+
+@pytest.mark.finding(n=6)
+@pytest.mark.parametrize("layout", ["um", "none"])
+def test_coordinates_stay_with_the_slides_that_have_a_unit(tmp_path, layout):
+    write_bag(bag("a"), tmp_path / "src", "trident")
+    folder = tmp_path / "src" / "features_uni"
+    other = None if layout == "none" else "um"
+    with h5py.File(folder / "b.h5", "w") as file:
+        file["features"] = np.ones((3, 4), np.float32)
+        if other is not None:
+            file["coords"] = np.array([[1, 2], [3, 4], [5, 6]])
+            file.attrs["unit"] = "um"
+    said = []
+    store = build_store(tmp_path / "src", tmp_path / "store", say=said.append)
+    bags = store.bags()
+    assert bags.units == ("level0_px", other)
+    assert np.array_equal(bags[0].coordinates.numpy(), bag("a").coordinates)
+    assert bags[0].coordinate_unit == "level0_px"
+    assert bags[1].coordinate_unit == other
+    assert (bags[1].coordinates is None) == (other is None)
+    assert store.bag(1).coordinate_unit == other
+    words = "in um" if other else "without any"
+    line = f"coordinates differ between slides: 1 slide in level0_px ('a'), 1 slide {words} ('b'); each slide keeps its own"
+    assert line in said
+    both = regroup(store, {"a": "p", "b": "p"}, tmp_path / "groups")
+    assert both.bags().coordinates is None  # two slides in two units are no plane
+
+
+@pytest.mark.finding(n=6)
+def test_a_check_finds_what_a_build_refuses(tmp_path):
+    values = {
+        "large": np.full((2, 3), 1e6, np.float32),
+        "largest": np.full((2, 3), np.finfo(np.float32).max, np.float32),
+        "small": np.full((2, 3), 1e-9, np.float32),
+        "sound": np.ones((2, 3), np.float32),
+    }
+    for name, features in values.items():
+        write_bag(Bag(id=name, features=features), tmp_path / "src", "npy")
+    for dtype, expected in (
+        ("float16", ["large", "largest", "small"]),
+        ("bfloat16", ["largest"]),
+        ("float32", []),
+    ):
+        checked = check_bags(find_bags(tmp_path / "src"), dtype=dtype)
+        assert [(one.bag, one.kind) for one in checked.problems] == [(name, "does not fit") for name in expected]
+        for name in values:
+            out = tmp_path / f"{dtype}-{name}"
+            if name in expected:
+                with pytest.raises(CarmilError, match=rf"{name}\.npy: .*{dtype}.*--dtype float32"):
+                    build_store(tmp_path / "src" / f"{name}.npy", out, dtype=dtype)
+            else:
+                assert build_store(tmp_path / "src" / f"{name}.npy", out, dtype=dtype).bags().features.isfinite().all()
+    store = build_store(tmp_path / "src", tmp_path / "store", skip_broken=True)
+    assert store.ids == ("sound",)
+    assert {one.id: one.checksum for one in store.entries} == check_bags(find_bags(tmp_path / "src")).checksums
+
+
+@pytest.mark.finding(n=6)
+def test_float16_says_how_many_tiny_features_became_zero(tmp_path):
+    features = np.ones((10, 10), np.float32)
+    features[:2] = 1e-9
+    features[9] = 0
+    write_bag(Bag(id="a", features=features), tmp_path / "src", "npy")
+    write_bag(Bag(id="b", features=np.ones((2, 10), np.float32)), tmp_path / "src", "npy")
+    said = []
+    store = build_store(tmp_path / "src", tmp_path / "store", say=said.append)
+    assert [entry.vanished for entry in store.entries] == [20 / 90, 0.0]
+    (line,) = [line for line in said if "became 0" in line]
+    assert "tiny features of 1 slide became 0 in float16, up to 22.2% of the nonzero ones ('a')" in line
+    assert "--dtype float32" in line
+    assert check_bags(find_bags(tmp_path / "src")).remarks == (line,)
+    said.clear()
+    build_store(tmp_path / "src", tmp_path / "exact", dtype="float32", say=said.append)
+    assert not [line for line in said if "became 0" in line]
 
 
 def _alone(tmp_path):

@@ -78,6 +78,26 @@ def test_a_store_is_built_checked_looked_at_and_exported(files, tmp_path, said):
     assert len(list((tmp_path / "clam" / "pt_files").glob("*.pt"))) == 48
 
 
+@pytest.mark.finding(n=6)
+def test_info_gives_the_median_of_two_bags(tmp_path, said):
+    for name, rows in (("a", 3), ("b", 8)):
+        write_bag(Bag(id=name, features=np.ones((rows, WIDTH), np.float32)), tmp_path / "src", "npy")
+    assert said("cohort", "build", str(tmp_path / "src"), "--out", str(tmp_path / "store"))[0] == 0
+    assert "11; a bag 3 to 8, median 5.5" in said("cohort", "info", str(tmp_path / "store"))[1]
+
+
+@pytest.mark.finding(n=6)
+def test_check_and_build_refuse_the_same_values(tmp_path, said):
+    write_bag(Bag(id="a", features=np.full((2, WIDTH), 1e6, np.float32)), tmp_path / "src", "npy")
+    status, out, _ = said("cohort", "check", str(tmp_path / "src"))
+    assert (status, "does not fit" in out) == (1, True)
+    assert said("cohort", "build", str(tmp_path / "src"), "--out", str(tmp_path / "store"))[0] == 2
+    assert said("cohort", "check", str(tmp_path / "src"), "--dtype", "float32")[0] == 0
+    assert (
+        said("cohort", "build", str(tmp_path / "src"), "--dtype", "float32", "--out", str(tmp_path / "store"))[0] == 0
+    )
+
+
 def test_check_lists_what_is_wrong_and_leaves_with_1(files, tmp_path, said):
     (files.features / "000-0.npy").write_bytes((files.features / "000-0.npy").read_bytes()[:90])
     np.save(files.features / "zzz.npy", np.zeros((3, WIDTH), np.float32))

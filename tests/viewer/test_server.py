@@ -163,6 +163,17 @@ def test_micrometres_become_level_0_pixels_of_the_slide(study_folder):
     assert bare.corners.tolist() == [[0, 0], [32, 16]] and bare.extent == (48, 32)
 
 
+@pytest.mark.finding(n=6)
+def test_slides_with_coordinates_have_places_beside_one_without():
+    places = [torch.tensor([[0.0, 0.0], [32.0, 16.0]]), torch.full((2, 2), torch.nan)]
+    bags = Bags.from_list([torch.zeros(2, 2)] * 2, coordinates=places, coordinate_unit=("um", None))
+    cases = tuple(Case(f"s{i}", i, (0,), np.ones(2) / 2, tile_size=16.0) for i in range(2))
+    run = RunCases("two", ("a", "b"), bags, cases, Population(lambda: create_model("abmil", 2, 2), [Member()]))
+    pictures = Pictures(run, SlideFiles(None, []))
+    assert pictures.places(0).corners.tolist() == [[0, 0], [32, 16]]
+    assert pictures.places(1) is None
+
+
 def test_tiles_of_unknown_size_are_drawn_as_large_as_their_spacing():
     run = one_case([[0, 0], [224, 0], [448, 0], [0, 224], [1120, 224]], "level0_px", None)
     assert Pictures(run, SlideFiles(None, [])).places(0).tile_size == 224

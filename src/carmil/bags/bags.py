@@ -28,7 +28,8 @@ class Bags:
     labels          (b) int64 class of each bag, or None
     ids             a name for each bag; "0", "1", ... unless given
     instance_labels (n) or (n, k) truth about the instances, UNKNOWN where nobody knows it, or None
-    coordinates     (n, 2) x and y of each instance, or None; `coordinate_unit` says in what
+    coordinates     (n, 2) x and y of each instance, NaN for the instances of a bag without any, or None where no bag has them
+    coordinate_unit what they are in: one unit for all bags, or one for each bag, None for a bag without coordinates
     """
 
     features: Tensor
@@ -37,7 +38,7 @@ class Bags:
     ids: tuple[str, ...] = ()
     instance_labels: Tensor | None = None
     coordinates: Tensor | None = None
-    coordinate_unit: Unit | None = None
+    coordinate_unit: Unit | tuple[Unit | None, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", torch.as_tensor(self.offsets, dtype=torch.int64).cpu())
@@ -54,7 +55,7 @@ class Bags:
         ids: Sequence[str] = (),
         instance_labels: Sequence[Tensor | np.ndarray] | None = None,
         coordinates: Sequence[Tensor | np.ndarray] | None = None,
-        coordinate_unit: Unit | None = None,
+        coordinate_unit: Unit | tuple[Unit | None, ...] | None = None,
     ) -> "Bags":
         """One (n_i, d) array a bag."""
         if not bags:
@@ -84,28 +85,28 @@ class Bags:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Bags"]) -> "Bags":
-        """All bags of all parts, in order. What one part has, every part must have."""
+        """All bags of all parts, in order. What one part has, every part must have; coordinates excepted."""
         if not parts:
             raise CarmilError("nothing to concatenate: expected at least one Bags")
         first = parts[0]
         for i, part in enumerate(parts):
             if part.width != first.width:
                 raise CarmilError(f"part {i} is {part.width} features wide, the first part {first.width}")
-            for name in ("labels", "instance_labels", "coordinates", "coordinate_unit"):
+            for name in ("labels", "instance_labels"):
                 if (getattr(part, name) is None) != (getattr(first, name) is None):
                     raise CarmilError(f"part {i} and the first part disagree: only one of them has {name}")
-            if part.coordinate_unit != first.coordinate_unit:
-                raise CarmilError(
-                    f"part {i} has coordinates in {part.coordinate_unit}, the first part in {first.coordinate_unit}"
-                )
         sizes = torch.cat([part.sizes for part in parts])
         joined = {
             name: None if getattr(first, name) is None else torch.cat([getattr(part, name) for part in parts])
-            for name in ("labels", *_PER_INSTANCE)
+            for name in ("labels", "features", "instance_labels")
         }
+        known = [part for part in parts if part.coordinates is not None]
+        if known:
+            joined["coordinates"] = torch.cat([part._coordinates_or_nan(known[0]) for part in parts])
         return first._trusted(
             offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
             ids=tuple(name for part in parts for name in part.ids),
+            coordinate_unit=shared_unit([unit for part in parts for unit in part.units]),
             **joined,
         )
 
@@ -131,6 +132,10 @@ class Bags:
             picked[name] = None if values is None else values[rows.to(values.device)]
         if self.labels is not None:
             picked["labels"] = self.labels[chosen.to(self.labels.device)]
+        if isinstance(self.coordinate_unit, tuple):
+            picked["coordinate_unit"] = shared_unit([self.coordinate_unit[i] for i in chosen.tolist()])
+            if picked["coordinate_unit"] is None:
+                picked["coordinates"] = None
         return self._trusted(offsets=offsets, ids=tuple(self.ids[i] for i in chosen.tolist()), **picked)
 
     def to(self, device: torch.device | str) -> "Bags":
@@ -156,6 +161,11 @@ class Bags:
     def sizes(self) -> Tensor:
         """(b) instances in each bag."""
         return self.offsets.diff()
+
+    @property
+    def units(self) -> tuple[Unit | None, ...]:
+        """(b) the unit of each bag's coordinates, None for a bag without any."""
+        return self.coordinate_unit if isinstance(self.coordinate_unit, tuple) else (self.coordinate_unit,) * len(self)
 
     @property
     def width(self) -> int:
@@ -185,9 +195,20 @@ class Bags:
             raise CarmilError(f"no bag of {len(self)} was chosen: expected at least one")
         return chosen
 
+    def _coordinates_or_nan(self, like: "Bags") -> Tensor:
+        assert like.coordinates is not None
+        if self.coordinates is not None:
+            return self.coordinates
+        return like.coordinates.new_full((len(self.features), 2), torch.nan)
+
     def _trusted(self, **changes: Any) -> "Bags":
         """A copy with changes that need no second look: their parts were checked when first built."""
         return Bags.trusted(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
+
+
+def shared_unit(units: Sequence[Unit | None]) -> Unit | tuple[Unit | None, ...] | None:
+    """The unit of coordinates that all bags have in common, or else each bag's own."""
+    return units[0] if len(set(units)) == 1 else tuple(units)
 
 
 def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,6 +266,8 @@ def _check(bags: Bags) -> None:
             raise CarmilError(f"coordinates have shape {tuple(bags.coordinates.shape)}: expected ({n}, 2)")
         if bags.coordinate_unit is None:
             raise CarmilError("coordinates without a unit: say coordinate_unit='level0_px' or 'um'")
+        if len(bags.units) != b:
+            raise CarmilError(f"{len(bags.units)} units of coordinates for {b} bags: expected one, or one for each bag")
     bad_rows = ~torch.isfinite(features).all(dim=1)
     if bad_rows.any():
         row = int(bad_rows.nonzero()[0])

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carmil.bags.checking import check_bags, finite
+from carmil.bags.conversion import converted, vanished_line
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import peek, read_bag
-from carmil.bags.sources import Bag, Found, Source
+from carmil.bags.sources import Found, Source
 from carmil.bags.store import (
     ITEM_SIZE,
     VERSION,
@@ -31,9 +32,11 @@ from carmil.bags.store import (
     is_store,
     open_store,
 )
+from carmil.bags.tables import an_example
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
+from carmil.words import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +66,7 @@ def build_store(
     if not (building / "index.json").exists():
         plan = _plan(found, building, signature, dtype, workers, skip_broken, say)
         _fill(plan, building, dtype, workers, say, on_bag)
-        _finish(plan, building, found, origin, dtype)
+        _finish(plan, building, found, origin, dtype, say)
     for name in ("plan.json", "journal.jsonl"):
         (building / name).unlink(missing_ok=True)
     if out.is_dir():
@@ -98,7 +101,8 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
             if part.instance_labels is not None:
                 files["instance_labels"].write(part.instance_labels.numpy().tobytes())
             first = store.entries[members[group][0]]
-            entries.append(replace(first, id=group, rows=len(part.features), checksum=checksum(raw)))
+            unit = None if isinstance(part.coordinate_unit, tuple) else part.coordinate_unit
+            entries.append(replace(first, id=group, rows=len(part.features), unit=unit, checksum=checksum(raw)))
         for file in files.values():
             file.close()
         facts = json.loads((store.path / "index.json").read_text(encoding="utf-8"))
@@ -164,7 +168,7 @@ def _plan(
     found: Found,
     building: Path,
     signature: str,
-    dtype: str,
+    dtype: Dtype,
     workers: int | None,
     skip_broken: bool,
     say: Callable[[str], None],
@@ -181,7 +185,7 @@ def _plan(
         pass
     except (OSError, ValueError, KeyError, TypeError):
         say(f"{building} holds no build that could go on; it begins anew")
-    plan = _new_plan(found, signature, workers, skip_broken, say)
+    plan = _new_plan(found, signature, dtype, workers, skip_broken, say)
     building.mkdir(parents=True, exist_ok=True)
     (building / "journal.jsonl").unlink(missing_ok=True)
     rows = sum(place.rows for place in plan.places)
@@ -206,14 +210,17 @@ def _plan(
 
 
 def _new_plan(
-    found: Found, signature: str, workers: int | None, skip_broken: bool, say: Callable[[str], None]
+    found: Found,
+    signature: str,
+    dtype: Dtype,
+    workers: int | None,
+    skip_broken: bool,
+    say: Callable[[str], None],
 ) -> _Plan:
     broken: dict[str, str] = {}
     if skip_broken:
-        kept_out = ("unreadable", "not finite", "width", "encoder")
-        broken = {
-            problem.bag: problem.what for problem in check_bags(found, workers=workers) if problem.kind in kept_out
-        }
+        checked = check_bags(found, dtype=dtype, workers=workers)
+        broken = {problem.bag: problem.what for problem in checked.problems if problem.kind != "empty"}
         for name, what in broken.items():
             say(f"left out: {name}: {what}")
     places: list[_Place] = []
@@ -292,9 +299,13 @@ def _journal(building: Path) -> dict[str, Entry]:
     return entries
 
 
-def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str) -> None:
+def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str, say: Callable[[str], None]) -> None:
     done = _journal(building)
     entries = [done[place.source.id] for place in plan.places]
+    if line := vanished_line({entry.id: entry.vanished for entry in entries}, dtype):
+        say(line)
+    if line := _units_line(entries):
+        say(line)
     if not all(entry.truth for entry in entries):
         (building / "instance_labels.bin").unlink(missing_ok=True)
     labels = {source.id: source.label for source in found.sources}
@@ -317,6 +328,20 @@ def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str)
     write_text(building / "index.json", json.dumps(facts))
 
 
+def _units_line(entries: Sequence[Entry]) -> str | None:
+    """One sentence where not all slides have coordinates, or not in one unit."""
+    slides: dict[str | None, list[str]] = {}
+    for entry in entries:
+        slides.setdefault(entry.unit, []).append(entry.id)
+    if len(slides) == 1:
+        return None
+    parts = [
+        f"{plural(len(names), 'slide')} {'without any' if unit is None else f'in {unit}'} ({an_example(names)})"
+        for unit, names in sorted(slides.items(), key=lambda item: (item[0] is None, item[0] or ""))
+    ]
+    return f"coordinates differ between slides: {', '.join(parts)}; each slide keeps its own"
+
+
 def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
     try:
         bag = finite(read_bag(place.source), place.source)
@@ -324,8 +349,8 @@ def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
             raise CarmilError(
                 f"{place.source.path} has changed: {bag.features.shape}, expected {(place.rows, place.width)}"
             )
-        stored = _converted(bag, place.source, dtype)
-        _write(building / "features.bin", place.first * place.width * ITEM_SIZE[dtype], stored)
+        stored = converted(bag, place.source, dtype)
+        _write(building / "features.bin", place.first * place.width * ITEM_SIZE[dtype], stored.values)
         if bag.coordinates is not None:
             _write(building / "coordinates.bin", place.first * 8, bag.coordinates.astype(np.float32))
         if bag.instance_labels is not None:
@@ -337,24 +362,11 @@ def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
             tile_size=bag.tile_size,
             encoder=bag.encoder,
             truth=bag.instance_labels is not None,
-            checksum=checksum(stored.tobytes()),
+            checksum=checksum(stored.values.tobytes()),
+            vanished=stored.vanished,
         )
     except CarmilError as error:
         return error
-
-
-def _converted(bag: Bag, source: Source, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":  # the upper half of a float32, rounded to nearest, ties to even
-        bits = np.ascontiguousarray(bag.features, dtype=np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(bag.features, dtype=dtype)
-    if not np.isfinite(stored).all():
-        raise CarmilError(
-            f"{source.path}: values up to {np.abs(bag.features).max():g} do not fit into float16: "
-            "pack them with `carmil cohort build --dtype float32`"
-        )
-    return stored
 
 
 def _write(path: Path, at: int, values: np.ndarray) -> None:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from carmil.bags.conversion import converted, vanished_line
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Found, Header, Source
-from carmil.bags.store import ITEM_SIZE, OnBag, Store, checksum
+from carmil.bags.store import ITEM_SIZE, Dtype, OnBag, Store, checksum
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
 
@@ -20,28 +21,45 @@ class Problem:
     what: str
 
 
-def check_bags(found: Found, *, workers: int | None = None, on_bag: OnBag = lambda done, total: None) -> list[Problem]:
-    """Reads everything once and says what is wrong: unreadable, not finite, another width or encoder than most."""
+@dataclass(frozen=True)
+class Checked:
+    """What a look at every file of a cohort found: problems, remarks, and the checksum of each bag as it would be stored."""
+
+    problems: tuple[Problem, ...]
+    remarks: tuple[str, ...]
+    checksums: dict[str, str]
+
+
+def check_bags(
+    found: Found, *, dtype: Dtype = "float16", workers: int | None = None, on_bag: OnBag = lambda done, total: None
+) -> Checked:
+    """Read everything once and list what a build would refuse: unreadable, not finite, too large or too small for `dtype`, of
+    another width or encoder than most."""
     problems: list[Problem] = []
-    headers: dict[str, Header] = {}
-    jobs = ((source, (source,)) for source in found.sources)
+    good: dict[str, _Looked] = {}
+    jobs = ((source, (source, dtype)) for source in found.sources)
     for done, (source, result) in enumerate(in_parallel(_looked_at, jobs, worker_count(workers, found.sources)), 1):
         on_bag(done, len(found.sources))
-        if isinstance(result, Header):
-            headers[source.id] = result
-            if result.rows == 0:
-                problems.append(Problem(source.id, "empty", "no tile; it is left out of a store"))
+        if isinstance(result, Problem):
+            problems.append(result)
+        elif result.header.rows == 0:
+            problems.append(Problem(source.id, "empty", "no tile; it is left out of a store"))
         else:
-            problems.append(Problem(source.id, "not finite" if "NaN" in str(result) else "unreadable", str(result)))
-    for kind, of in (("width", "width"), ("encoder", "encoder")):
-        values = [getattr(header, of) for header in headers.values() if header.rows]
-        usual = max(set(values), key=values.count) if values else None
+            good[source.id] = result
+    for kind in ("width", "encoder"):
+        values = {bag: getattr(looked.header, kind) for bag, looked in good.items()}
+        usual = max(set(values.values()), key=list(values.values()).count) if values else None
         problems += [
-            Problem(bag, kind, f"{kind} {getattr(header, of)}, most bags have {usual}")
-            for bag, header in headers.items()
-            if header.rows and getattr(header, of) != usual
+            Problem(bag, kind, f"{kind} {value}, most bags have {usual}")
+            for bag, value in values.items()
+            if value != usual
         ]
-    return sorted(problems, key=lambda problem: (problem.bag, problem.kind))
+    line = vanished_line({bag: looked.vanished for bag, looked in good.items()}, dtype)
+    return Checked(
+        tuple(sorted(problems, key=lambda problem: (problem.bag, problem.kind))),
+        () if line is None else (line,),
+        {source.id: good[source.id].checksum for source in found.sources if source.id in good},
+    )
 
 
 def check_store(store: Store, *, on_bag: OnBag = lambda done, total: None) -> list[Problem]:
@@ -69,9 +87,22 @@ def finite(bag: Bag, source: Source) -> Bag:
     return bag
 
 
-def _looked_at(source: Source) -> Header | CarmilError:
+@dataclass(frozen=True)
+class _Looked:
+    header: Header
+    vanished: float
+    checksum: str
+
+
+def _looked_at(source: Source, dtype: str) -> _Looked | Problem:
+    kind = "unreadable"
     try:
-        bag = finite(read_bag(source), source)
-        return Header(len(bag.features), bag.features.shape[1], str(bag.features.dtype), bag.encoder)
+        bag = read_bag(source)
+        kind = "not finite"
+        finite(bag, source)
+        kind = "does not fit"
+        stored = converted(bag, source, dtype)
     except CarmilError as error:
-        return error
+        return Problem(source.id, kind, str(error))
+    header = Header(len(bag.features), bag.features.shape[1], str(bag.features.dtype), bag.encoder)
+    return _Looked(header, stored.vanished, checksum(stored.values.tobytes()))

@@ -23,7 +23,7 @@ from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
-    from carmil.bags.bags import Bags
+    from carmil.bags.bags import Bags, Unit
 
 Dtype = Literal["float16", "float32", "bfloat16"]
 ITEM_SIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -33,15 +33,16 @@ OnBag = Callable[[int, int], None]  # bags done, bags in all
 
 @dataclass(frozen=True)
 class Entry:
-    """One bag of a store."""
+    """One bag of a store. vanished: the share of its nonzero features that became 0 in the store's type."""
 
     id: str
     rows: int
-    unit: str | None
+    unit: "Unit | None"
     tile_size: float | None
     encoder: str | None
     truth: bool
     checksum: str
+    vanished: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,17 @@ class Store:
     def bags(self) -> "Bags":
         import torch
 
-        from carmil.bags.bags import Bags
+        from carmil.bags.bags import Bags, shared_unit
 
         offsets = np.cumsum([0, *(entry.rows for entry in self.entries)])
-        units = {entry.unit for entry in self.entries}
         features = self._mapped("features.bin", np.int16 if ITEM_SIZE[self.dtype] == 2 else np.int32, self.width)
-        known = len(units) == 1 and None not in units
-        coordinates = torch.from_numpy(self._mapped("coordinates.bin", np.float32, 2)) if known else None
+        coordinates = None
+        if any(entry.unit is not None for entry in self.entries):
+            places = self._mapped("coordinates.bin", np.float32, 2)
+            for i, entry in enumerate(self.entries):
+                if entry.unit is None:
+                    places[offsets[i] : offsets[i + 1]] = np.nan
+            coordinates = torch.from_numpy(places)
         truth = None
         if all(entry.truth for entry in self.entries):
             truth = torch.from_numpy(self._mapped("instance_labels.bin", np.int64, 1)).squeeze(-1)
@@ -90,7 +95,7 @@ class Store:
             ids=self.ids,
             instance_labels=truth,
             coordinates=coordinates,
-            coordinate_unit=units.pop() if known else None,
+            coordinate_unit=shared_unit([entry.unit for entry in self.entries]),
         )
 
     def bag(self, position: int) -> Bag:
@@ -102,7 +107,7 @@ class Store:
             id=entry.id,
             features=features.numpy(),
             coordinates=None if bags.coordinates is None else bags.coordinates.numpy(),
-            coordinate_unit=bags.coordinate_unit,
+            coordinate_unit=entry.unit,
             tile_size=entry.tile_size,
             encoder=entry.encoder,
             instance_labels=None if bags.instance_labels is None else bags.instance_labels.numpy(),

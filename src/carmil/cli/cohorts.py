@@ -8,6 +8,7 @@ import typer
 from carmil.cli.app import app
 from carmil.cli.options import ColumnOption, Layout, OutOption, SplitForm, StoreType, folder_for, say
 from carmil.errors import CarmilError
+from carmil.words import plural
 
 cohort = typer.Typer(
     help="""Cohorts of features: pack them into a store, look at them, write them for other tools.
@@ -73,18 +74,25 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
 
     Example: carmil cohort info cohort
     """
+    from collections import Counter
+    from statistics import median
+
     from carmil.bags.store import open_store
     from carmil.report.tables import ResultTable, print_tables
 
     found = open_store(store)
-    sizes = sorted(entry.rows for entry in found.entries)
-    units = {entry.unit for entry in found.entries}
+    sizes = [entry.rows for entry in found.entries]
+    middle = f"{median(sizes):,.1f}".removesuffix(".0")
+    units = Counter(entry.unit or "none" for entry in found.entries)
+    coordinates = (
+        ", ".join(units) if len(units) == 1 else ", ".join(f"{u} ({plural(n, 'bag')})" for u, n in units.most_common())
+    )
     lines = (
         ("bags", f"{len(found.entries):,}"),
-        ("instances", f"{found.rows:,}; a bag {sizes[0]:,} to {sizes[-1]:,}, median {sizes[len(sizes) // 2]:,}"),
+        ("instances", f"{found.rows:,}; a bag {min(sizes):,} to {max(sizes):,}, median {middle}"),
         ("features", f"{found.width} wide, {found.dtype}"),
         ("encoder", found.encoder or "not known"),
-        ("coordinates", ", ".join(sorted(unit or "none" for unit in units))),
+        ("coordinates", coordinates),
         ("instance labels", "yes" if all(entry.truth for entry in found.entries) else "no"),
         ("labels", "labels.csv" if found.labels else "none"),
         ("packed from", found.origin),
@@ -103,11 +111,15 @@ def cohort_check(
     patient: ColumnOption = None,
     label: ColumnOption = None,
     truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
+    dtype: Annotated[
+        StoreType, typer.Option(help="The type that a store of these features would have.")
+    ] = StoreType.float16,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
 ) -> None:
     """Read everything once and list what is wrong; status 1 if anything is.
 
-    Missing, truncated or not finite features, another width or encoder than most, slides without labels, labels without slides.
+    Missing, truncated or not finite features, values that --dtype cannot hold, another width or encoder than most, slides
+    without labels, labels without slides.
     Prints a table of the problems and changes nothing.
 
     Examples:
@@ -130,7 +142,10 @@ def cohort_check(
             for line in found.said:
                 say(line)
             ids = tuple(bag.id for bag in found.sources)
-            problems = check_bags(found, workers=workers, on_bag=on_bag)
+            checked = check_bags(found, dtype=dtype.value, workers=workers, on_bag=on_bag)
+            problems = list(checked.problems)
+            for line in checked.remarks:
+                say(line)
     if labels is not None:
         table = read_labels(labels, slide=slide, patient=patient, label=label)
         matched = match(table, ids)

@@ -79,7 +79,7 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
         slide=chosen.slide,
         corners=_corners(bag),
         size=store.entries[chosen.place].tile_size,
-        unit=str(bag.coordinate_unit),
+        unit=str(bag.units[0]),
         maps=tuple(maps),
         truth=_truth(bag),
     )
@@ -94,13 +94,14 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
 
 
 def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
-    """Of the test slides that are not of the first class the one with the most annotated tiles that all models answer rightly;
-    where they never do, the one with the most. Where none is annotated, the first by name."""
+    """Of the test slides with coordinates that are not of the first class the one with the most annotated tiles that all
+    models answer rightly; where they never do, the one with the most. Where none is annotated, the first by name."""
     classes, bags = runs[0].classes, store.bags()
+    units = bags.units
     right = set.intersection(*(_rightly(run) for run in runs))
     found = []
     for one in own_subjects(runs[0], store):
-        if one.label is not None and one.label != classes[0]:
+        if one.label is not None and one.label != classes[0] and units[one.place] is not None:
             found.append((one.slide in right, _annotated(bags, one.place), one))
     if not found:
         raise CarmilError(

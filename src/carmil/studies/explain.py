@@ -190,7 +190,7 @@ def _write_slide(path: Path, bag: Bags, found: Explained, line: dict[str, Any]) 
     if bag.coordinates is not None:
         columns |= {"x": bag.coordinates[:, 0].numpy(), "y": bag.coordinates[:, 1].numpy()}
     columns |= {name: values.float().numpy() for name, values in found.columns.items()}
-    told = {"line": line, "coordinate_unit": bag.coordinate_unit}
+    told = {"line": line, "coordinate_unit": bag.units[0]}
     table = pa.table({name: pa.array(values) for name, values in columns.items()})
     with whole_file(path) as aside:
         pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(told).encode()}), aside)

@@ -97,8 +97,8 @@ class RunCases:
         return int(self.bags.offsets[self.cases[number].place])
 
     def coordinates(self, number: int) -> Floats | None:
-        """(n, 2) x and y of the instances' upper left corners, in the unit of the bags; None where they are not known."""
-        if self.bags.coordinates is None:
+        """(n, 2) x and y of the instances' upper left corners, in the unit of the bag; None where they are not known."""
+        if self.bags.coordinates is None or self.bags.units[self.cases[number].place] is None:
             return None
         first = self.first_row(number)
         return self.bags.coordinates[first : first + self.size(number)].double().numpy()

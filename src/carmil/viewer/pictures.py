@@ -112,7 +112,7 @@ class Pictures:
             return None
         size = case.tile_size or spacing(corners)
         zoom = self.zoom(number)
-        if zoom is not None and self.run.bags.coordinate_unit == "um":
+        if zoom is not None and self.run.bags.units[case.place] == "um":
             corners, size = corners / zoom.mpp, size / zoom.mpp
         extent = corners.max(0) + size if zoom is None else np.array([zoom.width, zoom.height])
         return Places(corners, size, (float(extent[0]), float(extent[1])))
