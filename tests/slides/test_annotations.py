@@ -107,6 +107,49 @@ def test_a_mask_becomes_a_region_a_value_with_its_holes(tmp_path):
     assert cells.sum() == pytest.approx(4 * (mask == 1).sum(), rel=0.001)
 
 
+@pytest.mark.finding(n=16)
+def test_a_mask_with_60_000_values_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "mask.tif"
+    tifffile.imwrite(path, np.arange(60_000, dtype=np.uint16).reshape(200, 300), metadata=None)
+    with pytest.raises(CarmilError, match="more than 256 different values: expected a mask with one number per class"):
+        read_annotations(path, width=300, height=200)
+
+
+@pytest.mark.finding(n=16)
+def test_a_picture_given_as_a_mask_is_refused(tmp_path):
+    path = tmp_path / "mask.tif"
+    tifffile.imwrite(path, np.random.default_rng(0).integers(0, 9, (1800, 1800), np.uint8), metadata=None)
+    with pytest.raises(CarmilError, match="expected a mask of regions, not a picture"):
+        read_annotations(path, width=1800, height=1800)
+
+
+@pytest.mark.finding(n=16)
+def test_a_mask_with_255_classes_is_read_whole(tmp_path):
+    mask = np.repeat(np.repeat(np.arange(256, dtype=np.uint8).reshape(16, 16), 20, 0), 20, 1)
+    path = tmp_path / "mask.tif"
+    tifffile.imwrite(path, mask, metadata=None)
+    regions = read_annotations(path, width=320, height=320)
+    assert [one.name for one in regions] == [str(value) for value in range(1, 256)]
+    assert [one.area for one in regions] == pytest.approx([20 * 20 - 0.5] * 255)
+    corners = np.array([one.rings[0].min(0) for one in regions])
+    assert corners.tolist() == [[value % 16 * 20, value // 16 * 20] for value in range(1, 256)]
+
+
+@pytest.mark.finding(n=16)
+def test_a_mask_with_many_wide_classes_is_looked_at_more_coarsely(tmp_path, monkeypatch):
+    mask = np.zeros((64, 64), np.uint8)
+    for value in range(1, 9):
+        mask[value * 4 : value * 4 + 4, value * 4 :] = value
+    path = tmp_path / "mask.tif"
+    tifffile.imwrite(path, mask, metadata=None)
+    fine = read_annotations(path, width=640, height=640)
+    monkeypatch.setattr("carmil.slides.masks.MOST_TRACED", 500)
+    coarse = read_annotations(path, width=640, height=640)
+    assert [one.name for one in coarse] == [one.name for one in fine] == list("12345678")
+    for one, other in zip(fine, coarse, strict=True):
+        assert other.area == pytest.approx(one.area, rel=0.1)
+
+
 def test_a_mask_of_another_slide_or_of_fractions_is_refused(tmp_path):
     for i, (mask, words) in enumerate(
         [

@@ -154,7 +154,7 @@ def test_a_file_that_is_no_file_of_tiles_is_one_line(tmp_path):
     with h5py.File(tmp_path / "c_patches.h5", "w") as file:
         file["coords"] = np.zeros((3, 3), int)
     for name, words in (
-        ("a", "is not a file of tiles"),
+        ("a", "cannot be read"),
         ("b", "does not say patch_size"),
         ("c", "expected whole numbers"),
     ):

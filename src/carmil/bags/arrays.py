@@ -6,12 +6,9 @@ of d values.
 """
 
 import math
-import mmap
-import os
 import pickle
 import re
 import stat
-import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +19,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from carmil.bags.hdf5 import attribute_of, item_of, open_hdf5, values_of
 from carmil.errors import CarmilError
+from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, must_hold, one_line_errors
 
 # How the name of a file ends, and what is in it.
 KINDS = {
@@ -35,14 +34,11 @@ KINDS = {
     ".safetensors": "safetensors",
 }
 
-_AGAIN = "it may be cut short or damaged; copy or extract it again"
 _CONVERT = {
     "pt": "torch.save(torch.as_tensor(torch.load('{name}', weights_only=False)), '{name}')",
     "npy": "numpy.save('{name}', numpy.load('{name}', allow_pickle=True).astype('float32'))",
     "npz": "numpy.savez('{name}', features=numpy.load('{name}', allow_pickle=True)['features'].astype('float32'))",
 }
-_MOST_UNFOLDED = 100  # features do not compress a hundredfold; a bomb does
-_SMALL = 64 * 2**20  # bytes that may unfold from next to nothing, e.g. labels that are all zero
 _SAFETENSORS_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
 
 
@@ -97,37 +93,12 @@ def groups_of(path: Path) -> tuple[tuple[str, str | None], ...]:
     import h5py
 
     found = []
-    with one_line_errors(path), h5py.File(path, "r", locking="best-effort") as file:
+    with open_hdf5(path) as file:
         for name in file:
-            item = _own(file, name, path=path)
+            item = item_of(file, name, path=path)
             if isinstance(item, h5py.Group):
-                found.append((name, as_text(_h5_attribute(item, "label", path=path))))
+                found.append((name, as_text(attribute_of(item, "label", path=path))))
     return tuple(found)
-
-
-@contextmanager
-def one_line_errors(path: Path) -> Iterator[None]:
-    """Turns all that can go wrong while `path` is read into one `CarmilError`.
-
-    The libraries promise no list of what they raise on garbage (seen: OSError, KeyError, ValueError, RuntimeError,
-    EOFError, IndexError, OverflowError, AssertionError, BadZipFile, SafetensorError, zlib.error, SyntaxError, ...).
-    """
-    try:
-        yield
-    except CarmilError:
-        raise
-    except FileNotFoundError as error:
-        raise CarmilError(f"{path} is not there: it was moved or deleted, or a link leads nowhere") from error
-    except PermissionError as error:
-        raise CarmilError(f"{path} may not be read by this user: change its permissions (chmod u+r)") from error
-    except MemoryError as error:
-        raise CarmilError(f"{path} asks for more memory than there is: {_AGAIN}") from error
-    except pickle.UnpicklingError as error:
-        if not re.search(r"GLOBAL \S+|Unsupported class", str(error)):
-            raise CarmilError(f"{path} is not as torch.save writes it: {_AGAIN}") from error
-        raise _needs_pickle(path, "pt") from error
-    except Exception as error:
-        raise CarmilError(f"{path} cannot be read ({_short(error)}): {_AGAIN}") from error
 
 
 def as_text(value: Any) -> str | None:
@@ -221,13 +192,13 @@ def some(names: Iterable[str]) -> str:
 def _h5(path: Path, inside: str) -> Iterator[Contents]:
     import h5py
 
-    with h5py.File(path, "r", locking="best-effort") as file:
-        group = _own(file, inside, path=path) if inside else file
+    with open_hdf5(path) as file:
+        group = item_of(file, inside, path=path) if inside else file
         if not isinstance(group, h5py.Group):
             raise CarmilError(f"{path} has no group {inside!r} any more: look for its bags again")
 
         def get(name: str) -> Held:
-            dataset = _own(group, name, path=path)
+            dataset = item_of(group, name, path=path)
             where = f"{path}: {name}"
             if not isinstance(dataset, h5py.Dataset):
                 raise CarmilError(f"{where} is a group: expected an array")
@@ -237,88 +208,11 @@ def _h5(path: Path, inside: str) -> Iterator[Contents]:
                 where,
                 dataset.shape,
                 str(dataset.dtype),
-                lambda: _h5_values(dataset, where),
-                lambda attribute: _h5_attribute(dataset, attribute, path=path),
+                lambda: values_of(dataset, where),
+                lambda attribute: attribute_of(dataset, attribute, path=path),
             )
 
-        yield Contents(path, tuple(group), get, lambda attribute: _h5_attribute(group, attribute, path=path))
-
-
-def _own(group: Any, name: str, *, path: Path) -> Any:
-    """What is in this very file under that name: links can name any other file of the machine, so none is followed."""
-    import h5py
-
-    link = group.get(name, getlink=True)
-    if not isinstance(link, h5py.HardLink):
-        raise CarmilError(f"{path}: {name} is a link to elsewhere, which is not followed: copy the data into the file")
-    item = group[name]
-    if isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
-        raise CarmilError(
-            f"{path}: {name} keeps its values in other files, which are not read: copy them into the file"
-        )
-    return item
-
-
-def _h5_attribute(owner: Any, name: str, *, path: Path) -> Any:
-    """Numbers and words only: HDF5 crashes over a damaged attribute of a richer type."""
-    from h5py import h5t
-
-    if name not in owner.attrs:
-        return None
-    kind = owner.attrs.get_id(name).get_type()
-    if not isinstance(kind, h5t.TypeStringID | h5t.TypeIntegerID | h5t.TypeFloatID):
-        raise CarmilError(f"{path}: the attribute {name} is neither number nor words: {_AGAIN}")
-    if isinstance(kind, h5t.TypeStringID) and kind.is_variable_str():
-        _check_heaps(owner.file, path)
-    return owner.attrs[name]
-
-
-def _check_heaps(file: Any, path: Path) -> None:
-    """HDF5 walks through a damaged heap of strings for ever, so each is walked here first."""
-    if file.id.get_create_plist().get_sizes() != (8, 8):
-        return
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        for start, end in _between_values(file, len(held)):
-            at = held.find(b"GCOL\1\0\0\0", start, end)
-            while at >= 0:
-                if not _ends(held, at):
-                    raise CarmilError(f"{path} has damaged attributes: {_AGAIN}")
-                at = held.find(b"GCOL\1\0\0\0", at + 8, end)
-
-
-def _between_values(file: Any, length: int) -> Iterator[tuple[int, int]]:
-    """The parts of the file that are not the values of an array in one piece: a search need not go through those."""
-    import h5py
-
-    start = 0
-    arrays = [file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)]
-    offsets = {item.id.get_offset(): item.id.get_storage_size() for item in arrays if isinstance(item, h5py.Dataset)}
-    for offset in sorted(offset for offset in offsets if offset is not None):
-        yield start, offset
-        start = offset + offsets[offset]
-    yield start, length
-
-
-def _ends(held: mmap.mmap, heap: int) -> bool:
-    """Whether the objects of a global heap, each with its length in front, lead to the heap's end."""
-    (size,) = struct.unpack_from("<Q", held, heap + 8)
-    at, end = heap + 16, heap + size
-    if end > len(held):
-        return False
-    while at + 16 <= end:
-        number, length = struct.unpack_from("<H6xQ", held, at)
-        if number == 0 and length < 16:
-            return False
-        at += length if number == 0 else 16 + -(-length // 8) * 8
-    return at <= end
-
-
-def _h5_values(dataset: Any, where: str) -> np.ndarray:
-    declared = math.prod(dataset.shape) * dataset.dtype.itemsize
-    stored = min(dataset.id.get_storage_size(), os.path.getsize(dataset.file.filename))
-    unfolded = max(stored * _MOST_UNFOLDED, _SMALL if stored else 0)
-    _must_hold(where, declared, unfolded if dataset.id.get_create_plist().get_nfilters() else stored)
-    return dataset[()]
+        yield Contents(path, tuple(group), get, lambda attribute: attribute_of(group, attribute, path=path))
 
 
 @contextmanager
@@ -330,7 +224,7 @@ def _npy(path: Path, inside: str) -> Iterator[Contents]:
     def read() -> np.ndarray:
         if dtype.hasobject:
             raise _needs_pickle(path, "npy")
-        _must_hold(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
+        must_hold(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
         if 0 in shape:
             return np.empty(shape, dtype)
         return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
@@ -354,8 +248,8 @@ def _npz(path: Path, inside: str) -> Iterator[Contents]:
                     raise _needs_pickle(path, "npz")
                 declared = math.prod(shape) * dtype.itemsize
                 stored = min(info.compress_size, path.stat().st_size)
-                _must_hold(where, info.file_size, max(stored * _MOST_UNFOLDED, _SMALL))
-                _must_hold(where, declared, info.file_size - offset)
+                must_hold(where, info.file_size, max(stored * MOST_UNFOLDED, SMALL))
+                must_hold(where, declared, info.file_size - offset)
                 with archive.open(info) as stream:
                     stream.read(offset)
                     values = np.frombuffer(stream.read(), dtype, count=math.prod(shape))
@@ -376,8 +270,13 @@ def _pt(path: Path, inside: str) -> Iterator[Contents]:
     import torch
 
     with warnings.catch_warnings(action="ignore"):  # torch's, about what we refuse a line later
-        # The old format of torch before 1.6 is no zip, and cannot be mapped.
-        loaded = torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
+        try:
+            # The old format of torch before 1.6 is no zip, and cannot be mapped.
+            loaded = torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            if not re.search(r"GLOBAL \S+|Unsupported class", str(error)):
+                raise CarmilError(f"{path} is not as torch.save writes it: {AGAIN}") from error
+            raise _needs_pickle(path, "pt") from error
     several = isinstance(loaded, dict)
     values = loaded if several else {"": loaded}
 
@@ -390,7 +289,7 @@ def _pt(path: Path, inside: str) -> Iterator[Contents]:
 
         def read() -> np.ndarray:
             # A tensor may repeat one value without end (stride 0): what it says it holds, the file must hold.
-            _must_hold(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
+            must_hold(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
             plain = tensor.detach().resolve_conj().resolve_neg()
             return (plain.float() if tensor.dtype == torch.bfloat16 else plain).numpy()
 
@@ -435,14 +334,8 @@ def _npy_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, n
         raise CarmilError(f"{where} is npy of version {version}: expected 1.0 or 2.0, as numpy.save writes numbers")
     shape, fortran, dtype = readers[version](stream)
     if any(length < 0 for length in shape):
-        raise CarmilError(f"{where} declares the shape {shape}: {_AGAIN}")
+        raise CarmilError(f"{where} declares the shape {shape}: {AGAIN}")
     return shape, fortran, dtype
-
-
-def _must_hold(where: str, declared: int, may_be: int) -> None:
-    """Before memory is asked for: a header can declare any shape."""
-    if declared > may_be:
-        raise CarmilError(f"{where} declares {declared:,} bytes, and the file holds {may_be:,} at most: {_AGAIN}")
 
 
 def _needs_pickle(path: Path, kind: str) -> CarmilError:
@@ -455,9 +348,3 @@ def _needs_pickle(path: Path, kind: str) -> CarmilError:
 
 def _nothing_told(name: str) -> None:
     return None
-
-
-def _short(error: Exception) -> str:
-    """The library's own words on one line, and not too many of them."""
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words[:160]}" if words else type(error).__name__

@@ -17,7 +17,6 @@ from carmil.bags.arrays import (
     Contents,
     groups_of,
     kind_of,
-    one_line_errors,
     one_of,
     opened,
     rows_and_width,
@@ -28,6 +27,7 @@ from carmil.bags.matrices import columns_of, instance_table, is_matrix, npz_matr
 from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_NAMES, written_by_stamp
 from carmil.bags.sources import READERS, Found, Source
 from carmil.errors import CarmilError
+from carmil.untrusted import one_line_errors
 
 BAG_COLUMNS = ("bag", "bag_name", "slide_id", "slide", "patient_id", "case_id")
 

@@ -19,7 +19,6 @@ from carmil.bags.arrays import (
     as_text,
     dtype_when_read,
     kind_of,
-    one_line_errors,
     one_of,
     opened,
     owned,
@@ -29,6 +28,7 @@ from carmil.bags.arrays import (
 )
 from carmil.bags.sources import Bag, Header, Source
 from carmil.errors import CarmilError
+from carmil.untrusted import one_line_errors
 
 
 @dataclass(frozen=True, eq=False)

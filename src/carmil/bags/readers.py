@@ -19,7 +19,6 @@ from carmil.bags.arrays import (
     as_text,
     dtype_when_read,
     kind_of,
-    one_line_errors,
     one_of,
     opened,
     owned,
@@ -30,6 +29,7 @@ from carmil.bags.arrays import (
 from carmil.bags.matrices import bag_of_matrix, header_of_matrix, is_matrix
 from carmil.bags.sources import READERS, Bag, Header, Source
 from carmil.errors import CarmilError
+from carmil.untrusted import one_line_errors
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Unit

@@ -1,4 +1,8 @@
-"""Mask TIFFs: a whole number a pixel, 0 where nothing is annotated. Read strip by strip, as finely as tiles need."""
+"""Mask TIFFs: one whole number per pixel, 0 where nothing is annotated. Read strip by strip, as finely as tiles need.
+
+A mask has at most MOST_VALUES classes and regions with an outline of at most MOST_EDGES pixels. More than that is a picture, or
+one number per nucleus, and is refused.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,22 +16,57 @@ from carmil.slides.annotations import Region
 LONGEST = 8192  # pixels of a mask that are looked at, along its longer side
 STRIP = 256  # rows read at a time
 PROPORTION = 0.02  # how much the sides of a mask may differ from the slide's
+MOST_VALUES = 256  # different numbers in a mask, 0 included: those of 8 bits
+MOST_EDGES = 2**22  # neighbouring pixels of different values
+MOST_TRACED = 2**29  # pixels of all regions' boxes together; of a mask with more, every other row and column is used
 
 
 def read_mask(path: Path, *, width: int, height: int) -> list[Region]:
-    """A region a value, named after it, with all its parts and holes; the mask is stretched over the slide."""
+    """One region per value, named after it, with all its parts and holes; the mask is stretched over the slide."""
+    from scipy import ndimage
     from skimage.measure import find_contours
 
     mask, seen = _looked_at(path, width / height)
+    values = _values(mask, path)
+    numbers = np.empty(mask.shape, np.uint16)  # 0, or the place of the pixel's value + 1
+    for top in range(0, len(mask), STRIP):
+        strip = mask[top : top + STRIP]
+        numbers[top : top + STRIP] = np.where(strip == 0, 0, np.searchsorted(values, strip) + 1)
+    boxes = ndimage.find_objects(numbers, max_label=len(values))
+    while (
+        sum((rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in filter(None, boxes))
+        > MOST_TRACED
+    ):
+        numbers, seen = numbers[::2, ::2], (seen[0] / 2, seen[1] / 2)
+        boxes = ndimage.find_objects(numbers, max_label=len(values))
     scale = np.array([width / seen[1], height / seen[0]])
     regions = []
-    for value in np.unique(mask):
-        if value == 0:
+    for number, box in enumerate(boxes, start=1):
+        if box is None:
             continue
-        around = np.pad(mask == value, 1).astype(np.uint8)  # so that what touches the border is closed
-        rings = [np.clip((ring[:-1, ::-1] - 0.5) * scale, 0, [width, height]) for ring in find_contours(around, 0.5)]
-        regions.append(Region(str(value), tuple(ring for ring in rings if len(ring) >= 3)))
+        corner = np.array([box[1].start, box[0].start]) - 0.5  # x, y of the padded box's upper left pixel's centre
+        around = np.pad(numbers[box] == number, 1).astype(np.uint8)  # so that what touches the border is closed
+        rings = [np.clip((ring[:-1, ::-1] + corner) * scale, 0, [width, height]) for ring in find_contours(around, 0.5)]
+        regions.append(Region(str(values[number - 1]), tuple(ring for ring in rings if len(ring) >= 3)))
     return [one for one in regions if one.rings]
+
+
+def _values(mask: NDArray[Any], path: Path) -> NDArray[Any]:
+    """The values other than 0, sorted; of a picture that is no mask none, but an error."""
+    found = np.empty(0, mask.dtype)
+    for top in range(0, len(mask), STRIP):
+        found = np.union1d(found, mask[top : top + STRIP])
+        if len(found) > MOST_VALUES:
+            raise CarmilError(
+                f"{path} has more than {MOST_VALUES} different values: expected a mask with one number per class, "
+                "not a picture or one number per object"
+            )
+    edges = np.count_nonzero(mask[1:] != mask[:-1]) + np.count_nonzero(mask[:, 1:] != mask[:, :-1])
+    if edges > MOST_EDGES:
+        raise CarmilError(
+            f"{path} changes its value at {edges:,} pixels, more than {MOST_EDGES:,}: expected a mask of regions, not a picture"
+        )
+    return found[found != 0]
 
 
 def _looked_at(path: Path, proportion: float) -> tuple[NDArray[Any], tuple[float, float]]:

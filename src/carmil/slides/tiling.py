@@ -8,16 +8,23 @@ from typing import Any
 import h5py
 import numpy as np
 
+from carmil.bags.arrays import as_number, as_text, opened, owned
 from carmil.errors import CarmilError, unknown
 from carmil.files import whole_file
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tissue import Tissue
+from carmil.untrusted import one_line_errors
 
 # Points of a tile, in shares of its side; it is in if one of them lies in tissue.
 POINTS = {
     "centre": np.array([(0.5, 0.5)]),
     "four-point": np.array([(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)]),  # CLAM's
 }
+LARGEST = 2**31  # pixels that any attribute of a file may speak of
+_ATTRIBUTES = (
+    *("name", "patch_size", "patch_size_level0", "level0_width", "level0_height"),
+    *("mpp", "slide_mpp", "target_magnification", "level0_magnification", "carmil"),
+)
 _COARSER = 1.5  # a slide may be so much coarser than its tiles; beyond, most of a tile would be invented
 
 
@@ -103,23 +110,26 @@ def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mappi
 def read_tiles(path: Path) -> Tiles:
     """Tiles of a file by us or by TRIDENT, which has magnifications where we have micrometres."""
     corners, told = _read(path)
-    try:
+
+    def number(name: str) -> float:
+        value = as_number(told.get(name), f"{path}: {name}")
+        if value is None:
+            raise CarmilError(f"{path} does not say {name}: expected a file of tiles as TRIDENT writes it")
+        if value > LARGEST:
+            raise CarmilError(f"{path}: {name} is {value:g}: expected at most {LARGEST:,}, as TRIDENT writes it")
+        return value
+
+    with one_line_errors(path, "expected numbers in the attributes of coords, as TRIDENT writes them"):
         return Tiles(
-            slide=str(told.get("name", path.stem.removesuffix("_patches"))),
+            slide=as_text(told.get("name")) or path.stem.removesuffix("_patches"),
             corners=corners,
-            size=float(told["patch_size_level0"]),
-            pixels=int(told["patch_size"]),
-            mpp=float(told.get("mpp") or 10 / told["target_magnification"]),
-            width=int(told["level0_width"]),
-            height=int(told["level0_height"]),
-            slide_mpp=float(told.get("slide_mpp") or 10 / told["level0_magnification"]),
+            size=number("patch_size_level0"),
+            pixels=int(number("patch_size")),
+            mpp=number("mpp") if "mpp" in told else 10 / number("target_magnification"),
+            width=int(number("level0_width")),
+            height=int(number("level0_height")),
+            slide_mpp=number("slide_mpp") if "slide_mpp" in told else 10 / number("level0_magnification"),
         )
-    except KeyError as error:
-        raise CarmilError(
-            f"{path} does not say {error.args[0]}: expected a file of tiles as TRIDENT writes it"
-        ) from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise CarmilError(f"{path} has attributes that are no numbers ({error}): expected TRIDENT's") from None
 
 
 def read_more(path: Path) -> dict[str, Any]:
@@ -127,18 +137,16 @@ def read_more(path: Path) -> dict[str, Any]:
     told = _read(path)[1].get("carmil", "{}")
     try:
         more = json.loads(told)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return {}
     return more if isinstance(more, dict) else {}
 
 
 def _read(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
-    try:
-        with h5py.File(path, "r") as file:
-            coords = file["coords"]
-            corners, told = np.asarray(coords[()]), dict(coords.attrs)
-    except (OSError, KeyError, AttributeError, TypeError) as error:
-        raise CarmilError(f"{path} is not a file of tiles: {error}".splitlines()[0]) from None
-    if corners.ndim != 2 or corners.shape[1] != 2 or not np.issubdtype(corners.dtype, np.integer):
-        raise CarmilError(f"{path}: coords are {corners.dtype} {corners.shape}: expected whole numbers (tiles, 2)")
-    return corners.astype(np.int64), told
+    """Corners (n, 2), and the attributes that the file has."""
+    with opened(path) as contents:
+        coords = contents.get("coords")
+        if len(coords.shape) != 2 or coords.shape[1] != 2 or np.dtype(coords.dtype).kind not in "iu":
+            raise CarmilError(f"{path}: coords are {coords.dtype} {coords.shape}: expected whole numbers (tiles, 2)")
+        attributes = {name: coords.told(name) for name in _ATTRIBUTES}
+        return owned(coords.read(), "int64"), {name: value for name, value in attributes.items() if value is not None}
