@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-
 LONGEST = 2000  # characters of a message
 
 
