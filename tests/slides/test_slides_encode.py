@@ -1,5 +1,7 @@
 """carmil slides encode: features of every slide in a store, each computed once."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -8,11 +10,12 @@ import pytest
 import torch
 
 from carmil.bags.finding import find_bags
+from carmil.bags.geometry import TileGeometry
 from carmil.bags.readers import read_bag
 from carmil.bags.store import open_store
 from carmil.slides import features
 from carmil.slides.opening import open_slide
-from carmil.slides.tiling import tiles_file, write_tiles
+from carmil.slides.tiling import read_tiles, tiles_file, write_tiles
 
 ENCODER = "timm/resnet10t"
 
@@ -165,6 +168,45 @@ def test_features_of_other_weights_do_not_enter_a_store(tmp_path, scans, encode,
     status, _, told = encode(slides, weights=tmp_path / "other.pt")
     assert status == 2 and "was encoded by timm_resnet10t-" in told and "choose another --out" in told
     assert open_store(tmp_path / "store").ids == ("a",)
+
+
+def recut(tmp_path, name, **geometry):
+    """As if the tiles of the slide had been cut with another geometry."""
+    path = tiles_file(tmp_path / "tiles", name)
+    write_tiles(replace(read_tiles(path), **geometry), tmp_path / "tiles")
+
+
+@pytest.mark.finding(n=1)
+def test_tiles_of_another_geometry_do_not_enter_a_store(tmp_path, scans, encode, computed):
+    encode(scans("a"))
+    assert open_store(tmp_path / "store").geometry == TileGeometry(256, 0.5)
+    slides = scans("b")
+    recut(tmp_path, "b", mpp=1.0)
+    status, _, told = encode(slides)
+    assert status == 2 and computed == ["a"] and open_store(tmp_path / "store").ids == ("a",)
+    assert "has tiles of 256 pixels at 1 um/px" in told and "has 256 pixels at 0.5 um/px: choose another --out" in told
+
+
+@pytest.mark.finding(n=1)
+def test_slides_whose_tiles_differ_are_not_encoded_together(tmp_path, scans, encode, computed):
+    slides = scans("a", "b")
+    recut(tmp_path, "b", pixels=512)
+    status, _, told = encode(slides)
+    assert status == 2 and computed == [] and not (tmp_path / "store").exists()
+    assert "b has tiles of 512 pixels at 0.5 um/px, a has 256 pixels at 0.5 um/px" in told
+
+
+@pytest.mark.finding(n=1)
+def test_a_store_of_version_one_grows_and_says_that_its_tiles_could_not_be_compared(tmp_path, scans, encode, computed):
+    encode(scans("a"))
+    index = tmp_path / "store" / "index.json"
+    facts = json.loads(index.read_text()) | {"version": 1}
+    for entry in facts["bags"]:
+        del entry["tile_pixels"], entry["tile_mpp"], entry["pooling"]
+    index.write_text(json.dumps(facts))
+    status, _, told = encode(scans("a", "b"))
+    assert status == 0 and computed == ["a", "b"] and "could not be checked" in told
+    assert open_store(tmp_path / "store").geometry == TileGeometry(256, 0.5)
 
 
 def test_tiles_that_trident_cut_are_taken(tmp_path, scans, encode):

@@ -1,16 +1,19 @@
 """carmil slides run: from a slide to an answer and the maps that show why."""
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from carmil.bags.geometry import TileGeometry
 from carmil.bags.store import open_store
 from carmil.slides.encoders import load_encoder
 from carmil.slides.features import encode_slides
 from carmil.slides.tile_cohort import tile_slides
+from carmil.slides.tiling import read_tiles, tiles_file
 from carmil.studies.settings import Settings
 from carmil.studies.train import run_study
 
@@ -122,6 +125,53 @@ def test_tiles_that_are_cut_are_not_cut_again(tmp_path, run, cohort):
     status, said, told = run([slide], "--tiles", str(cohort / "tiles"))
     assert status == 0 and not (tmp_path / "out" / "tiles").exists()
     assert "s3" in said and "names of slides that the run was trained on" in told
+
+
+@pytest.fixture
+def coarse_run(tmp_path, cohort):
+    """The run as if it had been trained on tiles of 1 micrometre per pixel; or as 0.1.0 wrote it."""
+
+    def make(**geometry):
+        folder = tmp_path / "coarse"
+        shutil.copytree(cohort / "run", folder)
+        facts = json.loads((folder / "run.json").read_text())
+        assert (facts["tile_pixels"], facts["tile_mpp"]) == (256, 0.5)
+        facts = {name: value for name, value in facts.items() if not name.startswith("tile_")}
+        (folder / "run.json").write_text(json.dumps(facts | geometry))
+        return folder
+
+    return make
+
+
+@pytest.mark.finding(n=1)
+def test_slides_run_cuts_tiles_with_the_runs_geometry(tmp_path, run, cohort, coarse_run):
+    model = coarse_run(tile_pixels=128, tile_mpp=1.0)
+    status, _, told = run([cohort / "scans" / "s3.tif"], "--model", str(model))
+    assert status == 0, told
+    assert open_store(tmp_path / "out" / "features").geometry == TileGeometry(128, 1.0)
+    assert read_tiles(tiles_file(tmp_path / "out" / "tiles", "s3")).geometry == TileGeometry(128, 1.0)
+    assert "tile geometry" not in told
+
+
+@pytest.mark.finding(n=1)
+def test_slides_run_refuses_tiles_of_another_size_by_one_line_that_names_both(tmp_path, run, cohort, coarse_run):
+    model = coarse_run(tile_pixels=256, tile_mpp=1.0)
+    words = ["--tiles", str(cohort / "tiles"), "--model", str(model)]
+    status, _, told = run([cohort / "scans" / "s3.tif"], *words)
+    last = told.strip().splitlines()[-1]
+    assert status == 2 and last.startswith("carmil: ") and "s3_patches.h5 has tiles of 256 pixels at 0.5 um/px" in last
+    assert last.endswith(
+        "has 256 pixels at 1 um/px: cut them with `carmil slides tile --pixels 256 --tile-mpp 1` and encode them again"
+    )
+    assert not (tmp_path / "out" / "features").exists()
+
+
+@pytest.mark.finding(n=1)
+def test_slides_run_says_that_a_run_of_0_1_0_does_not_record_the_size_of_its_tiles(tmp_path, run, cohort, coarse_run):
+    status, _, told = run([cohort / "scans" / "s3.tif"], "--model", str(coarse_run()))
+    assert status == 0, told
+    assert "does not record the size of its tiles: they are cut as 256 pixels at 0.5 um/px" in told
+    assert told.count("could not be checked") == 1
 
 
 def test_another_encoder_than_the_runs_is_refused_before_anything_is_made(tmp_path, run, cohort, small_weights):

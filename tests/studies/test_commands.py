@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.studies.settings import Settings
 from carmil.studies.tested import validated
 from carmil.studies.train import run_study
 
@@ -378,6 +380,71 @@ def test_predict_refuses_another_width_or_encoder(trained, tmp_path, said):
     assert status == 2
     assert "encoded by resnet50" in err
     assert "trained on uni" in err
+
+
+@pytest.fixture(scope="module")
+def at_10x(tmp_path_factory):
+    """A run on tiles of 256 pixels at 1 um/px; features of other slides at 1, at 0.5 and at unknown um/px."""
+    folder = tmp_path_factory.mktemp("geometry")
+    cohorts = {"own": 1.0, "same": 1.0, "other": 0.5, "unknown": None}
+    for cohort, mpp in cohorts.items():
+        for i in range(12):
+            features = np.random.default_rng(i).normal(size=(5, 4)).astype(np.float32) + i % 2
+            place = {"coordinates": np.zeros((5, 2), np.float32), "coordinate_unit": "level0_px", "tile_size": 512.0}
+            made = {"encoder": "uni", "geometry": TileGeometry(None if mpp is None else 256, mpp)}
+            write_bag(Bag(id=f"{cohort}{i:02d}", features=features, **place, **made), folder / cohort, "trident")
+        lines = "".join(f"{cohort}{i:02d},{i % 2}\n" for i in range(12))
+        (folder / f"{cohort}.csv").write_text("slide,label\n" + lines)
+    out = {
+        "labels": folder / "own.csv",
+        "out": folder / "run",
+        "folds": 2,
+        "epochs": 2,
+        "model": "mean",
+        "device": "cpu",
+    }
+    run_study(Settings(bags=folder / "own", **out))
+    return folder
+
+
+@pytest.mark.finding(n=1)
+@pytest.mark.parametrize("command", ["predict", "evaluate", "explain"])
+def test_predict_evaluate_and_explain_refuse_tiles_of_another_geometry(at_10x, tmp_path, said, command):
+    def run(cohort, out):
+        labels = ["--labels", str(at_10x / f"{cohort}.csv")] if command == "evaluate" else []
+        words = ["--bags", str(at_10x / cohort), *labels, "--out", str(tmp_path / out), "--device", "cpu"]
+        return said(command, str(at_10x / "run"), *words)
+
+    status, _, err = run("other", "a")
+    last = err.strip().splitlines()[-1]
+    assert status == 2 and "other has tiles of 256 pixels at 0.5 um/px, the run" in last
+    assert "has 256 pixels at 1 um/px: cut them with `carmil slides tile --pixels 256 --tile-mpp 1`" in last
+    status, _, err = run("unknown", "b")
+    assert status == 0, err
+    assert "the tile geometry (pixels, um/px) of" in err and "unknown is not fully known" in err
+    status, _, err = run("same", "c")
+    assert status == 0 and "tile geometry" not in err, err
+
+
+@pytest.mark.finding(n=1)
+def test_run_json_card_and_info_hold_the_geometry_and_the_encoder(at_10x, said):
+    facts = json.loads((at_10x / "run" / "run.json").read_text())
+    assert (facts["tile_pixels"], facts["tile_mpp"], facts["encoder"]) == (256, 1.0, "uni")
+    assert "256 pixels at 1 um/px" in (at_10x / "run" / "card.md").read_text()
+    _, out, _ = said("cohort", "info", str(at_10x / "run" / "cohort"))
+    assert "256 pixels at 1 um/px" in out and "uni" in out
+
+
+@pytest.mark.finding(n=1)
+def test_a_run_of_0_1_0_opens_and_says_that_its_tiles_could_not_be_compared(at_10x, tmp_path, said):
+    shutil.copytree(at_10x / "run", tmp_path / "old")
+    facts = json.loads((tmp_path / "old" / "run.json").read_text())
+    for name in ("tile_pixels", "tile_mpp", "pooling"):
+        del facts[name]
+    (tmp_path / "old" / "run.json").write_text(json.dumps(facts))
+    words = ["--bags", str(at_10x / "other"), "--out", str(tmp_path / "p"), "--device", "cpu"]
+    status, _, err = said("predict", str(tmp_path / "old"), *words)
+    assert status == 0 and "old is not fully known: that it is the same could not be checked" in err
 
 
 def test_a_run_that_cannot_be_written_says_so(files, tmp_path, said):

@@ -17,6 +17,7 @@ import numpy as np
 from carmil.bags.checking import check_bags, finite
 from carmil.bags.conversion import converted, vanished_line
 from carmil.bags.finding import find_bags
+from carmil.bags.geometry import UNKNOWN
 from carmil.bags.readers import peek, read_bag
 from carmil.bags.sources import Found, Source
 from carmil.bags.store import (
@@ -107,6 +108,7 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
             file.close()
         facts = json.loads((store.path / "index.json").read_text(encoding="utf-8"))
         facts |= {
+            "version": VERSION,
             "bags": [asdict(entry) for entry in entries],
             "fingerprint": fingerprint_of(entries),
             "signature": signature,
@@ -227,6 +229,7 @@ def _new_plan(
     empty: list[str] = []
     first = 0
     width, encoder, example = 0, None, ""
+    pooling, geometry, unknown = None, UNKNOWN, list[str]()
     for source in found.sources:
         if source.id in broken:
             continue
@@ -241,10 +244,27 @@ def _new_plan(
                 f"{source.path}: {header.width} features by encoder {header.encoder or 'unknown'}, {example!r} has {width} by "
                 f"{encoder or 'unknown'}: a cohort has one encoder; `carmil cohort check` lists all, --skip-broken leaves them out"
             )
+        if pooling is not None and header.pooling not in (None, pooling):
+            raise CarmilError(
+                f"{source.path}: features pooled by {header.pooling}, others by {pooling}: a cohort has one pooling; "
+                "`carmil cohort check` lists all, --skip-broken leaves them out"
+            )
+        if header.geometry.differs_from(geometry):
+            raise CarmilError(
+                f"{source.path}: tiles of {header.geometry}, others have {geometry}: a cohort has one tile geometry; "
+                "`carmil cohort check` lists all, --skip-broken leaves them out"
+            )
+        pooling, geometry = pooling or header.pooling, geometry.completed_by(header.geometry)
+        unknown += [source.id] if header.geometry == UNKNOWN else []
         places.append(_Place(source, first, header.rows, header.width))
         first += header.rows
     if not places:
         raise CarmilError(f"no bag with instances among {len(found.sources)} found: expected at least one")
+    if unknown and geometry != UNKNOWN:
+        say(
+            f"the tile geometry of {len(unknown)} of {len(places)} bags is not recorded ({unknown[0]!r}, ...): that they have "
+            f"{geometry} like the others could not be checked"
+        )
     if empty:
         say(
             f"{len(empty)} empty slides have no tiles and are left out: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}"
@@ -364,6 +384,9 @@ def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
             truth=bag.instance_labels is not None,
             checksum=checksum(stored.values.tobytes()),
             vanished=stored.vanished,
+            pooling=bag.pooling,
+            tile_pixels=bag.geometry.tile_pixels,
+            tile_mpp=bag.geometry.tile_mpp,
         )
     except CarmilError as error:
         return error

@@ -1,10 +1,12 @@
 """What is wrong with a cohort: with the files that it comes in, or with the store they were packed into."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from carmil.bags.conversion import converted, vanished_line
+from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Found, Header, Source
 from carmil.bags.store import ITEM_SIZE, Dtype, OnBag, Store, checksum
@@ -34,7 +36,7 @@ def check_bags(
     found: Found, *, dtype: Dtype = "float16", workers: int | None = None, on_bag: OnBag = lambda done, total: None
 ) -> Checked:
     """Read everything once and list what a build would refuse: unreadable, not finite, too large or too small for `dtype`, of
-    another width or encoder than most."""
+    another width, encoder, pooling or tile geometry than most."""
     problems: list[Problem] = []
     good: dict[str, _Looked] = {}
     jobs = ((source, (source, dtype)) for source in found.sources)
@@ -46,13 +48,15 @@ def check_bags(
             problems.append(Problem(source.id, "empty", "no tile; it is left out of a store"))
         else:
             good[source.id] = result
-    for kind in ("width", "encoder"):
+    for kind in ("width", "encoder", "pooling", "geometry"):
         values = {bag: getattr(looked.header, kind) for bag, looked in good.items()}
-        usual = max(set(values.values()), key=list(values.values()).count) if values else None
+        if kind in ("pooling", "geometry"):  # most tools do not record these; a bag without them contradicts nothing
+            values = {bag: value for bag, value in values.items() if value not in (None, UNKNOWN)}
+        usual: Any = max(values.values(), key=list(values.values()).count, default=None)
         problems += [
             Problem(bag, kind, f"{kind} {value}, most bags have {usual}")
             for bag, value in values.items()
-            if value != usual
+            if (value.differs_from(usual) if isinstance(value, TileGeometry) else value != usual)
         ]
     line = vanished_line({bag: looked.vanished for bag, looked in good.items()}, dtype)
     return Checked(
@@ -104,5 +108,6 @@ def _looked_at(source: Source, dtype: str) -> _Looked | Problem:
         stored = converted(bag, source, dtype)
     except CarmilError as error:
         return Problem(source.id, kind, str(error))
-    header = Header(len(bag.features), bag.features.shape[1], str(bag.features.dtype), bag.encoder)
+    rows, width = bag.features.shape
+    header = Header(rows, width, str(bag.features.dtype), bag.encoder, bag.pooling, bag.geometry)
     return _Looked(header, stored.vanished, checksum(stored.values.tobytes()))

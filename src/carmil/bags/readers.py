@@ -6,6 +6,7 @@ d features.
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from carmil.bags.arrays import (
     some,
     whole_numbers,
 )
+from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.bags.matrices import bag_of_matrix, header_of_matrix, is_matrix
 from carmil.bags.sources import READERS, Bag, Header, Source
 from carmil.errors import CarmilError
@@ -48,11 +50,12 @@ def peek(source: Source) -> Header:
     if source.layout in READERS:
         bag = read_bag(source)
         rows, width = bag.features.shape
-        return Header(rows, width, str(bag.features.dtype), bag.encoder)
+        return Header(rows, width, str(bag.features.dtype), bag.encoder, bag.pooling, bag.geometry)
     with opened(source.path, source.inside if source.layout == "acmil" else "") as contents:
         held = _features_in(contents)
         rows, width = rows_and_width(held)
-        return Header(rows, width, dtype_when_read(held), _encoder(contents, held, source))
+        made = _encoder(contents, held, source), _pooling(contents, held)
+        return Header(rows, width, dtype_when_read(held), *made, _geometry(contents, source))
 
 
 def read_bag(source: Source) -> Bag:
@@ -66,7 +69,8 @@ def read_bag(source: Source) -> Bag:
         features = as_features(held)
         place = _place(contents, source, len(features))
         labels = _instance_labels(contents, source, len(features))
-        return Bag(source.id, features, *place, _encoder(contents, held, source), labels)
+        made = _pooling(contents, held), _geometry(contents, source)
+        return Bag(source.id, features, *place, _encoder(contents, held, source), labels, *made)
 
 
 def _read_by_own(source: Source) -> Bag:
@@ -200,6 +204,58 @@ def _encoder(contents: Contents, held: Held, source: Source) -> str | None:
             if (words := as_text(told(attribute))) is not None:
                 return words
     return None
+
+
+def _pooling(contents: Contents, held: Held) -> str | None:
+    return as_text(held.told("pooling")) or as_text(contents.told("pooling"))
+
+
+def _geometry(contents: Contents, source: Source) -> TileGeometry:
+    """What the file, its coordinates and the files beside it record, the nearest first."""
+    companions = dict(source.companions)
+    if written_by_stamp(contents) and contents.told("unit") is None:
+        return TileGeometry(224, 256 / 224)  # as STAMP itself takes these files
+    found = UNKNOWN
+    if (name := next((name for name in COORDINATE_NAMES if name in contents.names), None)) is not None:
+        found = _recorded_geometry(contents.get(name).told, contents.path)
+    found = found.completed_by(_recorded_geometry(contents.told, contents.path))
+    if (config := companions.get("config")) is not None:
+        found = found.completed_by(_slideflow_geometry(config))
+    if (patches := companions.get("patches")) is not None and not found.known:
+        with opened(patches) as beside:
+            found = found.completed_by(_recorded_geometry(one_of(beside, COORDINATE_NAMES).told, patches))
+    return found
+
+
+def _recorded_geometry(told: Callable[[str], object], path: Path) -> TileGeometry:
+    """Of attributes: tile_pixels and tile_mpp are ours, patch_size and target_magnification TRIDENT's (CLAM has the first),
+    tile_size_px and tile_size_um STAMP's. A magnification of 10 is one micrometre per pixel.
+    """
+
+    def number(name: str) -> float | None:
+        return as_number(told(name), f"{path}: {name}")
+
+    pixels = number("tile_pixels") or number("tile_size_px") or number("patch_size")
+    mpp = number("tile_mpp")
+    if mpp is None and (magnification := number("target_magnification")) is not None:
+        mpp = 10 / magnification
+    if mpp is None and pixels is not None and (side := number("tile_size_um")) is not None:
+        mpp = side / pixels
+    return TileGeometry(None if pixels is None else round(pixels), mpp)
+
+
+def _slideflow_geometry(config: Path) -> TileGeometry:
+    """Of tile_px and tile_um, which may be a magnification such as 20x."""
+    with one_line_errors(config):
+        told = json.loads(config.read_text(encoding="utf-8")) or {}
+        pixels = as_number(told.get("tile_px"), f"{config}: tile_px")
+        words = as_text(told.get("tile_um")) or ""
+        mpp = None
+        if words.lower().endswith("x"):
+            mpp = 10 / float(words[:-1])
+        elif words and pixels is not None:
+            mpp = float(words) / pixels
+        return TileGeometry(None if pixels is None else round(pixels), mpp)
 
 
 def _slideflow_encoder(config: Path) -> str | None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from carmil.bags.geometry import UNKNOWN, TileGeometry
+
 if TYPE_CHECKING:
     from carmil.bags.bags import Unit
 
@@ -21,6 +23,8 @@ class Bag:
     features        (n, d) float16 or float32; nobody has looked yet whether they are finite
     coordinates     (n, 2) float32, or None; `coordinate_unit` says in what, `tile_size` is a tile's edge in the same unit
     instance_labels (n) int64, or None
+    pooling         how the encoder made one vector of a tile's tokens, in words, or None where that is not recorded
+    geometry        pixels of a tile and micrometres per pixel, as far as they are recorded
     """
 
     id: str
@@ -30,6 +34,8 @@ class Bag:
     tile_size: float | None = None
     encoder: str | None = None
     instance_labels: np.ndarray | None = None
+    pooling: str | None = None
+    geometry: TileGeometry = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Header:
     width: int
     dtype: str
     encoder: str | None
+    pooling: str | None = None
+    geometry: TileGeometry = UNKNOWN
 
 
 @dataclass(frozen=True)

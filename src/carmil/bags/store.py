@@ -1,7 +1,8 @@
 """The cohort store: all bags of a cohort in one matrix on disk, read through a memory map.
 
 STORE/
-  index.json              what is in it: type, width, encoder, and each bag's id, rows, unit, tile size and checksum
+  index.json              what is in it: type, width, encoder, and each bag's id, rows, unit, tile size, tile geometry, encoder,
+                          pooling and checksum
   features.bin            (n, d) row by row
   coordinates.bin         (n, 2) float32
   instance_labels.bin     (n) int64, if the cohort has them
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from carmil.bags.geometry import TileGeometry, common_geometry
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float16", "float32", "bfloat16"]
 ITEM_SIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
-VERSION = 1
+VERSION = 2  # 1 knew neither the geometry of tiles nor the encoder's pooling
 OnBag = Callable[[int, int], None]  # bags done, bags in all
 
 
@@ -43,6 +45,13 @@ class Entry:
     truth: bool
     checksum: str
     vanished: float = 0.0
+    pooling: str | None = None
+    tile_pixels: int | None = None
+    tile_mpp: float | None = None
+
+    @property
+    def geometry(self) -> TileGeometry:
+        return TileGeometry(self.tile_pixels, self.tile_mpp)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,16 @@ class Store:
     @property
     def rows(self) -> int:
         return sum(entry.rows for entry in self.entries)
+
+    @property
+    def geometry(self) -> TileGeometry:
+        """Of the tiles of all bags, as far as any bag's file recorded it."""
+        return common_geometry(entry.geometry for entry in self.entries)
+
+    @property
+    def pooling(self) -> str | None:
+        """How the encoder made one vector per tile, in words; None where no bag's file recorded it."""
+        return next((entry.pooling for entry in self.entries if entry.pooling is not None), None)
 
     @property
     def labels(self) -> Path | None:
@@ -111,6 +130,8 @@ class Store:
             tile_size=entry.tile_size,
             encoder=entry.encoder,
             instance_labels=None if bags.instance_labels is None else bags.instance_labels.numpy(),
+            pooling=entry.pooling,
+            geometry=entry.geometry,
         )
 
     def _mapped(self, name: str, dtype: Any, columns: int) -> np.ndarray:
@@ -146,6 +167,7 @@ def open_store(path: str | Path) -> Store:
             origin=facts["origin"],
             fingerprint=facts["fingerprint"],
         )
+        store.geometry  # noqa: B018 - its numbers are checked
         sizes = {"features.bin": store.width * ITEM_SIZE[store.dtype], "coordinates.bin": 8}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CarmilError(f"{path / 'index.json'} cannot be read ({error!r}): build the store again") from error

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def _write_clam(bag: Bag, folder: Path) -> Path:
             coords.attrs.update(
                 patch_size=size, patch_level=0, downsample=downsample, name=bag.id, save_path=str(folder)
             )
+            coords.attrs.update(_geometry(bag))
     return path
 
 
@@ -53,10 +55,15 @@ def _write_trident(bag: Bag, folder: Path) -> Path:
     with _new_h5(path) as file:
         width = bag.features.shape[1]
         features = file.create_dataset("features", data=bag.features, chunks=(1, width), maxshape=(None, width))
-        features.attrs.update(name=bag.id, savetodir=str(home), encoder=str(bag.encoder))
+        features.attrs.update(name=bag.id, savetodir=str(home), encoder=str(bag.encoder), **_pooling(bag))
         if places is not None:
             coords = file.create_dataset("coords", data=places, chunks=(1, 2), maxshape=(None, 2))
             coords.attrs.update(name=bag.id, savetodir=str(home), patch_size_level0=_number(bag.tile_size))
+            coords.attrs.update(_geometry(bag))
+            if bag.geometry.tile_pixels is not None:
+                coords.attrs["patch_size"] = bag.geometry.tile_pixels
+            if bag.geometry.tile_mpp is not None:
+                coords.attrs["target_magnification"] = _number(10 / bag.geometry.tile_mpp)
     return path
 
 
@@ -70,7 +77,10 @@ def _write_stamp(bag: Bag, folder: Path) -> Path:
     with _new_h5(path) as file:
         file["feats"] = bag.features
         file["coords"] = bag.coordinates.astype(np.float32)
-        file.attrs.update(extractor=bag.encoder or "unknown", unit="um", feat_type="tile")
+        file.attrs.update(extractor=bag.encoder or "unknown", unit="um", feat_type="tile", **_pooling(bag))
+        file.attrs.update(_geometry(bag))
+        if bag.geometry.tile_pixels is not None:
+            file.attrs["tile_size_px"] = bag.geometry.tile_pixels
         if bag.tile_size is not None:
             file.attrs["tile_size_um"] = bag.tile_size
     return path
@@ -91,7 +101,10 @@ def _write_slideflow(bag: Bag, folder: Path) -> Path:
         with whole_file(folder / f"{bag.id}.index.npz") as aside, aside.open("wb") as stream:
             np.savez(stream, places)
     extractor = None if bag.encoder is None else {"class": bag.encoder, "kwargs": {}}
-    write_text(folder / "bags_config.json", json.dumps({"extractor": extractor}, indent=1))
+    pixels, mpp = bag.geometry.tile_pixels, bag.geometry.tile_mpp
+    config: dict[str, Any] = {"extractor": extractor} | ({} if pixels is None else {"tile_px": pixels})
+    config |= {} if pixels is None or mpp is None else {"tile_um": pixels * mpp}
+    write_text(folder / "bags_config.json", json.dumps(config, indent=1))
     return _save_tensor(folder / f"{bag.id}.pt", bag.features)
 
 
@@ -148,7 +161,17 @@ def _arrays(bag: Bag) -> dict[str, np.ndarray]:
 
 def _words(bag: Bag) -> dict[str, str | float]:
     words = {"coordinate_unit": bag.coordinate_unit, "tile_size": bag.tile_size, "encoder": bag.encoder}
-    return {name: value for name, value in words.items() if value is not None}
+    known = {name: value for name, value in words.items() if value is not None}
+    return known | _pooling(bag) | _geometry(bag)
+
+
+def _geometry(bag: Bag) -> dict[str, int | float]:
+    """What is known of it, under our own names: other tools' attributes are nominal, or cannot hold a fraction."""
+    return {name: value for name, value in asdict(bag.geometry).items() if value is not None}
+
+
+def _pooling(bag: Bag) -> dict[str, str]:
+    return {} if bag.pooling is None else {"pooling": bag.pooling}
 
 
 def _level0(bag: Bag, tool: str) -> np.ndarray | None:

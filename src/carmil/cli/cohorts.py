@@ -68,7 +68,7 @@ def cohort_build(
 
 @cohort.command("info")
 def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None:
-    """What is in a store: bags, instances, features, encoder, labels, and what was left out.
+    """What is in a store: bags, instances, features, encoder, tile geometry, labels, and what was left out.
 
     Prints a table and changes nothing.
 
@@ -92,6 +92,8 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
         ("instances", f"{found.rows:,}; a bag {min(sizes):,} to {max(sizes):,}, median {middle}"),
         ("features", f"{found.width} wide, {found.dtype}"),
         ("encoder", found.encoder or "not known"),
+        ("pooling", found.pooling or "not known"),
+        ("tiles", str(found.geometry)),
         ("coordinates", coordinates),
         ("instance labels", "yes" if all(entry.truth for entry in found.entries) else "no"),
         ("labels", "labels.csv" if found.labels else "none"),
@@ -118,8 +120,8 @@ def cohort_check(
 ) -> None:
     """Read everything once and list what is wrong; status 1 if anything is.
 
-    Missing, truncated or not finite features, values that --dtype cannot hold, another width or encoder than most, slides
-    without labels, labels without slides.
+    Missing, truncated or not finite features, values that --dtype cannot hold, another width, encoder or tile geometry than most,
+    slides without labels, labels without slides.
     Prints a table of the problems and changes nothing.
 
     Examples:

@@ -162,7 +162,9 @@ def slides_run(
     model: Annotated[Path, typer.Option(help="A run that `carmil train` wrote.")],
     encoder: EncoderOption,
     weights: WeightsOption = None,
-    tiles: Annotated[Path | None, typer.Option(help="Folder of tiles.  [default: cut here, 256 pixels at 20x]")] = None,
+    tiles: Annotated[
+        Path | None, typer.Option(help="Folder of tiles of the run's size.  [default: cut here, as the run's were]")
+    ] = None,
     mpp: MppOption = None,
     longest: Annotated[int, typer.Option(help="Pixels of a map's longer side, at most.")] = 4000,
     out: OutOption = Path("answers"),
@@ -170,7 +172,8 @@ def slides_run(
 ) -> None:
     """From slides to a run's answers and the maps that show why: tiles, features, evidence, pictures, GeoJSON.
 
-    The encoder must be the one that the run was trained on. Writes OUT/predictions.csv, tiles, features and evidence, and a folder
+    Tiles are cut as those the run was trained on: the same pixels and micrometres per pixel, which may differ by 5 %. Tiles of
+    another size and another encoder are refused. Writes OUT/predictions.csv, tiles, features and evidence, and a folder
     of maps a slide. Started again, it goes on where it was.
 
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers

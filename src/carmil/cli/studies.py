@@ -173,7 +173,7 @@ def predict(
 ) -> None:
     """Answers for new slides, by the mean of a run's models.
 
-    Features of another encoder or width than the run was trained on are refused. Writes OUT/predictions.csv and
+    Features of another encoder, width or tile geometry than the run was trained on are refused. Writes OUT/predictions.csv and
     predictions.parquet.
 
     Example: carmil predict run --bags new_features --out predictions

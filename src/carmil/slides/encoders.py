@@ -36,6 +36,7 @@ class Encoder:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: str = "bilinear"
+    pooling: str | None = None
 
     def on(self, device: str) -> "Encoder":
         """The same there, with its weights as convolutions like them best."""

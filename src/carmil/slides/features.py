@@ -1,20 +1,22 @@
 """Slides into a store of features, one after the other; what is there is not computed again.
 
 STORE                      the features of all slides, also of those that earlier calls brought
-STORE.encoding/ENCODER     while it is made: a file a slide, whole; a killed command goes on with those that are missing
+STORE.encoding/ENCODER     while it is made: one file per slide, whole; if interrupted, the same command encodes the slides
+                           that are missing. Tiles of another geometry have a folder of their own.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from carmil.bags.building import build_store
+from carmil.bags.geometry import UNKNOWN, TileGeometry, check_geometry
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Source
-from carmil.bags.store import Store, is_store, open_store
+from carmil.bags.store import Store, checksum, is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.files import whole_folder
@@ -47,9 +49,13 @@ def encode_slides(
     files: tuple[str, Path] | None = None,
     say: Callable[[str], None],
 ) -> EncodedSlides:
-    """Encodes the tiles of every slide (by its file) into the store `out`. files: a layout, and a folder to write it in too."""
-    store = _there(out, encoder)
-    work = out.with_name(f"{out.name}.encoding") / encoder.name
+    """Encodes the tiles of every slide (by its file) into the store `out`. files: a layout, and a folder to write it in too.
+
+    All tiles have one geometry, which is that of the store if it is there already.
+    """
+    geometry = _one_geometry(tiles.values())
+    store = _there(out, encoder, geometry, say)
+    work = out.with_name(f"{out.name}.encoding") / _work_name(encoder, geometry)
     placed, found = PlacedEncoder(encoder, device), EncodedSlides()
     with encoding_progress(len(tiles), sum(map(len, tiles.values()))) as (on_slide, on_tiles):
         for number, (path, cut) in enumerate(tiles.items(), 1):
@@ -86,7 +92,26 @@ def tiles_of(slides: Sequence[Path], folder: Path) -> tuple[dict[Path, Tiles], d
     return found, broken
 
 
-def _there(out: Path, encoder: Encoder) -> Store | None:
+def _one_geometry(tiles: Iterable[Tiles]) -> TileGeometry:
+    """The geometry of the tiles of all slides, if there is one."""
+    first: Tiles | None = None
+    for cut in tiles:
+        first = first or cut
+        if cut.geometry.differs_from(first.geometry):
+            raise CarmilError(
+                f"{cut.slide} has tiles of {cut.geometry}, {first.slide} has {first.geometry}: a cohort has one tile geometry; "
+                f"cut them alike, for instance with `{first.geometry.command}`"
+            )
+    return UNKNOWN if first is None else first.geometry
+
+
+def _work_name(encoder: Encoder, geometry: TileGeometry) -> str:
+    """Features of another encoder, pooling or geometry must not be packed into the same store."""
+    made = repr((encoder.pooling, geometry.tile_pixels, geometry.tile_mpp))
+    return f"{encoder.name}-{checksum(made.encode())[:8]}"
+
+
+def _there(out: Path, encoder: Encoder, geometry: TileGeometry, say: Callable[[str], None]) -> Store | None:
     """The store that will grow, if there is one."""
     if not is_store(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -97,6 +122,14 @@ def _there(out: Path, encoder: Encoder) -> Store | None:
         raise CarmilError(
             f"{out} was encoded by {store.encoder or 'an unknown encoder'}, this is {encoder.name}: choose another --out"
         )
+    if store.width != encoder.width or store.pooling not in (None, encoder.pooling):
+        raise CarmilError(
+            f"{out} has {store.width} features per tile, pooled by {store.pooling or 'an unknown rule'}; {encoder.name} gives "
+            f"{encoder.width}, pooled by {encoder.pooling}: choose another --out"
+        )
+    if geometry != UNKNOWN:
+        todo = f"choose another --out, or cut the tiles with `{store.geometry.command}`"
+        check_geometry(geometry, store.geometry, what="this call", whose=f"the store {out}", todo=todo, log=say)
     return store
 
 
@@ -114,7 +147,9 @@ def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, work: Path) -> Ba
     same = (
         bag is not None
         and bag.encoder == encoder.name
+        and bag.pooling in (None, encoder.pooling)
         and bag.tile_size == tiles.size
+        and not bag.geometry.differs_from(tiles.geometry)
         and bag.coordinates is not None
         and np.array_equal(bag.coordinates, tiles.corners.astype(np.float32))
     )
@@ -132,7 +167,16 @@ def _encoded(
     found.encoded.append(tiles.slide)
     found.times += made.times
     corners = tiles.corners.astype(np.float32)
-    return Bag(tiles.slide, made.features, corners, "level0_px", tiles.size, encoder.encoder.name)
+    return Bag(
+        id=tiles.slide,
+        features=made.features,
+        coordinates=corners,
+        coordinate_unit="level0_px",
+        tile_size=tiles.size,
+        encoder=encoder.encoder.name,
+        pooling=encoder.encoder.pooling,
+        geometry=tiles.geometry,
+    )
 
 
 def _same_slide(slide: Slide, tiles: Tiles) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.bags.geometry import TileGeometry
+
 Picture = NDArray[np.uint8]  # (height, width, 3), RGB
 
 
@@ -88,3 +90,7 @@ class Tiles:
 
     def __len__(self) -> int:
         return len(self.corners)
+
+    @property
+    def geometry(self) -> TileGeometry:
+        return TileGeometry(self.pixels, self.mpp)

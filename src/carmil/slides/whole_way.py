@@ -8,10 +8,11 @@ OUT/maps/SLIDE         pictures, and GeoJSON for QuPath
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
 from carmil.files import safe_name, whole_folder
 from carmil.progress import counted
@@ -22,10 +23,11 @@ from carmil.slides.evidence_files import maps_of
 from carmil.slides.features import encode_slides, tiles_of
 from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles
-from carmil.slides.tile_cohort import tile_slides
+from carmil.slides.tile_cohort import TileSettings, tile_slides
+from carmil.slides.tiling import tiles_file
 from carmil.studies.explain import explain_run
-from carmil.studies.external import check_encoder, predict_bags
-from carmil.studies.run_folder import read_run
+from carmil.studies.external import check_encoder, check_tiles, predict_bags
+from carmil.studies.run_folder import StudyRun, read_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,8 +61,13 @@ def run_slides(
     """
     say = _once(say)
     run = read_run(run_folder)
-    check_encoder(run, encoder.name, encoder.width, encoder.name, say)
-    found, broken = _tiles(slides, out / "tiles", mpp) if tiles is None else tiles_of(slides, tiles)
+    check_encoder(run, encoder.name, encoder.width, encoder.name, say, pooling=encoder.pooling)
+    if tiles is None:
+        found, broken = _tiles(slides, out / "tiles", _settings(run, say), mpp)
+    else:
+        found, broken = tiles_of(slides, tiles)
+        for cut in found.values():
+            check_tiles(run, cut.geometry, str(tiles_file(tiles, cut.slide)), say)
     features = encode_slides(found, out / "features", encoder, device=device, say=say)
     broken |= features.broken
     if features.store is None:
@@ -91,9 +98,24 @@ def check_encoder_name(run_folder: Path, encoder: str) -> None:
         )
 
 
-def _tiles(slides: Sequence[Path], out: Path, mpp: float | None) -> tuple[dict[Path, Tiles], dict[Path, str]]:
+def _settings(run: StudyRun, say: Callable[[str], None]) -> TileSettings:
+    """The settings that cut tiles as the run's were cut; the defaults for what a run does not record."""
+    default = TileSettings()
+    geometry = run.geometry.completed_by(TileGeometry(default.pixels, default.mpp))
+    if not run.geometry.known:
+        say(
+            f"the run {run.folder} does not record the size of its tiles: they are cut as {geometry}; if it was trained on "
+            "others, cut them with `carmil slides tile` and give them with --tiles"
+        )
+    assert geometry.tile_pixels is not None and geometry.tile_mpp is not None
+    return replace(default, pixels=geometry.tile_pixels, mpp=geometry.tile_mpp)
+
+
+def _tiles(
+    slides: Sequence[Path], out: Path, settings: TileSettings, mpp: float | None
+) -> tuple[dict[Path, Tiles], dict[Path, str]]:
     with counted("cutting", "slides") as on_slide:
-        outcomes = tile_slides(slides, out, mpp=mpp, on_slide=on_slide)
+        outcomes = tile_slides(slides, out, settings, mpp=mpp, on_slide=on_slide)
     found = {one.path: one.tiles for one in outcomes if one.tiles is not None}
     return found, {one.path: one.problem for one in outcomes if one.tiles is None}
 

@@ -73,7 +73,9 @@ def data(run: StudyRun) -> dict[str, str]:
         "classes": ", ".join(f"{name} ({n})" for name, n in zip(run.classes, facts["class_counts"], strict=True)),
         "features": PurePath(run.settings["bags"]).name,
         "labels": PurePath(run.settings["labels"]).name if run.settings["labels"] else "came with the features",
-        "encoder": f"{facts['encoder'] or 'not known'}, {facts['width']} features a tile",
+        "encoder": f"{facts['encoder'] or 'not known'}, {facts['width']} features a tile"
+        + (f", pooled by {facts['pooling']}" if facts.get("pooling") else ""),
+        "tiles": str(run.geometry),
         "fingerprint": f"{facts['data']} (features, labels and patients); {facts['store']} (features)",
     }
 
@@ -240,6 +242,11 @@ def _limits(run: StudyRun) -> list[str]:
     ]
     if run.facts["encoder"] is None:
         found.append("The encoder of the features is not known: that other features fit cannot be checked by its name.")
+    if not run.geometry.known:
+        found.append(
+            "The size of the tiles (pixels, micrometres per pixel) is not fully known: that other tiles have the same cannot "
+            "be checked."
+        )
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from carmil.bags.bags import Bags
+from carmil.bags.geometry import TileGeometry, check_geometry
 from carmil.bags.labels import read_labels
 from carmil.bags.store import Store
 from carmil.errors import CarmilError
@@ -93,7 +94,7 @@ def evaluate(
 
 
 def fitting(run: StudyRun, bags: Path, out: Path, say: Say) -> Store:
-    """The store of these bags, if the run's models may look at it: the same encoder and width."""
+    """The store of these bags, if it fits the run: the same width, encoder, pooling and tile geometry."""
     store = opened(bags, out / "cohort", dtype=run.settings["dtype"], truth=None, say=say)
     check_fits(run, store, bags, say)
     return store
@@ -101,7 +102,8 @@ def fitting(run: StudyRun, bags: Path, out: Path, say: Say) -> Store:
 
 def check_fits(run: StudyRun, store: Store, bags: Path, say: Say) -> None:
     """Refuses bags that the run's models cannot look at, and says which of them may be known to the models."""
-    check_encoder(run, store.encoder, store.width, str(bags), say)
+    check_encoder(run, store.encoder, store.width, str(bags), say, pooling=store.pooling)
+    check_tiles(run, store.geometry, str(bags), say)
     known = set(run.predictions()["slide"]) & set(store.ids)
     if known:
         say(
@@ -110,7 +112,15 @@ def check_fits(run: StudyRun, store: Store, bags: Path, say: Say) -> None:
         )
 
 
-def check_encoder(run: StudyRun, encoder: str | None, width: int, what: str, say: Say) -> None:
+def check_tiles(run: StudyRun, geometry: TileGeometry, what: str, log: Say) -> None:
+    """Refuse tiles (of `what`) of another geometry than the run was trained on; log one line where it is not known."""
+    todo = f"cut them with `{run.geometry.command}` and encode them again"
+    check_geometry(geometry, run.geometry, what=what, whose=f"the run {run.folder}", todo=todo, log=log)
+
+
+def check_encoder(
+    run: StudyRun, encoder: str | None, width: int, what: str, say: Say, *, pooling: str | None = None
+) -> None:
     """Refuses features (of `what`) that the run's models were not trained on, before or after they are made."""
     if width != run.facts["width"]:
         raise CarmilError(
@@ -119,6 +129,9 @@ def check_encoder(run: StudyRun, encoder: str | None, width: int, what: str, say
     mine = run.facts["encoder"]
     if mine != encoder and mine is not None and encoder is not None:
         raise CarmilError(f"{what} was encoded by {encoder}, the run was trained on {mine}: use its encoder")
+    trained = run.facts.get("pooling")
+    if None not in (trained, pooling) and trained != pooling:
+        raise CarmilError(f"{what} was pooled by {pooling}, the run was trained on {trained}: encode it again")
     if mine is None or encoder is None:
         say(
             f"the encoder of {'the run' if mine is None else what} is not known: that it is the same could not be checked"

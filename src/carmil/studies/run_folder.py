@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from carmil import __version__
+from carmil.bags.geometry import TileGeometry
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
 from carmil.files import whole_file, write_text
@@ -56,6 +57,11 @@ class StudyRun:
     @property
     def settings(self) -> dict[str, Any]:
         return self.facts["settings"]
+
+    @property
+    def geometry(self) -> TileGeometry:
+        """Of the tiles that the models were trained on; unknown in runs of 0.1.0."""
+        return TileGeometry(self.facts.get("tile_pixels"), self.facts.get("tile_mpp"))
 
     def predictions(self) -> "pd.DataFrame":
         return read_table(self.folder / "predictions.parquet")
@@ -127,7 +133,7 @@ def read_run(folder: Path) -> StudyRun:
     if isinstance(facts, dict) and "splits" not in facts:
         raise CarmilError(f"{folder} is a run of another kind: expected one that `carmil train` wrote")
     for name, sound in (
-        ("run", _has(facts, settings=dict, classes=list, splits=list, width=int)),
+        ("run", _has(facts, settings=dict, classes=list, splits=list, width=int) and _sound_geometry(facts)),
         ("models", isinstance(models, list) and bool(models) and all(_has(one, seed=int, fold=int) for one in models)),
         ("metrics", _has(metrics, level=str, rule=str, summary=dict, intervals=dict, by_fold=list)),
     ):
@@ -140,6 +146,14 @@ def read_run(folder: Path) -> StudyRun:
 
 def _has(found: Any, **kinds: type) -> bool:
     return isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+
+
+def _sound_geometry(facts: dict[str, Any]) -> bool:
+    try:
+        TileGeometry(facts.get("tile_pixels"), facts.get("tile_mpp"))
+    except ValueError:
+        return False
+    return True
 
 
 def weights_key(run: StudyRun) -> str:
