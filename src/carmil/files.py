@@ -1,26 +1,38 @@
-"""Files and folders that appear whole or not at all: written aside, then renamed."""
+"""Files and folders that appear whole or not at all: written aside, then renamed. Names of files, made of any text.
 
+What is written aside is called .carmil-MACHINE-PROCESS-RANDOM until it is whole. A killed process leaves such files behind;
+the next one that writes into the same folder removes them.
+"""
+
+import errno
 import hashlib
 import os
 import re
 import shutil
+import socket
 import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from carmil.errors import CarmilError
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Gives a path to write to; what was written there takes `path`'s name when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    with _beside(path) as names:
+        handle, name = tempfile.mkstemp(prefix=names, suffix=path.suffix, dir=path.parent)
     os.close(handle)
     aside = Path(name)
     try:
-        yield aside
-        os.chmod(aside, 0o666 & ~_UMASK)
-        os.replace(aside, path)
+        with writing(path, aside):
+            yield aside
+            os.chmod(aside, 0o666 & ~_UMASK)
+            os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -28,33 +40,159 @@ def whole_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder to fill; it takes `path`'s name, and the place of what was there, when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    with _beside(path) as names:
+        aside = Path(tempfile.mkdtemp(prefix=names, dir=path.parent))
     try:
-        yield aside
-        os.chmod(aside, 0o777 & ~_UMASK)
-        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        try:
-            if path.exists():
-                os.replace(path, old)  # onto an empty folder: the old one steps aside, and is never half there
-            os.replace(aside, path)
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
+        with writing(path, aside):
+            yield aside
+            os.chmod(aside, 0o777 & ~_UMASK)
+            old = Path(tempfile.mkdtemp(prefix=names, dir=path.parent))
+            try:
+                if path.exists():
+                    os.replace(path, old)  # onto an empty folder: the old one steps aside, and is never half there
+                os.replace(aside, path)
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:
     with whole_file(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def writing(path: Path, aside: Path | None = None) -> Iterator[None]:
+    """Turns a failure to write in the block into one line that names `path`. aside: what it is called while it is written.
+
+    An error that names another file passes as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (named := _failed(error, path, aside)) is None:
+            raise
+        raise CarmilError(f"{named} cannot be written ({_reason(error)}): {_remedy(error)}") from error
+
+
+def _failed(error: Exception, path: Path, aside: Path | None) -> Path | None:
+    """The file that could not be written; None if the error is about something else."""
+    if not isinstance(error, OSError):
+        # safetensors, torch and HDF5 report a full disk by exceptions of their own
+        return path if not isinstance(error, CarmilError) and _FULL.search(str(error)) else None
+    if error.filename is None:
+        return path
+    named = Path(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename))
+    if aside is not None and (named == aside or aside in named.parents):
+        return path / named.relative_to(aside)
+    return path if named == path else None
+
+
+_FULL = re.compile(
+    r"No space left|File too large|[Qq]uota exceeded|Read-only file system|failed writing|write failed|unexpected pos \d"
+)
+
+
+def _reason(error: Exception) -> str:
+    """The system's words, if they are in it; else the first line of what the library says."""
+    if found := re.search(
+        "No space left on device|File too large|Disk quota exceeded|Read-only file system", str(error)
+    ):
+        return found[0]
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error).strip() or type(error).__name__
+    return words.splitlines()[0]
+
+
+def _remedy(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS) or "Read-only" in str(error):
+        return "choose a folder that may be written to"
+    if number == errno.EFBIG or "File too large" in str(error):
+        return "the file system or a limit (`ulimit -f`) allows no larger file; raise it or choose another folder"
+    return "check that there is room on the disk, or choose another folder"
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[str]:
+    """How names begin beside `path` of what is not whole yet; the folder is made, and rid of what killed processes left."""
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(path.parent)
+            yield f".carmil-{_MACHINE}-{os.getpid()}-"
+        except OSError as error:
+            error.filename = str(path)  # not that of a temporary file
+            raise
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed processes left in the folder; a process looks once into each.
+
+    Processes of other machines cannot be asked whether they live: theirs is removed when nothing has touched it for a week.
+    """
+    place = os.path.abspath(folder)
+    if place in _SWEPT:
+        return
+    _SWEPT.add(place)
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if (found := _ASIDE.match(entry.name)) is None:
+                continue
+            with suppress(OSError):
+                old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _WEEK
+                if not process_lives(int(found["process"])) if found["machine"] == _MACHINE else old:
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+
+
+def process_lives(process: int) -> bool:
+    """Whether a process of this machine is running. Where that cannot be known it is taken to be."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def safe_name(text: str, *, taken: Collection[str] = ()) -> str:
-    """A file's name for any text. What is unusual there becomes _; a changed or taken name gets a checksum."""
-    plain = re.sub(r"[^A-Za-z0-9._ -]", "_", text)[:100].strip(". ") or "_"
-    if plain == text and plain not in taken:
+    """A file's name for any text; leave room for an ending. An ordinary text stays as it is.
+
+    Characters that a file system, a shell or a page could misread become _. A name that was changed, or is `taken` (case
+    does not count), ends in ~ and a checksum of the text. No unchanged name has a ~, so no two texts get the same name.
+    """
+    plain = "".join(letter if _ordinary(letter) else "_" for letter in unicodedata.normalize("NFC", text)).strip(". ")
+    while len(plain.encode()) > _LONGEST:
+        plain = plain[:-1]
+    plain = plain.rstrip(". ") or "_"
+    reserved = _DEVICES.fullmatch(plain) or plain.casefold() in {name.casefold() for name in taken}
+    if plain == text and not reserved:
         return plain
-    return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{plain}~{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+def safe_names(texts: Iterable[str], *, taken: Collection[str] = ()) -> dict[str, str]:
+    """The file name of each text. No two differ only in case, which some file systems ignore."""
+    texts = list(dict.fromkeys(texts))
+    alike = Counter(text.casefold() for text in texts)
+    return {text: safe_name(text, taken=[*taken, *([text] if alike[text.casefold()] > 1 else [])]) for text in texts}
+
+
+def _ordinary(letter: str) -> bool:
+    return letter in " ._-()[]+,=@" or unicodedata.category(letter)[0] in "LNM"
+
+
+_LONGEST = 150  # bytes of a name; of 255 that a file system takes, for endings and the checksum
+_DEVICES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # of Windows, with any ending
+_WEEK = 7 * 24 * 3600
+_SWEPT: set[str] = set()
+_ASIDE = re.compile(r"\.carmil-(?P<machine>[A-Za-z0-9.]+)-(?P<process>\d+)-")
 
 
 def _read_umask() -> int:
@@ -63,4 +201,11 @@ def _read_umask() -> int:
     return mask
 
 
+def _machine() -> str:
+    """The host, and the space of its process ids: containers of one name have their own."""
+    space = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0
+    return f"{re.sub('[^A-Za-z0-9]', '', socket.gethostname())[:32]}.{space}"
+
+
 _UMASK = _read_umask()  # once: it can be read by setting it only, which threads that write files would see
+_MACHINE = _machine()

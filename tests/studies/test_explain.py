@@ -24,7 +24,7 @@ from carmil.studies.tested import own_store, own_subjects, validated
 from carmil.studies.train import run_study
 
 WIDTH = 6
-ODD = "s,00 é#"
+ODD = "=s,00 é#"
 
 
 def bag_of(name, label, rng, *, two_sided=False):
@@ -214,8 +214,15 @@ def test_slides_with_odd_names_have_files_of_their_own(evidence):
     assert files.is_unique
     assert files["summary"] != "summary.parquet"
     assert set(pd.read_parquet(evidence.folder / "summary.parquet")["slide"]) == set(files.index)
-    assert files[ODD].isascii()
+    assert "/" not in files[ODD]
     assert files["s05"] == "s05.parquet"
+
+
+@pytest.mark.finding(n=16)
+def test_a_slide_whose_name_is_a_formula_is_text_in_summary_csv(evidence):
+    table = pd.read_csv(evidence.folder / "summary.csv", dtype={"slide": str})
+    assert f"'{ODD}" in set(table["slide"]) and ODD not in set(table["slide"])
+    assert ODD in set(pd.read_parquet(evidence.folder / "summary.parquet")["slide"])
 
 
 def test_new_slides_are_explained_by_all_models_and_the_runs_own_cohort_is_known_again(study, tmp_path):

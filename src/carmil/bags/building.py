@@ -35,6 +35,7 @@ from carmil.bags.store import (
 )
 from carmil.bags.tables import an_example
 from carmil.bags.workers import in_parallel, worker_count
+from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
 from carmil.words import plural
@@ -330,8 +331,8 @@ def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str,
         (building / "instance_labels.bin").unlink(missing_ok=True)
     labels = {source.id: source.label for source in found.sources}
     if all(labels[entry.id] is not None for entry in entries):
-        lines = [f"{_quoted(entry.id)},{_quoted(str(labels[entry.id]))}" for entry in entries]
-        write_text(building / "labels.csv", "\n".join(["slide,label", *lines, ""]))
+        rows = [("slide", "label"), *((entry.id, labels[entry.id]) for entry in entries)]
+        write_text(building / "labels.csv", csv_text(rows, for_people=False))
     facts = {
         "version": VERSION,
         "dtype": dtype,
@@ -396,10 +397,6 @@ def _write(path: Path, at: int, values: np.ndarray) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         file.write(np.ascontiguousarray(values).data)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"'
 
 
 def _bytes_of(features: "Tensor") -> bytes:

@@ -1,10 +1,8 @@
 """Splits as files: ours, CLAM's, Patho-Bench's, STAMP's and torchmil's. s slides, f folds."""
 
-import csv
-import io
 import json
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -13,6 +11,7 @@ import numpy as np
 
 from carmil.bags.splits import NAMES, TEST, TRAIN, UNUSED, VALIDATION, Cohort, Splits, completed, role_of
 from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_table
+from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
 
@@ -277,19 +276,13 @@ def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, 
     return roles, said
 
 
-def _delimited(rows: Iterable[Sequence[object]], delimiter: str) -> str:
-    text = io.StringIO()
-    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
 def _write_carmil(path: Path, splits: Splits) -> None:
     names = [splits.name(row).replace(" ", "_") for row in range(len(splits.roles))]
     words = [[NAMES[role] for role in roles] for roles in splits.roles.T]
     rows = zip(splits.slides, splits.patients, words, strict=True)
     table = [["slide", "patient", *names], *([slide, patient, *parts] for slide, patient, parts in rows)]
     file = path if path.suffix in (".tsv", ".csv", ".txt") else path / "splits.tsv"
-    write_text(file, _delimited(table, "\t"))
+    write_text(file, csv_text(table, delimiter="\t", for_people=False))
 
 
 def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
@@ -307,12 +300,12 @@ def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classe
         parts = [[splits.slides[i] for i in np.flatnonzero(roles == role)] for role in (TRAIN, VALIDATION, TEST)]
         longest = max(len(part) for part in parts)
         listed = [[i, *(part[i] if i < len(part) else "" for part in parts)] for i in range(longest)]
-        write_text(path / f"splits_{row}.csv", _delimited([header, *listed], ","))
+        write_text(path / f"splits_{row}.csv", csv_text([header, *listed], for_people=False))
         flags = [
             [slide, *(str(role == part) for part in (TRAIN, VALIDATION, TEST))]
             for slide, role in zip(splits.slides, roles, strict=True)
         ]
-        write_text(path / f"splits_{row}_bool.csv", _delimited([header, *flags], ","))
+        write_text(path / f"splits_{row}_bool.csv", csv_text([header, *flags], for_people=False))
         if labels is not None:
             numbers = np.asarray(labels)
             names = classes or [str(number) for number in range(numbers.max() + 1)]
@@ -320,7 +313,7 @@ def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classe
                 [name, *(int(((numbers == number) & (roles == role)).sum()) for role in (TRAIN, VALIDATION, TEST))]
                 for number, name in enumerate(names)
             ]
-            write_text(path / f"splits_{row}_descriptor.csv", _delimited([header, *counts], ","))
+            write_text(path / f"splits_{row}_descriptor.csv", csv_text([header, *counts], for_people=False))
 
 
 def _write_patho_bench(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
@@ -330,7 +323,9 @@ def _write_patho_bench(path: Path, splits: Splits, labels: Sequence[int] | None,
     words = [[NAMES[role] for role in roles] for roles in splits.roles.T]
     rows = zip(splits.patients, splits.slides, labels, words, strict=True)
     header = ["case_id", "slide_id", "label", *(f"fold_{row}" for row in range(len(splits.roles)))]
-    write_text(file, _delimited([header, *([p, s, int(label), *w] for p, s, label, w in rows)], "\t"))
+    write_text(
+        file, csv_text([header, *([p, s, int(label), *w] for p, s, label, w in rows)], delimiter="\t", for_people=False)
+    )
     if classes is not None:
         lines = ["task_col: label", "sample_col: slide_id", "extra_cols: []", "label_dict:"]
         lines += [f"  {number}: {json.dumps(name)}" for number, name in enumerate(classes)]

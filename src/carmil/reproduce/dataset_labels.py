@@ -4,8 +4,6 @@ Columns are found by what is in them: the one with the cohort's slide names or b
 table may have a header or not. What is left out is said.
 """
 
-import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_cells
+from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.reproduce.datasets import Class, Dataset
 
@@ -85,11 +84,10 @@ def build_labels(dataset: Dataset, given: Sequence[str], *, label: str | None = 
 def labels_text(lines: Sequence[Line]) -> str:
     """What labels.csv holds."""
     columns = ["slide", "patient", "label", *(["split"] if any(line.split for line in lines) else [])]
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow(columns)
-    out.writerows([getattr(line, column) for column in columns] for line in lines)
-    return text.getvalue()
+    return csv_text(
+        [columns, *([getattr(line, column) for column in columns] for line in lines)],
+        for_people=False,  # slides are found by these names
+    )
 
 
 def _table(dataset: Dataset, word: str, said: list[str]) -> _Table:

@@ -17,6 +17,7 @@ from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
 from carmil.bags.store import is_store
 from carmil.bags.writers import write_bag
+from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import whole_folder, write_text
 from carmil.reproduce.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
@@ -120,9 +121,9 @@ def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: 
     record.unlink(missing_ok=True)
     slides, features = slides_of(name, nuclei, size, seed), nuclei.features(encoder)
     official = any(slide.split for slide in slides)
-    lines = ["slide,patient,label" + ",split" * official]
-    lines += [f'{s.name},{s.patient},"{s.label}"' + f",{s.split}" * official for s in slides]
-    write_text(folder / "labels.csv", "\n".join([*lines, ""]))
+    columns = ("name", "patient", "label", *(("split",) if official else ()))
+    table = [("slide", *columns[1:]), *(tuple(getattr(slide, column) for column in columns) for slide in slides)]
+    write_text(folder / "labels.csv", csv_text(table, for_people=False))
     with TemporaryDirectory(prefix=f".{encoder}.", dir=folder) as aside:
         work = Path(aside) / name
         for slide in slides:

@@ -1,14 +1,14 @@
 """Slides of a cohort cut into tiles, one after the other; what cannot be cut is said and left out, what is done stays done."""
 
-import csv
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
-from carmil.files import whole_file
+from carmil.files import write_text
 from carmil.slides.opening import open_slide
 from carmil.slides.overview import look
 from carmil.slides.quality import RULES, check_rules, sort_out
@@ -141,15 +141,14 @@ def _cell(out: Path, outcome: Outcome) -> tuple[str, str, Path | None]:
 def _write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     """A line a slide; empty where there is no number."""
     heads = ("slide", "path", "tiles", "tissue_mm2", *RULES, "mpp", "mpp_from", "width", "height", "problem")
-    with whole_file(path) as aside, aside.open("w", newline="", encoding="utf-8") as stream:
-        table = csv.writer(stream, lineterminator="\n")
-        table.writerow(heads)
-        for each in outcomes:
-            gone, tiles = dict(each.left_out), each.tiles
-            if tiles is None:
-                numbers: list[object] = ["", "", *("" for _ in RULES), "", "", "", ""]
-            else:
-                counts = [gone.get(rule, "") for rule in RULES]
-                size = [f"{tiles.slide_mpp:.6g}", each.mpp_from, tiles.width, tiles.height]
-                numbers = [len(tiles), f"{each.mm2:.4f}", *counts, *size]
-            table.writerow([each.name, each.path, *numbers, each.problem])
+    rows: list[Sequence[object]] = [heads]
+    for each in outcomes:
+        gone, tiles = dict(each.left_out), each.tiles
+        if tiles is None:
+            numbers: list[object] = ["", "", *("" for _ in RULES), "", "", "", ""]
+        else:
+            counts = [gone.get(rule, "") for rule in RULES]
+            size = [f"{tiles.slide_mpp:.6g}", each.mpp_from, tiles.width, tiles.height]
+            numbers = [len(tiles), f"{each.mm2:.4f}", *counts, *size]
+        rows.append([each.name, str(each.path), *numbers, each.problem])
+    write_text(path, csv_text(rows, for_people=True))

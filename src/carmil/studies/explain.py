@@ -16,6 +16,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.bags.store import Store, open_store
+from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import pools_by_attention
 from carmil.files import whole_file, write_text
@@ -88,7 +89,7 @@ def explain_run(
     thresholds = _thresholds(run, members, store, methods, out, device) if own else {}
     summary = summary_of(run, frame, store.bags(), subjects, out, methods, thresholds)
     write_table(out / "summary.parquet", frame)
-    write_text(out / "summary.csv", frame.to_csv(index=False))
+    write_text(out / "summary.csv", frame_text(frame))
     write_text(out / "summary.json", json.dumps(plain(summary), indent=2))
     return Explanation(out, methods, frame, summary, written)
 

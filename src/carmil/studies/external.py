@@ -12,6 +12,7 @@ from carmil.bags.bags import Bags
 from carmil.bags.geometry import TileGeometry, check_geometry
 from carmil.bags.labels import read_labels
 from carmil.bags.store import Store
+from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
 from carmil.files import write_text
 from carmil.studies.answers import answered, by_patient, columns
@@ -43,7 +44,7 @@ def predict_bags(run_folder: Path, bags: Path, out: Path, *, device: str, say: S
     frame = _ensemble(run, store.bags(), torch.arange(len(store.entries)), device)
     _decide(frame, run)
     write_table(out / "predictions.parquet", frame)
-    write_text(out / "predictions.csv", frame.to_csv(index=False))
+    write_text(out / "predictions.csv", frame_text(frame))
     return frame
 
 
