@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from carmil.bags.building import build_store
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
@@ -78,6 +79,84 @@ def test_a_store_is_built_checked_looked_at_and_exported(files, tmp_path, said):
     assert (status, "nothing wrong" in out) == (0, True)
     assert said("cohort", "export", str(store), "--out", str(tmp_path / "clam"), "--layout", "clam")[0] == 0
     assert len(list((tmp_path / "clam" / "pt_files").glob("*.pt"))) == 48
+
+
+def copied(files, name, twin):
+    """The features of `name` once more under the name of another slide."""
+    shutil.copy(files.features / f"{name}.npy", files.features / f"{twin}.npy")
+
+
+def table_of(out):
+    return {tuple(cell.strip() for cell in line.split("│")[1:3]) for line in out.splitlines() if line.startswith("│")}
+
+
+@pytest.mark.finding(n=5)
+def test_the_same_bag_under_two_patients_is_named_by_check_and_refused_by_train_sweep_and_split(files, tmp_path, said):
+    copied(files, "000-0", "002-1")  # P000 and P002 are both of class a
+    copied(files, "000-0", "003-0")  # P003 is of class b
+    copied(files, "004-0", "004-1")  # one patient's
+    labels = ("--labels", str(files.labels))
+    status, out, err = said("cohort", "check", str(files.features), *labels)
+    assert (status, table_of(out)) == (1, {("002-1", "duplicate"), ("003-0", "DIFFERENT LABELS")})
+    assert "1 pair of slides of one patient has the same features: '004-0' and '004-1' of patient 'P004'" in err
+    assert said("cohort", "build", str(files.features), "--out", str(tmp_path / "store"))[0] == 0
+    assert table_of(said("cohort", "check", str(tmp_path / "store"), *labels)[1]) == table_of(out)
+    status, out, err = said("cohort", "check", str(tmp_path / "store"))
+    assert (status, "3 pairs of slides with the same features ('000-0' and '002-1'" in err) == (0, True)
+    assert said("cohort", "check", str(tmp_path / "store"), *labels, "--allow-duplicates")[0] == 0
+
+    bags = ("--bags", str(tmp_path / "store"))
+    expected = (
+        "2 pairs of slides of different patients have the same features, 1 with DIFFERENT LABELS: '000-0' of patient"
+    )
+    for command in (
+        ("train", *bags, *labels, "--out", str(tmp_path / "run"), *SMALL_TRAINING),
+        ("sweep", *bags, *labels, "--out", str(tmp_path / "sweep"), "--over", "lr=1e-3,1e-4", *SMALL_TRAINING),
+        ("split", *bags, *labels, "--out", str(tmp_path / "splits.tsv")),
+    ):
+        status, _, err = said(*command)
+        assert (status, expected in err.strip().splitlines()[-1]) == (2, True)
+    assert not (tmp_path / "run" / "run.json").exists() and not (tmp_path / "splits.tsv").exists()
+    assert said("split", *bags, *labels, "--allow-duplicates", "--out", str(tmp_path / "splits.tsv"))[0] == 0
+    words = ("train", *bags, *labels, "--allow-duplicates", "--out", str(tmp_path / "run"), *SMALL_TRAINING)
+    status, _, err = said(*words)
+    assert (status, f"WARNING: {expected}" in err) == (0, True)
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["settings"]["allow_duplicates"] is True
+    assert any(expected in line for line in facts["said"])
+
+
+@pytest.mark.finding(n=5)
+@pytest.mark.parametrize(("dtype", "known"), [("float16", True), ("float32", True), ("bfloat16", False)])
+def test_evaluate_and_predict_name_slides_of_the_training_under_whatever_name(trained, tmp_path, said, dtype, known):
+    """The run was trained on float16 (the store's type, not the setting's); of bfloat16 nothing can be told but names."""
+    other = make_files(tmp_path / "other", patients=4, seed=9)
+    shutil.copy(trained / "features" / "005-0.npy", other.features / "new.npy")
+    other.labels.write_text(other.labels.read_text() + "new,Pnew,b\n")
+    build_store(trained / "features", tmp_path / "own", dtype="float16")
+    run_study(make_settings(trained, tmp_path))
+    build_store(other.features, tmp_path / "store", dtype=dtype)
+    words = (str(tmp_path / "run"), "--bags", str(tmp_path / "store"), "--out", str(tmp_path / "answers"))
+    line = "the run was trained on the features of 1 of these 9 slides ('new' as '005-0'): these answers are no test"
+    names = "8 of these 9 slides have names of slides that the run was trained on ('000-0', ...)"
+    for command in (("predict", *words), ("evaluate", *words, "--labels", str(other.labels))):
+        status, _, err = said(*command)
+        assert (status, line in err, names in err) == (0, known, True)
+        assert ("slides are compared by name only" in err) is not known
+
+
+def make_settings(trained, tmp_path):
+    return Settings(
+        bags=tmp_path / "own",
+        labels=trained / "labels.csv",
+        out=tmp_path / "run",
+        model="mean",
+        options={"hidden": 8},
+        folds=2,
+        epochs=1,
+        device="cpu",
+        dtype="float32",
+    )
 
 
 @pytest.mark.finding(n=6)

@@ -338,3 +338,19 @@ def test_models_at_once_change_the_memory_and_nothing_else(files, tmp_path):
     assert run_study(files.settings(tmp_path / "parts", **common)).facts["key"] == whole.facts["key"]
     with pytest.raises(CarmilError, match="models_at_once is 1: expected at least 2"):
         files.settings(tmp_path / "run", models_at_once=1)
+
+
+@pytest.mark.finding(n=5)
+def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, tmp_path):
+    quick = dict(model="mean", options={"hidden": 8}, folds=2, epochs=1)
+    slides = {path.stem for path in files.features.glob("*.npy")}
+    merged = run_study(files.settings(tmp_path / "merged", patients="one-bag", **quick)).facts["trained_on"]
+    store = open_store(tmp_path / "merged" / "cohort")
+    assert merged == {entry.id: entry.checksum[:16] for entry in store.entries} and set(merged) == slides
+    head, *rows = files.labels.read_text().splitlines()
+    parts = ["test" if row.startswith(("000", "001", "002")) else "train" for row in rows]
+    files.labels.write_text(
+        "\n".join([f"{head},split", *(f"{row},{part}" for row, part in zip(rows, parts, strict=True))])
+    )
+    official = run_study(files.settings(tmp_path / "official", official=True, **quick)).facts["trained_on"]
+    assert slides - set(official) == {"000-0", "000-1", "001-0", "001-1", "002-0", "002-1"}

@@ -1,17 +1,21 @@
 """What is wrong with a cohort: with the files that it comes in, or with the store they were packed into."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from carmil.bags.conversion import converted, vanished_line
+from carmil.bags.duplicates import find_duplicates, judge_duplicates, labelled_duplicates
 from carmil.bags.geometry import UNKNOWN, TileGeometry
+from carmil.bags.labels import LabelTable, match
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Found, Header, Source
 from carmil.bags.store import ITEM_SIZE, Dtype, OnBag, Store, checksum
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
+from carmil.words import plural
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,36 @@ def check_store(store: Store, *, on_bag: OnBag = lambda done, total: None) -> li
             first += entry.rows
             on_bag(done, len(store.entries))
     return problems
+
+
+def check_labels(
+    table: LabelTable, ids: Sequence[str], checksums: Mapping[str, str], *, allow_duplicates: bool = False
+) -> tuple[list[Problem], list[str]]:
+    """What is wrong between bags and labels, and what is to be told: bags without a label, labels without a bag, and the same
+    features under two patients."""
+    matched = match(table, ids)
+    pairs = labelled_duplicates(table, matched, ids, checksums)
+    refused = [pair for pair in pairs if pair.across_patients and not allow_duplicates]
+    allowed = [pair for pair in pairs if pair.across_patients <= allow_duplicates]
+    problems = [
+        Problem(pair.slides[1], "DIFFERENT LABELS" if pair.labels_differ else "duplicate", f"same features: {pair}")
+        for pair in refused
+    ]
+    problems += [Problem(name, "no label", f"not in {table.path.name}") for name in matched.unlabelled]
+    problems += [Problem(name, "no features", f"in {table.path.name}, no such bag") for name in matched.missing]
+    return problems, [*table.said, *matched.said, *judge_duplicates(allowed, allowed=True)]
+
+
+def duplicates_line(checksums: Mapping[str, str]) -> str | None:
+    """One sentence about bags with equal features where nobody knows their patients."""
+    pairs = find_duplicates((name, "", "", checksum) for name, checksum in checksums.items())
+    if not pairs:
+        return None
+    named = ", ".join(f"{pair.slides[0]!r} and {pair.slides[1]!r}" for pair in pairs[:3])
+    return (
+        f"{plural(len(pairs), 'pair')} of slides with the same features ({named}{', ...' if len(pairs) > 3 else ''}): "
+        "--labels finds out whether they belong to one patient"
+    )
 
 
 def finite(bag: Bag, source: Source) -> Bag:

@@ -23,12 +23,10 @@ class Converted:
 def converted(bag: Bag, source: Source, dtype: str) -> Converted:
     """Round finite features to `dtype`. Refuse a bag with values that become infinite, or most of which become 0."""
     features = np.ascontiguousarray(bag.features)
+    values = rounded(features, dtype)
     if dtype == "bfloat16":
-        values = _bfloat16(features)
         infinite, zero = (values & 0x7F80) == 0x7F80, (values & 0x7FFF) == 0
     else:
-        with np.errstate(over="ignore", under="ignore"):
-            values = features.astype(dtype, copy=False)
         infinite, zero = np.isinf(values), values == 0
     if infinite.any():
         raise CarmilError(
@@ -53,11 +51,15 @@ def vanished_line(vanished: dict[str, float], dtype: str) -> str | None:
     others = ", ..." if len(worst) > 1 else ""
     return (
         f"WARNING: tiny features of {plural(len(worst), 'slide')} became 0 in {dtype}, up to {vanished[worst[0]]:.1%} of the "
-        f"nonzero ones ({worst[0]!r}{others}), and others near them lost digits: pack them with `carmil cohort build --dtype float32`"
+        f"nonzero ones ({worst[0]!r}{others}), and others near them lost digits: "
+        "pack them with `carmil cohort build --dtype float32`"
     )
 
 
-def _bfloat16(features: np.ndarray) -> np.ndarray:
-    """The upper half of a float32, rounded to nearest, ties to even."""
-    bits = features.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+def rounded(features: np.ndarray, dtype: str) -> np.ndarray:
+    """Features in the type of a store, rounded to nearest, ties to even; bfloat16, the upper half of a float32, as uint16."""
+    if dtype == "bfloat16":
+        bits = features.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore", under="ignore"):
+        return features.astype(dtype, copy=False)

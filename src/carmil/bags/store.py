@@ -73,6 +73,11 @@ class Store:
         return tuple(entry.id for entry in self.entries)
 
     @property
+    def checksums(self) -> dict[str, str]:
+        """Of the features of each bag, by its id."""
+        return {entry.id: entry.checksum for entry in self.entries}
+
+    @property
     def rows(self) -> int:
         return sum(entry.rows for entry in self.entries)
 
@@ -133,6 +138,20 @@ class Store:
             pooling=entry.pooling,
             geometry=entry.geometry,
         )
+
+    def checksums_in(self, dtype: Dtype) -> dict[str, str] | None:
+        """Each bag's checksum as a store of that type would have it; None where this one has rounded too much to know."""
+        from carmil.bags.conversion import rounded
+
+        if dtype == self.dtype:
+            return self.checksums
+        if self.dtype != "float32":
+            return None
+        bags = self.bags()
+        return {
+            entry.id: checksum(rounded(bags[i].features.numpy(), dtype).tobytes())
+            for i, entry in enumerate(self.entries)
+        }
 
     def _mapped(self, name: str, dtype: Any, columns: int) -> np.ndarray:
         # Copy-on-write: nobody writes, but torch wants memory that could be written to.

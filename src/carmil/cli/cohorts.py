@@ -10,6 +10,10 @@ from carmil.cli.options import ColumnOption, Layout, OutOption, SplitForm, Store
 from carmil.errors import CarmilError
 from carmil.words import plural
 
+AllowDuplicates = Annotated[
+    bool, typer.Option("--allow-duplicates", help="Take the same features under two patients; else they are refused.")
+]
+
 cohort = typer.Typer(
     help="""Cohorts of features: pack them into a store, look at them, write them for other tools.
 
@@ -116,21 +120,22 @@ def cohort_check(
     dtype: Annotated[
         StoreType, typer.Option(help="The type that a store of these features would have.")
     ] = StoreType.float16,
+    allow_duplicates: AllowDuplicates = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
 ) -> None:
     """Read everything once and list what is wrong; status 1 if anything is.
 
     Missing, truncated or not finite features, values that --dtype cannot hold, another width, encoder or tile geometry than most,
-    slides without labels, labels without slides.
+    slides without labels, labels without slides, and with labels the same features under two patients.
     Prints a table of the problems and changes nothing.
 
     Examples:
       carmil cohort check features_uni_v2
       carmil cohort check cohort --labels labels.csv
     """
-    from carmil.bags.checking import Problem, check_bags, check_store
+    from carmil.bags.checking import check_bags, check_labels, check_store, duplicates_line
     from carmil.bags.finding import find_bags
-    from carmil.bags.labels import match, read_labels
+    from carmil.bags.labels import read_labels
     from carmil.bags.store import is_store, open_store
     from carmil.progress import counted
     from carmil.report.tables import ResultTable, print_tables
@@ -139,27 +144,38 @@ def cohort_check(
         if is_store(source):
             store = open_store(source)
             ids, problems = store.ids, check_store(store, on_bag=on_bag)
+            checksums = store.checksums
         else:
             found = find_bags(source, truth=truth)
             for line in found.said:
                 say(line)
             ids = tuple(bag.id for bag in found.sources)
             checked = check_bags(found, dtype=dtype.value, workers=workers, on_bag=on_bag)
-            problems = list(checked.problems)
+            problems, checksums = list(checked.problems), checked.checksums
             for line in checked.remarks:
                 say(line)
     if labels is not None:
         table = read_labels(labels, slide=slide, patient=patient, label=label)
-        matched = match(table, ids)
-        for line in (*table.said, *matched.said):
+        more, remarks = check_labels(table, ids, checksums, allow_duplicates=allow_duplicates)
+        problems += more
+        for line in remarks:
             say(line)
-        problems += [Problem(name, "no label", f"not in {labels.name}") for name in matched.unlabelled]
-        problems += [Problem(name, "no features", f"in {labels.name}, no such bag") for name in matched.missing]
+    elif twins := duplicates_line(checksums):
+        say(twins)
     if not problems:
-        typer.echo(f"{len(ids)} bags, nothing wrong")
+        typer.echo(f"{plural(len(ids), 'bag')}, nothing wrong")
         return
     lines = tuple((problem.bag or "all", problem.kind, problem.what) for problem in problems)
-    print_tables([ResultTable(f"{len(problems)} problems in {len(ids)} bags", ("bag", "kind", "what"), lines, names=2)])
+    print_tables(
+        [
+            ResultTable(
+                f"{plural(len(problems), 'problem')} in {plural(len(ids), 'bag')}",
+                ("bag", "kind", "what"),
+                lines,
+                names=2,
+            )
+        ]
+    )
     raise typer.Exit(1)
 
 
@@ -199,23 +215,33 @@ def split(
     patient: ColumnOption = None,
     label: ColumnOption = None,
     site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
+    bags: Annotated[Path | None, typer.Option(help="The store: refuse the same features under two patients.")] = None,
+    allow_duplicates: AllowDuplicates = False,
 ) -> None:
     """Divide patients into folds, stratified by label, or audit a split that there is.
 
-    A patient in two parts of a fold is an error. Writes OUT; an audit writes nothing.
+    A patient in two parts of a fold is an error, and with --bags the same features under two patients. Writes OUT; an audit
+    writes nothing.
 
     Examples:
       carmil split --labels labels.csv --folds 5 --out splits.tsv
       carmil split --labels tcga.csv --site tcga --form clam --out splits
       carmil split --labels labels.csv --audit splits_0.csv
     """
-    from carmil.bags.labels import read_labels
+    from carmil.bags.duplicates import judge_duplicates, labelled_duplicates
+    from carmil.bags.labels import match, read_labels
     from carmil.bags.split_files import read_splits, write_splits
     from carmil.bags.splits import audit, make_splits
+    from carmil.bags.store import open_store
 
     table = read_labels(labels, slide=slide, patient=patient, label=label, site=site)
     for line in table.said:
         say(line)
+    if bags is not None:
+        store = open_store(bags)
+        pairs = labelled_duplicates(table, match(table, store.ids), store.ids, store.checksums)
+        for line in judge_duplicates(pairs, allowed=allow_duplicates):
+            say(line)
     numbers = [table.classes.index(name) for name in table.labels]
     who = (table.slides, table.patients, numbers)
     if audit_only is not None:

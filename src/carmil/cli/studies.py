@@ -41,6 +41,10 @@ def _words_of_a_study(
     patients: Annotated[
         str | None, typer.Option(help="Slides of a patient: mean, max or one-bag.  [default: mean]")
     ] = None,
+    allow_duplicates: Annotated[
+        bool | None,
+        typer.Option("--allow-duplicates", help="Take the same features under two patients; else they are refused."),
+    ] = None,
     slide: ColumnOption = None,
     patient: ColumnOption = None,
     label: ColumnOption = None,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.bags.building import build_store, regroup
+from carmil.bags.duplicates import judge_duplicates, labelled_duplicates
 from carmil.bags.labels import LabelTable, match, read_labels
 from carmil.bags.split_files import read_splits
 from carmil.bags.splits import Splits, audit, make_splits, official_splits
@@ -19,13 +20,17 @@ from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.progress import counted
 from carmil.studies.settings import Settings
+from carmil.words import plural
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """`bags` are all of the store's; those at `known` (l) have a label, a patient and, in a study, a role."""
+    """`bags` are all of the store's; those at `known` (l) have a label, a patient and, in a study, a role.
+
+    checksums: of every bag with a label, the slides in it and the checksums of their features.
+    """
 
     store: Store
     bags: Bags
@@ -34,6 +39,7 @@ class Cohort:
     sites: tuple[str, ...] | None
     official: tuple[str, ...] | None
     classes: tuple[str, ...]
+    checksums: dict[str, dict[str, str]]
 
     @property
     def slides(self) -> tuple[str, ...]:
@@ -105,14 +111,22 @@ def opened(path: Path, aside: Path, *, dtype: Dtype, truth: str | None, say: Say
         return build_store(path, aside, dtype=dtype, truth=truth, say=say, on_bag=on_bag)
 
 
-def labelled(store: Store, table: LabelTable, *, one_bag: Path | None, say: Say) -> Cohort:
-    """Joins bags and labels. one_bag: all slides of a patient become one bag, in a store of that name if need be."""
+def labelled(
+    store: Store, table: LabelTable, *, one_bag: Path | None, allow_duplicates: bool = False, say: Say
+) -> Cohort:
+    """Joins bags and labels; refuses the same features under two patients, unless that is allowed.
+
+    one_bag: all slides of a patient become one bag, in a store of that name if need be.
+    """
     found = match(table, store.ids)
-    for line in (*table.said, *found.said):
+    checksums = store.checksums
+    pairs = labelled_duplicates(table, found, store.ids, checksums)
+    for line in (*table.said, *found.said, *judge_duplicates(pairs, allowed=allow_duplicates)):
         say(line)
     patients, official = found.patients, found.official
     labels = dict(zip((store.ids[i] for i in found.bags), found.labels, strict=True))
     sites = found.sites
+    slides = {name: [name] for name in labels}
     if one_bag is not None:
         of = dict(zip((store.ids[i] for i in found.bags), patients, strict=True))
         labels = _of_patients(of, labels, "labels")
@@ -121,11 +135,16 @@ def labelled(store: Store, table: LabelTable, *, one_bag: Path | None, say: Say)
             official = tuple(_of_patients(of, dict(zip(of, official, strict=True)), "official splits").values())
         store = regroup(store, of, one_bag)
         patients = tuple(labels)
-        say(f"one bag a patient: {len(of)} slides of {len(patients)} patients")
+        slides = {patient: [] for patient in patients}
+        for slide, patient in of.items():
+            slides[patient].append(slide)
+        say(f"one bag a patient: {plural(len(of), 'slide')} of {plural(len(patients), 'patient')}")
     numbers = torch.tensor([labels.get(name, 0) for name in store.ids])
     at = {name: i for i, name in enumerate(store.ids)}
     bags = replace_labels(store.bags(), numbers)
-    return Cohort(store, bags, torch.tensor([at[name] for name in labels]), patients, sites, official, table.classes)
+    known = torch.tensor([at[name] for name in labels])
+    in_bags = {bag: {slide: checksums[slide] for slide in members} for bag, members in slides.items()}
+    return Cohort(store, bags, known, patients, sites, official, table.classes, in_bags)
 
 
 def of_settings(settings: Settings, *, say: Say) -> Cohort:
@@ -138,7 +157,13 @@ def of_settings(settings: Settings, *, say: Say) -> Cohort:
     if labels is None:
         raise CarmilError(f"{settings.bags} came without labels: name a table with --labels")
     table = _table(settings, labels)
-    return labelled(store, table, one_bag=out / "patients" if settings.patients == "one-bag" else None, say=say)
+    return labelled(
+        store,
+        table,
+        one_bag=out / "patients" if settings.patients == "one-bag" else None,
+        allow_duplicates=settings.allow_duplicates,
+        say=say,
+    )
 
 
 def _table(settings: Settings, labels: Path) -> LabelTable:

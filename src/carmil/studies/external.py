@@ -18,8 +18,9 @@ from carmil.files import write_text
 from carmil.studies.answers import answered, by_patient, columns
 from carmil.studies.cohort import Cohort, Say, labelled, opened
 from carmil.studies.figures import calibration, intervals, measured
-from carmil.studies.run_folder import StudyRun, pick_device, read_run, write_table
+from carmil.studies.run_folder import SHORT, StudyRun, pick_device, read_run, write_table
 from carmil.training.runs import machine, plain
+from carmil.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +69,8 @@ def evaluate(
             f"{labels} has the class {surplus[0]!r}, the run knows {', '.join(run.classes)}: map or drop it"
         )
     rule = run.metrics["rule"]
-    cohort = labelled(store, table, one_bag=out / "patients" if rule == "one-bag" else None, say=say)
+    one_bag = out / "patients" if rule == "one-bag" else None
+    cohort = labelled(store, table, one_bag=one_bag, allow_duplicates=True, say=say)  # nothing is divided here
     frame = _told(_ensemble(run, cohort.bags, cohort.known, device), cohort)
     _decide(frame, run)
     judged, level = frame, "slide"
@@ -105,12 +107,42 @@ def check_fits(run: StudyRun, store: Store, bags: Path, say: Say) -> None:
     """Refuses bags that the run's models cannot look at, and says which of them may be known to the models."""
     check_encoder(run, store.encoder, store.width, str(bags), say, pooling=store.pooling)
     check_tiles(run, store.geometry, str(bags), say)
-    known = set(run.predictions()["slide"]) & set(store.ids)
-    if known:
-        say(
-            f"{len(known)} of these {len(store.ids)} slides have names of slides that the run was trained on "
-            f"({min(known)!r}, ...): if they are the same, these answers are no test of it"
+    for line in _known_slides(run, store):
+        say(line)
+
+
+def _known_slides(run: StudyRun, store: Store) -> list[str]:
+    """One sentence about slides whose features the run was trained on, under whatever name; one about equal names."""
+    trained = run.facts.get("trained_on")
+    if not isinstance(trained, dict):  # a run of carmil 0.1
+        return _equal_names(set(run.predictions()["slide"]) & set(store.ids), store)
+    dtype: Any = run.facts.get("store_type")
+    checksums = store.checksums_in(dtype)
+    if checksums is None:
+        by_name = _equal_names(set(trained) & set(store.ids), store)
+        return [
+            f"{store.path} holds {store.dtype}, the run's own store {dtype}: slides are compared by name only",
+            *by_name,
+        ]
+    names = {str(checksum): name for name, checksum in trained.items()}
+    same = [(name, names[c[:SHORT]]) for name, c in checksums.items() if c[:SHORT] in names]
+    lines = []
+    if same:
+        shown = ", ".join(repr(name) if name == known else f"{name!r} as {known!r}" for name, known in same[:3])
+        lines.append(
+            f"WARNING: the run was trained on the features of {len(same)} of these {plural(len(store.ids), 'slide')} "
+            f"({shown}{', ...' if len(same) > 3 else ''}): these answers are no test of it"
         )
+    return lines + _equal_names(set(trained) & set(store.ids) - {name for name, _ in same}, store)
+
+
+def _equal_names(names: set[str], store: Store) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"{len(names)} of these {plural(len(store.ids), 'slide')} {'has the name' if len(names) == 1 else 'have names'} of "
+        f"slides that the run was trained on ({min(names)!r}, ...): if they are the same, these answers are no test of it"
+    ]
 
 
 def check_tiles(run: StudyRun, geometry: TileGeometry, what: str, log: Say) -> None:

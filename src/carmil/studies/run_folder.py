@@ -92,6 +92,7 @@ def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
     return Standardised(model, width) if settings["standardise"] else model
 
 
+SHORT = 16  # letters of a slide's checksum that a run keeps
 KEYED = ("settings", "data", "truth", "classes", "splits", "over")  # what makes a run or a sweep another one
 READ = ("bags", "labels", "splits")  # settings that are paths
 _OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}

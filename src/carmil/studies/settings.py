@@ -45,6 +45,7 @@ class Settings:
     reshuffle: bool = False
     patients: Literal["mean", "max", "one-bag"] = "mean"
     seed: int = 0
+    allow_duplicates: bool = False  # the same features under two patients
 
     # How.
     epochs: int = 50

@@ -25,7 +25,10 @@ from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_to
 from carmil.training.runs import config_key
 
 # What bags and labels depend on, and what folds do.
-COHORT = ("bags", "labels", "slide", "patient", "label", "site", "split", "positive", "truth", "patients", "dtype")
+COHORT = (
+    *("bags", "labels", "slide", "patient", "label", "site", "split", "positive", "truth", "patients", "dtype"),
+    "allow_duplicates",
+)
 FOLDS = ("folds", "seeds", "inner", "splits", "official", "validation", "reshuffle", "seed")
 LONGEST_NAME = 120
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.split_files import write_splits
-from carmil.bags.splits import TEST, VALIDATION
+from carmil.bags.splits import TEST, TRAIN, VALIDATION
 from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError, unknown
@@ -23,7 +23,7 @@ from carmil.progress import counted, training_progress
 from carmil.studies.card import card
 from carmil.studies.cohort import Material, Say, bags_elsewhere, material_of
 from carmil.studies.conclude import conclude
-from carmil.studies.run_folder import StudyRun, begin, build, finished, pick_device, read_run
+from carmil.studies.run_folder import SHORT, StudyRun, begin, build, finished, pick_device, read_run
 from carmil.studies.settings import WHERE, Settings
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
@@ -159,6 +159,8 @@ def _facts(settings: Settings, material: Material) -> dict[str, Any]:
         "data": cohort.fingerprint,
         "truth": cohort.truth,
         "store": cohort.store.fingerprint,
+        "store_type": cohort.store.dtype,
+        "trained_on": _trained_on(material),
         "encoder": cohort.store.encoder,
         "pooling": cohort.store.pooling,
         "tile_pixels": cohort.store.geometry.tile_pixels,
@@ -171,6 +173,14 @@ def _facts(settings: Settings, material: Material) -> dict[str, Any]:
         "splits": material.divisions,
         "said": list(material.said),
     }
+
+
+def _trained_on(material: Material) -> dict[str, str]:
+    """The slides that train or validate in any fold, with a short checksum of their features: `evaluate` knows them again."""
+    used = ((material.roles == TRAIN) | (material.roles == VALIDATION)).any(0).any(0)
+    checksums = material.cohort.checksums
+    bags = [material.cohort.bags.ids[i] for i in used.nonzero().squeeze(-1).tolist()]
+    return {slide: checksum[:SHORT] for bag in bags for slide, checksum in checksums[bag].items()}
 
 
 def _trained(
