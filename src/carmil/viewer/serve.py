@@ -15,11 +15,11 @@ from carmil.studies.cohort import Say
 from carmil.viewer.answers import Answers
 from carmil.viewer.app import PAGE, guarded_app
 from carmil.viewer.cases import read_cases
+from carmil.viewer.connections import BACKLOG, BoundedConnection
 from carmil.viewer.guard import is_address, known_hosts
 from carmil.viewer.slide_files import SlideFiles
 
 WILD = ("0.0.0.0", "::")
-CONNECTIONS = 10_000  # at a time; the lanes bound what they may ask
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 
@@ -53,7 +53,8 @@ def serve(
             server_header=False,
             proxy_headers=False,
             ws="none",
-            limit_concurrency=CONNECTIONS,
+            http=BoundedConnection,
+            backlog=BACKLOG,
             h11_max_incomplete_event_size=2**14,
             timeout_graceful_shutdown=2,
         )

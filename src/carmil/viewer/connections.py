@@ -1,0 +1,85 @@
+"""Connections with deadlines and an upper bound: half-sent requests and unread answers cannot keep the viewer from answering.
+
+A connection that waits for the rest of a request, or for its client to read, is closed after some seconds. There are fewer
+connections than the process may have files open, so that slides can always be opened; when all are taken, a new one takes
+the place of the one that has waited for its request for longest.
+"""
+
+import asyncio
+from typing import cast
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_SECONDS = 15  # from the start of a connection, or the last answer, until a request has arrived whole
+READING_SECONDS = 30  # a client may leave an answer unread
+MOST = 512  # connections at a time; the lanes bound what they may ask for
+LEAST = 8
+BACKLOG = 16  # connections accepted at once, before the bound can be applied
+
+
+def connection_limit() -> int:
+    """At most half of the files that this process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MOST
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else max(LEAST, min(MOST, soft // 2))
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection with deadlines for what the client has to do."""
+
+    request_deadline: asyncio.TimerHandle | None = None
+    reading_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_request()
+        if len(self.connections) > connection_limit():
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_request()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.reading_deadline = self.loop.call_later(READING_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.reading_deadline is not None:
+            self.reading_deadline.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_deadlines()
+        super().connection_lost(exc)
+
+    def _watch_request(self) -> None:
+        """Starts the deadline where a request is awaited, ends it where one has arrived whole."""
+        arrived = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        if arrived and self.request_deadline is not None:
+            self.request_deadline.cancel()
+            self.request_deadline = None
+        elif not arrived and self.request_deadline is None:
+            self.request_deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _make_room(self) -> None:
+        """Closes the connection that has waited for its request for longest; this one, if all others are being answered."""
+        others = (cast("BoundedConnection", other) for other in self.connections if other is not self)
+        waiting = {other: other.request_deadline.when() for other in others if other.request_deadline is not None}
+        oldest = min(waiting, key=waiting.__getitem__, default=self)
+        oldest._cancel_deadlines()
+        self.connections.discard(oldest)  # at once: its transport tells it only later
+        oldest.transport.abort()
+
+    def _cancel_deadlines(self) -> None:
+        for deadline in (self.request_deadline, self.reading_deadline):
+            if deadline is not None:
+                deadline.cancel()
+        self.request_deadline = None
