@@ -132,14 +132,14 @@ def test_a_site_with_most_of_the_patients_is_said():
     ("change", "words"),
     [
         ({"folds": 1}, "1 folds: expected at least 2"),
-        ({"folds": 11}, "class 0 has 10 patients for 11 folds"),
-        ({"folds": 11}, "(patients by class: 0: 10, 1: 10)"),
+        ({"folds": 11}, "class '0' has 10 patients for 11 folds"),
+        ({"folds": 11}, "(patients by class: '0': 10, '1': 10)"),
         ({"inner": 0}, "0 inner folds"),
         ({"inner": 9}, "for 9 inner folds in the training part of fold 0"),
         ({"validation": 1.0}, "validation share 1.0: expected between 0 and 1"),
         ({"seed": -1}, "seed -1"),
         ({"labels": [0] * 40}, "a split needs at least two classes"),
-        ({"labels": [0] * 39 + [1]}, "class 1 has 1 patients for 5 folds"),
+        ({"labels": [0] * 39 + [1]}, "class '1' has 1 patient for 5 folds"),
         ({"labels": [0] * 39 + [-1]}, "slide 'p19_1' has class -1"),
         ({"labels": [0, 1]}, "40 slides, 40 patients and 2 labels"),
         ({"slides": ["same"] * 40}, "slide 'same' is there twice"),
@@ -483,3 +483,24 @@ def test_roles_must_fit_the_slides():
     with pytest.raises(CarmilError, match="expected one label a slide"):
         audit(Splits(("a", "b"), ("p", "q"), words_of("tT")), [0, 5], ["no", "yes"])
     assert NAMES == ("", "train", "val", "test")
+
+
+@pytest.mark.finding(n=8)
+def test_messages_name_classes_and_not_their_numbers(tmp_path):
+    slides, patients, labels = cohort(patients=20)
+    classes = ("benign", "carcinoma")
+    with pytest.raises(
+        CarmilError, match=r"class 'benign' has 10 patients for 11 folds.*'benign': 10, 'carcinoma': 10"
+    ):
+        make_splits(slides, patients, labels, folds=11, classes=classes)
+    with pytest.raises(CarmilError, match="40 slides, all 'carcinoma': a split needs at least two classes"):
+        make_splits(slides, patients, [1] * 40, classes=classes)
+    with pytest.raises(CarmilError, match="class 'carcinoma' has no slide in train of fold 0"):
+        official_splits(slides, patients, labels, ["test" if label else "train" for label in labels], classes=classes)
+    lines = [
+        "slide,split",
+        *(f"{slide},{'test' if label else 'train'}" for slide, label in zip(slides, labels, strict=True)),
+    ]
+    (tmp_path / "splits.csv").write_text("\n".join(lines))
+    with pytest.raises(CarmilError, match="class 'carcinoma' has no slide in train of fold 0"):
+        read_splits(tmp_path / "splits.csv", slides, patients, labels, classes=classes)

@@ -1,11 +1,13 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, cross_val_score
 
 import carmil
+from carmil.bags.splits import TRAIN
 from carmil.errors import CarmilError
 
 RNG = np.random.default_rng(0)
@@ -43,7 +45,7 @@ def test_it_is_cloned_and_cross_validated_like_any_other():
 
 def test_groups_stay_together_when_the_epoch_is_chosen():
     groups = np.arange(40) // 2
-    roles = classifier()._roles(carmil.Bags.from_list(BAGS), (Y == "yes").astype(int), groups)[0]
+    roles = classifier()._roles(carmil.Bags.from_list(BAGS), (Y == "yes").astype(int), ["no", "yes"], groups)[0]
     assert {1, 2} == set(roles.tolist())
     for group in range(20):
         assert len(set(roles[groups == group].tolist())) == 1
@@ -103,7 +105,7 @@ def test_evidence_is_a_matrix_a_bag(fitted):
         (lambda: classifier(model="abmill").fit(BAGS, Y), "did you mean 'abmil'"),
         (lambda: classifier().fit(BAGS, Y, groups=[1, 2]), "2 groups for 40 bags"),
         (lambda: classifier(validation=0).fit(BAGS, Y), "validation=0: expected a share between 0 and 1"),
-        (lambda: classifier().fit(BAGS[:3], ["no", "no", "yes"]), "one bag"),
+        (lambda: classifier().fit(BAGS[:3], ["no", "no", "yes"]), "class 'yes' has one bag"),
         (lambda: carmil.MILClassifier.from_pretrained("./nowhere"), "is no folder"),
     ],
 )
@@ -120,3 +122,49 @@ def test_another_width_and_an_unfitted_model_are_refused(fitted):
         fitted.predict([bag[:, :5] for bag in BAGS])
     with pytest.raises(NotFittedError):
         classifier().predict(BAGS)
+
+
+@pytest.mark.finding(n=8)
+@pytest.mark.parametrize(
+    "y",
+    [
+        [*Y[:39], None],
+        [*Y[:39], float("nan")],
+        np.array([*(Y[:39] == "yes"), np.nan]),
+        np.array([*Y[:39], np.nan], dtype=object),
+        pd.Series([*Y[:39], pd.NA], dtype="string"),
+        pd.Series([*Y[:39], None], dtype="category"),
+    ],
+    ids=["None", "nan", "float array", "object array", "string series", "category"],
+)
+def test_a_missing_label_is_refused_and_is_no_class(y):
+    with pytest.raises(CarmilError, match=r"y has no label \(NaN or None\) for 1 of 40 bags, the first at position 39"):
+        classifier().fit(BAGS, y)
+
+
+@pytest.mark.finding(n=8)
+def test_standardise_scales_by_the_training_bags_alone_and_is_saved(tmp_path):
+    bags = [bag * np.array([1e3, 1, 1, 1, 1, 1e-3], np.float32) + 7 for bag in BAGS]
+    mine = classifier(standardise=True, seeds=2, epochs=3)
+    assert clone(mine).get_params()["standardise"] is True and classifier().standardise is False
+    mine.fit(bags, Y)
+    role = mine._roles(carmil.Bags.from_list(bags), (Y == "yes").astype(int), ["no", "yes"], None)[0]
+    rows = np.concatenate([bag for bag, one in zip(bags, role.tolist(), strict=True) if one == TRAIN])
+    state = mine.population_.state()
+    assert np.allclose(state["mean"].numpy(), rows.mean(0), rtol=1e-4)
+    assert np.allclose(state["deviation"].numpy(), rows.std(0), rtol=1e-4)
+    mine.save_pretrained(tmp_path / "model")
+    again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
+    assert again.standardise is True
+    assert np.array_equal(again.predict_proba(bags), mine.predict_proba(bags))
+    assert all(np.array_equal(a, b) for a, b in zip(again.explain(bags), mine.explain(bags), strict=True))
+
+
+@pytest.mark.finding(n=8)
+def test_a_classifier_saved_before_there_was_standardise_is_read(fitted, tmp_path):
+    fitted.save_pretrained(tmp_path / "model")
+    facts = json.loads((tmp_path / "model" / "config.json").read_text())
+    del facts["parameters"]["standardise"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(facts))
+    again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
+    assert np.array_equal(again.predict_proba(BAGS), fitted.predict_proba(BAGS))

@@ -33,13 +33,15 @@ def read_splits(
     *,
     validation: float = 0.15,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> Splits:
     """The folds in a file or folder of ours, CLAM, Patho-Bench, STAMP or torchmil, which is found by looking.
 
     A fold without a validation part gets one out of its training patients. What does not fit the cohort is said.
+    `classes` are the names of the labels, for messages.
     """
     path = Path(path)
-    cohort = Cohort.checked(slides, patients, labels)
+    cohort = Cohort.checked(slides, patients, labels, classes)
     listing = _listing(path, cohort)
     roles, said = _placed(listing, cohort, path)
     return completed(

@@ -12,6 +12,7 @@ import numpy as np
 
 from carmil.bags.tables import PART_OF_WORD, an_example
 from carmil.errors import CarmilError
+from carmil.words import plural
 
 UNUSED, TRAIN, VALIDATION, TEST = 0, 1, 2, 3
 NAMES = ("", "train", "val", "test")
@@ -59,9 +60,16 @@ class Cohort:
     labels: np.ndarray  # (s)
     of: np.ndarray  # (s) number of the slide's patient
     strata: np.ndarray  # (p) the largest label of the patient
+    classes: tuple[str, ...]  # their names; the numbers themselves where none are given
 
     @classmethod
-    def checked(cls, slides: Sequence[str], patients: Sequence[str], labels: Sequence[int]) -> "Cohort":
+    def checked(
+        cls,
+        slides: Sequence[str],
+        patients: Sequence[str],
+        labels: Sequence[int],
+        classes: Sequence[str] | None = None,
+    ) -> "Cohort":
         if not len(slides) == len(patients) == len(labels):
             raise CarmilError(
                 f"{len(slides)} slides, {len(patients)} patients and {len(labels)} labels: expected as many"
@@ -69,27 +77,29 @@ class Cohort:
         if twice := [slide for slide, times in Counter(slides).items() if times > 1]:
             raise CarmilError(f"slide {twice[0]!r} is there twice: expected each slide once; keep one of them")
         numbers = np.asarray(labels, dtype=np.int64)
-        if len(np.unique(numbers)) < 2:
-            raise CarmilError(
-                f"{len(slides)} slides of {len(np.unique(numbers))} class: a split needs at least two classes; "
-                "look at the labels that found a bag"
-            )
-        if (numbers < 0).any():
+        if len(numbers) and (numbers < 0).any():
             raise CarmilError(
                 f"slide {slides[int(numbers.argmin())]!r} has class {numbers.min()}: expected 0, 1, 2, ..."
+            )
+        if classes is None:
+            classes = [str(number) for number in range(numbers.max(initial=-1) + 1)]
+        if len(numbers) and numbers.max() >= len(classes):
+            raise CarmilError(
+                f"labels up to {numbers.max()} for {len(classes)} classes: expected 0 to {len(classes) - 1}"
+            )
+        if len(different := np.unique(numbers)) < 2:
+            only = f", all {classes[different[0]]!r}" if len(different) else ""
+            raise CarmilError(
+                f"{plural(len(slides), 'slide')}{only}: a split needs at least two classes; look at the labels that found a bag"
             )
         names, of = np.unique(np.asarray(patients, dtype=object), return_inverse=True)
         strata = np.zeros(len(names), dtype=np.int64)
         np.maximum.at(strata, of, numbers)
-        return cls(tuple(slides), tuple(patients), numbers, of, strata)
+        return cls(tuple(slides), tuple(patients), numbers, of, strata, tuple(classes))
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(str(number) for number in range(self.labels.max() + 1))
-
-    def patients_by_class(self, slides: np.ndarray) -> dict[int, int]:
+    def patients_by_class(self, slides: np.ndarray) -> dict[str, int]:
         """How many patients have a slide of each class, among the slides of a mask (s)."""
-        return {int(c): len(np.unique(self.of[slides & (self.labels == c)])) for c in np.unique(self.labels)}
+        return {self.classes[c]: len(np.unique(self.of[slides & (self.labels == c)])) for c in np.unique(self.labels)}
 
 
 def make_splits(
@@ -102,15 +112,17 @@ def make_splits(
     validation: float = 0.15,
     inner: int = 1,
     sites: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Splits:
     """Every slide is tested once, patients stay together, classes are spread evenly.
 
     A patient with slides of several classes counts as the largest of them. `validation` is the share
     of the training patients of each class that selects; with `inner` > 1 the training part is cut into `inner` folds
     instead, and each of them selects once. With `sites` no site is both trained on and tested; selection stays by
-    patient. The same arguments give the same split, in whatever order the rows come.
+    patient. `classes` are the names of the labels, for messages. The same arguments give the same split, in whatever
+    order the rows come.
     """
-    cohort = Cohort.checked(slides, patients, labels)
+    cohort = Cohort.checked(slides, patients, labels, classes)
     _check_arguments(folds, inner, validation, seed)
     groups, said = _groups(cohort, sites, folds)
     everyone = np.ones(len(cohort.slides), dtype=bool)
@@ -140,9 +152,10 @@ def official_splits(
     *,
     validation: float = 0.15,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> Splits:
     """One fold, as a column of the label table has it: train, val and test in the usual spellings; empty is unused."""
-    cohort = Cohort.checked(slides, patients, labels)
+    cohort = Cohort.checked(slides, patients, labels, classes)
     if len(official) != len(slides):
         raise CarmilError(f"{len(official)} words of train, val and test for {len(slides)} slides: expected as many")
     roles = np.array([[role_of(w, f"slide {s!r}") for w, s in zip(official, slides, strict=True)]], dtype=np.int8)
@@ -267,13 +280,13 @@ def _check_patients(cohort: Cohort, slides: np.ndarray, folds: int, what: str = 
     rarest = min(counts, key=lambda c: counts[c])
     if counts[rarest] < folds:
         raise CarmilError(
-            f"class {rarest} has {counts[rarest]} patients for {folds} {what}: expected at least one a fold "
+            f"class {rarest!r} has {plural(counts[rarest], 'patient')} for {folds} {what}: expected at least one a fold "
             f"(patients by class: {_counts(counts)}); ask for fewer or leave the class out"
         )
 
 
-def _counts(counts: dict[int, int]) -> str:
-    return ", ".join(f"{number}: {count}" for number, count in counts.items())
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name!r}: {count}" for name, count in counts.items())
 
 
 def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np.ndarray, list[str]]:

@@ -245,10 +245,12 @@ def split(
     numbers = [table.classes.index(name) for name in table.labels]
     who = (table.slides, table.patients, numbers)
     if audit_only is not None:
-        splits = read_splits(audit_only, *who, validation=validation, seed=seed)
+        splits = read_splits(audit_only, *who, validation=validation, seed=seed, classes=table.classes)
     else:
         sites = table.sites if site is not None else None
-        splits = make_splits(*who, folds=folds, inner=inner, validation=validation, seed=seed, sites=sites)
+        splits = make_splits(
+            *who, folds=folds, inner=inner, validation=validation, seed=seed, sites=sites, classes=table.classes
+        )
     errors, remarks = audit(splits, numbers, table.classes)
     for line in (*splits.said, *remarks):
         say(line)

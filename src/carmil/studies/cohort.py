@@ -181,18 +181,18 @@ def _table(settings: Settings, labels: Path) -> LabelTable:
 def divided(cohort: Cohort, settings: Settings, *, say: Say) -> list[Splits]:
     """The folds of the study: one division for all seeds, or with `reshuffle` one for each."""
     who = (cohort.slides, cohort.patients, cohort.labels.tolist())
-    share = settings.validation
+    common: dict[str, Any] = {"validation": settings.validation, "seed": settings.seed, "classes": cohort.classes}
     if settings.splits is not None:
-        splits = [read_splits(settings.splits, *who, seed=settings.seed, validation=share)]
+        splits = [read_splits(settings.splits, *who, **common)]
     elif settings.official:
         if cohort.official is None:
             raise CarmilError(f"{settings.labels} has no column with an official split: name it with --split")
-        splits = [official_splits(*who, cohort.official, seed=settings.seed, validation=share)]
+        splits = [official_splits(*who, cohort.official, **common)]
     else:
         seeds = range(settings.seed, settings.seed + (settings.seeds if settings.reshuffle else 1))
         sites = cohort.sites if settings.site is not None else None
         splits = [
-            make_splits(*who, folds=settings.folds, inner=settings.inner, sites=sites, seed=seed, validation=share)
+            make_splits(*who, folds=settings.folds, inner=settings.inner, sites=sites, **{**common, "seed": seed})
             for seed in seeds
         ]
     for line in splits[0].said:

@@ -13,17 +13,17 @@ from torch import Tensor
 from carmil import __version__
 from carmil.bags.bags import Bags
 from carmil.bags.splits import TRAIN, make_splits
-from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError
 from carmil.evidence import explain
 from carmil.files import whole_file, write_text
 from carmil.studies.cohort import replace_labels
-from carmil.studies.run_folder import pick_device
+from carmil.studies.run_folder import build, pick_device
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
-from carmil.training.protocol import GridPoint, train_protocol
+from carmil.training.protocol import GridPoint, set_scales, train_protocol
 from carmil.training.recipe import VALIDATION, Recipe
+from carmil.words import plural
 
 SomeBags = Bags | Sequence[Any]
 
@@ -32,7 +32,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
     """Attention-based multiple-instance learning: `fit(bags, y).predict_proba(bags)`.
 
     `bags` are a carmil.Bags, or a sequence of (instances, features) arrays, one a bag. A part of the bags, stratified and
-    if `groups` are given by group (patient), is kept aside to choose the epoch. Several seeds answer together.
+    if `groups` are given by group (patient), is kept aside to choose the epoch. Several seeds answer together. `standardise` scales
+    every feature by its mean and deviation in the training bags, as `carmil train --standardise` does.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         alpha: float | None = None,
         lambda_: float | None = None,
         distance: str | None = None,
+        standardise: bool = False,
         seeds: int = 1,
         seed: int = 0,
         precision: str = "bfloat16",
@@ -71,6 +73,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         self.alpha = alpha
         self.lambda_ = lambda_
         self.distance = distance
+        self.standardise = standardise
         self.seeds = seeds
         self.seed = seed
         self.precision = precision
@@ -85,6 +88,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             y = found.labels.numpy()
         if len(y) != len(found):
             raise CarmilError(f"{len(y)} labels for {len(found)} bags")
+        _check_labels(y)
         self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
         if len(self.classes_) < 2:
             raise CarmilError("all bags have the same label: expected two classes or more")
@@ -104,13 +108,19 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             schedule=self.schedule,
             class_weights=self.class_weights,
         )
+
+        def prepare(population: Population, roles: Tensor) -> None:
+            if self.standardise:
+                set_scales(population, found, roles)
+
         trained = train_protocol(
             self._build,
             found,
-            self._roles(found, labels, groups),
+            self._roles(found, labels, [str(name) for name in self.classes_], groups),
             recipe=recipe,
             seeds=range(self.seed, self.seed + self.seeds),
             grid=[GridPoint(self.lr, coefficients)],
+            prepare=prepare,
             device=pick_device(self.device),
             precision=self.precision,
         ).best()
@@ -186,9 +196,10 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return hasattr(self, "population_")
 
     def _build(self) -> Any:
-        return create_model(self.model, self.n_features_in_, len(self.classes_), **(self.options or {}))
+        asked = {"model": self.model, "options": self.options, "standardise": self.standardise}
+        return build(asked, self.n_features_in_, len(self.classes_))
 
-    def _roles(self, bags: Bags, labels: np.ndarray, groups: Any) -> Tensor:
+    def _roles(self, bags: Bags, labels: np.ndarray, classes: Sequence[str], groups: Any) -> Tensor:
         """(b) TRAIN, and VALIDATION for the part that chooses the epoch."""
         names = tuple(str(i) for i in range(len(bags)))
         patients = names if groups is None else tuple(str(group) for group in groups)
@@ -198,12 +209,21 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             raise CarmilError(f"validation={self.validation}: expected a share between 0 and 1, like 0.15")
         # One of as many folds as give the share that is asked for; its test part validates.
         folds = max(2, round(1 / self.validation))
-        fewest = min(
-            len({p for p, label in zip(patients, labels, strict=True) if label == c}) for c in np.unique(labels)
-        )
+        counts = [len({p for p, label in zip(patients, labels, strict=True) if label == c}) for c in np.unique(labels)]
+        fewest = min(counts)
         if fewest < 2:
-            raise CarmilError("a class has one bag (or group) only: expected two, one of them to choose the epoch by")
-        roles = make_splits(names, patients, labels.tolist(), folds=min(folds, fewest), seed=self.seed).roles[0]
+            raise CarmilError(
+                f"class {classes[counts.index(fewest)]!r} has one bag (or group) only: expected two, "
+                "one of them to choose the epoch by"
+            )
+        roles = make_splits(
+            names,
+            patients,
+            labels.tolist(),
+            folds=min(folds, fewest),
+            seed=self.seed,
+            classes=classes,
+        ).roles[0]
         return torch.where(torch.from_numpy(roles) == 3, VALIDATION, TRAIN).long().unsqueeze(0)
 
     def _fitted(self) -> Population:
@@ -216,6 +236,24 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         if bags.width != self.n_features_in_:
             raise CarmilError(f"bags of {bags.width} features, the model was trained on {self.n_features_in_}")
         return bags
+
+
+def _check_labels(y: Any) -> None:
+    """Refuse labels that are missing. They are looked at before numpy makes the text 'nan' of them."""
+    values = y.tolist() if hasattr(y, "tolist") else list(y)
+    missing = [i for i, value in enumerate(values) if _is_missing(value)]
+    if missing:
+        raise CarmilError(
+            f"y has no label (NaN or None) for {len(missing)} of {plural(len(values), 'bag')}, the first at position {missing[0]}: "
+            "leave these bags out, or give them a label"
+        )
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaN, and what pandas has in their place."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
 def _native(value: Any) -> Any:
