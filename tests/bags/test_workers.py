@@ -1,13 +1,19 @@
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from carmil.bags import workers
-from carmil.bags.sources import Source
+from carmil.bags.geometry import TileGeometry
+from carmil.bags.sources import Bag, Header, Source
+from carmil.bags.worker import as_line, of_line
 from carmil.bags.workers import in_parallel
+from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 
 
@@ -26,22 +32,95 @@ def test_a_reader_that_never_comes_back_is_named(jobs, monkeypatch):
 
 
 def test_a_reader_that_dies_is_named(jobs):
-    with pytest.raises(
-        CarmilError, match=r"a process that reads files died: .*damaged: .*\.h5; what is packed is kept"
-    ):
+    with pytest.raises(CarmilError, match=r"a process that reads files died at .*\.h5: .*; what is packed is kept"):
         list(in_parallel(os._exit, jobs(1), 2))
 
 
-def test_a_script_without_a_main_of_its_own_is_told_what_to_do(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pathlib import Path\n"
-        "from carmil.bags.sources import Source\n"
-        "from carmil.bags.workers import in_parallel\n"
-        "print(list(in_parallel(abs, [(Source('a', Path('a.h5'), 'h5'), (-3,))], 2)))\n"
+def test_what_a_worker_raises_or_prints_is_no_answer(jobs):
+    results = [result for _, result in in_parallel(print, jobs("to the terminal"), 2)]
+    assert results == [None, None]
+    failed = [result for _, result in in_parallel(os.listdir, jobs("/no/such/folder"), 2)]
+    assert [str(error) for error in failed] == [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'"
+    ] * 2
+
+
+def test_what_is_sent_comes_back_the_same(tmp_path):
+    source = Source("a\udcff\n", tmp_path / "a\udcff.h5", "h5", (("coords", tmp_path),), "", None)
+    header = Header(3, 4, "float32", None, None, TileGeometry(256, 0.5))
+    for value in (source, header, (1, [2.5, float("inf")], None), Path("x"), os.listdir):
+        assert of_line(as_line(value)) == value
+    assert str(of_line(as_line(CarmilError("what is wrong")))) == "what is wrong"
+    with pytest.raises(TypeError, match="not in a module"):
+        as_line(lambda: None)
+
+
+BUILD = """
+with open("runs.txt", "a") as file:
+    file.write("run\\n")
+from pathlib import Path
+from carmil.bags.building import build_store
+store = build_store(Path("features"), Path("store"), workers=2)
+print(*store.ids)
+"""
+
+
+@pytest.fixture
+def cohort(tmp_path):
+    for i in range(4):
+        write_bag(Bag(f"{i}", np.full((3, 4), i, np.float32)), tmp_path / "features", "npy")
+    return tmp_path
+
+
+@pytest.mark.finding(n=11)
+@pytest.mark.parametrize("way", ["script", "command", "standard input", "module"])
+def test_a_script_without_a_main_guard_that_builds_a_store_runs_once(cohort, way):
+    (cohort / "script.py").write_text(BUILD)
+    words, given = {
+        "script": (["script.py"], None),
+        "command": (["-c", BUILD], None),
+        "standard input": (["-"], BUILD),
+        "module": (["-m", "script"], None),
+    }[way]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cohort, input=given, capture_output=True, text=True, check=False
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode
-    assert done.stderr.rstrip().endswith(
-        "In a script of one's own the call must stand below if __name__ == '__main__':"
-    )
+    assert (done.stdout, done.stderr) == ("0 1 2 3\n", "")
+    assert (cohort / "runs.txt").read_text() == "run\n"
+    assert sorted(path.name for path in cohort.iterdir()) == ["features", "runs.txt", "script.py", "store"]
+
+
+@pytest.mark.finding(n=11)
+def test_workers_import_nothing_from_the_current_folder(cohort, monkeypatch):
+    (cohort / "numpy.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(cohort)
+    assert [result for _, result in in_parallel(abs, [(Source("a", Path("a.h5"), "h5"), (-3,))], 2)] == [3]
+
+
+def children(process: int) -> list[int]:
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads the children of a process from /proc")
+@pytest.mark.finding(n=11)
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_an_interrupted_or_killed_script(tmp_path, sign):
+    code = """
+import time
+from pathlib import Path
+from carmil.bags.sources import Source
+from carmil.bags.workers import in_parallel
+list(in_parallel(time.sleep, [(Source(f"{i}", Path("a.h5"), "h5"), (3600 if i else 0,)) for i in range(3)], 2))
+"""
+    script = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while len(started := children(script.pid)) < 2 and script.poll() is None:
+        time.sleep(0.05)
+    script.send_signal(sign)
+    _, words = script.communicate(timeout=60)
+    assert script.returncode == -sign
+    assert words == "" if sign == signal.SIGKILL else words.endswith("KeyboardInterrupt\n")
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{child}").exists() for child in started) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [child for child in started if Path(f"/proc/{child}").exists()] == []
