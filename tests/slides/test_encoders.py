@@ -1,7 +1,10 @@
 """Encoders see what they were trained to see, and are known by their weights."""
 
 import pickle
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +15,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import resnet50
 
+from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
-from carmil.slides import timm_models
-from carmil.slides.encoders import load_encoder
-from carmil.slides.timm_models import Published
+from carmil.slides import hub_models, published_encoders, timm_models
+from carmil.slides.encoders import Encoder, load_encoder
+from carmil.slides.published_encoders import CLASS_AND_MEAN, PUBLISHED_ENCODERS, PublishedEncoder, published
 
 SMALL = "timm/resnet10t"
 
@@ -117,14 +121,179 @@ def test_a_larger_tile_is_seen_whole_and_smaller(tmp_path):
     assert (seen - expected).abs().max() < 0.02 * expected.abs().max()
 
 
-def test_a_model_of_the_hub_needs_no_network_when_its_weights_are_in_a_file(tmp_path, monkeypatch):
-    published = Published("vit_tiny_patch16_224", {"init_values": 1e-5}, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    monkeypatch.setitem(timm_models._PUBLISHED, "hf-hub:mahmoodlab/uni", published)
+@pytest.fixture
+def replace_row(monkeypatch):
+    """Puts a smaller network into the row of a published encoder."""
+
+    def put(known: str, /, **changes) -> PublishedEncoder:
+        row = replace(published(known), **changes)
+        rows = tuple(row if one.name == known else one for one in published_encoders.PUBLISHED_ENCODERS)
+        monkeypatch.setattr(published_encoders, "PUBLISHED_ENCODERS", rows)
+        return row
+
+    return put
+
+
+def test_a_model_of_the_hub_needs_no_network_when_its_weights_are_in_a_file(tmp_path, replace_row):
+    small = {"architecture": "vit_tiny_patch16_224", "width": 192, "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+    row = replace_row("hf-hub:MahmoodLab/UNI", **small)
     network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0, init_values=1e-5)
     weights = saved(network, tmp_path / "pytorch_model.bin")
     encoder = load_encoder("hf-hub:MahmoodLab/UNI", weights=weights)
-    assert (encoder.width, encoder.pixels, encoder.mean, encoder.std) == (192, 224, published.mean, published.std)
-    assert encoder.name.startswith("hf-hub_MahmoodLab_UNI-")
+    assert (encoder.width, encoder.pixels, encoder.mean, encoder.std) == (192, 224, row.mean, row.std)
+    assert encoder.name.startswith("hf-hub_MahmoodLab_UNI-") and encoder.pooling == "class token"
+
+
+SMALL_VIT = {"img_size": 28, "patch_size": 14, "embed_dim": 32, "depth": 2, "num_heads": 2, "init_values": 1e-5}
+
+
+@pytest.mark.finding(n=7)
+@pytest.mark.parametrize(("name", "registers"), [("hf-hub:paige-ai/Virchow", 0), ("hf-hub:paige-ai/Virchow2", 4)])
+def test_virchow_joins_class_token_and_mean_patch_token_without_registers(tmp_path, replace_row, name, registers):
+    options = dict(published(name).options)
+    assert options.get("reg_tokens", 0) == registers
+    replace_row(name, width=64, pixels=28, options=options | SMALL_VIT)
+    layers = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.3375}
+    network = timm.create_model(
+        "vit_huge_patch14_224", num_classes=0, global_pool="", reg_tokens=registers, **layers, **SMALL_VIT
+    ).eval()
+    encoder = load_encoder(name, weights=saved(network, tmp_path / "weights.safetensors"))
+    tile = torch.randint(0, 256, (2, 28, 28, 3), dtype=torch.uint8)
+    seen = (tile / 255 - torch.tensor(encoder.mean)) / torch.tensor(encoder.std)
+    with torch.inference_mode():
+        tokens = network(seen.permute(0, 3, 1, 2))
+        assert tokens.shape == (2, 1 + registers + 4, 32)
+        expected = torch.cat([tokens[:, 0], tokens[:, 1 + registers :].mean(1)], dim=1)
+        torch.testing.assert_close(encoder(tile), expected, rtol=1e-4, atol=1e-5)
+    assert encoder.width == 64 and encoder.pooling == "class token and mean of patch tokens"
+    assert encoder.name.startswith(name.replace(":", "_").replace("/", "_"))
+
+
+@pytest.mark.finding(n=7)
+@pytest.mark.parametrize(
+    "row", [row for row in PUBLISHED_ENCODERS if row.library == "timm"], ids=lambda row: row.name.rsplit("/")[-1]
+)
+def test_every_published_encoder_of_timm_has_the_width_of_its_row(row):
+    """The whole network without its weights: shapes alone, as `load_encoder` would pool them."""
+    with torch.device("meta"):
+        network = timm.create_model(row.architecture, num_classes=0, **timm_models._options(row)).eval()
+        pooled = timm_models.TokenPooled(network) if row.pooling == CLASS_AND_MEAN else network
+        shape = pooled(torch.zeros(1, 3, row.pixels, row.pixels)).shape
+    assert shape == (1, row.width)
+    assert sum(value.numel() for value in network.parameters()) == pytest.approx(PARAMETERS[row.name], rel=0.01)
+
+
+PARAMETERS = {  # as published
+    "hf-hub:MahmoodLab/UNI": 303e6,
+    "hf-hub:MahmoodLab/UNI2-h": 681e6,
+    "hf-hub:paige-ai/Virchow": 632e6,
+    "hf-hub:paige-ai/Virchow2": 632e6,
+    "hf-hub:prov-gigapath/prov-gigapath": 1.135e9,
+    "hf-hub:bioptimus/H-optimus-0": 1.135e9,
+    "hf-hub:bioptimus/H-optimus-1": 1.135e9,
+}
+
+
+@pytest.mark.finding(n=7)
+def test_every_row_of_the_table_names_its_source_and_stands_in_the_documentation(said):
+    page = (Path(__file__).parents[2] / "docs" / "slides.md").read_text(encoding="utf-8")
+    _, out, _ = said("slides", "encoders")
+    for row in PUBLISHED_ENCODERS:
+        name, *cells = row.cells()
+        assert row.source and f"{row.name}: " in out and row.source in out
+        assert f"| `{name}` | {' | '.join(cells)} | {row.normalisation} |" in page, row.name
+        assert "not verified" not in (row.pooling, row.normalisation) or row.library == "its own code"
+
+
+@pytest.mark.finding(n=7)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(SMALL, "pooled by timm's default, mean"), ("timm/test_vit", "pooled by timm's default, class token")],
+)
+def test_a_model_outside_the_table_says_how_it_is_pooled_and_that_nobody_has_checked_it(tmp_path, name, words):
+    lines: list[str] = []
+    network = timm.create_model(name.removeprefix("timm/"), pretrained=False)
+    encoder = load_encoder(name, weights=saved(network, tmp_path / "weights.pt"), log=lines.append)
+    assert len(lines) == 1 and words in lines[0] and "nobody has checked" in lines[0]
+    assert f"pooled by {encoder.pooling}" in lines[0]
+
+
+@pytest.mark.finding(n=7)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("hf-hub:histai/hibou-L", "code that comes with it, which carmil does not execute"),
+        ("hf-hub:MahmoodLab/conchv1_5", "code that comes with it, which carmil does not execute"),
+        ("hf-hub:owkin/phikon", "is loaded by transformers, which is not installed: pip install transformers"),
+        ("hf-hub:MahmoodLab/CONCH", "is loaded by conch, which is not installed: pip install"),
+    ],
+)
+def test_a_published_encoder_that_cannot_be_loaded_here_is_one_line_that_names_the_package(monkeypatch, name, says):
+    monkeypatch.setattr(hub_models, "find_spec", lambda library: None)
+    with pytest.raises(CarmilError, match=says) as refused:
+        load_encoder(name)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.finding(n=7)
+def test_phikon_is_the_class_token_of_transformers_last_layer(tmp_path, replace_row):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    for name, kind, options in (
+        ("hf-hub:owkin/phikon", transformers.ViTModel, {"add_pooling_layer": False}),
+        ("hf-hub:owkin/phikon-v2", transformers.Dinov2Model, {}),
+    ):
+        network = kind(kind.config_class(image_size=28, patch_size=14, **config), **options).eval()
+        network.save_pretrained(tmp_path / kind.__name__)
+        replace_row(name, name=f"hf-hub:{tmp_path / kind.__name__}", width=16, pixels=28)
+        encoder = load_encoder(f"hf-hub:{tmp_path / kind.__name__}")
+        tile = torch.randint(0, 256, (2, 28, 28, 3), dtype=torch.uint8)
+        seen = (tile / 255 - torch.tensor(encoder.mean)) / torch.tensor(encoder.std)
+        with torch.inference_mode():
+            expected = network(pixel_values=seen.permute(0, 3, 1, 2)).last_hidden_state[:, 0]
+            torch.testing.assert_close(encoder(tile), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.finding(n=7)
+def test_conch_gives_its_picture_before_the_projection(monkeypatch, replace_row):
+    """With a stand-in for the package, which is not installed: how it is called is what is tested."""
+
+    class Conch(nn.Linear):
+        def encode_image(self, pictures, *, proj_contrast, normalize):
+            assert not proj_contrast and not normalize
+            return self(pictures.mean((2, 3)))
+
+    called = {}
+
+    def create(architecture, **words):
+        called.update(words, architecture=architecture)
+        return Conch(3, 512)
+
+    package = SimpleNamespace(create_model_from_pretrained=create)
+    monkeypatch.setattr(hub_models, "find_spec", lambda library: library)
+    monkeypatch.setitem(sys.modules, "conch.open_clip_custom", package)
+    encoder = load_encoder("hf-hub:MahmoodLab/CONCH")
+    assert (encoder.width, encoder.pixels) == (512, 448) and encoder.mean[0] == pytest.approx(0.48145466)
+    assert called["architecture"] == "conch_ViT-B-16" and called["checkpoint_path"] == "hf_hub:MahmoodLab/conch"
+
+
+@pytest.mark.finding(n=7)
+@pytest.mark.parametrize(
+    ("tiles", "remark"),
+    [
+        (TileGeometry(256, 0.5), None),  # shown as 0.57 um/px, as everyone does it
+        (TileGeometry(512, 0.25), None),
+        (TileGeometry(256, 1.0), "was published for 0.5 um/px and sees 1.14 um/px here"),
+        (TileGeometry(512, 0.5), "was published for 0.5 um/px and sees 1.14 um/px here"),
+        (TileGeometry(256, None), None),
+    ],
+)
+def test_tiles_of_another_magnification_than_published_are_mentioned(tiles, remark):
+    encoder = Encoder("uni-1", nn.Identity(), 1, 224, (0.0,) * 3, (1.0,) * 3, mpps=(0.5,))
+    found = encoder.magnification_remark(tiles)
+    assert found is None if remark is None else remark in found
+    assert replace(encoder, mpps=(0.25, 0.5, 1.0, 2.0)).magnification_remark(tiles) is None
+    assert replace(encoder, mpps=()).magnification_remark(tiles) is None
 
 
 def test_a_gated_model_says_how_to_get_it(monkeypatch):

@@ -41,7 +41,10 @@ def need_slides() -> None:
 
 
 EncoderOption = Annotated[
-    str, typer.Option(help="resnet50, resnet50.caffe, timm/NAME, or hf-hub:OWNER/NAME with a token in HF_TOKEN.")
+    str,
+    typer.Option(
+        help="resnet50, resnet50.caffe, timm/NAME, or hf-hub:OWNER/NAME with a token in HF_TOKEN; see `carmil slides encoders`."
+    ),
 ]
 WeightsOption = Annotated[
     Path | None, typer.Option(help="File of the encoder's weights (.safetensors, .pt).  [default: downloaded]")
@@ -144,7 +147,9 @@ def slides_encode(
     where = device_named(device)
     folder_for(out)
     files = None if h5 is None else (h5[0].value, folder_for(h5[1]))
-    made = encode_slides(found, out, load_encoder(encoder, weights=weights), device=where, files=files, say=say)
+    made = encode_slides(
+        found, out, load_encoder(encoder, weights=weights, log=say), device=where, files=files, say=say
+    )
     typer.echo(made.times.line())
     if made.kept:
         typer.echo(f"{len(made.kept)} slides were there already")
@@ -154,6 +159,25 @@ def slides_encode(
             f"written: {out}, {len(store.entries)} bags of {store.rows:,} tiles x {store.width}, {store.encoder}"
         )
     _skipped(broken | made.broken)
+
+
+@slides.command("encoders")
+def slides_encoders() -> None:
+    """List the published encoders that carmil knows: features, input, pooling, magnification, and the source of each row.
+
+    Prints a table and changes nothing. Any other model of timm or of the hub is pooled as timm does it, and `encode` says so.
+
+    Example: carmil slides encoders
+    """
+    from carmil.report.tables import ResultTable, print_tables
+    from carmil.slides.published_encoders import PUBLISHED_ENCODERS
+
+    rows = tuple(row.cells() for row in PUBLISHED_ENCODERS)
+    heads = ("--encoder", "loaded by", "features", "pixels", "um/px", "pooling")
+    print_tables([ResultTable("published encoders", heads, rows, names=len(heads))])
+    for row in PUBLISHED_ENCODERS:
+        note = f"{row.note}; " if row.note else ""
+        typer.echo(f"{row.name}: {note}mean / std {row.normalisation}; source: {row.source}")
 
 
 @slides.command("run")
@@ -189,7 +213,7 @@ def slides_run(
         found,
         model,
         folder_for(out),
-        load_encoder(encoder, weights=weights),
+        load_encoder(encoder, weights=weights, log=say),
         tiles=tiles,
         mpp=mpp,
         longest=longest,

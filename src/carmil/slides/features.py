@@ -56,6 +56,8 @@ def encode_slides(
     geometry = _one_geometry(tiles.values())
     store = _there(out, encoder, geometry, say)
     work = out.with_name(f"{out.name}.encoding") / _work_name(encoder, geometry)
+    if remark := encoder.magnification_remark(geometry):
+        say(remark)
     placed, found = PlacedEncoder(encoder, device), EncodedSlides()
     with encoding_progress(len(tiles), sum(map(len, tiles.values()))) as (on_slide, on_tiles):
         for number, (path, cut) in enumerate(tiles.items(), 1):

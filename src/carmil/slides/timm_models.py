@@ -4,19 +4,16 @@ Nothing is executed that comes with weights: timm reads safetensors, or torch's 
 """
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from carmil.errors import CarmilError
-from carmil.slides.resnet import IMAGENET_MEAN, IMAGENET_STD
+from carmil.slides.published_encoders import CLASS, Colour, PublishedEncoder, published
 from carmil.weights import read_weights
-
-Colour = tuple[float, float, float]
-_OPTIMUS = (0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517)
 
 
 @dataclass(frozen=True)
@@ -29,21 +26,25 @@ class Seen:
     interpolation: str
 
 
-@dataclass(frozen=True)
-class Published:
-    """A model of the hub whose card asks for options that its files do not tell."""
+class TokenPooled(nn.Module):
+    """A vision transformer of timm whose features are its class token, followed by the mean of its patch tokens."""
 
-    architecture: str
-    options: dict[str, Any] = field(default_factory=dict)
-    mean: Colour = IMAGENET_MEAN
-    std: Colour = IMAGENET_STD
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """(b, 3, p, p) -> (b, 2 d). Prefix tokens are the class token and, behind it, registers."""
+        tokens = self.network.forward_features(pictures)  # type: ignore[operator]
+        patches = tokens[:, self.network.num_prefix_tokens :]
+        return torch.cat([tokens[:, 0], patches.mean(1)], dim=-1)
 
 
 def load_timm(name: str, weights: Path | None) -> tuple[nn.Module, Seen]:
     """The network of `timm/NAME` or `hf-hub:OWNER/NAME`, without its classifier."""
     import timm
 
-    known = _PUBLISHED.get(name.lower())
+    known = published(name)
     asked = name.removeprefix("timm/") if weights is None or known is None else known.architecture
     options = {} if known is None else _options(known)
     if not asked.startswith("hf-hub:") and not timm.is_model(asked):
@@ -53,10 +54,19 @@ def load_timm(name: str, weights: Path | None) -> tuple[nn.Module, Seen]:
     network = _created(name, asked, options, pretrained=weights is None)
     if weights is not None:
         _load(network, weights, name)
+    if known is not None and known.mean is not None and known.std is not None:
+        return network, Seen(known.pixels, known.mean, known.std, known.interpolation)
     config = timm.data.resolve_data_config(model=network)
-    mean, std = (config["mean"], config["std"]) if known is None else (known.mean, known.std)
     interpolation = config["interpolation"] if config["interpolation"] == "bicubic" else "bilinear"
-    return network, Seen(config["input_size"][-1], tuple(mean), tuple(std), interpolation)
+    return network, Seen(config["input_size"][-1], tuple(config["mean"]), tuple(config["std"]), interpolation)
+
+
+def timms_pooling(network: nn.Module) -> str:
+    """How timm itself makes one vector of what this network gives, in words."""
+    rule = getattr(network, "global_pool", None)
+    rule = rule if isinstance(rule, str) else getattr(rule, "pool_type", None)
+    words = {"token": "class token", "avg": "mean", "map": "attention pooling"}
+    return f"timm's default, {words.get(rule, rule)}" if isinstance(rule, str) and rule else "timm's default"
 
 
 def _created(name: str, asked: str, options: dict[str, Any], *, pretrained: bool) -> nn.Module:
@@ -96,37 +106,16 @@ def _load(network: nn.Module, weights: Path, name: str) -> None:
         raise CarmilError(f"{weights} does not hold {name}: {str(error).splitlines()[-1].strip()[:200]}") from error
 
 
-def _options(known: Published) -> dict[str, Any]:
+def _options(known: PublishedEncoder) -> dict[str, Any]:
     """Options as timm wants them: layers by their class."""
     from timm.layers import SwiGLUPacked
 
     layers = {"SwiGLUPacked": SwiGLUPacked, "SiLU": torch.nn.SiLU}
-    return {
+    pool = {"global_pool": "token" if known.pooling == CLASS else ""}
+    return pool | {
         name: layers.get(value, value) if isinstance(value, str) else value for name, value in known.options.items()
     }
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-
-
-_SCALED = {"init_values": 1e-5}
-_UNI2 = {
-    **_SCALED,
-    "img_size": 224,
-    "patch_size": 14,
-    "depth": 24,
-    "num_heads": 24,
-    "embed_dim": 1536,
-    "mlp_ratio": 2.66667 * 2,
-    "no_embed_class": True,
-    "mlp_layer": "SwiGLUPacked",
-    "act_layer": "SiLU",
-    "reg_tokens": 8,
-}
-_PUBLISHED = {
-    "hf-hub:mahmoodlab/uni": Published("vit_large_patch16_224", _SCALED),
-    "hf-hub:mahmoodlab/uni2-h": Published("vit_giant_patch14_224", _UNI2),
-    "hf-hub:bioptimus/h-optimus-0": Published("vit_giant_patch14_reg4_dinov2", {**_SCALED, "img_size": 224}, *_OPTIMUS),
-    "hf-hub:bioptimus/h-optimus-1": Published("vit_giant_patch14_reg4_dinov2", {**_SCALED, "img_size": 224}, *_OPTIMUS),
-}
