@@ -163,8 +163,8 @@ with whole_folder(Path("store")) as folder, whole_file(Path("out.txt")) as file:
 @pytest.mark.finding(n=13)
 def test_what_a_living_process_or_another_machine_writes_is_left_alone(tmp_path):
     dead = dead_process()
-    kept = [f".carmil-{files._MACHINE}-{os.getppid()}-abc.txt", f".carmil-elsewhere.1-{dead}-abc.txt", ".out.txt.abc"]
-    gone = [f".carmil-{files._MACHINE}-{dead}-abc.txt", f".carmil-elsewhere.1-{dead}-old.txt"]
+    kept = [f".carmil-{files.MACHINE}-{os.getppid()}-abc.txt", f".carmil-elsewhere.1-{dead}-abc.txt", ".out.txt.abc"]
+    gone = [f".carmil-{files.MACHINE}-{dead}-abc.txt", f".carmil-elsewhere.1-{dead}-old.txt"]
     for name in (*kept, *gone):
         (tmp_path / name).touch()
     os.utime(tmp_path / gone[1], (0, 0))

@@ -120,7 +120,7 @@ def _beside(path: Path) -> Iterator[str]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _sweep(path.parent)
-            yield f".carmil-{_MACHINE}-{os.getpid()}-"
+            yield f".carmil-{MACHINE}-{os.getpid()}-"
         except OSError as error:
             error.filename = str(path)  # not that of a temporary file
             raise
@@ -141,7 +141,7 @@ def _sweep(folder: Path) -> None:
                 continue
             with suppress(OSError):
                 old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _WEEK
-                if not process_lives(int(found["process"])) if found["machine"] == _MACHINE else old:
+                if not process_lives(int(found["process"])) if found["machine"] == MACHINE else old:
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry.path, ignore_errors=True)
                     else:
@@ -208,4 +208,4 @@ def _machine() -> str:
 
 
 _UMASK = _read_umask()  # once: it can be read by setting it only, which threads that write files would see
-_MACHINE = _machine()
+MACHINE = _machine()

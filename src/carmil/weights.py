@@ -1,12 +1,14 @@
 """Weights of networks, out of files that somebody else wrote. No pickle is ever executed."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from carmil.errors import CarmilError
+from carmil.files import whole_file
 
 _AROUND = ("state_dict", "model")  # what the tensors may be wrapped in
 
@@ -29,6 +31,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CarmilError(f"{path} cannot be read as weights ({reason}): expected a state dict of tensors") from error
     return dict(state)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, str] | None = None) -> None:
+    """A .safetensors file that appears whole; the only place that writes one. words: its metadata."""
+    from safetensors.torch import save_file
+
+    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with whole_file(path) as aside:
+        save_file(copies, aside, metadata=None if words is None else dict(words))
 
 
 def fingerprint(network: nn.Module) -> str:

@@ -1,4 +1,5 @@
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -318,3 +319,35 @@ def test_groups_become_bags_in_the_order_of_their_names(features, tmp_path):
     assert regroup(store, groups, tmp_path / "groups") == found
     with pytest.raises(CarmilError, match="other groups"):
         regroup(store, {**groups, "01": "a"}, tmp_path / "groups")
+
+
+@pytest.mark.finding(n=13)
+def test_a_second_build_into_one_store_is_refused_and_the_first_goes_on(features, tmp_path):
+    refused = []
+
+    def second(done, total):
+        with pytest.raises(
+            CarmilError, match=r"store is being written by process \d+ .*: wait until it has ended"
+        ) as error:
+            build_store(features, tmp_path / "store")
+        refused.append(error)
+
+    assert build_store(features, tmp_path / "store", on_bag=second).ids == tuple(f"{i:02d}" for i in range(7))
+    assert len(refused) == 7
+    assert build_store(features, tmp_path / "store").rows == sum(3 + i for i in range(7))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["src", "store"]
+
+
+@pytest.mark.finding(n=13)
+@pytest.mark.parametrize(("size", "file"), [(100, "features.bin"), (500, "journal.jsonl")])
+def test_a_store_that_does_not_fit_on_the_disk_names_the_file_and_can_be_built_later(features, tmp_path, size, file):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(
+            CarmilError, match=rf"store\.building/{file} cannot be written \(File too large\): .*`ulimit -f`"
+        ):
+            build_store(features, tmp_path / "store")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(build_store(features, tmp_path / "store").ids) == 7

@@ -17,6 +17,7 @@ from carmil.bags.split_files import read_splits
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.locks import locked
 from carmil.studies.answers import answered
 from carmil.studies.run_folder import read_run
 from carmil.studies.settings import Settings, read_settings
@@ -354,3 +355,12 @@ def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, 
     )
     official = run_study(files.settings(tmp_path / "official", official=True, **quick)).facts["trained_on"]
     assert slides - set(official) == {"000-0", "000-1", "001-0", "001-1", "002-0", "002-1"}
+
+
+@pytest.mark.finding(n=13)
+def test_a_second_training_into_one_folder_is_refused(files, tmp_path):
+    with (
+        locked(tmp_path / "run" / "checkpoint.lock", tmp_path / "run"),
+        pytest.raises(CarmilError, match=r"run is being written by process \d+ .*: wait until it has ended"),
+    ):
+        run_study(files.settings(tmp_path / "run"))

@@ -37,7 +37,8 @@ from carmil.bags.tables import an_example
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
-from carmil.files import whole_folder, write_text
+from carmil.files import whole_folder, write_text, writing
+from carmil.locks import locked
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -62,6 +63,28 @@ def build_store(
     signature = _signature(found.sources, origin, dtype)
     if is_store(out):
         return _same_or_refused(out, signature, found, origin, dtype)
+    with locked(lock_file(out), out):
+        if not is_store(out):
+            _build(found, origin, out, signature, dtype, workers, skip_broken, say, on_bag)
+        return _same_or_refused(out, signature, found, origin, dtype)
+
+
+def lock_file(out: Path) -> Path:
+    """Held by the process that writes the store `out`; beside it, for the folder in which a store is built takes its name."""
+    return out.with_name(f"{out.name}.lock")
+
+
+def _build(
+    found: Found,
+    origin: Path,
+    out: Path,
+    signature: str,
+    dtype: Dtype,
+    workers: int | None,
+    skip_broken: bool,
+    say: Callable[[str], None],
+    on_bag: OnBag,
+) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CarmilError(f"{out} is there already and is not a store: choose another --out")
     building = building_folder(out)
@@ -74,7 +97,6 @@ def build_store(
     if out.is_dir():
         out.rmdir()
     os.replace(building, out)
-    return open_store(out)
 
 
 def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
@@ -198,7 +220,7 @@ def _plan(
         "instance_labels.bin": rows * 8,
     }
     for name, size in sizes.items():
-        with (building / name).open("wb") as file:
+        with writing(building / name), (building / name).open("wb") as file:
             file.truncate(size)
     facts = {
         "signature": signature,
@@ -286,16 +308,17 @@ def _fill(
     count = worker_count(workers, [place.source for place in todo])
     with (
         (building / "features.bin").open("rb") as written,
-        (building / "journal.jsonl").open("a", encoding="utf-8") as journal,
+        (building / "journal.jsonl").open("ab", buffering=0) as journal,
     ):
         for _, result in in_parallel(_pack, jobs, count):
             if isinstance(result, CarmilError):
                 raise CarmilError(
                     f"{result}; {finished} of {total} bags are packed and kept: mend it and start again, or --skip-broken"
                 )
-            os.fsync(written.fileno())
-            journal.write(json.dumps(asdict(result)) + "\n")
-            journal.flush()
+            with writing(building / "features.bin"):
+                os.fsync(written.fileno())
+            with writing(building / "journal.jsonl"):
+                journal.write(f"{json.dumps(asdict(result))}\n".encode())
             finished += 1
             on_bag(finished, total)
 
@@ -394,7 +417,7 @@ def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
 
 
 def _write(path: Path, at: int, values: np.ndarray) -> None:
-    with path.open("r+b") as file:
+    with writing(path), path.open("r+b") as file:
         file.seek(at)
         file.write(np.ascontiguousarray(values).data)
 

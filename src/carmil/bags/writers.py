@@ -133,11 +133,13 @@ def _write_pt(bag: Bag, folder: Path) -> Path:
 
 
 def _write_safetensors(bag: Bag, folder: Path) -> Path:
-    from safetensors.numpy import save_file
+    import torch
+
+    from carmil.weights import write_tensors
 
     path = folder / f"{bag.id}.safetensors"
-    with whole_file(path) as aside:
-        save_file(_arrays(bag), aside, metadata={name: str(value) for name, value in _words(bag).items()})
+    tensors = {name: torch.from_numpy(values) for name, values in _arrays(bag).items()}
+    write_tensors(path, tensors, {name: str(value) for name, value in _words(bag).items()})
     return path
 
 

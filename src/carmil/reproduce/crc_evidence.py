@@ -23,7 +23,7 @@ from carmil.progress import tracked, training_progress
 from carmil.reproduce.crc import FOLDS, LEARNING_RATE, RECIPE, build, fold_roles, load_crc, study_of
 from carmil.reproduce.crc_evidence_report import conditions, write_result
 from carmil.reproduce.map_comparison import BASELINE, DEFAULT, MEASURES, Folds, Measured, Result, compared
-from carmil.training.checkpoint import Checkpoint, read_tensors, write_tensors
+from carmil.training.checkpoint import Checkpoint, read_keyed, write_keyed
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
@@ -125,13 +125,13 @@ def _trained(model: str, study: Study) -> tuple[Population, str]:
     members = [Member(seed=row, lr=LEARNING_RATE) for row in range(seeds * FOLDS)]
     population = Population(partial(build, model, study.bags.width), members, device=study.device)
     if path.exists():
-        weights, facts = read_tensors(path, key)
+        weights, facts = read_keyed(path, key)
         population.load_state(weights)
         return population, facts["machine"]
     begun = Checkpoint(path.with_suffix(".begun.safetensors"), key)
     with training_progress(model, study.recipe.epochs, len(members)) as on_epoch:
         fit(population, study.bags, study.roles.repeat(seeds, 1), study.recipe, on_epoch=on_epoch, checkpoint=begun)
-    write_tensors(path, population.state(), {"key": key, "machine": study.machine})
+    write_keyed(path, population.state(), {"key": key, "machine": study.machine})
     begun.remove()
     return population, study.machine
 
@@ -140,7 +140,7 @@ def _measured(model: str, study: Study) -> Measured:
     """Answers for all bags, and the maps of every explainer, which are written one by one."""
     population, trained_on = _trained(model, study)
     key, path = study.key(model), study.file("measured", model)
-    kept, facts = read_tensors(path, key) if path.exists() else ({}, {"key": key, "machines": [trained_on]})
+    kept, facts = read_keyed(path, key) if path.exists() else ({}, {"key": key, "machines": [trained_on]})
     if "answers" not in kept:
         kept["answers"] = predict(population, study.bags, maps=False).probabilities[:, :, 1].double()
     methods = explainers_of(population.member(0))
@@ -148,7 +148,7 @@ def _measured(model: str, study: Study) -> Measured:
         if method not in kept:
             kept[method] = _agreement_of(population, study, method, f"{model}: {method}")
             facts["machines"] = list(dict.fromkeys([*facts["machines"], study.machine]))
-            write_tensors(path, kept, facts)
+            write_keyed(path, kept, facts)
     maps = {method: kept[method].numpy() for method in methods}
     return Measured(kept["answers"].numpy(), maps, tuple(facts["machines"]))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.bags.building import build_store
+from carmil.bags.building import build_store, lock_file
 from carmil.bags.geometry import UNKNOWN, TileGeometry, check_geometry
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Source
@@ -20,6 +20,7 @@ from carmil.bags.store import Store, checksum, is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.files import whole_folder
+from carmil.locks import locked
 from carmil.progress import encoding_progress
 from carmil.slides.encoders import Encoder
 from carmil.slides.encoding import Times, encode
@@ -53,6 +54,18 @@ def encode_slides(
 
     All tiles have one geometry, which is that of the store if it is there already.
     """
+    with locked(lock_file(out), out):
+        return _encode_slides(tiles, out, encoder, device, files, say)
+
+
+def _encode_slides(
+    tiles: Mapping[Path, Tiles],
+    out: Path,
+    encoder: Encoder,
+    device: str,
+    files: tuple[str, Path] | None,
+    say: Callable[[str], None],
+) -> EncodedSlides:
     geometry = _one_geometry(tiles.values())
     store = _there(out, encoder, geometry, say)
     work = out.with_name(f"{out.name}.encoding") / _work_name(encoder, geometry)

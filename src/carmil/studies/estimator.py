@@ -16,13 +16,14 @@ from carmil.bags.splits import TRAIN, make_splits
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError
 from carmil.evidence import explain
-from carmil.files import whole_file, write_text
+from carmil.files import write_text
 from carmil.studies.cohort import replace_labels
 from carmil.studies.run_folder import build, pick_device
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, set_scales, train_protocol
 from carmil.training.recipe import VALIDATION, Recipe
+from carmil.weights import write_tensors
 from carmil.words import plural
 
 SomeBags = Bags | Sequence[Any]
@@ -144,8 +145,6 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
 
     def save_pretrained(self, folder: str | Path, *, push_to: str | None = None) -> None:
         """Writes config.json and weights.safetensors; with push_to="owner/name" also to the Hugging Face hub (carmil[hub])."""
-        from safetensors.torch import save_file
-
         population, folder = self._fitted(), Path(folder)
         facts = {
             "carmil": __version__,
@@ -154,8 +153,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             "features": self.n_features_in_,
         }
         write_text(folder / "config.json", json.dumps(facts, indent=2))
-        with whole_file(folder / "weights.safetensors") as aside:
-            save_file({name: tensor.contiguous().cpu() for name, tensor in population.state().items()}, aside)
+        write_tensors(folder / "weights.safetensors", population.state())
         if push_to is not None:
             _hub().upload_folder(repo_id=push_to, folder_path=str(folder))
 

@@ -32,6 +32,7 @@ from carmil.models.standardised import Standardised
 from carmil.training.population import Member, Population
 from carmil.training.protocol import GridPoint, Trained
 from carmil.training.runs import config_key, machine, plain
+from carmil.weights import write_tensors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,10 +165,7 @@ def weights_key(run: StudyRun) -> str:
 
 def write_models(folder: Path, trained: Trained, grid: list[GridPoint], points: list[dict[str, Any]]) -> None:
     """Weights, models.json and history.json. points: what else is known of each model."""
-    from safetensors.torch import save_file
-
-    with whole_file(folder / "weights.safetensors") as aside:
-        save_file({name: tensor.contiguous().cpu() for name, tensor in trained.population.state().items()}, aside)
+    write_tensors(folder / "weights.safetensors", trained.population.state())
     models = [
         {**asdict(kept), "lr": grid[kept.point].lr, "settings": dict(grid[kept.point].settings), **point}
         for kept, point in zip(trained.kept, points, strict=True)

@@ -19,6 +19,7 @@ from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.operating import Rule
 from carmil.files import write_text
+from carmil.locks import locked
 from carmil.progress import counted, training_progress
 from carmil.studies.card import card
 from carmil.studies.cohort import Material, Say, bags_elsewhere, material_of
@@ -93,22 +94,29 @@ def run_together(
     keys = [begin(study.out, _facts(study, material)) for study in studies]
     where = Checkpoint(checkpoint, config_key({"studies": keys}))
     if not all(finished(study.out) for study in studies):
-        for study in studies:
-            _write_folds(study.out, material)
-        grids = [grid_of(study) for study in studies]
-        candidates = _trained(studies[0], material, [point for grid in grids for point in grid], where, say)
-        first = 0
-        for study, grid in zip(studies, grids, strict=True):
-            mine = range(first, first + len(grid))
-            first = mine.stop
-            if not finished(study.out):
-                conclude(study, material, candidates.best(mine), grid)
+        with locked(checkpoint.with_suffix(".lock"), checkpoint.parent):
+            _train_missing(studies, material, where, say)
     where.remove()
     runs = [read_run(study.out) for study in studies]
     for run in runs:
         if not (run.folder / "card.md").exists():
             write_text(run.folder / "card.md", card(run))
     return runs
+
+
+def _train_missing(studies: Sequence[Settings], material: Material, checkpoint: Checkpoint, say: Say) -> None:
+    if all(finished(study.out) for study in studies):
+        return
+    for study in studies:
+        _write_folds(study.out, material)
+    grids = [grid_of(study) for study in studies]
+    candidates = _trained(studies[0], material, [point for grid in grids for point in grid], checkpoint, say)
+    first = 0
+    for study, grid in zip(studies, grids, strict=True):
+        mine = range(first, first + len(grid))
+        first = mine.stop
+        if not finished(study.out):
+            conclude(study, material, candidates.best(mine), grid)
 
 
 def grid_of(settings: Settings) -> list[GridPoint]:

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.files import whole_file
 from carmil.training.curves import Curves
 from carmil.training.stopping import State
+from carmil.weights import write_tensors
 
 
 class Checkpoint:
@@ -34,7 +34,7 @@ class Checkpoint:
         """Puts state and curves where they were, and gives the epoch to go on with; 0 if there is no such file."""
         if not self.path.exists():
             return 0
-        kept, facts = read_tensors(self.path, self.key)
+        kept, facts = read_keyed(self.path, self.key)
         curves.tables = {
             name.removeprefix("curve."): kept.pop(name) for name in list(kept) if name.startswith("curve.")
         }
@@ -47,7 +47,7 @@ class Checkpoint:
 
     def save(self, epoch: int, state: State, curves: Curves) -> None:
         tensors = state.tensors() | {f"curve.{name}": table for name, table in curves.tables.items()}
-        write_tensors(self.path, tensors, {"key": self.key, "epoch": epoch})
+        write_keyed(self.path, tensors, {"key": self.key, "epoch": epoch})
         self._written = time.monotonic()
 
     def remove(self) -> None:
@@ -55,17 +55,13 @@ class Checkpoint:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_keyed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors and a few facts, among them the `key` of the training they are of, as one file that appears whole."""
-    from safetensors.torch import save_file
-
-    with whole_file(path) as aside:
-        copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(copies, aside, metadata={"carmil": json.dumps(facts)})
+    write_tensors(path, tensors, {"carmil": json.dumps(facts)})
 
 
-def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote; a file with another key is refused."""
+def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_keyed` wrote; a file with another key is refused."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -17,7 +17,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.models.noise import Noise
-from carmil.training.checkpoint import Checkpoint, read_tensors, write_tensors
+from carmil.training.checkpoint import Checkpoint, read_keyed, write_keyed
 from carmil.training.curves import History
 from carmil.training.loop import OnEpoch, fit
 from carmil.training.memory import models_that_fit
@@ -183,11 +183,11 @@ def _write(path: Path, key: str, ended: Ended) -> None:
     history = ended.history
     tensors = {name: getattr(ended, name) for name in ("rows", "weights", "buffers")}
     tensors |= {"best_epoch": history.best_epoch, "epochs_run": history.epochs_run}
-    write_tensors(path, tensors | {f"curve.{name}": table for name, table in _tables(history).items()}, {"key": key})
+    write_keyed(path, tensors | {f"curve.{name}": table for name, table in _tables(history).items()}, {"key": key})
 
 
 def _read(path: Path, key: str) -> Ended:
-    kept, _ = read_tensors(path, key)
+    kept, _ = read_keyed(path, key)
     tables = {name.removeprefix("curve."): kept[name] for name in kept if name.startswith("curve.")}
     history = History(
         validation=tables.pop("validation"), train=tables, best_epoch=kept["best_epoch"], epochs_run=kept["epochs_run"]

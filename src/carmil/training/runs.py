@@ -27,6 +27,7 @@ from carmil.files import whole_folder, write_text
 from carmil.training.curves import History
 from carmil.training.population import Population
 from carmil.training.predict import Answers
+from carmil.weights import write_tensors
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ def write_run(
     seconds: float,
 ) -> None:
     """Writes the whole folder aside, then gives it its name."""
-    from safetensors.torch import save_file
-
     with whole_folder(folder) as aside:
         facts = {
             "carmil": __version__,
@@ -92,14 +91,9 @@ def write_run(
         write_text(aside / "run.json", json.dumps(facts, indent=2, default=str))
         write_text(aside / "metrics.json", json.dumps(plain(dict(metrics)), indent=2))
         write_text(aside / "history.json", json.dumps(plain(asdict(history))))
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in population.state().items()},
-            aside / "weights.safetensors",
-        )
+        write_tensors(aside / "weights.safetensors", population.state())
         _predictions(answers, bag_ids, labels, population).to_parquet(aside / "predictions.parquet", index=False)
-        (aside / "evidence").mkdir()
-        stored = {name: tensor.float().contiguous() for name, tensor in maps.items()}
-        save_file(stored, aside / "evidence" / "maps.safetensors")
+        write_tensors(aside / "evidence" / "maps.safetensors", {name: tensor.float() for name, tensor in maps.items()})
 
 
 def read_run(folder: Path) -> Run:

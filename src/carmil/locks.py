@@ -1,0 +1,90 @@
+"""One process at a time writes into a folder."""
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from carmil.errors import CarmilError
+from carmil.files import MACHINE, process_lives, writing
+
+
+@contextmanager
+def locked(path: Path, what: Path) -> Iterator[None]:
+    """Holds the lock file `path` while the block writes `what`; a second process is refused in one line.
+
+    The system gives the lock back when its process ends, also when it is killed or the machine restarts: a file that was left
+    behind is no lock, and is taken over. Where a file system has no locks, the process named in the file decides.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _taken(path, what)
+    try:
+        with writing(path):
+            file.truncate(0)
+            holder = {"process": os.getpid(), "machine": MACHINE, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            file.write(json.dumps(holder))
+            file.flush()
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def _taken(path: Path, what: Path) -> IO[str]:
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            if not _lock(file) and _lives(holder := _holder(path)):
+                raise _busy(what, holder)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError:
+            file.close()
+            raise _busy(what, _holder(path)) from None
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # its holder removed it between opening and locking: there is another one by now, or none
+
+
+def _lock(file: IO[str]) -> bool:
+    """Whether it is locked now; False where the file system has no locks, BlockingIOError if another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            return False
+        raise
+    return True
+
+
+def _holder(path: Path) -> dict[str, object]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _lives(holder: dict[str, object]) -> bool:
+    process = holder.get("process")
+    return holder.get("machine") == MACHINE and isinstance(process, int) and process_lives(process)
+
+
+def _busy(what: Path, holder: dict[str, object]) -> CarmilError:
+    words = (
+        f"process {holder['process']} ({holder.get('machine')}, since {holder.get('since')})"
+        if holder.get("process")
+        else ""
+    )
+    return CarmilError(
+        f"{what} is being written by {words or 'another process'}: wait until it has ended, or choose another --out"
+    )

@@ -1,0 +1,93 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from carmil import locks
+from carmil.errors import CarmilError
+from carmil.files import MACHINE
+from carmil.locks import locked
+
+HOLD = """
+import sys
+from pathlib import Path
+from carmil.locks import locked
+with locked(Path("out.lock"), Path("out")):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the lock until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "locked\n"
+    yield process
+    process.communicate()
+
+
+@pytest.fixture
+def lock(tmp_path):
+    return locked(tmp_path / "out.lock", tmp_path / "out")
+
+
+@pytest.mark.finding(n=13)
+def test_a_second_process_is_refused_and_told_which_has_it(holder, lock, tmp_path):
+    words = rf"out is being written by process {holder.pid} \({MACHINE}, since 20.*\): wait until it has ended"
+    with pytest.raises(CarmilError, match=words), lock:
+        pass
+    assert json.loads((tmp_path / "out.lock").read_text())["process"] == holder.pid
+
+
+@pytest.mark.finding(n=13)
+def test_the_lock_of_a_killed_process_is_taken_over(holder, lock, tmp_path):
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / "out.lock").exists()
+    with lock:
+        assert json.loads((tmp_path / "out.lock").read_text())["process"] == os.getpid()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_second_thread_of_one_process_is_refused_too(lock, tmp_path):
+    with (
+        lock,
+        pytest.raises(CarmilError, match=f"process {os.getpid()} "),
+        locked(tmp_path / "out.lock", tmp_path / "out"),
+    ):
+        pass
+
+
+@pytest.mark.finding(n=13)
+@pytest.mark.parametrize(
+    ("machine", "process", "refused"), [(MACHINE, 1, True), (MACHINE, 2**30, False), ("other", 1, False)]
+)
+def test_without_locks_of_the_file_system_the_named_process_decides(
+    machine, process, refused, lock, tmp_path, monkeypatch
+):
+    def unsupported(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
+    (tmp_path / "out.lock").write_text(json.dumps({"process": process, "machine": machine, "since": "then"}))
+    if refused:
+        with pytest.raises(CarmilError, match="is being written by process 1 "), lock:
+            pass
+    else:
+        with lock:
+            pass
+    assert (tmp_path / "out.lock").exists() == refused
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "not json"])
+def test_whatever_a_lock_file_holds_is_no_trouble(content, lock, tmp_path):
+    (tmp_path / "out.lock").write_text(content)
+    with lock:
+        pass
+    assert os.listdir(tmp_path) == []
