@@ -109,7 +109,7 @@ def test_a_line_of_the_journal_that_was_cut_off_does_not_count(features, tmp_pat
     journal.write_bytes(journal.read_bytes()[:-7])
     said = []
     build_store(features, tmp_path / "store", workers=1, say=said.append)
-    assert any("2 of 7 bags are there already" in line for line in said)
+    assert any("2 of 7 bags already there" in line for line in said)
     assert content(whole.path) == content(tmp_path / "store")
 
 
@@ -183,7 +183,7 @@ def test_empty_slides_are_left_out_and_said(tmp_path):
     said = []
     store = build_store(tmp_path / "src", tmp_path / "store", say=said.append)
     assert store.empty == ("b",)
-    assert any("1 empty slides" in line for line in said)
+    assert any("1 empty slide has no tiles and is left out: b" in line for line in said)
 
 
 def test_values_too_large_for_half_precision_are_refused(tmp_path):

@@ -96,7 +96,7 @@ def test_parquet_says_the_same_as_csv(table, tmp_path):
     frame.to_parquet(tmp_path / "labels.parquet")
     labels = read_labels(tmp_path / "labels.parquet")
     assert (labels.slides, labels.labels) == (("a", "b", "c"), ("0", "0", "1"))
-    assert "1 rows without a label are left out (line 4)" in labels.said
+    assert "1 slide has an empty label in column 'label' (guessed) and is left out (line 4)" in labels.said
     assert "labels are whole numbers written like '0.0': read without the point" in labels.said
 
 
@@ -142,18 +142,18 @@ def test_numbers_are_ordered_as_numbers_and_words_by_the_alphabet(table):
 def test_rows_without_a_label_are_left_out_and_counted(table):
     labels = read_labels(table(PLAIN + "p4,e,\np5,f,NaN\n"))
     assert labels.slides == ("a", "b", "c", "d")
-    assert "2 rows without a label are left out (lines 6, 7)" in labels.said
+    assert "2 slides have an empty label in column 'label' (guessed) and are left out (lines 6, 7)" in labels.said
 
 
 def test_a_slide_that_comes_twice_counts_once(table):
     labels = read_labels(table(PLAIN + "p3,d.svs,tumor\n"))
     assert labels.slides == ("a", "b", "c", "d")
-    assert "1 rows repeat a slide and are counted once ('d')" in labels.said
+    assert "1 row repeats a slide and is counted once ('d')" in labels.said
 
 
 def test_a_patient_of_two_labels_is_said(table):
     labels = read_labels(table(PLAIN + "p1,e,tumor\n"))
-    assert "1 patients have slides of different labels ('p1')" in labels.said
+    assert "1 patient has slides of different labels ('p1')" in labels.said
 
 
 def test_a_table_without_patients_makes_each_slide_its_own(table):
@@ -299,7 +299,7 @@ def test_bags_find_their_labels_in_the_order_of_the_bags():
     assert found.labels == (0, 0)
     assert found.unlabelled == ("other",)
     assert found.missing == ("s2",)
-    assert "1 of 3 bags have no label and are left out ('other')" in found.said
+    assert "1 of 3 bags has no label and is left out ('other')" in found.said
     assert "WARNING: no bag has the label 'b'" in found.said
 
 
@@ -321,7 +321,7 @@ def test_ids_that_became_floats_find_their_bags():
 def test_ids_that_are_nearly_the_same_are_said():
     found = match(labelled("Bag 5", "bag06", "bag-7"), ["bag_05", "bag06", "bag08"])
     assert (
-        "WARNING: 1 labels have no bag, and a bag with nearly their id has no label: 'Bag 5' in the table, 'bag_05' among the "
+        "WARNING: 1 label has no bag, and a bag with nearly their id has no label: 'Bag 5' in the table, 'bag_05' among the "
         "bags; write them alike"
     ) in found.said
     assert len(found.said) == 3 + 1  # two kinds of loss, and the class that has no bag
@@ -340,7 +340,7 @@ def test_a_table_of_cases_labels_the_slides_of_each():
 @pytest.mark.parametrize(
     ("bags", "words"),
     [
-        (["x", "y"], "the table has ids like '1', the bags like 'x'; expected equal ids"),
+        (["x", "y"], "the column of slides has ids like '1', the bags like 'x'; expected equal ids"),
         (["001", "002"], "has lost its leading zeros: save its ids as text"),
         (["1.h5", "1.pt"], "bags '1.h5' and '1.pt' are both slide '1'"),
         ([], "no bags to match"),

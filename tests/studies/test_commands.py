@@ -573,3 +573,93 @@ def test_tables_with_a_bom_and_semicolons_are_read(files, tmp_path, said):
     words = ("--bags", str(files.features), "--labels", str(files.labels), "--out", str(tmp_path / "run"))
     assert said("train", *words, *SMALL_TRAINING)[0] == 0
     assert Path(tmp_path / "run" / "metrics.json").exists()
+
+
+@pytest.mark.finding(n=17)
+def test_train_takes_the_skip_broken_that_it_recommends(files, tmp_path, said):
+    (files.features / "000-0.npy").write_bytes(b"nothing")
+    words = ("train", "--bags", str(files.features), "--labels", str(files.labels), "--out", str(tmp_path / "run"))
+    status, _, err = said(*words, *SMALL_TRAINING)
+    assert (status, "--skip-broken" in err.strip().splitlines()[-1]) == (2, True)
+    assert said(*words, *SMALL_TRAINING, "--skip-broken")[0] == 0
+    assert open_store(tmp_path / "run" / "cohort").left_out == ("000-0",)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["skip_broken"] is True
+    for command in ("predict", "evaluate"):
+        labels = ("--labels", str(files.labels)) if command == "evaluate" else ()
+        again = (
+            command,
+            str(tmp_path / "run"),
+            "--bags",
+            str(files.features),
+            *labels,
+            "--out",
+            str(tmp_path / command),
+        )
+        assert said(*again)[0] == 2
+        assert said(*again, "--skip-broken")[0] == 0
+
+
+@pytest.mark.finding(n=17)
+def test_a_blank_label_is_called_empty_and_not_a_missing_slide(files, said):
+    text = files.labels.read_text().replace("000-0,P000,a", "000-0,P000,").replace("001-0,P001,b\n", "")
+    files.labels.write_text(text)
+    status, out, err = said("cohort", "check", str(files.features), "--labels", str(files.labels))
+    assert (status, table_of(out)) == (1, {("000-0", "empty label"), ("001-0", "no label")})
+    assert "1 slide has an empty label in column 'label' (guessed) and is left out (line 2)" in err
+    assert "1 of 48 bags has no label and is left out ('001-0')" in err
+
+
+@pytest.mark.finding(n=17)
+def test_the_label_column_that_was_guessed_is_named_when_the_guess_fails(trained, files, tmp_path, said):
+    lines = [line.rpartition(",")[0] for line in files.labels.read_text().splitlines()]
+    rows = [f"{line},{i}.5" for i, line in enumerate(lines[1:])]
+    (tmp_path / "ages.csv").write_text("\n".join([f"{lines[0]},age", *rows]))
+    words = (
+        "train",
+        "--bags",
+        str(files.features),
+        "--labels",
+        str(tmp_path / "ages.csv"),
+        "--out",
+        str(tmp_path / "run"),
+    )
+    status, _, err = said(*words, *SMALL_TRAINING)
+    assert (status, "column 'age' (guessed) has 48 different numbers" in err) == (2, True)
+    assert "--label" in err.strip().splitlines()[-1]
+    status, _, err = said(*words, "--label", "age", *SMALL_TRAINING)
+    assert (status, "column 'age' has 48" in err) == (2, True)
+    (tmp_path / "ages.csv").write_text(files.labels.read_text().replace("slide_id", "wsi").replace("-", "_x"))
+    status, _, err = said(*words, *SMALL_TRAINING)
+    assert (status, "column 'wsi' (guessed) has ids like '000_x0', the bags like '000-0'" in err) == (2, True)
+
+
+@pytest.mark.finding(n=17)
+def test_evaluate_maps_the_labels_of_another_table_and_drops_some(trained, tmp_path, said):
+    other = make_files(tmp_path / "other", patients=8, seed=9)
+    text = other.labels.read_text().replace(",a\n", ",normal\n").replace(",b\n", ",tumour\n")
+    other.labels.write_text(text.replace("000-0,P000,normal", "000-0,P000,not known"))
+    words = ("evaluate", str(trained / "mean"), "--bags", str(other.features), "--labels", str(other.labels))
+    words = (*words, "--out", str(tmp_path / "evaluation"))
+    status, _, err = said(*words)
+    assert status == 2
+    assert (
+        "column 'label' (guessed) has the label 'normal', the run knows 'a', 'b': map it with --map 'normal=a'" in err
+    )
+    status, _, err = said(*words, "--map", "normal=a", "--map", "tumor=b", "--map", "not known=")
+    assert (status, "unknown label to map 'tumor'; did you mean 'tumour'?" in err) == (2, True)
+    status, _, err = said(*words, "--map", "normal=c")
+    assert (status, "--map normal=c: unknown class of the run 'c'" in err) == (2, True)
+    for wrong in ("normal", "=a"):
+        assert "expected LABEL=CLASS" in said(*words, "--map", wrong)[2]
+    status, _, err = said(*words, "--map", "normal=a", "--map", "tumour=b", "--map", "not known=")
+    assert (status, "1 slide labelled 'not known' left out" in err) == (0, True)
+    frame = pd.read_csv(tmp_path / "evaluation" / "predictions.csv", dtype={"slide": str})
+    assert len(frame) == 15 and set(frame["label"]) == {"a", "b"}
+    facts = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert facts["map"] == {"normal": "a", "tumour": "b", "not known": ""}
+
+
+@pytest.mark.finding(n=17)
+def test_predictions_are_csv_too(trained):
+    table = pd.read_parquet(trained / "mean" / "predictions.parquet")
+    pd.testing.assert_frame_equal(pd.read_csv(trained / "mean" / "predictions.csv"), table, check_dtype=False)

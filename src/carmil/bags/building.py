@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_OR_SKIP = "fix the file and run again, or leave it out with --skip-broken (of `carmil cohort build`, if this command has none)"
+
+
 def build_store(
     origin: Path,
     out: Path,
@@ -256,7 +259,10 @@ def _new_plan(
     for source in found.sources:
         if source.id in broken:
             continue
-        header = peek(source)
+        try:
+            header = peek(source)
+        except CarmilError as error:
+            raise CarmilError(f"{error}; {_OR_SKIP}") from None
         if header.rows == 0:
             empty.append(source.id)
             continue
@@ -290,7 +296,8 @@ def _new_plan(
         )
     if empty:
         say(
-            f"{len(empty)} empty slides have no tiles and are left out: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}"
+            f"{plural(len(empty), 'empty slide has no tiles and is', 'empty slides have no tiles and are')} left out: "
+            f"{', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}"
         )
     return _Plan(tuple(places), tuple(empty), tuple(broken), width, signature)
 
@@ -302,7 +309,7 @@ def _fill(
     done = _journal(building)
     todo = [place for place in plan.places if place.source.id not in done]
     if done:
-        say(f"{len(done)} of {len(plan.places)} bags are there already; going on with the others")
+        say(f"{len(done)} of {plural(len(plan.places), 'bag')} already there; going on with the others")
     total, finished = len(plan.places), len(done)
     jobs = ((place.source, (place, building, dtype)) for place in todo)
     count = worker_count(workers, [place.source for place in todo])
@@ -312,9 +319,7 @@ def _fill(
     ):
         for _, result in in_parallel(_pack, jobs, count):
             if isinstance(result, CarmilError):
-                raise CarmilError(
-                    f"{result}; {finished} of {total} bags are packed and kept: mend it and start again, or --skip-broken"
-                )
+                raise CarmilError(f"{result}; {finished} of {plural(total, 'bag')} are packed and kept; {_OR_SKIP}")
             with writing(building / "features.bin"):
                 os.fsync(written.fileno())
             with writing(building / "journal.jsonl"):

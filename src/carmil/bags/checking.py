@@ -98,6 +98,10 @@ def check_labels(
         for pair in refused
     ]
     problems += [Problem(name, "no label", f"not in {table.path.name}") for name in matched.unlabelled]
+    problems += [
+        Problem(name, "empty label", f"{table.columns[1]} of {table.path.name} is empty for it")
+        for name in matched.left_out
+    ]
     problems += [Problem(name, "no features", f"in {table.path.name}, no such bag") for name in matched.missing]
     return problems, [*table.said, *matched.said, *judge_duplicates(allowed, allowed=True)]
 

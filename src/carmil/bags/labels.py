@@ -5,7 +5,7 @@ Which column holds what is guessed where it is not named, and every guess is sai
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from carmil.bags.tables import (
     read_table,
 )
 from carmil.errors import CarmilError, unknown
+from carmil.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _TCGA = re.compile(r"(TCGA-([A-Z0-9]{2})-[A-Z0-9]{4})(?=$|[-._])", re.IGNORECASE)
 _MOST_CLASSES = 100
 _MOST_FRACTIONS = 10  # 0.5, 1, 1.5 ... may be grades; more of them than this is a measurement
+_HALF = "WARNING: more than half is lost: "
 _LONGEST_ID = 255  # bytes: what a file name may have
 
 
@@ -46,6 +48,8 @@ class LabelTable:
     labels   as text; `classes` are the different ones in order, and a label's place there is its class number
     sites    where the slide was made, or None
     official what a column of the table says about train, val and test, or None
+    left_out slides that the table lists with an empty label, or with one that is dropped
+    columns  the columns of slides and of labels, for messages: "column 'label'", "column 'label' (guessed)"
     said     each guess and each thing left out, one sentence each
     """
 
@@ -56,6 +60,8 @@ class LabelTable:
     classes: tuple[str, ...]
     sites: tuple[str, ...] | None = None
     official: tuple[str, ...] | None = None
+    left_out: tuple[str, ...] = ()
+    columns: tuple[str, str] = ("the column of slides", "the column of labels")
     said: tuple[str, ...] = ()
 
 
@@ -71,7 +77,10 @@ class _Row:
 
 @dataclass(frozen=True)
 class Matched:
-    """The bags that have a label: `bags` are their positions, and the rest is aligned with it."""
+    """The bags that have a label: `bags` are their positions, and the rest is aligned with it.
+
+    unlabelled: bags that the table does not list; left_out: bags that it lists without a label; missing: labels without a bag.
+    """
 
     bags: tuple[int, ...]
     slides: tuple[str, ...]
@@ -80,6 +89,7 @@ class Matched:
     sites: tuple[str, ...] | None
     official: tuple[str, ...] | None
     unlabelled: tuple[str, ...]
+    left_out: tuple[str, ...]
     missing: tuple[str, ...]
     said: tuple[str, ...]
 
@@ -93,10 +103,12 @@ def read_labels(
     site: str | None = None,
     split: str | None = None,
     positive: str | None = None,
+    mapping: Mapping[str, str] | None = None,
 ) -> LabelTable:
     """The labels of a table; arguments name columns, those not named are guessed.
 
     `site` may also be "tcga": the tissue source site in a TCGA barcode. `positive` is the class of two that comes last.
+    `mapping` gives labels other names; a label whose new name is "" is dropped with its slides.
     """
     path = Path(path)
     frame = read_table(path)
@@ -105,23 +117,29 @@ def read_labels(
     named = {"slide": slide, "patient": patient, "label": label, "split": split, "site": None if by_barcode else site}
     columns = _columns(frame, path, named, said)
 
-    frame = _labelled(frame, path, columns["label"], said)
+    slide_column, label_column = (_described(columns[kind], named[kind]) for kind in ("slide", "label"))
+    whole = frame
+    frame = _labelled(frame, path, columns["label"], label_column, said)
     slides, patients = _ids(frame, path, columns, said)
-    labels = _tidy_labels(list(frame[columns["label"]]), said)
+    labels = _mapped(_tidy_labels(list(frame[columns["label"]]), said), mapping or {}, f"{path}: {label_column}", said)
     sites = _sites(frame, path, slides, columns["site"]) if site else [""] * len(frame)
     parts = list(frame[columns["split"]]) if columns["split"] else [""] * len(frame)
     rows = _once(
         [_Row(*row) for row in zip(frame.index, slides, patients, labels, sites, parts, strict=True)], path, said
     )
+    rows = [row for row in rows if row.label]
+    kept = {row.slide for row in rows}
     _say_mixed_patients(rows, said)
     return LabelTable(
         path=path,
         slides=tuple(row.slide for row in rows),
         patients=tuple(row.patient for row in rows),
         labels=tuple(row.label for row in rows),
-        classes=_classes([row.label for row in rows], path, columns["label"], positive, said),
+        classes=_classes([row.label for row in rows], f"{path}: {label_column}", positive, said),
         sites=tuple(row.site for row in rows) if site else None,
         official=tuple(row.split for row in rows) if columns["split"] else None,
+        left_out=tuple(sorted({bare_id(text) for text in whole[columns["slide"]]} - kept - {""})),
+        columns=(slide_column, label_column),
         said=tuple(said),
     )
 
@@ -150,7 +168,10 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> Matched:
     taken = [found[position] for position in positions]
     numbers = {name: number for number, name in enumerate(table.classes)}
     names = list(bags)
-    unlabelled = tuple(bag_ids[position] for position in range(len(bag_ids)) if position not in found)
+    without = [bag_ids[position] for position in range(len(bag_ids)) if position not in found]
+    listed = set(table.left_out)
+    left_out = tuple(bag for bag in without if any(name in listed for name in _beginnings(bare_id(bag))))
+    unlabelled = tuple(bag for bag in without if bag not in set(left_out))
     used = set(taken)
     missing = tuple(slide for row, slide in enumerate(table.slides) if row not in used)
     _say_match(table, unlabelled=unlabelled, missing=missing, bags=len(bags), said=said)
@@ -168,6 +189,7 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> Matched:
         sites=None if table.sites is None else tuple(table.sites[row] for row in taken),
         official=None if table.official is None else tuple(table.official[row] for row in taken),
         unlabelled=unlabelled,
+        left_out=left_out,
         missing=missing,
         said=tuple(said),
     )
@@ -255,13 +277,35 @@ def _label_choice(frame: "pd.DataFrame", path: Path, candidates: list[str], foun
     return rest
 
 
-def _labelled(frame: "pd.DataFrame", path: Path, column: str | None, said: list[str]) -> "pd.DataFrame":
+def _described(column: str | None, named: str | None) -> str:
+    return f"column {column!r}" if named else f"column {column!r} (guessed)"
+
+
+def _labelled(frame: "pd.DataFrame", path: Path, column: str | None, described: str, said: list[str]) -> "pd.DataFrame":
     empty = frame[column].str.casefold().isin(_NO_LABEL)
     if empty.all():
-        raise CarmilError(f"{path}: column {column!r} has no label in any of its {len(frame)} rows; name another")
+        raise CarmilError(
+            f"{path}: {described} has no label in any of its {plural(len(frame), 'row')}; name another with --label"
+        )
     if empty.any():
-        said.append(f"{int(empty.sum())} rows without a label are left out ({_lines(frame.index[empty])})")
+        many = plural(int(empty.sum()), "slide has", "slides have")
+        be = "is" if empty.sum() == 1 else "are"
+        loud = _HALF if 2 * empty.sum() > len(frame) else ""
+        said.append(f"{loud}{many} an empty label in {described} and {be} left out ({_lines(frame.index[empty])})")
     return frame[~empty].copy()
+
+
+def _mapped(labels: list[str], mapping: Mapping[str, str], where: str, said: list[str]) -> list[str]:
+    """Labels by their new names, "" for those that are dropped."""
+    counts = Counter(labels)
+    for name, new in mapping.items():
+        if name not in counts:
+            raise CarmilError(f"{where}: {unknown('label to map', name, counts)}")
+        slides = plural(counts[name], "slide")
+        said.append(f"{slides} labelled {name!r} {f'taken as {new!r}' if new else 'left out'}")
+    if all(mapping.get(label, label) == "" for label in counts):
+        raise CarmilError(f"{where}: every label is dropped; expected two or more to remain")
+    return [mapping.get(label, label) for label in labels]
 
 
 def _ids(
@@ -271,7 +315,8 @@ def _ids(
     slides = [bare_id(text) for text in written]
     _check_ids(slides, frame.index, path, columns["slide"])
     if folders := [text for text in written if "/" in text or "\\" in text]:
-        said.append(f"{len(folders)} slide ids are paths: only the file name counts ({bare_id(folders[0])!r})")
+        many = plural(len(folders), "slide id is a path", "slide ids are paths")
+        said.append(f"{many}: only the file name counts ({bare_id(folders[0])!r})")
     if columns["patient"] and columns["patient"] != columns["slide"]:
         patients = list(frame[columns["patient"]])
         _check_ids(patients, frame.index, path, columns["patient"])
@@ -346,7 +391,8 @@ def _once(rows: list[_Row], path: Path, said: list[str]) -> list[_Row]:
                     f"{getattr(row, kind)!r} in line {row.line}; delete the wrong row"
                 )
     if repeated:
-        said.append(f"{len(repeated)} rows repeat a slide and are counted once ({an_example(repeated)})")
+        many = plural(len(repeated), "row repeats a slide and is", "rows repeat a slide and are")
+        said.append(f"{many} counted once ({an_example(repeated)})")
     return list(first.values())
 
 
@@ -355,20 +401,19 @@ def _say_mixed_patients(rows: list[_Row], said: list[str]) -> None:
     for row in rows:
         labels.setdefault(row.patient, set()).add(row.label)
     if mixed := [patient for patient, different in labels.items() if len(different) > 1]:
-        said.append(f"{len(mixed)} patients have slides of different labels ({an_example(mixed)})")
+        said.append(
+            f"{plural(len(mixed), 'patient has', 'patients have')} slides of different labels ({an_example(mixed)})"
+        )
 
 
-def _classes(
-    labels: list[str], path: Path, column: str | None, positive: str | None, said: list[str]
-) -> tuple[str, ...]:
+def _classes(labels: list[str], where: str, positive: str | None, said: list[str]) -> tuple[str, ...]:
     counts = Counter(labels)
     numeric = all(_NUMBER.fullmatch(label) for label in counts)
-    where = f"{path}: column {column!r}"
     fractions = numeric and any(float(label) % 1 for label in counts)
     if numeric and len(counts) > (_MOST_FRACTIONS if fractions else _MOST_CLASSES):
         raise CarmilError(
             f"{where} has {len(counts)} different numbers: looks like a number to predict; "
-            "carmil classifies: regression and survival are not supported"
+            "carmil classifies: regression and survival are not supported; name a column of classes with --label"
         )
     if len(counts) > _MOST_CLASSES or len(counts) == len(labels) > 2:
         raise CarmilError(
@@ -391,7 +436,7 @@ def _classes(
         if len(classes) != 2:
             raise CarmilError(f"{where} has {len(classes)} classes: a positive one can be named of two; leave it out")
         classes.sort(key=lambda c: c == positive)
-    said.append("classes: " + ", ".join(f"{c!r} ({counts[c]} slides)" for c in classes))
+    said.append("classes: " + ", ".join(f"{c!r} ({plural(counts[c], 'slide')})" for c in classes))
     if positive is None and len(classes) == 2 and not numeric:
         said.append(
             f"positive class: {classes[1]!r} (guessed: the last in the alphabet; `carmil train --positive` names the other)"
@@ -408,21 +453,26 @@ def _written_as_floats(rows: dict[str, int], bags: dict[str, int], said: list[st
     }
     if found:
         example = next(slide for slide, row in rows.items() if row in found.values())
-        said.append(f"{len(found)} slide ids end in '.0' (saved as numbers): {example!r} read as {example[:-2]!r}")
+        many = plural(len(found), "slide id ends", "slide ids end")
+        said.append(f"{many} in '.0' (saved as numbers): {example!r} read as {example[:-2]!r}")
     return found
+
+
+def _beginnings(bag: str) -> list[str]:
+    """The name, and its beginnings up to a dash, underscore or dot, the longest first."""
+    return [bag, *(bag[:cut] for cut in range(len(bag) - 1, 0, -1) if bag[cut] in "-_.")]
 
 
 def _by_beginning(rows: dict[str, int], bags: dict[str, int], said: list[str]) -> dict[int, int]:
     """Bags named like TCGA-A2-A0CM-01Z-00-DX1 for a table of TCGA-A2-A0CM: the longest beginning in the table."""
     found = {}
     for bag, position in bags.items():
-        cuts = [cut for cut in range(len(bag) - 1, 0, -1) if bag[cut] in "-_."]
-        row = next((rows[bag[:cut]] for cut in cuts if bag[:cut] in rows), None)
+        row = next((rows[name] for name in _beginnings(bag) if name in rows), None)
         if row is not None:
             found[position] = row
     if found:
         said.append(
-            f"the table's ids are taken as patients: {len(found)} bags are named after "
+            f"the table's ids are taken as patients: {plural(len(found), 'bag is', 'bags are')} named after "
             f"{len(set(found.values()))} of them"
         )
     return found
@@ -435,21 +485,26 @@ def _no_match(table: LabelTable, bags: list[str]) -> str:
     else:
         advice = "expected equal ids, or ids that the bags' begin with; name the right column with --slide"
     return (
-        f"{table.path}: none of its {len(table.slides)} slides is among the {len(bags)} bags; "
-        f"the table has ids like {table.slides[0]!r}, the bags like {bags[0]!r}; {advice}"
+        f"{table.path}: none of its {plural(len(table.slides), 'slide')} is among the {plural(len(bags), 'bag')}; "
+        f"{table.columns[0]} has ids like {table.slides[0]!r}, the bags like {bags[0]!r}; {advice}"
     )
 
 
 def _say_match(
     table: LabelTable, *, unlabelled: Sequence[str], missing: Sequence[str], bags: int, said: list[str]
 ) -> None:
-    for lost, of, what in (
-        (unlabelled, bags, "bags have no label and are left out"),
-        (missing, len(table.slides), f"labelled ids of {table.path.name} have no bag"),
+    for lost, of, one, many in (
+        (unlabelled, bags, "bags has no label and is left out", "bags have no label and are left out"),
+        (
+            missing,
+            len(table.slides),
+            f"labelled ids of {table.path.name} has no bag",
+            f"labelled ids of {table.path.name} have no bag",
+        ),
     ):
         if lost:
-            loud = "WARNING: more than half is lost: " if 2 * len(lost) > of else ""
-            said.append(f"{loud}{len(lost)} of {of} {what} ({an_example(lost)})")
+            loud = _HALF if 2 * len(lost) > of else ""
+            said.append(f"{loud}{len(lost)} of {of} {one if len(lost) == 1 else many} ({an_example(lost)})")
 
 
 def _say_alike(missing: Sequence[str], unlabelled: Sequence[str], said: list[str]) -> None:
@@ -460,9 +515,9 @@ def _say_alike(missing: Sequence[str], unlabelled: Sequence[str], said: list[str
 
     bags = {bare(bag): bag for bag in unlabelled}
     if alike := [(name, bags[bare(name)]) for name in missing if bare(name) in bags]:
-        label, bag = alike[0]
+        (label, bag), many = alike[0], plural(len(alike), "label has", "labels have")
         said.append(
-            f"WARNING: {len(alike)} labels have no bag, and a bag with nearly their id has no label: {label!r} in the table, "
+            f"WARNING: {many} no bag, and a bag with nearly their id has no label: {label!r} in the table, "
             f"{bag!r} among the bags; write them alike"
         )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import ColumnOption, Layout, OutOption, SplitForm, StoreType, folder_for, say
+from carmil.cli.options import ColumnOption, Layout, OutOption, SkipBrokenOption, SplitForm, StoreType, folder_for, say
 from carmil.errors import CarmilError
 from carmil.words import plural
 
@@ -37,9 +37,7 @@ def cohort_build(
         str | None, typer.Option(help="Column (or array) that knows which instances are positive.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out what cannot be read, and say so.")
-    ] = False,
+    skip_broken: SkipBrokenOption = False,
 ) -> None:
     """Pack a cohort into one memory-mapped store: read once, then ready at once.
 

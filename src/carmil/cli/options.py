@@ -54,6 +54,9 @@ class SplitForm(StrEnum):
 ColumnOption = Annotated[
     str | None, typer.Option(help="Which column of the table that is.  [default: found by looking]")
 ]
+SkipBrokenOption = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out what cannot be read or packed, and say so.")
+]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for everything that is written.")]
 EncoderOption = Annotated[str, typer.Option(help="Whose features of slides: DATA/COHORT/ENCODER.")]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of bags, folds and initialisations.")]

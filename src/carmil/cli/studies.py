@@ -13,12 +13,14 @@ from carmil.cli.options import (
     Distance,
     OutOption,
     Precision,
+    SkipBrokenOption,
     check_device,
     device_named,
     folder_for,
     options_of,
     say,
 )
+from carmil.words import plural
 
 
 def _words_of_a_study(
@@ -44,6 +46,9 @@ def _words_of_a_study(
     allow_duplicates: Annotated[
         bool | None,
         typer.Option("--allow-duplicates", help="Take the same features under two patients; else they are refused."),
+    ] = None,
+    skip_broken: Annotated[
+        bool | None, typer.Option("--skip-broken", help="Leave out bags that cannot be read or packed, and say so.")
     ] = None,
     slide: ColumnOption = None,
     patient: ColumnOption = None,
@@ -109,8 +114,8 @@ def train(given: dict[str, Any], where: str) -> None:
     """Cross-validate a model on your features and labels; figures, predictions of every slide, a report.
 
     Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end. Writes
-    OUT/report.html, predictions.parquet, metrics.json, card.md, the folds and the models. Killed and started again with the same
-    words, it goes on.
+    OUT/report.html, predictions.csv and .parquet, metrics.json, card.md, the folds and the models. If interrupted, run the same
+    command again to resume.
 
     Examples:
       carmil train --bags cohort --labels labels.csv --out run
@@ -132,7 +137,9 @@ def train(given: dict[str, Any], where: str) -> None:
     print_tables([figures_table([run])])
     for line in figures_lines(run):
         typer.echo(f"- {line}")
-    typer.echo(f"\nwritten: {settings.out / 'report.html'}, predictions.parquet, metrics.json, card.md")
+    typer.echo(
+        f"\nwritten: {settings.out / 'report.html'}, predictions.csv, predictions.parquet, metrics.json, card.md"
+    )
 
 
 @app.command()
@@ -173,6 +180,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
     bags: Annotated[Path, typer.Option(help="New slides: a store, or a folder of features of the same encoder.")],
     out: OutOption = Path("predictions"),
+    skip_broken: SkipBrokenOption = False,
     device: DeviceOption = Device.auto,
 ) -> None:
     """Answers for new slides, by the mean of a run's models.
@@ -184,38 +192,55 @@ def predict(
     """
     from carmil.studies.external import predict_bags
 
-    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), say=say)
+    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), say=say, skip_broken=skip_broken)
     typer.echo(frame.head(10).to_string(index=False))
     if len(frame) > 10:
         typer.echo(f"... and {len(frame) - 10} more")
-    typer.echo(f"\nwritten: {out / 'predictions.csv'}, predictions.parquet ({len(frame)} slides)")
+    typer.echo(f"\nwritten: {out / 'predictions.csv'}, predictions.parquet ({plural(len(frame), 'slide')})")
 
 
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
     bags: Annotated[Path, typer.Option(help="Another cohort: a store, or a folder of features of the same encoder.")],
-    labels: Annotated[Path, typer.Option(help="Its table of labels, with the run's classes.")],
+    labels: Annotated[Path, typer.Option(help="Its table of labels.")],
     out: OutOption = Path("evaluation"),
     slide: ColumnOption = None,
     patient: ColumnOption = None,
     label: ColumnOption = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="LABEL=CLASS of the run, or LABEL= to leave its slides out; again for each."),
+    ] = None,
+    skip_broken: SkipBrokenOption = False,
     device: DeviceOption = Device.auto,
 ) -> None:
     """A run's figures on an external cohort. Nothing is fitted: thresholds are those of the run's validation bags.
 
-    Writes OUT/evaluation.json and predictions.parquet.
+    Writes OUT/evaluation.json, predictions.csv and predictions.parquet.
 
-    Example: carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
+    Examples:
+      carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
+      carmil evaluate run --bags other_cohort --labels other.csv --map tumor=carcinoma --map normal=benign --map unknown=
     """
     from carmil.report.tables import print_tables
     from carmil.studies import external
     from carmil.studies.shown import evaluation_table
 
     named = {"slide": slide, "patient": patient, "label": label}
-    found = external.evaluate(run, bags, labels, folder_for(out), named=named, device=device_named(device), say=say)
+    found = external.evaluate(
+        run,
+        bags,
+        labels,
+        folder_for(out),
+        named=named,
+        device=device_named(device),
+        say=say,
+        mapping=external.parse_map(map_ or []),
+        skip_broken=skip_broken,
+    )
     print_tables([evaluation_table(found)])
-    typer.echo(f"\nwritten: {out / 'evaluation.json'}, predictions.parquet")
+    typer.echo(f"\nwritten: {out / 'evaluation.json'}, predictions.csv, predictions.parquet")
 
 
 @app.command()

@@ -101,14 +101,16 @@ def material_of(settings: Settings, *, say: Say) -> Material:
     return Material(cohort, splits, roles_of(splits, cohort), tuple(remarks))
 
 
-def opened(path: Path, aside: Path, *, dtype: Dtype, truth: str | None, say: Say) -> Store:
+def opened(
+    path: Path, aside: Path, *, dtype: Dtype, truth: str | None = None, skip_broken: bool = False, say: Say
+) -> Store:
     """The store at `path`; a folder of files is packed into one at `aside` first."""
     if is_store(path):
         return open_store(path)
     if path.exists():
         say(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
     with counted(f"packing {path.name}", "bags") as on_bag:
-        return build_store(path, aside, dtype=dtype, truth=truth, say=say, on_bag=on_bag)
+        return build_store(path, aside, dtype=dtype, truth=truth, skip_broken=skip_broken, say=say, on_bag=on_bag)
 
 
 def labelled(
@@ -152,7 +154,14 @@ def of_settings(settings: Settings, *, say: Say) -> Cohort:
     out = settings.out
     if settings.labels is not None:
         _table(settings, settings.labels)  # what is wrong with it is said before anything is packed
-    store = opened(settings.bags, out / "cohort", dtype=settings.dtype, truth=settings.truth, say=say)
+    store = opened(
+        settings.bags,
+        out / "cohort",
+        dtype=settings.dtype,
+        truth=settings.truth,
+        skip_broken=settings.skip_broken,
+        say=say,
+    )
     labels = settings.labels or store.labels
     if labels is None:
         raise CarmilError(f"{settings.bags} came without labels: name a table with --labels")

@@ -15,7 +15,7 @@ from carmil.files import write_text
 from carmil.studies.answers import answered, by_patient, numbers, probabilities
 from carmil.studies.cohort import Cohort, Material
 from carmil.studies.figures import calibration, intervals, mean_over_seeds, measured, summarised
-from carmil.studies.run_folder import write_models, write_table
+from carmil.studies.run_folder import write_models, write_predictions
 from carmil.studies.settings import Settings
 from carmil.studies.truth import agreement
 from carmil.training.protocol import GridPoint, Trained, validation_bags
@@ -126,7 +126,7 @@ def _tested(
     frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)
     together = _judged_by(mean_over_seeds(frame, cohort.classes), cohort, settings)
     out = settings.out
-    write_table(out / "predictions.parquet", frame)
+    write_predictions(out, frame)
     known = {row: point for group, point in points.items() for row in group.models}
     write_models(out, trained, grid, [_told(known[row]) for row in range(len(trained.kept))])
     metrics = {

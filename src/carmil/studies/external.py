@@ -1,6 +1,7 @@
 """`carmil evaluate` and `carmil predict`: a run's models on bags they have never seen. k classes."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,14 @@ import torch
 
 from carmil.bags.bags import Bags
 from carmil.bags.geometry import TileGeometry, check_geometry
-from carmil.bags.labels import read_labels
+from carmil.bags.labels import LabelTable, read_labels
 from carmil.bags.store import Store
-from carmil.csv_files import frame_text
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
 from carmil.studies.answers import answered, by_patient, columns
 from carmil.studies.cohort import Cohort, Say, labelled, opened
 from carmil.studies.figures import calibration, intervals, measured
-from carmil.studies.run_folder import SHORT, StudyRun, pick_device, read_run, write_table
+from carmil.studies.run_folder import SHORT, StudyRun, pick_device, read_run, write_predictions
 from carmil.training.runs import machine, plain
 from carmil.words import plural
 
@@ -38,14 +38,15 @@ class Evaluation:
     level: str
 
 
-def predict_bags(run_folder: Path, bags: Path, out: Path, *, device: str, say: Say) -> "pd.DataFrame":
+def predict_bags(
+    run_folder: Path, bags: Path, out: Path, *, device: str, say: Say, skip_broken: bool = False
+) -> "pd.DataFrame":
     """Answers for every bag, by the mean of all models of the run; written to out/predictions.parquet and .csv."""
     run = read_run(run_folder)
-    store = fitting(run, bags, out, say)
+    store = fitting(run, bags, out, say, skip_broken=skip_broken)
     frame = _ensemble(run, store.bags(), torch.arange(len(store.entries)), device)
     _decide(frame, run)
-    write_table(out / "predictions.parquet", frame)
-    write_text(out / "predictions.csv", frame_text(frame))
+    write_predictions(out, frame)
     return frame
 
 
@@ -58,16 +59,16 @@ def evaluate(
     named: dict[str, str | None],
     device: str,
     say: Say,
+    mapping: Mapping[str, str] | None = None,
+    skip_broken: bool = False,
 ) -> Evaluation:
-    """The run's figures on another cohort. Thresholds are those the run chose on its validation bags; nothing is fitted."""
+    """The run's figures on another cohort. Thresholds are those the run chose on its validation bags; nothing is fitted.
+
+    mapping: what the run calls the labels of the table, "" for those to leave out.
+    """
     run = read_run(run_folder)
-    store = fitting(run, bags, out, say)
-    table = read_labels(labels, **named)
-    surplus = [name for name in table.classes if name not in run.classes]
-    if surplus:
-        raise CarmilError(
-            f"{labels} has the class {surplus[0]!r}, the run knows {', '.join(run.classes)}: map or drop it"
-        )
+    table = _labels_of_run(run, labels, named, mapping or {})
+    store = fitting(run, bags, out, say, skip_broken=skip_broken)
     rule = run.metrics["rule"]
     one_bag = out / "patients" if rule == "one-bag" else None
     cohort = labelled(store, table, one_bag=one_bag, allow_duplicates=True, say=say)  # nothing is divided here
@@ -81,12 +82,13 @@ def evaluate(
     found = Evaluation(
         run, figures, intervals(judged, run.classes), _each(run, cohort, rule, level, device), len(judged), level
     )
-    write_table(out / "predictions.parquet", frame)
+    write_predictions(out, frame)
     facts = {
         "run": run.facts["key"],
         "data": cohort.fingerprint,
         "machine": machine(),
         "level": level,
+        "map": dict(mapping or {}),
         "figures": figures,
         "intervals": found.intervals,
         "calibration": calibration(judged, run.classes),
@@ -96,9 +98,42 @@ def evaluate(
     return found
 
 
-def fitting(run: StudyRun, bags: Path, out: Path, say: Say) -> Store:
+def parse_map(words: Sequence[str]) -> dict[str, str]:
+    """{"tumor": "carcinoma", "unknown": ""} of "tumor=carcinoma" and "unknown="."""
+    mapping: dict[str, str] = {}
+    for word in words:
+        name, sign, new = (part.strip() for part in word.partition("="))
+        if not name or not sign:
+            raise CarmilError(
+                f"--map {word}: expected LABEL=CLASS, for example tumor=carcinoma, or LABEL= to leave it out"
+            )
+        if name in mapping:
+            raise CarmilError(f"--map {word}: {name!r} is mapped to {mapping[name]!r} already; name it once")
+        mapping[name] = new
+    return mapping
+
+
+def _labels_of_run(
+    run: StudyRun, labels: Path, named: Mapping[str, str | None], mapping: Mapping[str, str]
+) -> LabelTable:
+    """A table of labels in the run's classes."""
+    for name, new in mapping.items():
+        if new and new not in run.classes:
+            raise CarmilError(f"--map {name}={new}: {unknown('class of the run', new, run.classes)}")
+    table = read_labels(labels, mapping=mapping, **{kind: named.get(kind) for kind in ("slide", "patient", "label")})
+    surplus = [name for name in table.classes if name not in run.classes]
+    if surplus:
+        known, other = ", ".join(map(repr, run.classes)), surplus[0]
+        raise CarmilError(
+            f"{labels}: {table.columns[1]} has the label {other!r}, the run knows {known}: map it with "
+            f"--map '{other}={run.classes[0]}', leave it out with --map '{other}=', or name another column with --label"
+        )
+    return table
+
+
+def fitting(run: StudyRun, bags: Path, out: Path, say: Say, *, skip_broken: bool = False) -> Store:
     """The store of these bags, if it fits the run: the same width, encoder, pooling and tile geometry."""
-    store = opened(bags, out / "cohort", dtype=run.settings["dtype"], truth=None, say=say)
+    store = opened(bags, out / "cohort", dtype=run.settings["dtype"], skip_broken=skip_broken, say=say)
     check_fits(run, store, bags, say)
     return store
 

@@ -8,6 +8,7 @@ weights.safetensors    every parameter of the models that were kept, stacked
 models.json            which fold and seed each of them is of, its epoch, hyper-parameters, threshold
 history.json           learning curves of all models
 predictions.parquet    what is answered for every slide by the fold in which it was tested; its maps' AUPRC+, where that is known
+predictions.csv        the same for a spreadsheet
 metrics.json           figures; written last: a run that has it is finished
 evidence, faithfulness what `carmil explain` and `carmil faithfulness` found, if they were asked
 card.md, report.html   for people
@@ -25,6 +26,7 @@ import torch
 from carmil import __version__
 from carmil.bags.geometry import TileGeometry
 from carmil.counterfactual import create_model
+from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
 from carmil.files import whole_file, write_text
 from carmil.models.contract import BagModel
@@ -177,6 +179,12 @@ def write_models(folder: Path, trained: Trained, grid: list[GridPoint], points: 
 def write_table(path: Path, frame: "pd.DataFrame") -> None:
     with whole_file(path) as aside:
         frame.to_parquet(aside, index=False)
+
+
+def write_predictions(folder: Path, frame: "pd.DataFrame") -> None:
+    """predictions.parquet, and the same as predictions.csv for a spreadsheet."""
+    write_table(folder / "predictions.parquet", frame)
+    write_text(folder / "predictions.csv", frame_text(frame))
 
 
 def read_table(path: Path) -> "pd.DataFrame":

@@ -70,6 +70,7 @@ class Settings:
     abstain: float = 0.0
 
     dtype: Dtype = "float16"
+    skip_broken: bool = False  # bags that cannot be packed are left out
     device: Literal["auto", "cpu", "cuda"] = "auto"
     models_at_once: int | None = None
     cluster: str | None = None

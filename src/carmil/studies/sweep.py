@@ -27,7 +27,7 @@ from carmil.training.runs import config_key
 # What bags and labels depend on, and what folds do.
 COHORT = (
     *("bags", "labels", "slide", "patient", "label", "site", "split", "positive", "truth", "patients", "dtype"),
-    "allow_duplicates",
+    *("allow_duplicates", "skip_broken"),
 )
 FOLDS = ("folds", "seeds", "inner", "splits", "official", "validation", "reshuffle", "seed")
 LONGEST_NAME = 120
