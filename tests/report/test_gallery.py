@@ -23,7 +23,7 @@ def cases_of(p, truth, slides=None):
     p, truth = np.asarray(p, dtype=np.float64), np.asarray(truth)
     names = [f"s{i}" for i in range(len(p))] if slides is None else slides
     frame = pd.DataFrame({"slide": names})
-    return Cases(frame, p, truth, p.argmax(1), np.ones(len(p), dtype=bool))
+    return Cases(frame, p, truth, p.argmax(1), np.ones(len(p), dtype=bool), ())
 
 
 def two(p, truth, slides=None):
@@ -83,7 +83,7 @@ def test_the_answer_by_the_threshold_chooses_whose_evidence_is_drawn(tmp_path):
     columns = {"x": [0, 1], "y": [0, 0], "evidence_a": [1.0, -1.0], "evidence_b": [-1.0, 1.0]}
     write_evidence(tmp_path, "s0", columns)
     cases = two([0.8], [1])
-    below = Cases(cases.frame, cases.p, cases.truth, np.array([0]), cases.sure)
+    below = Cases(cases.frame, cases.p, cases.truth, np.array([0]), cases.sure, ())
     (shown,) = gallery(below, CLASSES, tmp_path, on_a_plane=True)
     assert (shown.answer, shown.right, shown.maps[0].title) == ("a", False, "evidence for a")
 

@@ -12,7 +12,7 @@ from carmil import cli
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.evidence.performance import bag_auc
-from carmil.report.cases import decided, operating_points
+from carmil.report.cases import decided, decision_of_folds
 from carmil.report.plots import Line, colour, reliability_svg, share_svg, wilson
 from carmil.report.run import write_report
 from carmil.report.run_plots import learning_curves
@@ -107,6 +107,11 @@ def three(tmp_path_factory):
     return run, Page(folder / "report.html")
 
 
+def _rules(run):
+    """The decision of each fold."""
+    return {fold: decision_of_folds(run, [fold]) for fold in sorted(set(run.predictions()["fold"]))}
+
+
 def _answers_by_hand(run):
     """(truth, answer, p) of the patients: the mean over slides and seeds, at the median of the fold's thresholds."""
     frame = pd.read_parquet(run.folder / "predictions.parquet")
@@ -179,36 +184,40 @@ def test_an_error_is_marked_and_everyone_is_there(two):
     run, page = two
     rows = page.table("slide")
     frame = pd.read_parquet(run.folder / "predictions.parquet").groupby(["fold", "slide"])[list(_p(run))].mean()
-    points = operating_points(run)
+    points = _rules(run)
     assert len(rows) == run.facts["slides"] == 30
     for row in rows:
         fold = int(row["fold"])
         p = frame.loc[(fold, row["slide"]), f"p_{EVIL}"]
-        assert row["answer"] == run.classes[int(p >= points[fold].threshold)]
-        assert row["result"].startswith("right" if row["answer"] == row["label"] else "wrong")
-        assert row["result"].endswith("too close to call") == (abs(p - points[fold].threshold) < points[fold].cut)
+        leading = run.classes[int(p >= points[fold].threshold)]
+        judged = "right" if leading == row["label"] else "wrong"
+        near = abs(p - points[fold].threshold) < points[fold].cut
+        assert row["answer"] == ("no answer" if near else leading)
+        assert row["result"] == (f"no answer, would be {judged}" if near else judged)
         assert float(row[f"p({EVIL}) %"]) == pytest.approx(100 * p, abs=0.051)
-    assert any(row["result"].endswith("too close to call") for row in rows)
-    wrong = sum(row["result"].startswith("wrong") for row in rows)
+        assert float(row["threshold %"]) == pytest.approx(100 * points[fold].threshold, rel=1e-3)
+    assert any(row["answer"] == "no answer" for row in rows)
+    wrong = sum(row["result"] == "wrong" for row in rows)
     assert 0 < wrong == page.text.count('<tr class="err')
     assert f"{wrong} wrong" in page.text
 
 
 def test_slides_of_a_patient_share_its_answer(two):
     run, page = two
-    truth, answer, _ = _answers_by_hand(run)
     of_patient = {(row["patient"], row["label"], row["patient's answer"]) for row in page.table("slide")}
     assert len(of_patient) == 15
-    assert sum(label != said for _, label, said in of_patient) == (truth != answer).sum()
+    frame, rules = run.predictions().groupby(["fold", "patient"])[list(_p(run))].mean(), _rules(run)
+    given = {patient: rules[fold].answer(p) for (fold, patient), p in zip(frame.index, frame.to_numpy(), strict=True)}
+    assert {patient: said for patient, _, said in of_patient} == given
 
 
 def test_the_counterfactual_answer_is_by_the_same_threshold(two):
     run, page = two
     frame = pd.read_parquet(run.folder / "predictions.parquet").groupby(["fold", "slide"])[[f"cf_{EVIL}"]].mean()
-    points = operating_points(run)
+    points = _rules(run)
     for row in page.table("slide"):
         p = frame.loc[(int(row["fold"]), row["slide"]), f"cf_{EVIL}"]
-        said = run.classes[int(p >= points[int(row["fold"])].threshold)]
+        said = points[int(row["fold"])].answer([1 - p, p])
         assert row["counterfactual answer"].startswith(f"{said} (")
 
 
@@ -230,7 +239,7 @@ def test_three_classes_have_a_curve_each_whose_mean_area_is_the_runs(three):
 def test_divisions_of_their_own_count_a_patient_once_each(three):
     run, page = three
     assert np.sum(_matrix(page)) == 2 * run.facts["patients"] == 60
-    assert sorted(operating_points(run)) == sorted(set(run.predictions()["fold"])) == [0, 1, 2, 3]
+    assert sorted(_rules(run)) == sorted(set(run.predictions()["fold"])) == [0, 1, 2, 3]
     frame = run.predictions()
     likeliest = frame[list(_p(run))].to_numpy().argmax(1)
     truth = frame["label"].map({name: i for i, name in enumerate(run.classes)}).to_numpy()
@@ -240,8 +249,10 @@ def test_divisions_of_their_own_count_a_patient_once_each(three):
 def test_reshuffled_folds_answer_at_the_thresholds_of_their_own_seed(two):
     run, _ = two
     facts = {**run.facts, "splits": run.facts["splits"] * 2}
-    points = operating_points(type(run)(run.folder, facts, run.models, run.metrics))
-    assert [points[fold].threshold for fold in range(4)] == [model["threshold"] for model in run.models]
+    reshuffled = type(run)(run.folder, facts, run.models, run.metrics)
+    assert [decision_of_folds(reshuffled, [fold]).threshold for fold in range(4)] == [
+        model["threshold"] for model in run.models
+    ]
 
 
 def test_folds_are_counted_alike_everywhere(three):
@@ -284,8 +295,8 @@ def test_a_report_is_made_of_the_folder_alone(two, tmp_path):
     assert len(page.text) < 4_000_000
     assert 'class="long"' in page.text
     means = thousands.groupby(["fold", "slide"])[f"p_{EVIL}"].mean()
-    at = means.index.get_level_values("fold").map({fold: p.threshold for fold, p in operating_points(run).items()})
-    turned = ((means >= at) != (1 - means >= at)).sum()
+    rules, folds = _rules(run), means.index.get_level_values("fold")
+    turned = sum(rules[f].answer([1 - p, p]) != rules[f].answer([p, 1 - p]) for f, p in zip(folds, means, strict=True))
     assert page.text.count('class="name turned"') == turned > 0
     assert f"{turned} of 5100" in page.text
 
@@ -293,12 +304,12 @@ def test_a_report_is_made_of_the_folder_alone(two, tmp_path):
 def test_what_is_too_close_to_call_is_counted(two):
     run, page = two
     truth, answer, p = _answers_by_hand(run)
-    points, frame = operating_points(run), run.predictions()
+    points, frame = _rules(run), run.predictions()
     fold_of = frame.groupby(["fold", "patient"]).size().index.get_level_values("fold")
     near = np.array([abs(q - points[f].threshold) < points[f].cut for q, f in zip(p, fold_of, strict=True)])
     assert 0 < near.sum() < len(near)
     right = 100 * (truth == answer)[~near].mean()
-    assert f"{near.sum()} of them are too close to call" in page.text
+    assert f"{near.sum()} of them have no answer" in page.text
     assert f"of the others {right:.1f} % are answered right" in page.text
 
 

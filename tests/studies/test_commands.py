@@ -137,7 +137,9 @@ def test_evaluate_and_predict_name_slides_of_the_training_under_whatever_name(tr
     run_study(make_settings(trained, tmp_path))
     build_store(other.features, tmp_path / "store", dtype=dtype)
     words = (str(tmp_path / "run"), "--bags", str(tmp_path / "store"), "--out", str(tmp_path / "answers"))
-    line = "the run was trained on the features of 1 of these 9 slides ('new' as '005-0'): these answers are no test"
+    line = (
+        "the run was trained on the features of 1 of these 9 slides ('new' as '005-0'): each is answered by the models"
+    )
     names = "8 of these 9 slides have names of slides that the run was trained on ('000-0', ...)"
     for command in (("predict", *words), ("evaluate", *words, "--labels", str(other.labels))):
         status, _, err = said(*command)

@@ -168,3 +168,38 @@ def test_a_classifier_saved_before_there_was_standardise_is_read(fitted, tmp_pat
     (tmp_path / "model" / "config.json").write_text(json.dumps(facts))
     again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
     assert np.array_equal(again.predict_proba(BAGS), fitted.predict_proba(BAGS))
+
+
+@pytest.mark.finding(n=2)
+def test_it_answers_by_the_threshold_of_its_validation_bags_as_scikit_learn_would(fitted, tmp_path):
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.model_selection import FixedThresholdClassifier
+
+    p = fitted.predict_proba(BAGS)
+    assert fitted.predict(BAGS).tolist() == ["yes" if one >= fitted.threshold_ else "no" for one in p[:, 1]]
+    same = FixedThresholdClassifier(FrozenEstimator(fitted), threshold=fitted.threshold_, pos_label="yes")
+    assert same.fit(BAGS, Y).predict(BAGS).tolist() == fitted.predict(BAGS).tolist()
+    assert fitted.decision_.rule.endswith("(threshold chosen for balanced accuracy on validation bags)")
+
+    rare = classifier(threshold="sensitivity=1", epochs=3, lr=1e-4).fit(BAGS, Y)
+    assert rare.predict(BAGS).tolist() == [
+        "yes" if one >= rare.threshold_ else "no" for one in rare.predict_proba(BAGS)[:, 1]
+    ]
+    rare.save_pretrained(tmp_path / "model")
+    again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
+    assert again.threshold_ == rare.threshold_ and again.predict(BAGS).tolist() == rare.predict(BAGS).tolist()
+
+
+@pytest.mark.finding(n=2)
+def test_with_a_threshold_of_one_half_it_answers_the_most_probable_class():
+    half = classifier(threshold=0.5, epochs=2).fit(BAGS, Y)
+    assert half.predict(BAGS).tolist() == half.classes_[half.predict_proba(BAGS).argmax(1)].tolist()
+    three = classifier(epochs=2).fit(BAGS, [i % 3 for i in range(40)])
+    assert three.threshold_ is None and three.decision_.rule == "the most probable class"
+    assert three.predict(BAGS).tolist() == three.predict_proba(BAGS).argmax(1).tolist()
+
+
+@pytest.mark.finding(n=2)
+def test_a_threshold_rule_nobody_knows_is_refused_before_the_training():
+    with pytest.raises(CarmilError, match="threshold rule"):
+        classifier(threshold="best").fit(BAGS, Y)

@@ -82,6 +82,10 @@ def answer(i: int, kept: np.ndarray, *, turned: bool = False) -> list[float]:
     return (shares / shares.sum()).round(4).tolist()
 
 
+def likeliest(p: list[float]) -> str:
+    return CLASSES[int(np.argmax(p))]
+
+
 def attention(i: int, *, counterfactual: bool = False) -> np.ndarray:
     scores = 6 * evidence(i)[:, 1 if counterfactual else 2]
     return np.exp(scores) / np.exp(scores).sum()
@@ -92,11 +96,12 @@ def row(i: int) -> dict:
     probabilities = (
         answer(i, np.arange(len(evidence(i)))) if i < 40 else [0.2, 0.1 + 0.3 * (i % 2), 0.7 - 0.3 * (i % 2)]
     )
-    prediction = CLASSES[int(np.argmax(probabilities))]
+    prediction = likeliest(probabilities)
     label = None if i % 50 == 49 else CLASSES[(CLASSES.index(prediction) + (i % 6 == 5)) % 3]
     return {
         "number": i, "slide": f"patient_{i // 3:03d}_node_{i % 3}", "patient": f"patient_{i // 3:03d}", "label": label,
-        "prediction": prediction, "confidence": max(probabilities), "probabilities": probabilities,
+        "prediction": prediction, "rule": "the most probable class", "class": CLASSES.index(prediction),
+        "confidence": max(probabilities), "probabilities": probabilities,
         "counterfactual": CLASSES[(CLASSES.index(prediction) + (i % 5 > 0)) % 3],
         "right": None if label is None else label == prediction, "fold": i % 5, "instances": 0 if i >= 40 else len(evidence(i)),
     }  # fmt: skip
@@ -107,7 +112,7 @@ def case(i: int) -> dict:
     everything = np.arange(len(evidence(i)))
     levels = int(np.ceil(np.log2(max(WIDTH, HEIGHT)))) + 1
     return {
-        "number": i, "slide": known["slide"], "label": known["label"], "prediction": known["prediction"],
+        **{name: known[name] for name in ("number", "slide", "label", "prediction", "rule", "class", "confidence", "right")},
         "instances": len(everything), "probabilities": answer(i, everything),
         "counterfactual_probabilities": answer(i, everything, turned=True),
         "picture": None if kind else {"width": WIDTH, "height": HEIGHT, "mpp": 0.5, "tile": TILE, "overlap": 1, "levels": levels},
@@ -179,6 +184,7 @@ def whatif(i: int, asked: dict) -> dict:
         raise RefusalError(400, "nothing would be left: keep at least one instance")
     return {
         "removed": removed.tolist(), "before": answer(i, np.arange(n)), "after": answer(i, kept),
+        "answer_before": likeliest(answer(i, np.arange(n))), "answer_after": likeliest(answer(i, kept)),
         "counterfactual_after": answer(i, kept, turned=True),
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from carmil.bags.store import open_store
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
 from carmil.evidence import explain
+from carmil.evidence.decision import Decision
 from carmil.evidence.faithfulness import faithfulness_of
 from carmil.studies.run_folder import read_run
 from carmil.training.population import Member, Population
@@ -24,6 +25,8 @@ from carmil.viewer.cases import Case, RunCases, read_cases
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.pictures import Pictures
 from carmil.viewer.slide_files import SlideFiles
+
+RULE = Decision(("a", "b"))
 
 
 def picture(said):
@@ -54,10 +57,12 @@ def test_the_cohort_is_the_run_s_predictions(ask, study_folder):
         expected = mine[["p_a", "p_b"]].mean().to_numpy()
         assert case["number"] == number
         assert case["probabilities"] == pytest.approx(expected, abs=1e-6)
-        assert case["prediction"] == "ab"[expected.argmax()] and case["confidence"] == pytest.approx(
-            expected.max(), abs=1e-4
-        )
-        assert case["counterfactual"] == "ab"[mine[["cf_a", "cf_b"]].mean().to_numpy().argmax()]
+        models = [model for model in read_run(study_folder / "run").models if model["fold"] == case["fold"]]
+        at = np.median([model["threshold"] for model in models])
+        assert case["prediction"] == "ab"[int(expected[1] >= at)] and case["class"] == int(expected[1] >= at)
+        assert case["confidence"] == pytest.approx(expected[case["class"]], abs=1e-4)
+        assert case["counterfactual"] == "ab"[int(mine["cf_b"].mean() >= at)]
+        assert case["rule"].startswith(f"b if p(b) >= {at:.4g}, else a (")
         assert case["label"] == mine["label"].iloc[0] and case["right"] == (case["label"] == case["prediction"])
         assert case["patient"] == f"P{case['slide'][1:]}" and case["fold"] == mine["fold"].iloc[0]
         assert case["instances"] == 30 + int(case["slide"][1:])
@@ -149,7 +154,9 @@ def one_case(corners, unit, tile_size):
     places = torch.tensor(corners, dtype=torch.float32)
     bags = Bags.from_list([torch.zeros(len(places), 2)], coordinates=[places], coordinate_unit=unit)
     population = Population(lambda: create_model("abmil", 2, 2), [Member()])
-    return RunCases("one", ("a", "b"), bags, (Case("s0", 0, (0,), np.ones(2) / 2, tile_size=tile_size),), population)
+    return RunCases(
+        "one", ("a", "b"), bags, (Case("s0", 0, (0,), RULE, np.ones(2) / 2, tile_size=tile_size),), population
+    )
 
 
 def test_micrometres_become_level_0_pixels_of_the_slide(study_folder):
@@ -167,7 +174,7 @@ def test_micrometres_become_level_0_pixels_of_the_slide(study_folder):
 def test_slides_with_coordinates_have_places_beside_one_without():
     places = [torch.tensor([[0.0, 0.0], [32.0, 16.0]]), torch.full((2, 2), torch.nan)]
     bags = Bags.from_list([torch.zeros(2, 2)] * 2, coordinates=places, coordinate_unit=("um", None))
-    cases = tuple(Case(f"s{i}", i, (0,), np.ones(2) / 2, tile_size=16.0) for i in range(2))
+    cases = tuple(Case(f"s{i}", i, (0,), RULE, np.ones(2) / 2, tile_size=16.0) for i in range(2))
     run = RunCases("two", ("a", "b"), bags, cases, Population(lambda: create_model("abmil", 2, 2), [Member()]))
     pictures = Pictures(run, SlideFiles(None, []))
     assert pictures.places(0).corners.tolist() == [[0, 0], [32, 16]]

@@ -6,6 +6,7 @@ import torch
 
 from carmil.bags.bags import Bags
 from carmil.counterfactual import create_model
+from carmil.evidence.decision import Decision
 from carmil.studies.run_folder import read_run
 from carmil.training.population import Member, Population
 from carmil.viewer.cases import Case, RunCases
@@ -36,7 +37,7 @@ def run_of(model, instances, **options):
         lambda: create_model(model, 12, len(names), **options), [Member(seed=seed) for seed in (1, 2)], device="cpu"
     )
     bags = Bags.from_list([torch.randn(instances, 12)])
-    case = Case("one", 0, (0, 1), np.full(len(names), 1 / len(names)))
+    case = Case("one", 0, (0, 1), Decision(tuple(names)), np.full(len(names), 1 / len(names)))
     return RunCases("fresh", names, bags, (case,), population)
 
 

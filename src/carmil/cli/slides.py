@@ -206,6 +206,7 @@ def slides_run(
     from carmil.slides.encoders import load_encoder
     from carmil.slides.opening import slides_in
     from carmil.slides.whole_way import check_encoder_name, run_slides
+    from carmil.studies.decisions import RULE, rule_lines, rules_in
 
     found, where = slides_in(paths), device_named(device)
     check_encoder_name(model, encoder)
@@ -220,7 +221,9 @@ def slides_run(
         device=where,
         say=say,
     )
-    typer.echo(made.answers.to_string(index=False))
+    typer.echo(made.answers.drop(columns=RULE).to_string(index=False))
+    for line in rule_lines(rules_in(made.answers)):
+        typer.echo(f"- {line}")
     typer.echo(made.times.line())
     typer.echo(f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {len(made.maps)} slides:")
     for folder in made.maps.values():

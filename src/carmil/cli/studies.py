@@ -183,19 +183,23 @@ def predict(
     skip_broken: SkipBrokenOption = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Answers for new slides, by the mean of a run's models.
+    """Answers for new slides, by the mean of a run's models and its decision rule.
 
-    Features of another encoder, width or tile geometry than the run was trained on are refused. Writes OUT/predictions.csv and
-    predictions.parquet.
+    Slides of the run's own cohort are answered by the models that were tested on them. Features of another encoder, width or
+    tile geometry than the run was trained on are refused. Writes OUT/predictions.csv and predictions.parquet, with the rule of
+    each answer.
 
     Example: carmil predict run --bags new_features --out predictions
     """
+    from carmil.studies.decisions import RULE, rule_lines, rules_in
     from carmil.studies.external import predict_bags
 
     frame = predict_bags(run, bags, folder_for(out), device=device_named(device), say=say, skip_broken=skip_broken)
-    typer.echo(frame.head(10).to_string(index=False))
+    typer.echo(frame.drop(columns=RULE).head(10).to_string(index=False))
     if len(frame) > 10:
         typer.echo(f"... and {len(frame) - 10} more")
+    for line in rule_lines(rules_in(frame)):
+        typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'predictions.csv'}, predictions.parquet ({plural(len(frame), 'slide')})")
 
 
@@ -225,6 +229,7 @@ def evaluate(
     """
     from carmil.report.tables import print_tables
     from carmil.studies import external
+    from carmil.studies.decisions import rule_lines
     from carmil.studies.shown import evaluation_table
 
     named = {"slide": slide, "patient": patient, "label": label}
@@ -240,6 +245,8 @@ def evaluate(
         skip_broken=skip_broken,
     )
     print_tables([evaluation_table(found)])
+    for line in rule_lines(found.rules):
+        typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'evaluation.json'}, predictions.csv, predictions.parquet")
 
 

@@ -128,12 +128,17 @@ def laid_out(maps: Tensor, *, random_orders: int = 10, seed: int = 0) -> Tensor:
     return torch.cat([maps, -maps, chance])
 
 
-def judged(logits: Tensor, classes: Tensor, *, maps: int) -> Faithfulness:
-    """The same from what `deletion` gave for e maps, for their negatives, then for random orders: (e + e + r, b, S+1, k)."""
+def judged(logits: Tensor, classes: Tensor, *, maps: int, right: Tensor | None = None) -> Faithfulness:
+    """The same from what `deletion` gave for e maps, for their negatives, then for random orders: (e + e + r, b, S+1, k).
+
+    right (b): whether the bag is answered rightly; None: whether the most probable class is the bag's.
+    """
     classes = classes.cpu()
     p = logits.softmax(-1).gather(-1, classes[None, :, None, None].expand(*logits.shape[:-1], 1)).squeeze(-1)
     most_first, least_first, at_random = p.split([maps, maps, len(p) - 2 * maps])
-    return Faithfulness(most_first, least_first, at_random, right=logits[0, :, 0].argmax(-1) == classes)
+    if right is None:
+        right = logits[0, :, 0].argmax(-1) == classes
+    return Faithfulness(most_first, least_first, at_random, right=right)
 
 
 def deletion(

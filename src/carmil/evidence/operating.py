@@ -55,6 +55,19 @@ class Rule:
             raise CarmilError(f"threshold rule {text!r}: expected a number to reach, such as {name}=0.95")
         return cls(name, value)
 
+    @property
+    def words(self) -> str:
+        """How a threshold was chosen, for a reader of its answers."""
+        match self.name:
+            case "fixed":
+                return "given"
+            case "sensitivity" | "specificity":
+                return f"{self.name} of at least {self.value:g}"
+            case "f1":
+                return "macro F1"
+            case _:
+                return "balanced accuracy"
+
     def __str__(self) -> str:
         match self.name:
             case "fixed":

@@ -34,9 +34,9 @@ class SlideEvidence:
         return len(next(iter(self.columns.values())))
 
     @property
-    def answer(self) -> str:
-        """The likeliest class."""
-        return str(self.line.get("prediction", ""))
+    def explained_class(self) -> str:
+        """The class whose evidence is shown: the answer, or where there is none the class that leads."""
+        return str(self.line.get("explained_class", self.line.get("prediction", "")))
 
     @property
     def coordinates(self) -> NDArray[np.float64] | None:
@@ -45,14 +45,15 @@ class SlideEvidence:
             return None
         return np.stack([self.columns["x"], self.columns["y"]], axis=1).astype(np.float64)
 
-    def maps(self, asked: Sequence[str] = (), *, answer: str | None = None, model: str = "") -> list[TileMap]:
+    def maps(self, asked: Sequence[str] = (), *, of: str | None = None, model: str = "") -> list[TileMap]:
         """Those that are asked for: factual, counterfactual, difference, or classes. None: what there is, for the answer.
 
-        Where every class has attention of its own, it is that of the answer.
+        of: the class whose evidence is shown, by default `explained_class`. Where every class has attention of its own, it is
+        that of this class.
         """
-        answer = self.answer if answer is None else answer
-        there = self._there(answer)
-        names = list(asked) or [name for name, (_, kind, of) in there.items() if kind != "evidence" or of == answer]
+        shown = self.explained_class if of is None else of
+        there = self._there(shown)
+        names = list(asked) or [name for name, (_, kind, of) in there.items() if kind != "evidence" or of == shown]
         found = []
         for name in names:
             if name not in there:

@@ -1,4 +1,7 @@
-"""What a study answers, case by case, at the operating point of each fold. c cases (patients, or slides), k classes."""
+"""What a study answers, case by case, by the decision rule of the models that were tested on the case.
+
+c cases (patients, or slides), k classes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,71 +10,81 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.evidence.operating import answered as sure_enough
+from carmil.evidence.decision import NO_ANSWER, Decision
 from carmil.studies import card
 from carmil.studies.answers import columns, numbers
+from carmil.studies.decisions import decision_of
+from carmil.studies.figures import mean_over_seeds
 from carmil.studies.run_folder import StudyRun
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-@dataclass(frozen=True)
-class OperatingPoint:
-    """Where a fold's "yes" begins (two classes), and below which confidence it has no answer."""
-
-    threshold: float | None
-    cut: float | None
+FOLDS = ", "  # between the folds that a slide was tested in, where there are several divisions
 
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """What is answered for c cases, all test folds together: p (c, k), truth, answer and whether it is sure (c)."""
+    """What is answered for c cases, and by which rule (c).
+
+    p (c, k), truth (c), answer (c): the class that leads, sure (c): whether that is the answer, or there is none.
+    """
 
     frame: "pd.DataFrame"
     p: NDArray[np.float64]
     truth: NDArray[np.int64]
     answer: NDArray[np.int64]
     sure: NDArray[np.bool_]
+    decisions: tuple[Decision, ...]
 
     @property
     def right(self) -> NDArray[np.bool_]:
         return self.answer == self.truth
 
     @property
+    def wrong(self) -> NDArray[np.bool_]:
+        """Where there is an answer, and it is another class than the truth."""
+        return self.sure & ~self.right
+
+    def answers(self, classes: Sequence[str]) -> list[str]:
+        """The answers by name, NO_ANSWER where a rule abstains."""
+        pairs = zip(self.answer.tolist(), self.sure.tolist(), strict=True)
+        return [classes[leading] if sure else NO_ANSWER for leading, sure in pairs]
+
+    @property
     def confusion(self) -> NDArray[np.int64]:
-        """(k, k) cases by truth, then answer."""
+        """(k, k) cases by truth, then the class that leads."""
         return confusion(self.truth, self.answer, self.p.shape[1])
 
 
-def operating_points(run: StudyRun) -> dict[int, OperatingPoint]:
-    """Of each fold as predictions count them. Seeds answer together, so theirs is the median, as in `carmil evaluate`."""
-    found: dict[int, list[dict]] = {}
-    for fold, model in zip(card.tested_folds(run), run.models, strict=True):
-        found.setdefault(fold, []).append(model)
-
-    def median(models: Sequence[dict], name: str) -> float | None:
-        values = [model[name] for model in models if model[name] is not None]
-        return float(np.median(values)) if values else None
-
-    return {
-        fold: OperatingPoint(median(models, "threshold"), median(models, "abstain_below"))
-        for fold, models in found.items()
-    }
+def decision_of_folds(run: StudyRun, folds: Sequence[int]) -> Decision:
+    """The rule of the models that were tested on some folds, as predictions count them; all seeds together."""
+    return decision_of(run, [row for row, fold in enumerate(card.tested_folds(run)) if fold in folds])
 
 
 def decided(run: StudyRun, frame: "pd.DataFrame", prefix: str = "p") -> Cases:
-    """The answers: of two classes by the threshold of each case's fold, of more the likeliest."""
+    """The answers to the rows of a table with the columns `fold` and PREFIX_CLASS, each by the rule of its fold or folds."""
     p = frame[columns(run.classes, prefix)].to_numpy(dtype=np.float64)
-    fold = frame["fold"].to_numpy()
-    answer, sure = p.argmax(1), np.ones(len(p), dtype=bool)
-    for number, point in operating_points(run).items():
-        rows = fold == number
-        if point.threshold is not None:
-            answer[rows] = p[rows, 1] >= point.threshold
-        if point.cut is not None and rows.any():
-            sure[rows] = sure_enough(p[rows] if point.threshold is None else p[rows, 1], point.cut, point.threshold)
-    return Cases(frame, p, numbers(frame, run.classes), answer, sure)
+    folds = frame["fold"].astype(str).to_numpy()
+    rules = {fold: decision_of_folds(run, [int(part) for part in fold.split(FOLDS)]) for fold in dict.fromkeys(folds)}
+    answer, sure = np.zeros(len(p), dtype=np.int64), np.ones(len(p), dtype=bool)
+    for fold, rule in rules.items():
+        rows = folds == fold
+        answer[rows], sure[rows] = rule.leading(p[rows]), rule.confident(p[rows])
+    return Cases(frame, p, numbers(frame, run.classes), answer, sure, tuple(rules[fold] for fold in folds))
+
+
+def one_row_per_slide(run: StudyRun) -> "pd.DataFrame":
+    """What the models that were tested on each slide say together, whatever folds and seeds they are of."""
+    frame = mean_over_seeds(run.predictions(), run.classes)
+    if len(run.facts["splits"]) == 1:
+        return frame
+    keys = ["slide", "patient", "label"]
+    values = [name for name in frame.columns if name not in (*keys, "fold")]
+    grouped = frame.sort_values("fold").groupby(keys, sort=False)
+    pooled = grouped[values].mean()
+    pooled.insert(0, "fold", grouped["fold"].agg(lambda folds: FOLDS.join(map(str, folds))))
+    return pooled.reset_index()
 
 
 def confusion(truth: NDArray, answer: NDArray, k: int) -> NDArray[np.int64]:

@@ -38,12 +38,16 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class ShownSlide:
-    """A slide, what was answered, and its maps; as a strip where nobody knows where its instances lie."""
+    """A slide, what was answered, and its maps; as a strip where nobody knows where its instances lie.
+
+    p is the probability of the class that leads, in per cent; right is False only where a wrong answer is given.
+    """
 
     slide: str
     label: str
     answer: str
     right: bool
+    leading: str
     p: str
     otherwise: str
     instances: int
@@ -53,18 +57,19 @@ class ShownSlide:
 
 def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: bool) -> list[ShownSlide]:
     """The chosen slides, class by class. on_a_plane: whether coordinates, where there are any, are of one plane."""
-    found = []
+    found, answers = [], cases.answers(classes)
     for i in chosen(cases):
         name = str(cases.frame["slide"].iloc[i])
         evidence = read_evidence(evidence_file(folder, name))
-        answer, at = classes[cases.answer[i]], evidence.coordinates if on_a_plane else None
-        maps = [one for one in evidence.maps(answer=answer) if one.kind != DIFFERENCE]
+        leading, at = classes[cases.answer[i]], evidence.coordinates if on_a_plane else None
+        maps = [one for one in evidence.maps(of=leading) if one.kind != DIFFERENCE]
         found.append(
             ShownSlide(
                 slide=name,
                 label=classes[cases.truth[i]],
-                answer=answer,
-                right=bool(cases.right[i]),
+                answer=answers[i],
+                right=not cases.wrong[i],
+                leading=leading,
                 p=percent(cases.p[i, cases.answer[i]]),
                 otherwise=str(evidence.line.get("counterfactual_prediction") or ""),
                 instances=len(evidence),

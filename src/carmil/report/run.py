@@ -4,8 +4,9 @@ Everything is computed from the run's folder.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from carmil.report.cases import decided
+from carmil.report.cases import Cases, decided, one_row_per_slide
 from carmil.report.gallery import gradient
 from carmil.report.page import write_page
 from carmil.report.plots import reliability_svg
@@ -18,15 +19,22 @@ from carmil.studies.figures import mean_over_seeds, percent
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.shown import figures_lines
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 LONG = 200  # lines; of a longer table only the errors are printed on paper
 
 
 def write_report(run: StudyRun, path: Path) -> None:
-    slides = mean_over_seeds(run.predictions(), run.classes)
     merged = run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag"
-    by_slide = decided(run, slides)
-    cases = decided(run, by_patient(slides, run.classes, run.metrics["rule"])) if merged else by_slide
-    heads, rows = answer_rows(run, by_slide, cases if merged and len(cases.truth) < len(slides) else None)
+
+    def judged(slides: "pd.DataFrame") -> Cases:
+        return decided(run, by_patient(slides, run.classes, run.metrics["rule"]) if merged else slides)
+
+    cases = judged(mean_over_seeds(run.predictions(), run.classes))
+    slides = one_row_per_slide(run)
+    by_slide, patients = decided(run, slides), judged(slides)
+    heads, rows = answer_rows(run, by_slide, patients if merged and len(patients.truth) < len(slides) else None)
     write_page(
         path,
         "run.html",
@@ -50,6 +58,7 @@ def write_report(run: StudyRun, path: Path) -> None:
         curves=learning_curves(run),
         heads=heads,
         rows=rows,
+        rule=card.answer_rule(run),
         long=LONG,
         settings=card.settings_shown(run),
         facts=card.trained(run) | card.data(run) | card.machine(run),

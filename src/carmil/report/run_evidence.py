@@ -75,6 +75,11 @@ def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
             f"{run.name}/evidence is not of this run's weights and slides: remove it, and `carmil explain {run.name}` makes "
             "its own."
         )
+    if asked.get("thresholds") != run.thresholds:
+        return (
+            f"{run.name}/evidence shows answers by another rule than this run's (carmil 0.1 took the most probable class): "
+            f"remove it, and `carmil explain {run.name}` makes it anew."
+        )
     summary = numbers_again(_read(folder / "summary.json"))
     on_a_plane = run.metrics["rule"] != "one-bag"  # a patient's slides would lie on top of each other
     return EvidencePart(

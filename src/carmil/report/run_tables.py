@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.evidence.decision import NO_ANSWER
 from carmil.evidence.statistics import bootstrap
 from carmil.report.cases import Cases, confusion, decided
 from carmil.report.tables import ResultTable
@@ -18,11 +19,11 @@ FIGURES = SHOWN | {"answered": "answered", "accuracy_answered": "accuracy of the
 
 @dataclass(frozen=True)
 class Row:
-    """A slide in the table of answers. `patient_right` is there where a patient's answer is not the slide's."""
+    """A slide in the table of answers. `patient_wrong` is there where a patient's answer is not the slide's."""
 
     cells: tuple[str, ...]
-    right: bool
-    patient_right: bool | None
+    wrong: bool
+    patient_wrong: bool | None
     turned: bool
 
 
@@ -67,34 +68,39 @@ def folds_table(run: StudyRun, cases: Cases) -> ResultTable:
 
 def answer_rows(run: StudyRun, slides: Cases, patients: Cases | None) -> tuple[list[str], list[Row]]:
     """Heads and lines of the table of answers. patients: their answers, where these are other cases than the slides."""
-    names = np.array(run.classes, dtype=object)
-    frame = slides.frame
-    heads = ["slide", "patient", "label", "fold", *(f"p({name}) %" for name in run.classes), "answer"]
+    frame, two = slides.frame, len(run.classes) == 2
+    heads = ["slide", "patient", "label", "fold", *(f"p({name}) %" for name in run.classes)]
     parts = [frame[name].astype(str).to_list() for name in ("slide", "patient", "label", "fold")]
-    parts += [[f"{100 * value:.1f}" for value in slides.p[:, c]] for c in range(len(names))]
-    parts.append(names[slides.answer].tolist())
+    parts += [[f"{100 * value:.1f}" for value in slides.p[:, c]] for c in range(len(run.classes))]
+    if two:
+        heads.append("threshold %")
+        parts.append([f"{100 * (rule.threshold or 0):.4g}" for rule in slides.decisions])
+    heads.append("answer")
+    parts.append(slides.answers(run.classes))
     turned = np.zeros(len(frame), dtype=bool)
     if all(name in frame for name in columns(run.classes, "cf")):
         elsewhere = decided(run, frame, "cf")
-        turned = elsewhere.answer != slides.answer
+        answers = elsewhere.answers(run.classes)
+        turned = np.array(answers) != np.array(slides.answers(run.classes))
         heads.append("counterfactual answer")
         likely = elsewhere.p[np.arange(len(frame)), elsewhere.answer]
-        parts.append([f"{names[c]} ({100 * p:.1f})" for c, p in zip(elsewhere.answer, likely, strict=True)])
+        parts.append([f"{answer} ({100 * p:.1f})" for answer, p in zip(answers, likely, strict=True)])
     of_patient: list[bool | None] = [None] * len(frame)
     if patients is not None:
         at = {key: i for i, key in enumerate(zip(patients.frame["fold"], patients.frame["patient"], strict=True))}
         place = np.array([at[key] for key in zip(frame["fold"], frame["patient"], strict=True)])
+        answers = patients.answers(run.classes)
         heads.append("patient's answer")
-        parts.append(names[patients.answer[place]].tolist())
-        of_patient = patients.right[place].tolist()
+        parts.append([answers[i] for i in place])
+        of_patient = patients.wrong[place].tolist()
     heads.append("result")
     parts.append(
         [
-            ("right" if right else "wrong") + ("" if sure else ", too close to call")
+            ("right" if right else "wrong") if sure else f"{NO_ANSWER}, would be {'right' if right else 'wrong'}"
             for right, sure in zip(slides.right, slides.sure, strict=True)
         ]
     )
-    lines = zip(zip(*parts, strict=True), slides.right.tolist(), of_patient, turned.tolist(), strict=True)
+    lines = zip(zip(*parts, strict=True), slides.wrong.tolist(), of_patient, turned.tolist(), strict=True)
     return heads, [Row(*found) for found in lines]
 
 

@@ -29,8 +29,9 @@ from carmil.reproduce.slide_runs import Answered, Method, run_on
 from carmil.reproduce.slide_table import uninformed
 from carmil.reproduce.written import written
 from carmil.studies.answers import probabilities
+from carmil.studies.decisions import decision_of
 from carmil.studies.run_folder import StudyRun
-from carmil.studies.tested import own_subjects, reopened
+from carmil.studies.tested import Subject, own_subjects, reopened
 
 CAR = "car/abmil.gated"
 MAPS: tuple[tuple[str, str, str, Kind], ...] = (
@@ -98,7 +99,7 @@ def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
     models answer rightly; where they never do, the one with the most. Where none is annotated, the first by name."""
     classes, bags = runs[0].classes, store.bags()
     units = bags.units
-    right = set.intersection(*(_rightly(run) for run in runs))
+    right = set.intersection(*(_rightly(run, own_subjects(run, store)) for run in runs))
     found = []
     for one in own_subjects(runs[0], store):
         if one.label is not None and one.label != classes[0] and units[one.place] is not None:
@@ -119,16 +120,12 @@ def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
     return Chosen(one.slide, one.place, one.label, classes.index(one.label), known, rule)
 
 
-def _rightly(run: StudyRun) -> set[str]:
-    """Slides whose label is the likeliest class, on the mean over the models that were tested on them."""
-    frame = run.predictions()
-    mean = frame.assign(**{f"_{i}": p for i, p in enumerate(probabilities(frame, run.classes).T)}).groupby("slide")
-    answers = mean[[f"_{i}" for i in range(len(run.classes))]].mean().to_numpy().argmax(1)
-    labels = mean["label"].first()
+def _rightly(run: StudyRun, subjects: Sequence[Subject]) -> set[str]:
+    """Slides that the models which were tested on them answer rightly."""
     return {
-        str(slide)
-        for slide, label, answer in zip(labels.index, labels, answers, strict=True)
-        if str(label) == run.classes[answer]
+        one.slide
+        for one in subjects
+        if one.probabilities is not None and decision_of(run, one.models).answer(one.probabilities) == one.label
     }
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.evidence.abilities import scores_are_weights
 from carmil.evidence.concentration import concentration_of
+from carmil.evidence.decision import Decision
 from carmil.evidence.explainers import explain
 from carmil.evidence.faithfulness import Faithfulness, deletion, judged, of_classes
 from carmil.evidence.randomisation import likeness, shuffled
@@ -70,11 +71,15 @@ def ask(
     question: Question,
     gathered: Gathered,
     where: NDArray[np.int64],
+    decision: Decision,
     seeds: Iterable[int],
 ) -> Tensor:
-    """Asks about some slides and tells `gathered`; gives the model's maps of the labels' classes, (n, e). seeds: its twins'."""
+    """Asks about some slides and tells `gathered`; gives the model's maps of the labels' classes, (n, e).
+
+    decision: the model's own rule. seeds: those of its twins.
+    """
     offsets, methods = Offsets(part.offsets), question.methods
-    answers = _answers(model, part).argmax(-1)
+    answers = torch.from_numpy(decision.leading(_answers(model, part).numpy()))
     evidence = torch.stack([explain(model, part, method) for method in methods])
     maps = of_classes(evidence, answers, offsets)
     copies, alike, followed = [], [], []
@@ -91,7 +96,7 @@ def ask(
     )
     orders = Orders(maps, torch.stack(followed), chance.to(maps))
     logits = deletion(model, part, orders.laid_out, steps=question.steps)
-    found = judged(logits, labels, maps=orders.maps)
+    found = judged(logits, labels, maps=orders.maps, right=answers == labels)
     p = logits.double().softmax(-1)
     gathered.add_curves(
         where,

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from carmil.bags.splits import TEST, TRAIN, VALIDATION
+from carmil.evidence.operating import Rule
 from carmil.report.tables import ResultTable
 from carmil.studies.figures import SHOWN, line, percent
 from carmil.studies.run_folder import StudyRun
@@ -27,7 +28,7 @@ YAML_ONLY = (  # settings that have no word on the command line
 INTERVALS = {
     "auc": ("AUC", "bootstrap over patients"),
     "auc_delong": ("AUC", "DeLong"),
-    "balanced_accuracy": ("balanced accuracy of the likeliest class", "bootstrap over patients"),
+    "balanced_accuracy": ("balanced accuracy", "bootstrap over patients"),
 }
 LIMITS = (
     "Research use only. This is no medical device; no decision about a patient may rest on it.",
@@ -91,7 +92,7 @@ def protocol(run: StudyRun) -> list[str]:
     return [
         _folds(run),
         selection,
-        f"Answers: {_answer_rule(run)}.",
+        f"Answers: {answer_rule(run)}.",
         f"Figures are of {run.metrics['level']}s{_merged(run)}.",
         f"Training: at most {_count(settings['epochs'], 'epoch')}, patience {settings['patience']}, "
         f"{settings['optimizer']}, {_count(settings['batch'], 'bag')} a step.",
@@ -211,13 +212,25 @@ def _folds(run: StudyRun) -> str:
     return f"{origin[0].upper()}{origin[1:]}; bags a fold: {counts}."
 
 
-def _answer_rule(run: StudyRun) -> str:
-    if len(run.classes) > 2:
-        rule = "the likeliest class"
-    else:
-        rule = f"“{run.classes[1]}” from each fold's own threshold on ({run.settings['threshold']})"
+def answer_rule(run: StudyRun) -> str:
+    """How probabilities become answers, wherever answers of this run are shown."""
     share = run.settings["abstain"]
-    return rule + (f"; too close to call below the confidence of {share:.0%} of the validation cases" if share else "")
+    if len(run.classes) > 2:
+        rule = "the most probable class"
+    else:
+        chosen, level = Rule.parse(str(run.settings["threshold"])), run.metrics["level"]
+        how = (
+            f"chosen for {chosen.words} on the validation {level}s of each model"
+            if chosen.name != "fixed"
+            else "given, the same for every model"
+        )
+        several = " (the median, where several models answer together by their mean probability)"
+        rule = f"“{run.classes[1]}” if its probability is at least the threshold, {how}{several}"
+        if level == "patient" and run.metrics["rule"] != "one-bag":
+            rule += "; slides use the threshold of their patients"
+    rule += "; a slide is answered by the models that were tested on it"
+    withheld = f"; no answer below the confidence of {share:.0%} of the validation cases, the median again"
+    return rule + (withheld if share else "")
 
 
 def _merged(run: StudyRun) -> str:

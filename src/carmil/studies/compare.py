@@ -184,15 +184,19 @@ def _cases(judged: Judged) -> "pd.DataFrame":
 
 
 def _from_thresholds(judged: Judged) -> "pd.DataFrame":
-    """The answers with every probability moved so that its fold's and seed's threshold lies at one half: the likeliest class is
-    then the answer that was given, as in the figures of the fold."""
+    """The answers with every probability moved so that the threshold of the run's decision lies at one half.
+
+    A slide's is the median of the thresholds of the models that were tested on it (see carmil.studies.decisions): on the mean of
+    the moved probabilities the most probable class is then the answer that a user gets.
+    """
     thresholds = {(line["fold"], line["seed"]): line.get("threshold") for line in judged.by_fold}
     if None in thresholds.values():
         raise CarmilError(f"{judged.name} does not say where its answers begin: train it again to compare by F1")
     moved = judged.answers.copy()
-    cuts = [thresholds[key] for key in zip(moved["fold"], moved["seed"], strict=True)]
+    cuts = np.array([thresholds[key] for key in zip(moved["fold"], moved["seed"], strict=True)], dtype=np.float64)
     no, yes = columns(judged.run.classes)
-    moved[yes] = moved[yes] - np.asarray(cuts, dtype=np.float64) + (0.5 + ROUNDING)
+    medians = moved.assign(cut=cuts).groupby("slide")["cut"].transform("median")
+    moved[yes] = moved[yes] - medians.to_numpy(dtype=np.float64) + (0.5 + ROUNDING)
     moved[no] = 1 - moved[yes]
     return moved
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from carmil.bags.splits import TEST
+from carmil.evidence.decision import Decision
 from carmil.evidence.operating import OperatingPoint, Rule, abstention, threshold
 from carmil.files import write_text
 from carmil.studies.answers import answered, by_patient, numbers, probabilities
 from carmil.studies.cohort import Cohort, Material
+from carmil.studies.decisions import RULE, decision_together, origin_of
 from carmil.studies.figures import calibration, intervals, mean_over_seeds, measured, summarised
 from carmil.studies.run_folder import write_models, write_predictions
 from carmil.studies.settings import Settings
@@ -110,14 +112,20 @@ def _tested(
     """The test folds are looked at here; nothing is chosen any more."""
     import pandas as pd
 
-    frames, lines = [], []
+    frames, lines, decisions = [], [], []
+    level = "patient" if cohort.has_patients else "slide"
     for group, point in points.items():
         frame = answered(trained.population, group.models, cohort.bags, group.tested, cohort.classes)
         frame = _with_labels(frame, cohort, group.tested)
         frame.insert(0, "fold", group.fold)
         frame.insert(1, "seed", group.seed)
         at = None if point.at is None else point.at.threshold
-        figures = measured(_judged_by(frame, cohort, settings), cohort.classes, threshold=at, cut=point.cut)
+        origin = origin_of(settings.threshold, [at], level=level, patients=settings.patients)
+        decision = Decision(cohort.classes, at, point.cut, origin)
+        decisions.append((group.fold, decision))
+        figures = measured(_judged_by(frame, cohort, settings), cohort.classes, decision)
+        frame["answer"] = decision.answers(probabilities(frame, cohort.classes))
+        frame[RULE] = decision.rule
         for name, values in agreement(trained.population, group.models, cohort.bags, group.tested).items():
             frame[name] = values
             figures[name] = float(frame[name].mean())
@@ -125,15 +133,16 @@ def _tested(
         frames.append(frame)
     frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)
     together = _judged_by(mean_over_seeds(frame, cohort.classes), cohort, settings)
+    rules = {fold: decision_together([rule for f, rule in decisions if f == fold]) for fold in set(frame["fold"])}
     out = settings.out
     write_predictions(out, frame)
     known = {row: point for group, point in points.items() for row in group.models}
     write_models(out, trained, grid, [_told(known[row]) for row in range(len(trained.kept))])
     metrics = {
-        "level": "patient" if cohort.has_patients else "slide",
+        "level": level,
         "rule": settings.patients,
         "summary": summarised(by_fold),
-        "intervals": intervals(together, cohort.classes),
+        "intervals": intervals(together, cohort.classes, [rules[fold] for fold in together["fold"]]),
         "calibration": calibration(together, cohort.classes),
         "by_fold": by_fold.to_dict("records"),
     }

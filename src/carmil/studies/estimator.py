@@ -16,6 +16,8 @@ from carmil.bags.splits import TRAIN, make_splits
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError
 from carmil.evidence import explain
+from carmil.evidence.decision import Decision
+from carmil.evidence.operating import Rule, threshold
 from carmil.files import write_text
 from carmil.studies.cohort import replace_labels
 from carmil.studies.run_folder import build, pick_device
@@ -33,8 +35,14 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
     """Attention-based multiple-instance learning: `fit(bags, y).predict_proba(bags)`.
 
     `bags` are a carmil.Bags, or a sequence of (instances, features) arrays, one a bag. A part of the bags, stratified and
-    if `groups` are given by group (patient), is kept aside to choose the epoch. Several seeds answer together. `standardise` scales
-    every feature by its mean and deviation in the training bags, as `carmil train --standardise` does.
+    if `groups` are given by group (patient), is kept aside to choose the epoch and the threshold. Several seeds answer together.
+    `standardise` scales every feature by its mean and deviation in the training bags, as `carmil train --standardise` does.
+
+    Of two classes `predict` answers `classes_[1]` where its probability is at least `threshold_`, as `carmil train` does: chosen
+    on the validation bags by the rule `threshold` (balanced, f1, sensitivity=0.95, specificity=0.9), the median over the seeds.
+    `decision_.rule` says it in words. threshold="0.5" answers as scikit-learn's own classifiers do; to choose a threshold
+    elsewhere, wrap the classifier in scikit-learn's FixedThresholdClassifier, which looks at `predict_proba` alone. Of more
+    classes the answer is the most probable.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         patience: int = 20,
         validation: float = 0.15,
         class_weights: str = "none",
+        threshold: str | float = "balanced",
         alpha: float | None = None,
         lambda_: float | None = None,
         distance: str | None = None,
@@ -71,6 +80,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         self.patience = patience
         self.validation = validation
         self.class_weights = class_weights
+        self.threshold = threshold
         self.alpha = alpha
         self.lambda_ = lambda_
         self.distance = distance
@@ -109,6 +119,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             schedule=self.schedule,
             class_weights=self.class_weights,
         )
+        rule = Rule.parse(str(self.threshold))
+        roles = self._roles(found, labels, [str(name) for name in self.classes_], groups)
 
         def prepare(population: Population, roles: Tensor) -> None:
             if self.standardise:
@@ -117,7 +129,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         trained = train_protocol(
             self._build,
             found,
-            self._roles(found, labels, [str(name) for name in self.classes_], groups),
+            roles,
             recipe=recipe,
             seeds=range(self.seed, self.seed + self.seeds),
             grid=[GridPoint(self.lr, coefficients)],
@@ -126,6 +138,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             precision=self.precision,
         ).best()
         self.population_, self.history_ = trained.population, trained.history
+        self._decide_by(self._chosen(found, labels, (roles[0] == VALIDATION).nonzero().squeeze(-1), rule))
         return self
 
     def predict_proba(self, bags: SomeBags) -> np.ndarray:
@@ -134,8 +147,9 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return answers.probabilities.mean(0).numpy()
 
     def predict(self, bags: SomeBags) -> np.ndarray:
-        chosen = self.predict_proba(bags).argmax(1)
-        return self.classes_[chosen]
+        """(b) the class that `decision_` answers."""
+        chosen = self.predict_proba(bags)
+        return self.classes_[self.decision_.leading(chosen)]
 
     def explain(self, bags: SomeBags, method: str = "path") -> list[np.ndarray]:
         """Evidence of every instance for every class, a (n, k) array a bag; the mean over the seeds."""
@@ -151,6 +165,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             "parameters": {name: _native(value) for name, value in self.get_params().items() if name != "device"},
             "classes": [_native(value) for value in self.classes_],
             "features": self.n_features_in_,
+            "threshold": self.threshold_,
         }
         write_text(folder / "config.json", json.dumps(facts, indent=2))
         write_tensors(folder / "weights.safetensors", population.state())
@@ -180,6 +195,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
                 loaded._build, members, device=pick_device(device), precision=loaded.precision
             )
             loaded.population_.load_state(load_file(folder / "weights.safetensors"))
+            two = len(loaded.classes_) == 2
+            loaded._decide_by(facts.get("threshold", 0.5 if two else None))  # none in what 0.1.0 wrote
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CarmilError(f"{folder} holds no classifier that could be read ({error})") from error
         return loaded
@@ -196,6 +213,19 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
     def _build(self) -> Any:
         asked = {"model": self.model, "options": self.options, "standardise": self.standardise}
         return build(asked, self.n_features_in_, len(self.classes_))
+
+    def _chosen(self, bags: Bags, labels: np.ndarray, validation: Tensor, rule: Rule) -> float | None:
+        """The threshold of two classes on the validation bags: the median of those of the seeds."""
+        if len(self.classes_) != 2:
+            return None
+        p = predict(self.population_, bags, chosen=validation, maps=False).probabilities[..., 1].double().cpu().numpy()
+        return float(np.median([threshold(labels[validation.numpy()], each, rule).threshold for each in p]))
+
+    def _decide_by(self, at: float | None) -> None:
+        rule = Rule.parse(str(self.threshold))
+        origin = "threshold given" if rule.name == "fixed" else f"threshold chosen for {rule.words} on validation bags"
+        names = tuple(str(name) for name in self.classes_)
+        self.threshold_, self.decision_ = at, Decision(names, at, origin="" if at is None else origin)
 
     def _roles(self, bags: Bags, labels: np.ndarray, classes: Sequence[str], groups: Any) -> Tensor:
         """(b) TRAIN, and VALIDATION for the part that chooses the epoch."""

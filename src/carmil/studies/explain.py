@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from carmil.bags.bags import Bags
 from carmil.bags.store import Store, open_store
 from carmil.csv_files import frame_text
@@ -24,7 +22,8 @@ from carmil.maps.evidence_files import ABOUT, evidence_file
 from carmil.models.contract import BagModel
 from carmil.progress import counted
 from carmil.studies.cohort import Say
-from carmil.studies.explained import Explained, explained
+from carmil.studies.decisions import RULE, decision_of
+from carmil.studies.explained import Explained, concentration_numbers, explained
 from carmil.studies.external import check_fits
 from carmil.studies.located import dice_thresholds
 from carmil.studies.measured import measured_once
@@ -38,6 +37,7 @@ from carmil.studies.tested import (
     own_subjects,
     packed,
     reopened,
+    subjects_in,
     validated,
 )
 from carmil.training.runs import plain
@@ -78,7 +78,7 @@ def explain_run(
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
     _check_free(out)
     store, own = _store(run, bags, out, say)
-    subjects = own_subjects(run, store) if own else _everyone(run, store.ids)
+    subjects = own_subjects(run, store) if own else subjects_in(run, store)
     begin(out, {"settings": _asked(run, methods, searched), "data": store.fingerprint}, kind="explanation")
     if store.bags().instance_labels is not None and len(run.classes) > 2:
         say(f"agreement with the truth of instances is measured for two classes; here are {len(run.classes)}")
@@ -130,12 +130,9 @@ def _thresholds(
     return {method: [float("nan") if at is None else at for at in found] for method, found in kept.items()}
 
 
-def _everyone(run: StudyRun, slides: tuple[str, ...]) -> list[Subject]:
-    return [Subject(slide, place, tuple(range(len(run.models)))) for place, slide in enumerate(slides)]
-
-
 def _asked(run: StudyRun, methods: tuple[str, ...], searched: bool) -> dict[str, Any]:
-    return {"run": run.facts["key"], "weights": weights_key(run), "methods": list(methods), "searched": searched}
+    asked = {"run": run.facts["key"], "weights": weights_key(run), "methods": list(methods), "searched": searched}
+    return asked | {"thresholds": run.thresholds}
 
 
 def _written(
@@ -166,21 +163,26 @@ def _written(
 
 
 def _line(run: StudyRun, subject: Subject, found: Explained, bag: Bags, file: str) -> dict[str, Any]:
-    """A slide's line: who it is, what is answered, and every number that was found."""
-    numbers = dict(found.numbers)
-    p = numbers.pop("p")
+    """A slide's line: who it is, what is answered by which rule, and every number that was found.
+
+    Of a slide that the run was tested on the probabilities are those that the run holds, so that no rounding makes another
+    answer. explained_class is the class whose evidence is shown: the answer, or where there is none the class that leads.
+    """
+    numbers, decision = dict(found.numbers), decision_of(run, subject.models)
+    computed = numbers.pop("p").tolist()
+    p = computed if subject.probabilities is None else list(subject.probabilities)
+    leading = decision.leading_class(p)
     line: dict[str, Any] = {"slide": subject.slide, "file": file, "patient": subject.patient, "label": subject.label}
-    line |= {"instances": int(bag.sizes[0]), "models": len(subject.models), "prediction": _likeliest(run, p)}
+    line |= {"instances": int(bag.sizes[0]), "models": len(subject.models), "prediction": decision.answer(p)}
+    line |= {RULE: decision.rule, "explained_class": leading}
     line |= {f"p_{name}": float(p[c]) for c, name in enumerate(run.classes)}
-    for which in ("counterfactual", "searched"):
+    for which, held in (("counterfactual", subject.counterfactual), ("searched", None)):
         if f"{which}_p" in numbers:
-            line[f"{which}_prediction"] = _likeliest(run, numbers.pop(f"{which}_p"))
-            line[f"{which}_grown"] = _likeliest(run, numbers.pop(f"{which}_change"))
+            elsewhere = numbers.pop(f"{which}_p").tolist()
+            line[f"{which}_prediction"] = decision.answer(elsewhere if held is None else held)
+            line[f"{which}_grown"] = run.classes[int(numbers.pop(f"{which}_change").argmax())]
+    numbers |= concentration_numbers(found, bag, leading)
     return plain(line | {name: float(value) for name, value in numbers.items()})
-
-
-def _likeliest(run: StudyRun, values: Tensor) -> str:
-    return run.classes[int(values.argmax())]
 
 
 def _write_slide(path: Path, bag: Bags, found: Explained, line: dict[str, Any]) -> None:

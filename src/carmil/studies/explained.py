@@ -45,17 +45,22 @@ def explained(
         {name: torch.stack([one.numbers[name] for one in each]).mean(0) for name in each[0].numbers},
     )
     offsets = Offsets(bag.offsets)
-    answer = classes[int(found.numbers["p"].argmax())]
-    maps = {"attention": found.columns.get("a"), "evidence": found.columns[f"evidence_{answer}"].abs()}
-    for of, weights in maps.items():
-        if weights is not None:
-            measured = concentration_of(weights.abs().unsqueeze(-1), offsets)
-            found.numbers |= {f"{of}_{name}": getattr(measured, name).squeeze() for name in CONCENTRATION}
     if "u_cf" in found.columns:
         u, u_cf = found.columns["u"].unsqueeze(-1), found.columns["u_cf"].unsqueeze(-1)
         found.numbers["spearman"] = spearman(u, u_cf, offsets).squeeze()
         found.numbers["pearson"] = pearson(u, u_cf, offsets).squeeze()
     return found
+
+
+def concentration_numbers(found: Explained, bag: Bags, of: str) -> dict[str, Tensor]:
+    """How few instances carry the attention weights, and how few the evidence of class `of` by its size."""
+    maps = {"attention": found.columns.get("a"), "evidence": found.columns[f"evidence_{of}"].abs()}
+    numbers: dict[str, Tensor] = {}
+    for name, weights in maps.items():
+        if weights is not None:
+            measured = concentration_of(weights.abs().unsqueeze(-1), Offsets(bag.offsets))
+            numbers |= {f"{name}_{measure}": getattr(measured, measure).squeeze() for measure in CONCENTRATION}
+    return numbers
 
 
 def _by_one(model: BagModel, bag: Bags, methods: Sequence[str], classes: Sequence[str], searched: bool) -> Explained:

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from carmil.bags.bags import Bags
 from carmil.bags.geometry import TileGeometry, check_geometry
 from carmil.bags.labels import LabelTable, read_labels
 from carmil.bags.store import Store
 from carmil.errors import CarmilError, unknown
+from carmil.evidence.decision import Decision
 from carmil.files import write_text
-from carmil.studies.answers import answered, by_patient, columns
+from carmil.studies.answers import answered, by_patient
 from carmil.studies.cohort import Cohort, Say, labelled, opened
+from carmil.studies.decisions import decided_answers, decision_of, rules_in
 from carmil.studies.figures import calibration, intervals, measured
-from carmil.studies.run_folder import SHORT, StudyRun, pick_device, read_run, write_predictions
+from carmil.studies.run_folder import StudyRun, pick_device, read_run, write_predictions
+from carmil.studies.tested import Subject, same_features, subjects_in
 from carmil.training.runs import machine, plain
 from carmil.words import plural
 
@@ -36,16 +37,19 @@ class Evaluation:
     each: dict[str, dict[str, float]]
     cases: int
     level: str
+    rules: list[str]
 
 
 def predict_bags(
     run_folder: Path, bags: Path, out: Path, *, device: str, say: Say, skip_broken: bool = False
 ) -> "pd.DataFrame":
-    """Answers for every bag, by the mean of all models of the run; written to out/predictions.parquet and .csv."""
+    """Answers for every bag by the run's decision rule; written to out/predictions.parquet and .csv.
+
+    New slides are answered by all models together, the run's own by the models that were tested on them.
+    """
     run = read_run(run_folder)
     store = fitting(run, bags, out, say, skip_broken=skip_broken)
-    frame = _ensemble(run, store.bags(), torch.arange(len(store.entries)), device)
-    _decide(frame, run)
+    frame = decided_answers(run, store.bags(), subjects_in(run, store), device)
     write_predictions(out, frame)
     return frame
 
@@ -72,15 +76,18 @@ def evaluate(
     rule = run.metrics["rule"]
     one_bag = out / "patients" if rule == "one-bag" else None
     cohort = labelled(store, table, one_bag=one_bag, allow_duplicates=True, say=say)  # nothing is divided here
-    frame = _told(_ensemble(run, cohort.bags, cohort.known, device), cohort)
-    _decide(frame, run)
+    subjects = {subject.place: subject for subject in subjects_in(run, cohort.store)}
+    answering = [subjects[place] for place in cohort.known.tolist()]
+    frame = _with_labels(decided_answers(run, cohort.bags, answering, device), cohort)
     judged, level = frame, "slide"
     if run.metrics["level"] == "patient" and cohort.has_patients and rule != "one-bag":
         judged, level = by_patient(frame, run.classes, rule), "patient"
-    at, cut = _common(run, "threshold"), _common(run, "abstain_below")
-    figures = measured(judged, run.classes, threshold=at, cut=cut)
+    decisions = _decisions(run, judged[level].to_list(), frame[level].to_list(), answering)
+    figures = measured(judged, run.classes, decisions)
+    known = any(subject.probabilities is not None for subject in answering)  # its models have been trained on it
+    each = {} if known else _each(run, cohort, rule, level, device)
     found = Evaluation(
-        run, figures, intervals(judged, run.classes), _each(run, cohort, rule, level, device), len(judged), level
+        run, figures, intervals(judged, run.classes, decisions), each, len(judged), level, rules_in(frame)
     )
     write_predictions(out, frame)
     facts = {
@@ -89,6 +96,7 @@ def evaluate(
         "machine": machine(),
         "level": level,
         "map": dict(mapping or {}),
+        "answer_rules": found.rules,
         "figures": figures,
         "intervals": found.intervals,
         "calibration": calibration(judged, run.classes),
@@ -147,28 +155,29 @@ def check_fits(run: StudyRun, store: Store, bags: Path, say: Say) -> None:
 
 
 def _known_slides(run: StudyRun, store: Store) -> list[str]:
-    """One sentence about slides whose features the run was trained on, under whatever name; one about equal names."""
-    trained = run.facts.get("trained_on")
-    if not isinstance(trained, dict):  # a run of carmil 0.1
-        return _equal_names(set(run.predictions()["slide"]) & set(store.ids), store)
-    dtype: Any = run.facts.get("store_type")
-    checksums = store.checksums_in(dtype)
-    if checksums is None:
-        by_name = _equal_names(set(trained) & set(store.ids), store)
-        return [
-            f"{store.path} holds {store.dtype}, the run's own store {dtype}: slides are compared by name only",
-            *by_name,
-        ]
-    names = {str(checksum): name for name, checksum in trained.items()}
-    same = [(name, names[c[:SHORT]]) for name, c in checksums.items() if c[:SHORT] in names]
+    """What a user must know of slides whose features the run was trained on, under whatever name, and of equal names."""
+    tested = set(run.predictions()["slide"])
+    found = same_features(run, store)
+    if found is None:
+        by_name = _equal_names(set(run.facts.get("trained_on") or tested) & set(store.ids), store)
+        if "trained_on" not in run.facts:  # a run of carmil 0.1
+            return by_name
+        types = f"{store.path} holds {store.dtype}, the run's own store {run.facts['store_type']}"
+        return [f"{types}: slides are compared by name only", *by_name]
     lines = []
-    if same:
-        shown = ", ".join(repr(name) if name == known else f"{name!r} as {known!r}" for name, known in same[:3])
-        lines.append(
-            f"WARNING: the run was trained on the features of {len(same)} of these {plural(len(store.ids), 'slide')} "
-            f"({shown}{', ...' if len(same) > 3 else ''}): these answers are no test of it"
-        )
-    return lines + _equal_names(set(trained) & set(store.ids) - {name for name, _ in same}, store)
+    for was_tested, level, then in (
+        (True, "", "each is answered by the models that were tested on it, as in the run's report"),
+        (False, "WARNING: ", "these answers are no test of it"),
+    ):
+        same = [(name, known) for name, known in found.items() if (known in tested) is was_tested]
+        if same:
+            named = ", ".join(repr(name) if name == known else f"{name!r} as {known!r}" for name, known in same[:3])
+            lines.append(
+                f"{level}the run was trained on the features of {len(same)} of these {plural(len(store.ids), 'slide')} "
+                f"({named}{', ...' if len(same) > 3 else ''}): {then}"
+            )
+    trained = set(run.facts.get("trained_on") or ())
+    return lines + _equal_names(trained & set(store.ids) - set(found), store)
 
 
 def _equal_names(names: set[str], store: Store) -> list[str]:
@@ -206,46 +215,32 @@ def check_encoder(
         )
 
 
-def _ensemble(run: StudyRun, bags: Bags, chosen: torch.Tensor, device: str) -> "pd.DataFrame":
-    population = run.population(pick_device(device))
-    return answered(population, range(len(run.models)), bags, chosen, run.classes)
-
-
-def _told(frame: "pd.DataFrame", cohort: Cohort) -> "pd.DataFrame":
+def _with_labels(frame: "pd.DataFrame", cohort: Cohort) -> "pd.DataFrame":
     patient = dict(zip(cohort.slides, cohort.patients, strict=True))
     frame.insert(1, "patient", [patient[slide] for slide in frame["slide"]])
     frame.insert(2, "label", [cohort.classes[i] for i in cohort.labels.tolist()])
     return frame
 
 
-def _common(run: StudyRun, what: str) -> float | None:
-    """One number for all models: the median of those that each chose on its validation bags."""
-    values = [model[what] for model in run.models if model[what] is not None]
-    return float(np.median(values)) if values else None
-
-
-def _decide(frame: "pd.DataFrame", run: StudyRun) -> None:
-    """Adds the answer, or "no answer" where the run abstains."""
-    from carmil.evidence.operating import answered as sure_enough
-
-    p = frame[columns(run.classes)].to_numpy(dtype=np.float64)
-    at, cut = _common(run, "threshold"), _common(run, "abstain_below")
-    chosen = p.argmax(1) if at is None else (p[:, 1] >= at).astype(int)
-    answers = np.array(run.classes, dtype=object)[chosen]
-    if cut is not None:
-        answers[~sure_enough(p if at is None else p[:, 1], cut, at)] = "no answer"
-    frame["answer"] = answers
+def _decisions(
+    run: StudyRun, cases: Sequence[str], case_of: Sequence[str], subjects: Sequence[Subject]
+) -> list[Decision]:
+    """The rule of each case (slide or patient): that of the models which answer for its slides. case_of: of each subject."""
+    models: dict[str, set[int]] = {}
+    for case, subject in zip(case_of, subjects, strict=True):
+        models.setdefault(case, set()).update(subject.models)
+    return [decision_of(run, sorted(models[case])) for case in cases]
 
 
 def _each(run: StudyRun, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, dict[str, float]]:
     """Mean and standard deviation of each figure over the models by themselves, each with its own threshold."""
     population = run.population(pick_device(device))
     lines: list[dict[str, Any]] = []
-    for row, model in enumerate(run.models):
-        frame = _told(answered(population, [row], cohort.bags, cohort.known, run.classes), cohort)
+    for row in range(len(run.models)):
+        frame = _with_labels(answered(population, [row], cohort.bags, cohort.known, run.classes), cohort)
         if level == "patient":
             frame = by_patient(frame, run.classes, rule)
-        lines.append(measured(frame, run.classes, threshold=model["threshold"]))
+        lines.append(measured(frame, run.classes, decision_of(run, [row])))
     return {
         name: {
             "mean": float(np.mean([line[name] for line in lines])),

@@ -25,6 +25,7 @@ from carmil.progress import counted
 from carmil.studies import asked
 from carmil.studies.asked import TWINS, Question, ask
 from carmil.studies.cohort import Say
+from carmil.studies.decisions import decision_of
 from carmil.studies.gathered import Gathered
 from carmil.studies.measured import measured_once
 from carmil.studies.run_folder import StudyRun, build, read_run, weights_key
@@ -114,6 +115,7 @@ def _judged_run(run: StudyRun, name: str, store: Store, question: Question, kept
     gathered, done = _empty(run, len(subjects), question), 0
     total = sum(len(subject.models) for subject in subjects)
     key = {"carmil": __version__, "weights": weights_key(run), "data": store.fingerprint, **vars(question)}
+    key["thresholds"] = run.thresholds
     key["twins"] = [asked.TWINS, asked.EXPLAINED, asked.FOLLOWED]
     with counted(f"asking {name}", "answers") as on_answers:
         for i, (rows, group) in enumerate(together(subjects).items()):
@@ -159,7 +161,7 @@ def _group(
         every = []
         for row, model in members.items():
             seeds = range(row * TWINS, (row + 1) * TWINS)
-            every.append(ask(model, part, labels, question, gathered, where, seeds))
+            every.append(ask(model, part, labels, question, gathered, where, decision_of(run, [row]), seeds))
             done += len(part)
             on_answers(done)
         if len(members) > 1:

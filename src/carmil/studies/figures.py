@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from carmil.evidence.calibration import brier, reliability
-from carmil.evidence.operating import answered, at_threshold
+from carmil.evidence.decision import Decision
+from carmil.evidence.operating import at_threshold
 from carmil.evidence.performance import bag_auc, bag_performance, balanced_accuracy
 from carmil.evidence.statistics import bootstrap, delong_applies, delong_interval
 from carmil.studies.answers import numbers, probabilities
@@ -30,25 +31,31 @@ SHOWN = {
 
 
 def measured(
-    frame: "pd.DataFrame", classes: Sequence[str], *, threshold: float | None, cut: float | None = None
+    frame: "pd.DataFrame", classes: Sequence[str], decisions: Decision | Sequence[Decision]
 ) -> dict[str, float]:
-    """Figures of some answers. threshold: of two classes; without it the likeliest class is the answer.
+    """Figures of some answers. decisions: the rule of all rows, or of each; where it may abstain, also the share answered.
 
-    cut: below this confidence there is no answer; then also the share that is answered, and how well that is.
+    The class that leads counts as the answer of every row; `accuracy_answered` is over the rows that are answered.
     """
     p, y = probabilities(frame, classes), numbers(frame, classes)
+    rules = [decisions] * len(frame) if isinstance(decisions, Decision) else list(decisions)
+    answer = leading_classes(p, rules)
     figures = bag_performance(p, y)
-    figures["accuracy"] = float((p.argmax(1) == y).mean())
-    if threshold is not None:
-        figures |= at_threshold(y, p[:, 1], threshold)
+    figures["accuracy"] = float((answer == y).mean())
+    if len(classes) == 2:
+        figures |= at_threshold(y, answer, 0.5)  # answers are 0 and 1
     figures["ece"] = reliability(p, y).ece
     figures["brier"] = brier(p, y)
-    if cut is not None:
-        sure = answered(p if threshold is None else p[:, 1], cut, threshold)
-        right = (p.argmax(1) if threshold is None else (p[:, 1] >= threshold).astype(int)) == y
+    if any(rule.cut is not None for rule in rules):
+        sure = np.array([rule.confident(row[None])[0] for rule, row in zip(rules, p, strict=True)])
         figures["answered"] = float(sure.mean())
-        figures["accuracy_answered"] = float(right[sure].mean()) if sure.any() else float("nan")
+        figures["accuracy_answered"] = float((answer == y)[sure].mean()) if sure.any() else float("nan")
     return figures
+
+
+def leading_classes(p: NDArray[np.float64], decisions: Sequence[Decision]) -> NDArray[np.int64]:
+    """(b) the class that leads in each row of p (b, k), by the rule of the row."""
+    return np.array([rule.leading(row[None])[0] for rule, row in zip(decisions, p, strict=True)], dtype=np.int64)
 
 
 def summarised(by_fold: "pd.DataFrame") -> dict[str, dict[str, float]]:
@@ -59,13 +66,19 @@ def summarised(by_fold: "pd.DataFrame") -> dict[str, dict[str, float]]:
     return {name: {"mean": float(folds[name].mean()), "std": float(spread[name])} for name in figures}
 
 
-def intervals(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, dict[str, float]]:
-    """95 % intervals over patients of the answers from all test folds together (the mean over the seeds)."""
+def intervals(
+    frame: "pd.DataFrame", classes: Sequence[str], decisions: Sequence[Decision]
+) -> dict[str, dict[str, float]]:
+    """95 % intervals over patients of the answers from all test folds together (the mean over the seeds).
+
+    decisions: the rule of each row. Where there is no answer, the class that leads counts.
+    """
     p, y = probabilities(frame, classes), numbers(frame, classes)
+    answers = np.eye(len(classes))[leading_classes(p, decisions)]
     groups = frame["patient"].to_numpy()
     found: dict[str, Any] = {
         "auc": bootstrap(bag_auc, p, y, groups=groups),
-        "balanced_accuracy": bootstrap(balanced_accuracy, p, y, groups=groups),
+        "balanced_accuracy": bootstrap(balanced_accuracy, answers, y, groups=groups),
     }
     if len(classes) == 2 and len(set(groups)) == len(groups) and delong_applies(y):
         found["auc_delong"] = delong_interval(y, p[:, 1])

@@ -66,6 +66,11 @@ class StudyRun:
         """Of the tiles that the models were trained on; unknown in runs of 0.1.0."""
         return TileGeometry(self.facts.get("tile_pixels"), self.facts.get("tile_mpp"))
 
+    @property
+    def thresholds(self) -> list[list[float | None]]:
+        """What each model's answers rest on beside its weights: its threshold, and the confidence below which it has none."""
+        return [[model["threshold"], model["abstain_below"]] for model in self.models]
+
     def predictions(self) -> "pd.DataFrame":
         return read_table(self.folder / "predictions.parquet")
 

@@ -35,7 +35,7 @@ def figures_lines(run: StudyRun) -> list[str]:
         f"{facts['slides']} slides of {facts['patients']} patients: {counts}",
         f"figures are of {run.metrics['level']}s; {chosen} were chosen on validation bags",
     ]
-    for name, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy of the likeliest class")):
+    for name, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy")):
         interval = run.metrics["intervals"].get(name)
         if interval and interval["value"] is not None:
             sure = "too few patients for an interval"

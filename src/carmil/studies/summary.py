@@ -11,6 +11,7 @@ from carmil.bags.bags import Bags
 from carmil.evidence.agreement import NEGATIVE_RULES
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.report.tables import ResultTable
+from carmil.studies.decisions import rule_lines, rules_in
 from carmil.studies.figures import mean_interval
 from carmil.studies.located import located
 from carmil.studies.run_folder import StudyRun
@@ -52,6 +53,7 @@ def summary_of(
         "model": run.settings["model"],
         "classes": list(run.classes),
         "slides": len(frame),
+        "answer_rules": rules_in(frame),
         "evidence": methods[0],
         "methods": {method: EXPLAINERS[method].description for method in methods},
         "several_models": SEVERAL,
@@ -94,6 +96,7 @@ def agreement_table(summary: dict[str, Any]) -> ResultTable | None:
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """For the terminal: what was explained by what, and how the counterfactual reads."""
     found = [f"{summary['slides']} slides; evidence_CLASS is {summary['evidence']}: {_described(summary)}"]
+    found += rule_lines(summary["answer_rules"])
     if "residual" in summary:
         found.append(f"its sum is off by {summary['residual']['largest']:.1e} at most, of max(1, what it should be)")
     for which in ("counterfactual", "searched"):

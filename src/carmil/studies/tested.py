@@ -1,26 +1,34 @@
 """A run's own slides, found again, each with the models that may be asked about it: those that were tested on it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-from carmil.bags.store import Store, is_store, open_store
+from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
+from carmil.studies.answers import columns
 from carmil.studies.card import tested_folds
 from carmil.studies.cohort import Say, opened
-from carmil.studies.run_folder import StudyRun, build
+from carmil.studies.run_folder import SHORT, StudyRun, build
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A slide, its place in the store, the rows of the models that explain it; label and patient where they are known."""
+    """A slide, its place in a store, and the rows of the models that answer for it and explain it.
+
+    label and patient where they are known. Of a slide that the run was tested on: the probabilities (k) that the run holds, and
+    those of the counterfactual attention, each the mean over the models.
+    """
 
     slide: str
     place: int
     models: tuple[int, ...]
     label: str | None = None
     patient: str | None = None
+    probabilities: tuple[float, ...] | None = None
+    counterfactual: tuple[float, ...] | None = None
 
 
 def own_store(run: StudyRun, given: Path | None = None) -> Store | None:
@@ -81,22 +89,56 @@ def check_whole(run: StudyRun) -> None:
 
 def own_subjects(run: StudyRun, store: Store) -> list[Subject]:
     """Every slide that was tested, by all models of the folds in which it was."""
-    place = {name: i for i, name in enumerate(store.ids)}
-    folds = tested_folds(run)
-    frame = run.predictions().drop_duplicates(["slide", "fold"])
+    return _tested(run, {name: i for i, name in enumerate(store.ids)})
+
+
+def _tested(run: StudyRun, place: Mapping[str, int]) -> list[Subject]:
+    """`own_subjects` with the places of the slides, -1 where they are not known."""
+    folds, frame = tested_folds(run), run.predictions()
+    names, others = columns(run.classes), columns(run.classes, "cf")
     subjects = []
     for slide, lines in frame.groupby("slide", sort=False):
         tested = set(lines["fold"])
         subjects.append(
             Subject(
                 slide=str(slide),
-                place=place[str(slide)],
+                place=place.get(str(slide), -1),
                 models=tuple(row for row, fold in enumerate(folds) if fold in tested),
                 label=str(lines["label"].iloc[0]),
                 patient=str(lines["patient"].iloc[0]),
+                probabilities=tuple(lines[names].mean()),
+                counterfactual=tuple(lines[others].mean()) if others[0] in frame else None,
             )
         )
     return subjects
+
+
+def same_features(run: StudyRun, store: Store) -> dict[str, str] | None:
+    """Bags of a store whose features a bag of the run has, and what they are called there; None where only names can tell.
+
+    A run keeps checksums of the slides that train or validate in some fold; a run of carmil 0.1 keeps none.
+    """
+    if store.fingerprint == run.facts["store"]:
+        return {name: name for name in store.ids}
+    trained: dict[str, str] | None = run.facts.get("trained_on")
+    checksums = store.checksums_in(cast("Dtype", run.facts["store_type"])) if trained else None
+    if trained is None or checksums is None:
+        return None
+    names = {str(checksum): str(name) for name, checksum in trained.items()}
+    found = {name: names[checksum[:SHORT]] for name, checksum in checksums.items() if checksum[:SHORT] in names}
+    same_name = {name for name in found if trained.get(name) == checksums[name][:SHORT]}
+    return {name: name if name in same_name else known for name, known in found.items()}
+
+
+def subjects_in(run: StudyRun, store: Store) -> list[Subject]:
+    """One subject per bag of a store: with the models that were tested on it, or with all models where none was."""
+    tested = {subject.slide: subject for subject in _tested(run, {})}
+    known = {name: tested[of] for name, of in (same_features(run, store) or {}).items() if of in tested}
+    everyone = tuple(range(len(run.models)))
+    return [
+        replace(known[slide], slide=slide, place=place) if slide in known else Subject(slide, place, everyone)
+        for place, slide in enumerate(store.ids)
+    ]
 
 
 def validated(run: StudyRun, store: Store) -> list[list[int]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from carmil.errors import CarmilError
+from carmil.evidence.decision import NO_ANSWER
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.viewer.bounded import Kept
 from carmil.viewer.cases import RunCases
@@ -106,10 +107,11 @@ class Answers:
         return found
 
     def without(self, number: int, asked: dict[str, Any]) -> bytes:
-        """The answer without the instances that `asked` (see `checked`) means."""
-        removed = self._removed(number, asked)
+        """The answer without the instances that `asked` (see `checked`) means, by the same rule as the case's own."""
+        removed, case = self._removed(number, asked), self.run.cases[number]
         before, after = self.whatif.answer(number, []), self.whatif.answer(number, removed)
         head = {"removed": removed, "before": before.factual, "after": after.factual}
+        head |= {"answer_before": case.answer, "answer_after": case.decision.answer(after.factual)}
         return _json({**head, "counterfactual_after": after.counterfactual})
 
     def checked(self, number: int, asked: Any) -> dict[str, Any]:
@@ -145,18 +147,20 @@ class Answers:
         return inside(places.centres, np.array(asked["polygon"], dtype=np.float64)).tolist()
 
     def _line(self, number: int) -> dict[str, Any]:
-        case, classes = self.run.cases[number], self.run.classes
-        answer, other = classes[case.answer], case.counterfactual
+        case, other = self.run.cases[number], self.run.cases[number].counterfactual
+        answer = case.answer
         return {
             "number": number,
             "slide": case.slide,
             "patient": case.patient,
             "label": case.label,
             "prediction": answer,
-            "confidence": _short(float(case.probabilities.max())),
+            "rule": case.decision.rule,
+            "class": case.leading,
+            "confidence": _short(float(case.probabilities[case.leading])),
             "probabilities": _rounded(case.probabilities),
-            "counterfactual": None if other is None else classes[int(other.argmax())],
-            "right": None if case.label is None else case.label == answer,
+            "counterfactual": None if other is None else case.decision.answer(other),
+            "right": None if case.label is None or answer == NO_ANSWER else case.label == answer,
             "fold": case.fold,
             "instances": self.run.size(number),
         }

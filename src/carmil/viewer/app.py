@@ -179,7 +179,7 @@ class Viewer:
 
     def _class(self, request: Request, number: int) -> int:
         """The class that is asked about; the answer, if none is."""
-        return _whole(request, "class", self.answers.run.cases[number].answer, 0, len(self.answers.run.classes) - 1)
+        return _whole(request, "class", self.answers.run.cases[number].leading, 0, len(self.answers.run.classes) - 1)
 
 
 _WORDS = {404: "there is nothing here", 405: "this cannot be asked that way"}

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
+from carmil.evidence.decision import Decision
 from carmil.evidence.explainers import default_explainer
 from carmil.models.contract import BagModel
-from carmil.studies.answers import columns
 from carmil.studies.cohort import Say
+from carmil.studies.decisions import decision_of
 from carmil.studies.run_folder import StudyRun, read_run
 from carmil.studies.tested import own_subjects, reopened
 from carmil.training.population import Population
@@ -27,7 +28,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A slide (or a digit bag): its place among the bags, who answers for it, and what they answered when it was tested.
+    """A slide (or a digit bag): its place among the bags, the models that answer for it, their rule, and what they answered.
 
     probabilities (k), and of the counterfactual attention (k), each the mean over the models. tile_size is a tile's edge
     in the unit of the coordinates.
@@ -36,6 +37,7 @@ class Case:
     slide: str
     place: int
     models: tuple[int, ...]
+    decision: Decision
     probabilities: Floats
     counterfactual: Floats | None = None
     label: str | None = None
@@ -44,9 +46,14 @@ class Case:
     tile_size: float | None = None
 
     @property
-    def answer(self) -> int:
-        """The likeliest class."""
-        return int(self.probabilities.argmax())
+    def answer(self) -> str:
+        """A class, or NO_ANSWER."""
+        return self.decision.answer(self.probabilities)
+
+    @property
+    def leading(self) -> int:
+        """The number of the class whose evidence is shown: the answer, or where there is none the class that leads."""
+        return int(self.decision.leading(self.probabilities[None])[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,21 +130,18 @@ def _study_cases(run: StudyRun) -> RunCases:
     store = reopened(run)
     population = run.population()
     with_counterfactual = has_counterfactual(population.member(0))
-    frame = run.predictions()
-    lines = dict(iter(frame.groupby("slide", sort=False)))
+    tested = run.predictions().groupby("slide")["fold"].unique()
     cases = []
     for subject in sorted(own_subjects(run, store), key=lambda subject: subject.place):
-        mine = lines[subject.slide]
-        folds = sorted(set(mine["fold"]))
+        folds = tested[subject.slide]
         cases.append(
             Case(
                 slide=subject.slide,
                 place=subject.place,
                 models=subject.models,
-                probabilities=mine[columns(run.classes)].to_numpy(dtype=np.float64).mean(0),
-                counterfactual=mine[columns(run.classes, "cf")].to_numpy(dtype=np.float64).mean(0)
-                if with_counterfactual
-                else None,
+                decision=decision_of(run, subject.models),
+                probabilities=np.array(subject.probabilities),
+                counterfactual=np.array(subject.counterfactual) if with_counterfactual else None,
                 label=subject.label,
                 patient=subject.patient,
                 fold=int(folds[0]) if len(folds) == 1 else None,

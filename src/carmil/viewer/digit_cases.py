@@ -11,6 +11,7 @@ from carmil.bags.digits import TASKS
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
+from carmil.evidence.decision import Decision
 from carmil.reproduce.digit_data import DigitData, load_digits
 from carmil.training.population import Member, Population
 from carmil.training.runs import Run, read_run
@@ -47,11 +48,13 @@ def digit_cases(folder: Path) -> RunCases:
         _answers(run, test.bags.ids, "cf0_p", task.classes) if has_counterfactual(population.member(0)) else None
     )
     assert test.bags.labels is not None
+    decision = Decision(tuple(task.class_names))
     cases = tuple(
         Case(
             slide=name,
             place=i,
             models=tuple(range(len(population))),
+            decision=decision,
             probabilities=answers[i],
             counterfactual=None if counterfactual is None else counterfactual[i],
             label=task.class_names[int(test.bags.labels[i])],

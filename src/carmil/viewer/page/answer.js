@@ -23,8 +23,8 @@ function bar(p, kind) {
 }
 
 export function showAnswer(box, { info, classes, chosen, choose }) {
-  const { label, prediction, probabilities, counterfactual_probabilities: counter } = info;
-  const wrong = label !== null && label !== undefined && label !== prediction;
+  const { prediction, label, probabilities, rule, counterfactual_probabilities: counter } = info;
+  const wrong = info.right === false;
   const head = element("p", {
     class: "verdict",
     children: [
@@ -88,6 +88,7 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
   box.replaceChildren(
     head,
     table,
+    element("p", { class: "soft note rule", text: `Answer: ${rule}.` }),
     element("p", {
       class: "soft note",
       text: counter

@@ -8,9 +8,15 @@ const collator = new Intl.Collator(undefined, { numeric: true });
 
 const COLUMNS = [
   { name: "slide", title: "slide", of: row => row.slide },
-  { name: "confidence", title: "confidence", of: row => row.confidence, numeric: true },
+  {
+    name: "confidence",
+    title: "probability",
+    of: row => row.confidence,
+    numeric: true,
+    long: "probability of the answer; where there is no answer, of the class that leads",
+  },
   { name: "label", title: "label", of: row => row.label },
-  { name: "answer", title: "answer", of: row => row.prediction },
+  { name: "answer", title: "answer", of: row => row.prediction, long: "by the run's rule: open a slide to read it" },
   {
     name: "counter",
     title: "counterfactual",

@@ -85,7 +85,7 @@ const splitShown = () => (state.split === null ? null : (mapNamed(state.split) ?
 const classShown = () =>
   state.class !== null && state.class < run.classes.length
     ? state.class
-    : Math.max(0, run.classes.indexOf(current.info.prediction));
+    : current.info.class;
 const splitClass = () =>
   state.splitClass !== null && state.splitClass < run.classes.length ? state.splitClass : classShown();
 
@@ -142,7 +142,7 @@ async function openCase() {
     sets: { marked: whatif.marked, removed: whatif.removed },
   });
   say(
-    `${info.slide}: answer ${info.prediction}, ${percent(Math.max(...info.probabilities))}${info.label ? `, label ${info.label}` : ""}`,
+    `${info.slide}: answer ${info.prediction}, ${percent(info.confidence)}${info.label ? `, label ${info.label}` : ""}`,
   );
   controls();
   showMaps();
@@ -265,7 +265,7 @@ function controls() {
   );
   fill(
     "class",
-    [["", `the answer (${info.prediction})`], ...numbered],
+    [["", `the answer (${run.classes[info.class]})`], ...numbered],
     state.class === null ? "" : String(classShown()),
   );
   fill("split", [["", "nothing"], ...run.maps.map(({ name, title }) => [name, title])], split?.name ?? "");

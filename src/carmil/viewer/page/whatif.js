@@ -145,9 +145,9 @@ export class WhatIf {
   }
 
   tell() {
-    const { before, after, set } = this.now;
+    const { before, after, set, answer_after } = this.now;
     say(
-      `${many(set.size, this.one)} removed. ${this.classes.map((name, c) => `${name}: ${percent(before[c])} to ${percent(after[c])}`).join("; ")}`,
+      `${many(set.size, this.one)} removed, answer ${answer_after}. ${this.classes.map((name, c) => `${name}: ${percent(before[c])} to ${percent(after[c])}`).join("; ")}`,
     );
   }
 
@@ -181,10 +181,9 @@ export class WhatIf {
   }
 
   table() {
-    const { before, after, set, counterfactual_after: counter } = this.now,
+    const { before, after, set, answer_before, answer_after, counterfactual_after: counter } = this.now,
       n = this.info.instances;
-    const winner = p => p.indexOf(Math.max(...p));
-    const turned = winner(before) !== winner(after);
+    const turned = answer_before !== answer_after;
     const row = (name, c) => {
       const change = after[c] - before[c],
         kind = Math.abs(change) < 0.0005 ? "" : change > 0 ? "for" : "against";
@@ -232,9 +231,7 @@ export class WhatIf {
           }),
           element("span", {
             class: turned ? "wrong" : "soft",
-            text: turned
-              ? `the answer turns to ${this.classes[winner(after)]}`
-              : `the answer stays ${this.classes[winner(after)]}`,
+            text: `the answer ${turned ? "turns to" : "stays"} ${answer_after}`,
           }),
         ],
       }),

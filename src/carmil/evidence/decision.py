@@ -1,0 +1,80 @@
+"""The decision rule of a run: the only place where probabilities become the answer that a user gets.
+
+b bags, k classes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from carmil.errors import CarmilError
+from carmil.evidence.operating import answered
+
+NO_ANSWER = "no answer"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How some models together turn the probabilities of k classes into an answer.
+
+    threshold: of two classes, the answer is the second if its probability is at least this; None: the most probable class.
+    cut: confidence below which there is no answer (see `carmil.evidence.operating.confidence`); None: always an answer.
+    origin: how the two numbers were chosen.
+    """
+
+    classes: tuple[str, ...]
+    threshold: float | None = None
+    cut: float | None = None
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and len(self.classes) != 2:
+            raise CarmilError(f"a threshold for {len(self.classes)} classes: it belongs to two; leave it out")
+
+    def leading(self, probabilities: ArrayLike) -> NDArray[np.int64]:
+        """(b) number of the class that leads in each row of (b, k): the answer, or what it would be without `cut`."""
+        p = np.asarray(probabilities, dtype=np.float64)
+        return p.argmax(1) if self.threshold is None else (p[:, 1] >= self.threshold).astype(np.int64)
+
+    def confident(self, probabilities: ArrayLike) -> NDArray[np.bool_]:
+        """(b) whether an answer is given for each row of (b, k)."""
+        p = np.asarray(probabilities, dtype=np.float64)
+        if self.cut is None or not len(p):
+            return np.ones(len(p), dtype=bool)
+        return answered(p if self.threshold is None else p[:, 1], self.cut, self.threshold)
+
+    def answers(self, probabilities: ArrayLike) -> list[str]:
+        """The answer to each row of (b, k): the name of a class, or NO_ANSWER."""
+        pairs = zip(self.leading(probabilities).tolist(), self.confident(probabilities).tolist(), strict=True)
+        return [self.classes[leading] if confident else NO_ANSWER for leading, confident in pairs]
+
+    def leading_class(self, probabilities: ArrayLike) -> str:
+        """`leading` of one bag (k), by its name."""
+        return self.classes[int(self.leading(np.asarray(probabilities)[None])[0])]
+
+    def answer(self, probabilities: ArrayLike) -> str:
+        """`answers` of one bag (k)."""
+        return self.answers(np.asarray(probabilities)[None])[0]
+
+    @property
+    def rule(self) -> str:
+        """The rule in words: "carcinoma if p(carcinoma) >= 0.37, else benign (balanced accuracy on validation slides)"."""
+        return self.words + (f" ({self.origin})" if self.origin else "")
+
+    @property
+    def words(self) -> str:
+        """The rule without its origin."""
+        if self.threshold is None:
+            found = "the most probable class"
+        elif self.threshold > 1:  # chosen where even p = 1 is the other class
+            found = f"always {self.classes[0]}"
+        else:
+            first, second = self.classes
+            found = f"{second} if p({second}) >= {self.threshold:.4g}, else {first}"
+        if self.cut is None:
+            return found
+        if len(self.classes) == 2:
+            near = 0.5 if self.threshold is None else self.threshold
+            return f"{found}; {NO_ANSWER} if p is less than {self.cut:.4g} from {near:.4g}"
+        return f"{found}; {NO_ANSWER} if the two most probable are less than {self.cut:.4g} apart"

@@ -1,0 +1,113 @@
+"""The decision rule of a run's models, and tables of answers that follow it.
+
+A slide of the run's own cohort is decided by the models that were tested on it, a new slide by all models: the mean of their
+probabilities, and the median of the thresholds and of the confidences below which there is no answer that each of them chose on
+its validation bags.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from carmil.bags.bags import Bags
+from carmil.evidence.decision import Decision
+from carmil.evidence.operating import Rule
+from carmil.studies.answers import answered, columns
+from carmil.studies.run_folder import StudyRun, pick_device
+from carmil.studies.tested import Subject, together
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RULE = "answer_rule"  # the column that holds the rule of each answer
+MOST = 3  # rules on a terminal
+
+
+def decision_of(run: StudyRun, models: Sequence[int] | None = None) -> Decision:
+    """The rule of some models (rows of `run.models`) that answer together; None: of all, for new slides."""
+    chosen = run.models if models is None else [run.models[row] for row in models]
+    origin = origin_of(
+        str(run.settings["threshold"]),
+        [model["threshold"] for model in chosen],
+        level=run.metrics["level"],
+        patients=run.metrics["rule"],
+    )
+    each = [Decision(run.classes, model["threshold"], model["abstain_below"]) for model in chosen]
+    return replace(decision_together(each), origin=origin)
+
+
+def decision_together(each: Sequence[Decision]) -> Decision:
+    """The rule of models that answer by the mean of their probabilities: the median of their thresholds and cuts."""
+    thresholds = [one.threshold for one in each if one.threshold is not None]
+    cuts = [one.cut for one in each if one.cut is not None]
+    threshold, cut = (float(np.median(values)) if values else None for values in (thresholds, cuts))
+    return replace(each[0], threshold=threshold, cut=cut)
+
+
+def decided_answers(run: StudyRun, bags: Bags, subjects: Sequence[Subject], device: str) -> "pd.DataFrame":
+    """One row per subject: slide, p_CLASS (and cf_CLASS), the answer, how many models gave it, and by which rule.
+
+    The run's own slides have the probabilities that the run holds; the models are asked about the others.
+    """
+    import pandas as pd
+
+    frames = []
+    population = None
+    for models, group in together(subjects).items():
+        new = [subject for subject in group if subject.probabilities is None]
+        parts = [_held(run, [subject for subject in group if subject.probabilities is not None])]
+        if new:
+            population = population or run.population(pick_device(device))
+            places = torch.tensor([subject.place for subject in new])
+            parts.append(answered(population, models, bags, places, run.classes))
+        frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+        decision = decision_of(run, models)
+        frame["answer"] = decision.answers(frame[columns(run.classes)].to_numpy(dtype=np.float64))
+        frame["models"] = len(models)
+        frame[RULE] = decision.rule
+        frames.append(frame)
+    found = pd.concat(frames, ignore_index=True)
+    return found.set_index("slide").loc[[subject.slide for subject in subjects]].reset_index()
+
+
+def rules_in(frame: "pd.DataFrame") -> list[str]:
+    """The rules of a table of answers, for people to read below it: the commonest first."""
+    return [str(rule) for rule in frame[RULE].value_counts().index]
+
+
+def rule_lines(rules: Sequence[str]) -> list[str]:
+    """Rules for the terminal, one line each; of many the first."""
+    found = [f"answer: {rule}" for rule in rules[:MOST]]
+    if len(rules) > MOST:
+        found.append(f"and {len(rules) - MOST} more rules: column {RULE} has that of each slide")
+    return found
+
+
+def _held(run: StudyRun, subjects: Sequence[Subject]) -> "pd.DataFrame":
+    """The probabilities that the run's folder holds of its own slides."""
+    import pandas as pd
+
+    frame = pd.DataFrame({"slide": [subject.slide for subject in subjects]})
+    if subjects:
+        frame[columns(run.classes)] = np.array([subject.probabilities for subject in subjects])
+        if subjects[0].counterfactual is not None:
+            frame[columns(run.classes, "cf")] = np.array([subject.counterfactual for subject in subjects])
+    return frame
+
+
+def origin_of(rule: str, thresholds: Sequence[float | None], *, level: str, patients: str) -> str:
+    """How a threshold was chosen, in words. rule, level and patients as in the run's settings and metrics."""
+    if None in thresholds:
+        return ""
+    parsed = Rule.parse(rule)
+    if parsed.name == "fixed":
+        return "threshold given"
+    chosen = f"chosen for {parsed.words} on validation {level}s"
+    if len(set(thresholds)) > 1:
+        chosen = f"median of the thresholds of {len(thresholds)} models, each {chosen}"
+    else:
+        chosen = f"threshold {chosen}"
+    return chosen + ("; slides use the same" if level == "patient" and patients != "one-bag" else "")

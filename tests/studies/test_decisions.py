@@ -1,0 +1,159 @@
+"""One slide has one answer, wherever it is read: the rule of the run's models decides."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from carmil.report.run import write_report
+from carmil.studies.decisions import RULE, decision_of
+from carmil.studies.explain import explain_run
+from carmil.studies.external import evaluate, predict_bags
+from carmil.studies.run_folder import read_run
+from carmil.studies.train import run_study
+from carmil.viewer.answers import Answers
+from carmil.viewer.cases import read_cases
+from carmil.viewer.slide_files import SlideFiles
+
+from .conftest import make_files
+
+NAMED = {"slide": None, "patient": None, "label": None}
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A run of two folds and two seeds; its thresholds are put far from 0.5, where some answers turn."""
+    folder = tmp_path_factory.mktemp("decisions")
+    files = make_files(folder, patients=12, slides=1)
+    run_study(files.settings(folder / "run", folds=2, seeds=2, epochs=12), say=quiet)
+    frame = pd.read_parquet(folder / "run" / "predictions.parquet")
+    at = float(np.quantile(frame["p_b"], 0.2 if frame["p_b"].median() < 0.5 else 0.8))
+    assert abs(at - 0.5) > 0.1
+    models = json.loads((folder / "run" / "models.json").read_text())
+    for i, model in enumerate(models):
+        model["threshold"] = at + 1e-4 * i
+    (folder / "run" / "models.json").write_text(json.dumps(models))
+    return folder, files
+
+
+def in_report(run, tmp_path) -> dict[str, str]:
+    write_report(run, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    table = text[text.index('<table id="table"') :]
+    heads = re.findall(r"<button[^>]*>(.*?)</button>", table[: table.index("</thead>")])
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr class=.*?</tr>", table, re.DOTALL)]
+    return {row[heads.index("slide")]: row[heads.index("answer")] for row in rows}
+
+
+def in_viewer(folder) -> dict[str, str]:
+    cases = read_cases(folder)
+    told = json.loads(Answers(cases, SlideFiles(None, ())).cohort())["cases"]
+    return {row["slide"]: row["prediction"] for row in told}
+
+
+@pytest.mark.finding(n=2)
+def test_report_viewer_explain_predict_and_evaluate_give_one_answer_for_one_slide(study, tmp_path):
+    folder, files = study
+    run = read_run(folder / "run")
+    frame = run.predictions()
+    mean = frame.groupby("slide")[["p_a", "p_b"]].mean()
+    expected = {}
+    for slide, p in mean["p_b"].items():
+        fold = frame.loc[frame["slide"] == slide, "fold"].iloc[0]
+        at = np.median([model["threshold"] for model in run.models if model["fold"] == fold])
+        expected[slide] = "b" if p >= at else "a"
+    most_probable = {slide: "b" if row["p_b"] > row["p_a"] else "a" for slide, row in mean.iterrows()}
+    assert sum(expected[slide] != most_probable[slide] for slide in expected) > 2  # the threshold matters
+
+    assert in_report(run, tmp_path) == expected
+    assert in_viewer(folder / "run") == expected
+    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", say=quiet)
+    assert dict(zip(told["slide"], told["answer"], strict=True)) == expected
+    found = evaluate(
+        folder / "run", files.features, files.labels, tmp_path / "evaluate", named=NAMED, device="cpu", say=quiet
+    )
+    told = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
+    assert dict(zip(told["slide"], told["answer"], strict=True)) == expected
+    assert found.figures["accuracy"] == pytest.approx((told["answer"] == told["label"]).mean())
+    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "say": quiet}
+    told = explain_run(folder / "run", tmp_path / "evidence", **asked).frame
+    assert dict(zip(told["slide"], told["prediction"], strict=True)) == expected
+    assert (told["explained_class"] == told["prediction"]).all()
+
+
+@pytest.mark.finding(n=2)
+def test_new_slides_have_one_answer_by_the_median_threshold_of_all_models(study, tmp_path):
+    folder, _ = study
+    new = make_files(tmp_path, patients=6, slides=1, seed=7)
+    for path in new.features.glob("*.npy"):
+        path.rename(path.with_name(f"new{path.name}"))
+    told = predict_bags(folder / "run", new.features, tmp_path / "predict", device="cpu", say=quiet)
+    at = float(np.median([model["threshold"] for model in read_run(folder / "run").models]))
+    assert told["answer"].tolist() == ["b" if p >= at else "a" for p in told["p_b"]]
+    assert set(told["models"]) == {4}
+    asked = {"methods": (), "searched": False, "device": "cpu", "say": quiet}
+    explained = explain_run(folder / "run", tmp_path / "evidence", bags=new.features, **asked).frame
+    assert explained["prediction"].tolist() == told["answer"].tolist()
+
+
+@pytest.mark.finding(n=2)
+def test_every_table_of_answers_has_the_rule(study, tmp_path):
+    folder, files = study
+    run = read_run(folder / "run")
+    rule = decision_of(run).rule
+    assert re.fullmatch(
+        r"b if p\(b\) >= [\d.]+, else a \(median of the thresholds of 4 models, each chosen for balanced accuracy on "
+        r"validation patients; slides use the same\)",
+        rule,
+    )
+    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", say=quiet)
+    assert set(told["models"]) == {2}  # of the fold that the slide was tested in
+    of_folds = {
+        decision_of(run, [row for row, model in enumerate(run.models) if model["fold"] == f]).rule for f in (0, 1)
+    }
+    assert set(pd.read_csv(tmp_path / "predict" / "predictions.csv")[RULE]) == of_folds
+    write_report(run, tmp_path / "report.html")
+    assert "slides use the threshold of their patients" in (tmp_path / "report.html").read_text()
+    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "say": quiet}
+    found = explain_run(folder / "run", tmp_path / "evidence", **asked)
+    assert set(found.frame[RULE]) == of_folds == set(found.summary["answer_rules"])
+    evaluate(folder / "run", files.features, files.labels, tmp_path / "e", named=NAMED, device="cpu", say=quiet)
+    assert set(json.loads((tmp_path / "e" / "evaluation.json").read_text())["answer_rules"]) == of_folds
+    assert {
+        row["rule"] for row in json.loads(Answers(read_cases(folder / "run"), SlideFiles(None, ())).cohort())["cases"]
+    } == of_folds
+    assert {"answer", RULE} <= set(run.predictions())
+
+
+@pytest.mark.finding(n=2)
+def test_a_what_if_turns_at_the_threshold_of_the_case(study):
+    folder, _ = study
+    cases = read_cases(folder / "run")
+    answers = Answers(cases, SlideFiles(None, ()))
+    for number, case in enumerate(cases.cases):
+        for gone in range(cases.size(number)):
+            found = json.loads(answers.without(number, {"remove": [gone]}))
+            assert found["answer_before"] == case.answer
+            assert found["answer_after"] == ("b" if found["after"][1] >= case.decision.threshold else "a")
+
+
+@pytest.mark.finding(n=2)
+def test_one_of_the_runs_slides_among_new_ones_is_answered_as_in_the_report(study, tmp_path):
+    folder, files = study
+    own = sorted(files.features.glob("*.npy"))[3]
+    make_files(tmp_path, patients=2, slides=1, seed=7)
+    mixed = tmp_path / "features"
+    for path in mixed.glob("*.npy"):
+        path.rename(path.with_name(f"new{path.name}"))
+    shutil.copy(own, mixed / own.name)
+    told = predict_bags(folder / "run", mixed, tmp_path / "predict", device="cpu", say=quiet).set_index("slide")
+    frame = read_run(folder / "run").predictions()
+    assert told.loc[own.stem, "models"] == 2 and (told["models"] == 4).sum() == 2
+    assert told.loc[own.stem, "p_b"] == pytest.approx(frame.loc[frame["slide"] == own.stem, "p_b"].mean(), abs=0)
