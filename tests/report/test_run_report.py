@@ -367,7 +367,7 @@ def test_a_bar_in_a_class_name_is_no_column(three):
 def test_the_command_says_what_differs_from_the_defaults(two, three):
     told = "--lr 0.001,0.01 --abstain 0.6 --out run"
     assert command(two[0]) == (
-        "carmil train --config study.yaml --bags features --labels labels.csv --model car/abmil.gated "
+        "carmil train --config run/study.yaml --bags features --labels labels.csv --model car/abmil.gated "
         f"--positive '{EVIL}' --folds 2 --seeds 2 --epochs 4 {told}"
     )
     assert yaml_part(two[0]) == "weight_decay: 0.0\n"

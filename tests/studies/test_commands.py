@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -665,3 +667,28 @@ def test_evaluate_maps_the_labels_of_another_table_and_drops_some(trained, tmp_p
 def test_predictions_are_csv_too(trained):
     table = pd.read_parquet(trained / "mean" / "predictions.parquet")
     pd.testing.assert_frame_equal(pd.read_csv(trained / "mean" / "predictions.csv"), table, check_dtype=False)
+
+
+@pytest.mark.finding(n=17)
+def test_the_command_of_the_card_runs_again_as_printed(files, tmp_path, said, monkeypatch):
+    """From the folder that holds the run: with names that need quotes, data elsewhere, and settings that only YAML has."""
+    home = tmp_path / "my runs"
+    (home / "of today").mkdir(parents=True)
+    files.labels.rename(tmp_path / "it's the labels.csv")
+    (home / "study.yaml").write_text("validation: 0.3\noptions: {hidden: 8}\nlr: [1e-3, 1e-2]\n")
+    monkeypatch.chdir(home)
+    words = ("--config", "study.yaml", "--bags", str(files.features), "--labels", "../it's the labels.csv")
+    assert said("train", *words, "--out", "of today/a run", *SMALL_TRAINING, "--patients", "max")[0] == 0
+    run = home / "of today" / "a run"
+    card = (run / "card.md").read_text()
+    program, *again = shlex.split(re.search(r"```sh\n(carmil train .*)\n```", card)[1])
+    assert (program, again[-2:]) == ("carmil", ["--out", "a run"])
+    assert str(tmp_path) not in card
+    monkeypatch.chdir(run.parent)
+    status, _, err = said(*again)
+    assert (status, "has ended already; its figures are read" in err) == (0, True)
+    assert said(*again[:-1], "another")[0] == 0
+    keys = [json.loads((run.parent / name / "run.json").read_text())["key"] for name in ("a run", "another")]
+    assert keys[0] == keys[1]
+    first, second = (pd.read_parquet(run.parent / name / "predictions.parquet") for name in ("a run", "another"))
+    pd.testing.assert_frame_equal(first, second)

@@ -1,5 +1,6 @@
 """The card of a run: what was trained, on what, how it was judged, what it is not good for, and how to do it again."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from carmil.studies.figures import SHOWN, line, percent
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.settings import Settings
 
+CONFIG = "study.yaml"
 PATHS = ("bags", "labels", "splits", "warm_start")
 YAML_ONLY = (  # settings that have no word on the command line
     "options",
@@ -159,10 +161,10 @@ def remarks(run: StudyRun) -> list[str]:
 
 
 def command(run: StudyRun) -> str:
-    """`carmil train` with what differs from its defaults. The last parts of paths only."""
+    """`carmil train` with what differs from its defaults, to be run in the folder that holds the run."""
     words = ["carmil", "train"]
     if yaml_part(run):
-        words += ["--config", "study.yaml"]
+        words += ["--config", f"{run.name}/{CONFIG}"]
     for name, value in _asked(run).items():
         if name in YAML_ONLY:
             continue
@@ -184,10 +186,17 @@ def _asked(run: StudyRun) -> dict[str, Any]:
     """The settings that differ from their defaults; bags, labels and model in any case."""
     defaults = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
     return {
-        name: PurePath(value).name if name in PATHS and value else value
+        name: _from_beside(run, value) if name in PATHS and value else value
         for name, value in run.settings.items()
         if name == "model" or value != defaults.get(name)
     }
+
+
+def _from_beside(run: StudyRun, path: str) -> str:
+    """A path as it is named in the folder that holds the run; the last part where it is no longer there."""
+    home = run.folder.resolve().parent
+    there = next((place for place in (Path(path), home / path) if place.exists()), None)
+    return PurePath(path).name if there is None else os.path.relpath(there.resolve(), home)
 
 
 def _folds(run: StudyRun) -> str:
@@ -278,9 +287,9 @@ def _figures(run: StudyRun) -> str:
 
 
 def _again(run: StudyRun) -> str:
-    told = f"```sh\n{command(run)}\n```"
+    told = f"In the folder that holds this one:\n\n```sh\n{command(run)}\n```"
     rest = yaml_part(run)
-    return told + (f"\n\nwith study.yaml:\n\n```yaml\n{rest}```" if rest else "")
+    return told + (f"\n\nwith {CONFIG} of the run:\n\n```yaml\n{rest}```" if rest else "")
 
 
 def _said(value: Any) -> str:

@@ -11,7 +11,7 @@ predictions.parquet    what is answered for every slide by the fold in which it 
 predictions.csv        the same for a spreadsheet
 metrics.json           figures; written last: a run that has it is finished
 evidence, faithfulness what `carmil explain` and `carmil faithfulness` found, if they were asked
-card.md, report.html   for people
+card.md, report.html   for people; study.yaml holds the settings that the card's command cannot name
 """
 
 import hashlib
@@ -101,8 +101,16 @@ def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
 
 
 SHORT = 16  # letters of a slide's checksum that a run keeps
-KEYED = ("settings", "data", "truth", "classes", "splits", "over")  # what makes a run or a sweep another one
-READ = ("bags", "labels", "splits")  # settings that are paths
+KEYED = (
+    "settings",
+    "data",
+    "truth",
+    "classes",
+    "splits",
+    "warm_start",
+    "over",
+)  # what makes a run or a sweep another one
+READ = ("bags", "labels", "splits", "warm_start")  # settings that are paths
 _OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
 
 

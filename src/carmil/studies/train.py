@@ -21,10 +21,10 @@ from carmil.evidence.operating import Rule
 from carmil.files import write_text
 from carmil.locks import locked
 from carmil.progress import counted, training_progress
-from carmil.studies.card import card
+from carmil.studies.card import CONFIG, card, yaml_part
 from carmil.studies.cohort import Material, Say, bags_elsewhere, material_of
 from carmil.studies.conclude import conclude
-from carmil.studies.run_folder import SHORT, StudyRun, begin, build, finished, pick_device, read_run
+from carmil.studies.run_folder import SHORT, StudyRun, begin, build, finished, pick_device, read_run, weights_key
 from carmil.studies.settings import WHERE, Settings
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
@@ -100,6 +100,8 @@ def run_together(
     runs = [read_run(study.out) for study in studies]
     for run in runs:
         if not (run.folder / "card.md").exists():
+            if settings := yaml_part(run):
+                write_text(run.folder / CONFIG, settings)
             write_text(run.folder / "card.md", card(run))
     return runs
 
@@ -179,6 +181,7 @@ def _facts(settings: Settings, material: Material) -> dict[str, Any]:
         "patients": len(set(cohort.patients)),
         "class_counts": torch.bincount(cohort.labels, minlength=len(cohort.classes)).tolist(),
         "splits": material.divisions,
+        "warm_start": None if settings.warm_start is None else weights_key(read_run(settings.warm_start)),
         "said": list(material.said),
     }
 
