@@ -16,6 +16,8 @@ from rich.progress import (
     track,
 )
 
+from carmil.words import plural
+
 console = Console(stderr=True)
 EVERY = 30.0  # seconds between two lines
 
@@ -93,14 +95,14 @@ _trainings = _Trainings()
 def training_progress(title: str, epochs: int, models: int) -> Iterator[Callable[[int, dict[str, float], int], None]]:
     """Gives an `on_epoch` for carmil.training.fit. Models stop early, so the time left is the most it can be."""
     with _trainings.shown() as progress:
-        task = progress.add_task(title, total=epochs, losses="", running=f"{models} models running")
+        task = progress.add_task(title, total=epochs, losses="", running=f"{plural(models, 'model')} running")
         line = _NowAndThen(title, "epochs", left="at most")
 
         def on_epoch(epoch: int, losses: dict[str, float], running: int) -> None:
             if _trainings.interrupted:
                 raise KeyboardInterrupt
             shown = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
-            of = f"{running} of {models} models running"
+            of = f"{running} of {plural(models, 'model')} running"
             progress.update(task, completed=epoch + 1, losses=shown, running=of)
             line(epoch + 1, epochs, f", {of}")
 

@@ -81,7 +81,7 @@ def bad(**changes):
         (bad(offsets=torch.tensor([0, 4, 4])), "bag '1' has 0 instances"),
         (bad(labels=torch.tensor([0])), "labels have shape (1,) for 2 bags"),
         (bad(labels=torch.tensor([0, -1])), "class numbers"),
-        (bad(ids=("one",)), "1 ids for 2 bags"),
+        (bad(ids=("one",)), "1 id for 2 bags"),
         (bad(instance_labels=torch.ones(3)), "3 instance labels for 4 instances"),
         (bad(coordinates=torch.ones(3, 2), coordinate_unit="um"), "expected (4, 2)"),
         (bad(coordinates=torch.ones(4, 2)), "coordinates without a unit"),

@@ -158,7 +158,7 @@ def test_clam_says_what_it_chose(tmp_path):
     found = find_bags(folder)
     assert [source.id for source in found.sources] == ["s1"]
     assert "read h5_files, not pt_files: they have coordinates" in found.said
-    assert "left 1 slide aside that are in pt_files only: extra" in found.said
+    assert "left 1 slide aside, in pt_files only: extra" in found.said
     assert any("the size of a tile is unknown for 1 slide" in sentence for sentence in found.said)
     assert read_bag(found.sources[0]).tile_size is None
 
@@ -392,7 +392,7 @@ def test_kinds_may_stand_side_by_side_and_what_is_no_feature_is_said(tmp_path):
     found = find_bags(tmp_path)
     assert [(source.id, source.layout) for source in found.sources] == [("a", "npy"), ("b", "pt")]
     assert found.layout == "npy+pt"
-    assert found.said == ("left 1 file aside that are no features: labels.csv",)
+    assert found.said == ("left 1 file aside, no features: labels.csv",)
 
 
 def matrix_folder(root: Path, table: str, rows: int = 4) -> Path:

@@ -131,7 +131,7 @@ def test_a_site_with_most_of_the_patients_is_said():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"folds": 1}, "1 folds: expected at least 2"),
+        ({"folds": 1}, "1 fold: expected at least 2"),
         ({"folds": 11}, "class '0' has 10 patients for 11 folds"),
         ({"folds": 11}, "(patients by class: '0': 10, '1': 10)"),
         ({"inner": 0}, "0 inner folds"),
@@ -143,9 +143,9 @@ def test_a_site_with_most_of_the_patients_is_said():
         ({"labels": [0] * 39 + [-1]}, "slide 'p19_1' has class -1"),
         ({"labels": [0, 1]}, "40 slides, 40 patients and 2 labels"),
         ({"slides": ["same"] * 40}, "slide 'same' is there twice"),
-        ({"sites": ["a"] * 40}, "1 sites for 5 folds"),
+        ({"sites": ["a"] * 40}, "1 site for 5 folds"),
         ({"sites": ["a", "b"] * 20}, "patient 'p00' has slides of the sites 'a' and 'b'"),
-        ({"sites": ["a"]}, "1 sites for 40 slides"),
+        ({"sites": ["a"]}, "1 site for 40 slides"),
         (
             {"folds": 2, "sites": [f"{i // 2 % 2}" for i in range(40)]},
             "no way found to cut 20 patients into 2 folds by site",
@@ -169,7 +169,7 @@ def test_the_official_parts_are_kept_in_all_their_spellings():
     words = ["Train", "training", "VAL", "valid", "validation", "dev", "test", "Testing", "", "train"]
     splits = official_splits(list("abcdefghij"), list("abcdefghij"), [0, 1] * 5, words)
     assert splits.roles.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 0, 1]]
-    assert splits.said == ("1 of 10 slides are in no fold ('i')",)
+    assert splits.said == ("1 of 10 slides is in no fold ('i')",)
 
 
 def test_an_official_split_without_validation_takes_it_from_training():
@@ -178,7 +178,7 @@ def test_an_official_split_without_validation_takes_it_from_training():
     assert part(splits, 0, TEST) == {slide for slide in slides if slide < "p04"}
     assert len(part(splits, 0, VALIDATION)) == 4  # one patient of each class, with two slides
     assert splits.said == (
-        "1 of 1 folds have no validation part: 15% of the training patients of each class are taken for it (seed 0)",
+        "1 of 1 fold without a validation part: 15% of the training patients of each class are taken for it (seed 0)",
     )
 
 
@@ -274,7 +274,7 @@ def test_stamp_gets_patients_and_chooses_its_own_validation(tmp_path):
     assert ((again.roles == TEST) == (splits.roles == TEST)).all()
     assert again.said == (
         "the ids of splits.json are patients",
-        "2 of 2 folds have no validation part: 15% of the training patients of each class are taken for it (seed 0)",
+        "2 of 2 folds without a validation part: 15% of the training patients of each class are taken for it (seed 0)",
     )
 
 
@@ -335,8 +335,8 @@ def test_strangers_and_slides_in_no_fold_are_said(tmp_path):
     splits = read_splits(path, list("abcde"), list("abcde"), [0, 1, 0, 1, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, VALIDATION, TEST, UNUSED]]
     assert splits.said == (
-        "3 of 7 ids of splits.csv are not in the cohort ('x', 'y' and 1 more)",
-        "1 of 5 slides are in no fold ('e')",
+        "3 of 7 ids of splits.csv not in the cohort ('x', 'y' and 1 more)",
+        "1 of 5 slides is in no fold ('e')",
     )
 
 
@@ -355,7 +355,7 @@ def test_strangers_and_slides_in_no_fold_are_said(tmp_path):
         ),
         ("splits.csv", "who,split\na,train\n", "no column of slide ids found among 'who', 'split'"),
         ("splits.csv", "slide,label\na,0\n", "not a split we know, with columns 'slide', 'label'"),
-        ("splits.csv", "bag_name,split\na,train\nb\n", "line 3 has 1 cells, the header 2"),
+        ("splits.csv", "bag_name,split\na,train\nb\n", "line 3 has 1 cell, the header 2"),
         ("splits.csv", "", "is empty"),
         ("splits_0.csv", ",train,val,test\n0,a,b,c\n1,e,d,f\n", "patient 'r' is in train and test of fold 0"),
         ("splits_0.csv", ",train,val,test\n0,a,b,c\n1,b,d,e\n", "slide 'b' is in train and val of fold 0"),
@@ -424,7 +424,7 @@ def test_splits_that_cannot_be_written_are_named(tmp_path):
         (nested, {"form": "clam"}, "nested splits cannot be written as clam"),
         (plain, {"form": "clam"}, "holds splits_7.csv of other splits"),
         (plain, {"form": "patho-bench"}, "give the labels too"),
-        (plain, {"labels": [0]}, "1 labels for 40 slides"),
+        (plain, {"labels": [0]}, "1 label for 40 slides"),
     ):
         with pytest.raises(CarmilError) as raised:
             write_splits(tmp_path, splits, **options)
@@ -465,7 +465,7 @@ def test_the_audit_remarks_what_one_should_know():
     assert errors == []
     assert remarks == [
         "class 'yes' has no slide in val of fold 1",
-        "1 of 6 slides are tested in more than one fold ('e')",
+        "1 of 6 slides is tested in more than one fold ('e')",
         "3 of 6 slides are never tested ('a', 'b' and 1 more)",
     ]
 

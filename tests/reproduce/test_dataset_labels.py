@@ -62,8 +62,8 @@ def test_a_clinical_table_with_comments_on_top_is_read_by_what_is_in_it(build) -
     built = build("brca", text)
     assert labels(built) == {"TCGA-E2-A154": "IDC", "TCGA-AO-A0J6": "ILC"}
     assert "table0.csv: ids from column 'PATIENT_ID', labels from 'HISTOLOGICAL'" in built.said
-    assert "table0.csv: 1 lines of none of the classes are left out ('Mixed Histology' 1)" in built.said
-    assert "table0.csv: 1 lines without an id in column 'PATIENT_ID' are left out" in built.said
+    assert "table0.csv: 1 line of none of the classes left out ('Mixed Histology' 1)" in built.said
+    assert "table0.csv: 1 line without an id in column 'PATIENT_ID' left out" in built.said
 
 
 def test_a_table_may_be_of_one_class_if_it_is_said_which(build) -> None:
@@ -150,7 +150,7 @@ def test_two_columns_that_could_be_the_label_and_disagree_are_named(build) -> No
     [
         ("brca", "slide,label\nBRACS_1,IDC\n", "no column with ids of TCGA-BRCA, such as TCGA-E2-A154"),
         ("brca", "slide,label\nTCGA-E2-A154,one\n", "no column with words for IDC, ILC"),
-        ("brca", "slide,label\nTCGA-E2-A154,IDC\n", "1 slides of 1 class of TCGA-BRCA; expected at least two"),
+        ("brca", "slide,label\nTCGA-E2-A154,IDC\n", "1 slide of 1 class of TCGA-BRCA; expected at least two"),
         ("brca", "TCGA-E2-A154,IDC\nTCGA-E2-A154,ILC\n", "TCGA-E2-A154 is 'IDC'  and 'ILC' : expected one"),
         ("camelyon16", "slide,x\nnormal_001,\ntest_001,\n", "no column with words for normal, tumor"),
     ],

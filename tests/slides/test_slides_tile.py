@@ -38,7 +38,7 @@ def test_the_rest_of_the_cohort_goes_on_and_what_was_skipped_is_listed(tmp_path,
     out = tmp_path / "tiles"
     status, shown, remarks = said("slides", "tile", str(cohort), "--out", str(out))
     assert status == 1
-    assert "tiles of 1 slides; 7 skipped" in shown
+    assert "tiles of 1 slide; 7 skipped" in shown
     expected = {
         "truncated": "truncated",
         "empty": "is empty (0 bytes)",

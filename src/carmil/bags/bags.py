@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from carmil.errors import CarmilError
+from carmil.words import plural
 
 Unit = Literal["level0_px", "um"]
 
@@ -248,31 +249,33 @@ def _check(bags: Bags) -> None:
         )
     n, b = len(features), len(bags)
     if len(bags.ids) != b:
-        raise CarmilError(f"{len(bags.ids)} ids for {b} bags")
+        raise CarmilError(f"{plural(len(bags.ids), 'id')} for {plural(b, 'bag')}")
     sizes = offsets.diff()
     if (sizes <= 0).any():
         bad = int((sizes <= 0).nonzero()[0])
         raise CarmilError(f"bag {bags.ids[bad]!r} has {int(sizes[bad])} instances: expected at least one; leave it out")
     if bags.labels is not None:
         if bags.labels.shape != (b,):
-            raise CarmilError(f"labels have shape {tuple(bags.labels.shape)} for {b} bags: expected ({b},)")
+            raise CarmilError(f"labels have shape {tuple(bags.labels.shape)} for {plural(b, 'bag')}: expected ({b},)")
         if bags.labels.is_floating_point() or (bags.labels < 0).any():
             raise CarmilError("labels must be class numbers 0, 1, 2, ...")
         object.__setattr__(bags, "labels", bags.labels.long())
     if bags.instance_labels is not None and len(bags.instance_labels) != n:
-        raise CarmilError(f"{len(bags.instance_labels)} instance labels for {n} instances")
+        raise CarmilError(f"{plural(len(bags.instance_labels), 'instance label')} for {plural(n, 'instance')}")
     if bags.coordinates is not None:
         if bags.coordinates.shape != (n, 2):
             raise CarmilError(f"coordinates have shape {tuple(bags.coordinates.shape)}: expected ({n}, 2)")
         if bags.coordinate_unit is None:
             raise CarmilError("coordinates without a unit: say coordinate_unit='level0_px' or 'um'")
         if len(bags.units) != b:
-            raise CarmilError(f"{len(bags.units)} units of coordinates for {b} bags: expected one, or one for each bag")
+            raise CarmilError(
+                f"{plural(len(bags.units), 'unit')} of coordinates for {plural(b, 'bag')}: expected one, or one for each bag"
+            )
     bad_rows = ~torch.isfinite(features).all(dim=1)
     if bad_rows.any():
         row = int(bad_rows.nonzero()[0])
         bag = int(torch.searchsorted(offsets, row, right=True)) - 1
         raise CarmilError(
             f"bag {bags.ids[bag]!r} has NaN or infinite features (instance {row - int(offsets[bag])} of {int(sizes[bag])}"
-            f"; {int(bad_rows.sum())} instances in all): extract its features again or leave it out"
+            f"; {plural(int(bad_rows.sum()), 'instance')} in all): extract its features again or leave it out"
         )

@@ -291,8 +291,8 @@ def _new_plan(
         raise CarmilError(f"no bag with instances among {len(found.sources)} found: expected at least one")
     if unknown and geometry != UNKNOWN:
         say(
-            f"the tile geometry of {len(unknown)} of {len(places)} bags is not recorded ({unknown[0]!r}, ...): that they have "
-            f"{geometry} like the others could not be checked"
+            f"the tile geometry of {len(unknown)} of {plural(len(places), 'bag')} is not recorded ({unknown[0]!r}, ...): "
+            f"that they have {geometry} like the others could not be checked"
         )
     if empty:
         say(

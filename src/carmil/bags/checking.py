@@ -123,8 +123,8 @@ def finite(bag: Bag, source: Source) -> Bag:
     bad = ~np.isfinite(bag.features).all(axis=1)
     if bad.any():
         raise CarmilError(
-            f"{source.path}: NaN or infinite features in {int(bad.sum())} of {len(bad)} instances, first in {int(bad.argmax())}: "
-            "extract them again or leave the slide out"
+            f"{source.path}: NaN or infinite features in {int(bad.sum())} of {plural(len(bad), 'instance')}, "
+            f"first in {int(bad.argmax())}: extract them again or leave the slide out"
         )
     return bag
 

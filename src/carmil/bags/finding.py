@@ -28,6 +28,7 @@ from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_
 from carmil.bags.sources import READERS, Found, Source
 from carmil.errors import CarmilError
 from carmil.untrusted import one_line_errors
+from carmil.words import plural
 
 BAG_COLUMNS = ("bag", "bag_name", "slide_id", "slide", "patient_id", "case_id")
 
@@ -127,7 +128,7 @@ def _in_files(files: dict[str, Path], layout: str | None = None) -> Found | None
     if not features:
         return None
     aside = sorted(set(files) - set(features))
-    said = [f"left {_count(aside, 'file')} aside that are no features: {some(aside)}"] if aside else []
+    said = [f"left {plural(len(aside), 'file')} aside, no features: {some(aside)}"] if aside else []
     kinds = Counter(kind_of(path) for path in features.values())
     look = _look(features.values())
     if look.layout == "acmil":
@@ -199,10 +200,10 @@ def _by_clam(folder: Path, folders: dict[str, Path]) -> Found | None:
         said.append("read h5_files, not pt_files: they have coordinates")
         only = {path.stem for path in kinds["pt_files"].values()} - {source.id for source in sources}
         if only:
-            said.append(f"left {_count(only, 'slide')} aside that are in pt_files only: {some(sorted(only))}")
+            said.append(f"left {plural(len(only), 'slide')} aside, in pt_files only: {some(sorted(only))}")
     if without := [source.id for source in sources if not source.companions]:
         said.append(
-            f"the size of a tile is unknown for {_count(without, 'slide')}: no file of patches was found beside"
+            f"the size of a tile is unknown for {plural(len(without), 'slide')}: no file of patches was found beside"
         )
     return Found(sources, "clam", tuple(said))
 
@@ -377,7 +378,3 @@ def _slide_level(folder: Path) -> CarmilError:
 
 def _also(found: Found, sentence: str) -> Found:
     return replace(found, said=(sentence, *found.said))
-
-
-def _count(things: Sequence[str] | set[str], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

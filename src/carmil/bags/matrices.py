@@ -29,6 +29,7 @@ from carmil.bags.arrays import (
 from carmil.bags.sources import Bag, Header, Source
 from carmil.errors import CarmilError
 from carmil.untrusted import one_line_errors
+from carmil.words import plural
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,9 @@ def columns_of(csv: Path) -> dict[str, np.ndarray]:
 def one_line_a_row(path: Path, rows: int, table: Table) -> None:
     """Refuses a table that is not as long as its matrix."""
     if rows != table.length:
-        raise CarmilError(f"{path} has {rows:,} rows and {table.path.name} {table.length:,}: expected one line a row")
+        raise CarmilError(
+            f"{path} has {plural(rows, 'row')} and {table.path.name} {table.length:,}: expected one line a row"
+        )
 
 
 def _rows_of_matrix(path: Path, table: Table, rows: np.ndarray) -> np.ndarray:
@@ -148,7 +151,7 @@ def _instance_table(csv: Path, bag: str, truth: str | None, mtime: int, size: in
             raise CarmilError(f"{csv} has no column {column!r}: found {some(columns)}")
     names = columns[bag]
     if (empty := int((names == "").sum())) > 0:
-        raise CarmilError(f"{csv} has {empty:,} lines without a {bag}: fill them in or leave those rows out")
+        raise CarmilError(f"{csv} has {plural(empty, 'line')} without a {bag}: fill them in or leave those rows out")
     known = None if truth is None else _truth_column(columns[truth], f"{csv}: {truth}")
     return Table(csv, _rows_by_bag(names), len(names), known)
 

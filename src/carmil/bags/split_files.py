@@ -14,6 +14,7 @@ from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_table
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
+from carmil.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +78,9 @@ def write_splits(
             f"{path}: nested splits cannot be written as {form}, which knows no inner folds; use 'carmil'"
         )
     if labels is not None and len(labels) != len(splits.slides):
-        raise CarmilError(f"{path}: {len(labels)} labels for {len(splits.slides)} slides: expected as many")
+        raise CarmilError(
+            f"{path}: {plural(len(labels), 'label')} for {plural(len(splits.slides), 'slide')}: expected as many"
+        )
     match form:
         case "carmil":
             _write_carmil(path, splits)
@@ -251,18 +254,19 @@ def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, 
     )
     if not known:
         raise CarmilError(
-            f"{path}: none of its {len(names)} ids is in the cohort; it has ids like {names[0]!r}, "
+            f"{path}: none of its {plural(len(names), 'id')} is in the cohort; it has ids like {names[0]!r}, "
             f"the cohort slides like {cohort.slides[0]!r} and patients like {cohort.patients[0]!r}; "
             "take the splits of this cohort"
         )
     said = [] if what == "slides" or set(slides) == set(patients) else [f"the ids of {path.name} are patients"]
     if repaired := [name for name in known if name.endswith(".0") and known[name] == name[:-2]]:
         said.append(
-            f"{len(repaired)} ids end in '.0' (saved as numbers): {repaired[0]!r} read as {known[repaired[0]]!r}"
+            f"{plural(len(repaired), 'id ends', 'ids end')} in '.0' (saved as numbers): {repaired[0]!r} "
+            f"read as {known[repaired[0]]!r}"
         )
     if strangers := [name for name in names if name not in known]:
         said.append(
-            f"{len(strangers)} of {len(names)} ids of {path.name} are not in the cohort ({an_example(strangers)})"
+            f"{len(strangers)} of {plural(len(names), 'id')} of {path.name} not in the cohort ({an_example(strangers)})"
         )
 
     roles = np.zeros((len(listing.folds), len(cohort.slides)), dtype=np.int8)

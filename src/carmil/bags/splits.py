@@ -72,7 +72,8 @@ class Cohort:
     ) -> "Cohort":
         if not len(slides) == len(patients) == len(labels):
             raise CarmilError(
-                f"{len(slides)} slides, {len(patients)} patients and {len(labels)} labels: expected as many"
+                f"{plural(len(slides), 'slide')}, {plural(len(patients), 'patient')} and {plural(len(labels), 'label')}: "
+                "expected as many"
             )
         if twice := [slide for slide, times in Counter(slides).items() if times > 1]:
             raise CarmilError(f"slide {twice[0]!r} is there twice: expected each slide once; keep one of them")
@@ -130,7 +131,7 @@ def make_splits(
     how = (
         f"{inner} inner folds" if inner > 1 else f"{validation:.0%} of the training patients of a class for validation"
     )
-    said = [f"{folds} folds of {len(cohort.strata)} patients by class, {how} (seed {seed})", *said]
+    said = [f"{folds} folds of {plural(len(cohort.strata), 'patient')} by class, {how} (seed {seed})", *said]
     for draw in range(_DRAWS):
         roles = _drawn(cohort, groups, folds=folds, inner=inner, validation=validation, seed=(seed, draw))
         splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(said))
@@ -192,10 +193,11 @@ def audit(splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[
         errors.append(f"the inner folds of fold {outer} test different slides: expected the same")
     if splits.folds > 1:
         times = tested[:, 0].sum(axis=0)
-        for which, how in ((times > 1, "are tested in more than one fold"), (times == 0, "are never tested")):
+        for which, how in ((times > 1, "tested in more than one fold"), (times == 0, "never tested")):
             if which.any():
                 named = [splits.slides[i] for i in np.flatnonzero(which)]
-                remarks.append(f"{len(named)} of {len(times)} slides {how} ({an_example(named)})")
+                be = "is" if len(named) == 1 else "are"
+                remarks.append(f"{len(named)} of {plural(len(times), 'slide')} {be} {how} ({an_example(named)})")
     return errors, remarks
 
 
@@ -220,7 +222,7 @@ def completed(
         roles[row, _validation_of(cohort, roles[row] == TRAIN, validation, (seed, row))] = VALIDATION
     if without:
         said.append(
-            f"{len(without)} of {len(roles)} folds have no validation part: {validation:.0%} of the training patients "
+            f"{len(without)} of {plural(len(roles), 'fold')} without a validation part: {validation:.0%} of the training patients "
             f"of each class are taken for it (seed {seed})"
         )
     unused = roles == UNUSED
@@ -230,7 +232,8 @@ def completed(
     ):
         if which.any():
             named = [cohort.slides[i] for i in np.flatnonzero(which)]
-            said.append(f"{len(named)} of {len(cohort.slides)} slides are {how} ({an_example(named)})")
+            be = "is" if len(named) == 1 else "are"
+            said.append(f"{len(named)} of {plural(len(cohort.slides), 'slide')} {be} {how} ({an_example(named)})")
     splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(said))
     _refuse(audit(splits, cohort.labels, cohort.classes)[0], where)
     return splits
@@ -261,10 +264,10 @@ def _in_two_parts(kind: str, names: Sequence[str], roles: np.ndarray, fold: str)
 def _check_arguments(folds: int, inner: int, validation: float, seed: int) -> None:
     if folds < 2:
         raise CarmilError(
-            f"{folds} folds: expected at least 2, so that every slide is tested by a model that has not seen it"
+            f"{plural(folds, 'fold')}: expected at least 2, so that every slide is tested by a model that has not seen it"
         )
     if inner < 1:
-        raise CarmilError(f"{inner} inner folds: expected 1 (one validation part) or more (nested)")
+        raise CarmilError(f"{plural(inner, 'inner fold')}: expected 1 (one validation part) or more (nested)")
     _check_validation(validation, seed)
 
 
@@ -294,7 +297,9 @@ def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np
     if sites is None:
         return cohort.of, []
     if len(sites) != len(cohort.slides):
-        raise CarmilError(f"{len(sites)} sites for {len(cohort.slides)} slides: expected one a slide")
+        raise CarmilError(
+            f"{plural(len(sites), 'site')} for {plural(len(cohort.slides), 'slide')}: expected one per slide"
+        )
     site_of: dict[str, str] = {}
     for patient, site in zip(cohort.patients, sites, strict=True):
         if site_of.setdefault(patient, site) != site:
@@ -304,7 +309,9 @@ def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np
             )
     counts = Counter(site_of.values())
     if len(counts) < folds:
-        raise CarmilError(f"{len(counts)} sites for {folds} folds: expected at least one a fold; ask for fewer folds")
+        raise CarmilError(
+            f"{plural(len(counts), 'site')} for {folds} folds: expected at least one per fold; ask for fewer folds"
+        )
     said = [f"{len(counts)} sites, each in the test part of one fold only"]
     largest, patients = counts.most_common(1)[0]
     if 2 * patients > len(site_of):

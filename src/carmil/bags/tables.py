@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carmil.errors import CarmilError
+from carmil.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +159,9 @@ def _text_cells(path: Path, said: list[str]) -> tuple[list[str], list[tuple[int,
         said.append(f"{path.name} is not UTF-8: read as Latin-1; look at ids and labels with special letters")
     comments, text = _comments_and_rest(text)
     if comments:
-        said.append(f"{path.name}: {comments} lines of comments at its top are left out")
+        said.append(
+            f"{path.name}: {plural(comments, 'line of comments at its top is', 'lines of comments at its top are')} left out"
+        )
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
     try:
         lines = [(comments + reader.line_num, [cell.strip() for cell in row]) for row in reader]
@@ -175,7 +178,7 @@ def _text_cells(path: Path, said: list[str]) -> tuple[list[str], list[tuple[int,
             del row[len(header) :]  # empty cells behind the last column mean nothing
         if len(row) != len(header):
             raise CarmilError(
-                f"{path}: line {number} has {len(row)} cells, the header {len(header)}; "
+                f"{path}: line {number} has {plural(len(row), 'cell')}, the header {len(header)}; "
                 "give every line the same number of cells, and quotation marks to a cell with a comma in it"
             )
     return header, lines

@@ -62,7 +62,8 @@ def cohort_build(
             on_bag=on_bag,
         )
     typer.echo(
-        f"written: {out}, {len(store.entries)} bags of {store.rows:,} instances x {store.width} features, {store.dtype}"
+        f"written: {out}, {plural(len(store.entries), 'bag')} of {plural(store.rows, 'instance')} x "
+        f"{plural(store.width, 'feature')}, {store.dtype}"
     )
     if store.labels is not None:
         typer.echo(f"labels that came with the cohort: {store.labels}")
@@ -196,7 +197,7 @@ def cohort_export(
     found = open_store(store)
     for i in tracked(range(len(found.entries)), f"writing {layout.value}"):
         write_bag(found.bag(i), folder_for(out), layout.value)
-    typer.echo(f"written: {len(found.entries)} bags as {layout.value} under {out}")
+    typer.echo(f"written: {plural(len(found.entries), 'bag')} as {layout.value} under {out}")
 
 
 @app.command()
@@ -257,4 +258,5 @@ def split(
     if audit_only is None:
         write_splits(out, splits, form=form.value, labels=numbers, classes=table.classes)
         typer.echo(f"written: {out}")
-    typer.echo(f"{splits.folds} folds of {len(set(splits.patients))} patients, {len(splits.slides)} slides: sound")
+    patients, slides = plural(len(set(splits.patients)), "patient"), plural(len(splits.slides), "slide")
+    typer.echo(f"{plural(splits.folds, 'fold')} of {patients}, {slides}: sound")

@@ -8,6 +8,7 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import Device, DeviceOption, device_named, folder_for, names_in, say
+from carmil.words import plural
 
 
 @app.command()
@@ -59,7 +60,7 @@ def explain(
     for line in summary_lines(found.summary):
         typer.echo(f"- {line}")
     here = len(found.frame) - found.written
-    typer.echo(f"\nwritten: {found.written} slides to {found.folder}" + f" ({here} were there)" * (here > 0))
+    typer.echo(f"\nwritten: {plural(found.written, 'slide')} to {found.folder}" + f" ({here} were there)" * (here > 0))
     typer.echo(f"         {found.folder / 'summary.csv'}, summary.parquet, summary.json")
     _tell_of_the_report(run, found.folder)
 

@@ -10,6 +10,7 @@ import typer
 from carmil.cli.options import OutOption, folder_for, names_in, numbers_in, say
 from carmil.cli.slides import MppOption, SlidesArgument, slides
 from carmil.errors import CarmilError, unknown
+from carmil.words import plural
 
 if TYPE_CHECKING:
     from carmil.maps.mosaic import Box
@@ -94,7 +95,7 @@ def slides_draw(
                         ome_tiff=ome_tiff,
                         grey=not colour,
                     )
-                typer.echo(f"{path.stem}: {len(files)} files in {out / path.stem}")
+                typer.echo(f"{path.stem}: {plural(len(files), 'file')} in {out / path.stem}")
             except CarmilError as error:
                 if len(found) == 1:
                     raise
@@ -210,5 +211,7 @@ def _same_slide(width: int, height: int, tiles: "Tiles") -> None:
 
 def _finish(count: int, skipped: Sequence[str]) -> None:
     if skipped:
-        typer.echo(f"{count - len(skipped)} slides drawn, {len(skipped)} left out: {', '.join(skipped)}", err=True)
+        typer.echo(
+            f"{plural(count - len(skipped), 'slide')} drawn, {len(skipped)} left out: {', '.join(skipped)}", err=True
+        )
         raise typer.Exit(1)

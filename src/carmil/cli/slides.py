@@ -9,6 +9,7 @@ import typer
 from carmil.cli.app import app
 from carmil.cli.options import Device, DeviceOption, Layout, OutOption, device_named, folder_for, names_in, say
 from carmil.errors import CarmilError
+from carmil.words import plural
 
 if TYPE_CHECKING:
     from carmil.slides.tile_cohort import Outcome
@@ -110,7 +111,9 @@ def _print_outcomes(outcomes: "list[Outcome]") -> None:
     skipped = [each for each in outcomes if each.tiles is None]
     heads = ("slide", "tiles", "tissue mm2", *RULES, "um a pixel", "done before")
     total = sum(len(each.tiles) for each in outcomes if each.tiles is not None)
-    title = f"{total:,} tiles of {len(lines)} slides" + (f"; {len(skipped)} skipped" if skipped else "")
+    title = f"{plural(total, 'tile')} of {plural(len(lines), 'slide')}" + (
+        f"; {len(skipped)} skipped" if skipped else ""
+    )
     print_tables([ResultTable(title, heads, tuple(lines))])
     for each in skipped:
         say(f"skipped: {each.problem}")
@@ -152,11 +155,11 @@ def slides_encode(
     )
     typer.echo(made.times.line())
     if made.kept:
-        typer.echo(f"{len(made.kept)} slides were there already")
+        typer.echo(f"{plural(len(made.kept), 'slide was', 'slides were')} there already")
     if made.store is not None:
         store = made.store
         typer.echo(
-            f"written: {out}, {len(store.entries)} bags of {store.rows:,} tiles x {store.width}, {store.encoder}"
+            f"written: {out}, {plural(len(store.entries), 'bag')} of {plural(store.rows, 'tile')} x {store.width}, {store.encoder}"
         )
     _skipped(broken | made.broken)
 
@@ -225,7 +228,9 @@ def slides_run(
     for line in rule_lines(rules_in(made.answers)):
         typer.echo(f"- {line}")
     typer.echo(made.times.line())
-    typer.echo(f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {len(made.maps)} slides:")
+    typer.echo(
+        f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {plural(len(made.maps), 'slide')}:"
+    )
     for folder in made.maps.values():
         typer.echo(f"         {folder}")
     _skipped(made.broken)

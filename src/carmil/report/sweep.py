@@ -13,8 +13,9 @@ from carmil.studies import card
 from carmil.studies.chosen import Choice, choose
 from carmil.studies.figures import SHOWN, line
 from carmil.studies.shown import figures_lines
-from carmil.studies.sweep import Swept, counted, said, said_name
+from carmil.studies.sweep import Swept, said, said_name
 from carmil.training.runs import plain
+from carmil.words import plural
 
 FIGURES = ("auc", "f1_macro", "balanced_accuracy", "auprc_attention", "auprc_rollout", "auprc_path")
 CHOSEN, IDLE = "*", "†"
@@ -89,10 +90,8 @@ def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
 def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
     """What the table is of, and how it may be read."""
     runs = swept.runs
-    models = counted(sum(len(run.models) for run in runs), "model")
-    found = [
-        f"{counted(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"
-    ]
+    models = plural(sum(len(run.models) for run in runs), "model")
+    found = [f"{plural(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"]
     if choice.best is None:
         found.append("the points were validated on different bags: their validation losses choose nothing")
     else:

@@ -14,6 +14,7 @@ from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_cells
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.reproduce.datasets import Class, Dataset
+from carmil.words import plural
 
 _CASE = r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}"
 _SLIDE_OF_CASE = re.compile(_CASE + r"-\d\d[A-Z]-\d\d-[A-Z]{2}", re.IGNORECASE)
@@ -75,8 +76,9 @@ def build_labels(dataset: Dataset, given: Sequence[str], *, label: str | None = 
     once = _once(lines)
     if len({line.label for line in once}) < 2:
         raise CarmilError(
-            f"{', '.join(given)}: {len(once)} slides of {len({line.label for line in once})} class of {dataset.title}; expected "
-            f"at least two of {', '.join(one.name for one in dataset.classes)}; name the column with --label, or give another table"
+            f"{', '.join(given)}: {plural(len(once), 'slide')} of {len({line.label for line in once})} class of {dataset.title}; "
+            f"expected at least two of {', '.join(one.name for one in dataset.classes)}; "
+            "name the column with --label, or give another table"
         )
     return Built(tuple(_with_split(dataset, once)), tuple(said))
 
@@ -110,7 +112,7 @@ def _table(dataset: Dataset, word: str, said: list[str]) -> _Table:
     header = cells[0] if headed else [f"column {n + 1}" for n in width]
     rows = [row for row in cells[headed:] if pattern.match(bare_id(row[ids]))]
     if lost := len(cells) - headed - len(rows):
-        said.append(f"{path.name}: {lost} lines without an id in column {header[ids]!r} are left out")
+        said.append(f"{path.name}: {plural(lost, 'line')} without an id in column {header[ids]!r} left out")
     return _Table(path, header, rows, ids, one)
 
 
@@ -178,7 +180,7 @@ def _labelled(dataset: Dataset, table: _Table, column: int, said: list[str]) -> 
     said.append(f"{table.path.name}: ids from column {table.header[table.ids]!r}, labels from {table.header[column]!r}")
     if lost := Counter(word for word, one in zip(words, classes, strict=True) if one is None):
         kinds = ", ".join(f"{word or 'nothing'!r} {count}" for word, count in lost.most_common(3))
-        said.append(f"{table.path.name}: {lost.total()} lines of none of the classes are left out ({kinds})")
+        said.append(f"{table.path.name}: {plural(lost.total(), 'line')} of none of the classes left out ({kinds})")
     return classes
 
 

@@ -14,6 +14,7 @@ from carmil.report.tables import ResultTable
 from carmil.studies.figures import SHOWN, line, percent
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.settings import Settings
+from carmil.words import plural
 
 CONFIG = "study.yaml"
 PATHS = ("bags", "labels", "splits", "warm_start")
@@ -64,7 +65,7 @@ def trained(run: StudyRun) -> dict[str, str]:
     return {
         "model": run.settings["model"],
         "options": _said(run.settings["options"]) if run.settings["options"] else "the model's defaults",
-        "models kept": f"{len(run.models)}: {_count(folds, 'fold')}{nested} x {_count(seeds, 'seed')}",
+        "models kept": f"{len(run.models)}: {plural(folds, 'fold')}{nested} x {plural(seeds, 'seed')}",
         "run": run.facts["key"],
     }
 
@@ -72,7 +73,7 @@ def trained(run: StudyRun) -> dict[str, str]:
 def data(run: StudyRun) -> dict[str, str]:
     facts = run.facts
     return {
-        "slides": f"{facts['slides']} of {_count(facts['patients'], 'patient')}",
+        "slides": f"{facts['slides']} of {plural(facts['patients'], 'patient')}",
         "classes": ", ".join(f"{name} ({n})" for name, n in zip(run.classes, facts["class_counts"], strict=True)),
         "features": PurePath(run.settings["bags"]).name,
         "labels": PurePath(run.settings["labels"]).name if run.settings["labels"] else "came with the features",
@@ -96,8 +97,8 @@ def protocol(run: StudyRun) -> list[str]:
         selection,
         f"Answers: {answer_rule(run)}.",
         f"Figures are of {run.metrics['level']}s{_merged(run)}.",
-        f"Training: at most {_count(settings['epochs'], 'epoch')}, patience {settings['patience']}, "
-        f"{settings['optimizer']}, {_count(settings['batch'], 'bag')} a step.",
+        f"Training: at most {plural(settings['epochs'], 'epoch')}, patience {settings['patience']}, "
+        f"{settings['optimizer']}, {plural(settings['batch'], 'bag')} a step.",
     ]
 
 
@@ -308,10 +309,6 @@ def _said(value: Any) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _range(values: list[int]) -> str:

@@ -98,7 +98,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
                 raise CarmilError("no labels: give y, or Bags that have them")
             y = found.labels.numpy()
         if len(y) != len(found):
-            raise CarmilError(f"{len(y)} labels for {len(found)} bags")
+            raise CarmilError(f"{plural(len(y), 'label')} for {plural(len(found), 'bag')}")
         _check_labels(y)
         self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
         if len(self.classes_) < 2:
@@ -232,7 +232,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         names = tuple(str(i) for i in range(len(bags)))
         patients = names if groups is None else tuple(str(group) for group in groups)
         if len(patients) != len(bags):
-            raise CarmilError(f"{len(patients)} groups for {len(bags)} bags")
+            raise CarmilError(f"{plural(len(patients), 'group')} for {plural(len(bags), 'bag')}")
         if not 0 < self.validation < 1:
             raise CarmilError(f"validation={self.validation}: expected a share between 0 and 1, like 0.15")
         # One of as many folds as give the share that is asked for; its test part validates.

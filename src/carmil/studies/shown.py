@@ -6,6 +6,7 @@ from carmil.report.tables import ResultTable
 from carmil.studies.external import Evaluation
 from carmil.studies.figures import SHOWN, line, percent
 from carmil.studies.run_folder import StudyRun
+from carmil.words import plural
 
 
 def figures_table(runs: Sequence[StudyRun]) -> ResultTable:
@@ -31,8 +32,8 @@ def figures_lines(run: StudyRun) -> list[str]:
     if len(run.classes) == 2:
         chosen = f"epoch, hyper-parameters and threshold ({settings['threshold']})"
     found = [
-        f"{settings['model']}: {folds} folds x {settings['seeds']} {'seed' if settings['seeds'] == 1 else 'seeds'}; "
-        f"{facts['slides']} slides of {facts['patients']} patients: {counts}",
+        f"{settings['model']}: {plural(folds, 'fold')} x {plural(settings['seeds'], 'seed')}; "
+        f"{plural(facts['slides'], 'slide')} of {plural(facts['patients'], 'patient')}: {counts}",
         f"figures are of {run.metrics['level']}s; {chosen} were chosen on validation bags",
     ]
     for name, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy")):

@@ -16,6 +16,7 @@ from carmil.studies.figures import mean_interval
 from carmil.studies.located import located
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.tested import Subject
+from carmil.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +96,7 @@ def agreement_table(summary: dict[str, Any]) -> ResultTable | None:
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """For the terminal: what was explained by what, and how the counterfactual reads."""
-    found = [f"{summary['slides']} slides; evidence_CLASS is {summary['evidence']}: {_described(summary)}"]
+    found = [f"{plural(summary['slides'], 'slide')}; evidence_CLASS is {summary['evidence']}: {_described(summary)}"]
     found += rule_lines(summary["answer_rules"])
     if "residual" in summary:
         found.append(f"its sum is off by {summary['residual']['largest']:.1e} at most, of max(1, what it should be)")
@@ -103,7 +104,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         if which in summary:
             part = summary[which]
             found.append(
-                f"{which}: {part['turned']} of {summary['slides']} slides are answered otherwise; "
+                f"{which}: {part['turned']} of {plural(summary['slides'], 'slide')} answered otherwise; "
                 f"attention moved by {part['attention_moved']['value']:.2f} of 2, "
                 f"carried by {part['carriers']['value']:.0%} of the instances"
             )

@@ -23,6 +23,7 @@ from carmil.studies.run_folder import StudyRun, begin
 from carmil.studies.settings import WHERE, Settings, plain_name
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_together
 from carmil.training.runs import config_key
+from carmil.words import plural
 
 # What bags and labels depend on, and what folds do.
 COHORT = (
@@ -116,9 +117,7 @@ def run_sweep(sweep: Sweep, *, say: Say = lambda line: None) -> Swept:
         check_fit(points[0].study, material)
     begin(sweep.out, _facts(sweep, materials), kind="sweep")
     models = sum(models_of(point.study, m) for ps, m in zip(populations, materials, strict=True) for point in ps)
-    say(
-        f"{counted(len(sweep.points), 'point')}, {counted(models, 'model')} in {counted(len(populations), 'population')}"
-    )
+    say(f"{plural(len(sweep.points), 'point')}, {plural(models, 'model')} in {plural(len(populations), 'population')}")
     runs: dict[str, StudyRun] = {}
     for i, (points, material) in enumerate(zip(populations, materials, strict=True)):
         studies = [point.study for point in points]
@@ -153,10 +152,6 @@ def said(value: Any) -> str:
 
 def said_name(name: str) -> str:
     return name.rstrip("_")
-
-
-def counted(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _listed(sweep: Any, where: str) -> dict[str, list[Any]]:

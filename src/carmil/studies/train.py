@@ -33,6 +33,7 @@ from carmil.training.process import settle
 from carmil.training.protocol import Candidates, GridPoint, set_scales, train_protocol
 from carmil.training.recipe import UNUSED, Recipe
 from carmil.training.runs import config_key
+from carmil.words import plural
 
 EACH_ITS_OWN = ("lr", "alpha", "lambda_", "distance")  # in which the models of one population may differ
 
@@ -239,7 +240,7 @@ def _baseline(folder: Path, material: Material, population: Population, points: 
         raise CarmilError(f"{folder} was trained on other data or folds: its test bags would leak into this run")
     if len(run.models) * points != len(population):
         raise CarmilError(
-            f"{folder} has {len(run.models)} models, this run {len(population) // points} folds x seeds: "
+            f"{folder} has {plural(len(run.models), 'model')}, this run {len(population) // points} folds x seeds: "
             "give both the same --folds, --seeds and --inner"
         )
     return {name: tensor.repeat_interleave(points, 0) for name, tensor in run.population().state().items()}

@@ -14,6 +14,7 @@ from carmil.errors import CarmilError
 from carmil.slides.opening import SUFFIXES, is_slide, open_slide
 from carmil.slides.slide import Slide
 from carmil.studies.cohort import Say
+from carmil.words import plural
 
 OPEN = 4  # slides at a time; each keeps some decoded tiles
 
@@ -117,12 +118,14 @@ def _found(folder: Path, names: Sequence[str], say: Say) -> dict[str, Path]:
             raise CarmilError(f"two slides are called {name!r} ({found[name]}, {path}): remove one of them")
     if outside:
         say(
-            f"{outside} slides in {folder} are links that lead out of it and are not shown: name the folder they are in"
+            f"{folder} has {plural(outside, 'link')} to slides outside it that are not shown: name the folder the slides are in"
         )
     if not found:
-        say(f"{folder} holds none of the run's {len(wanted)} slides (files like {next(iter(names))}{SUFFIXES[0]})")
+        say(
+            f"{folder} holds none of the run's {plural(len(wanted), 'slide')} (files like {next(iter(names))}{SUFFIXES[0]})"
+        )
     elif len(found) < len(wanted):
         say(
-            f"{folder} holds {len(found)} of the run's {len(wanted)} slides; the others are shown without their picture"
+            f"{folder} holds {len(found)} of the run's {plural(len(wanted), 'slide')}; the others are shown without their picture"
         )
     return found
