@@ -493,3 +493,60 @@ def test_reading_needs_torch_only_for_tensors():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.finding(n=17)
+def test_a_folder_per_slide_gives_the_slide_its_name(tmp_path):
+    rng = np.random.default_rng(0)
+    values = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in ("TCGA-1.a", "s2", "s3", "s4")}
+    for name in values:
+        (tmp_path / "cohort" / name).mkdir(parents=True)
+    with h5py.File(tmp_path / "cohort" / "TCGA-1.a" / "features.h5", "w") as file:
+        file["features"], file["coords"] = values["TCGA-1.a"], np.arange(6).reshape(3, 2)
+    np.save(tmp_path / "cohort" / "s2" / "features.npy", values["s2"])
+    np.save(tmp_path / "cohort" / "s2" / "coords.npy", np.arange(6).reshape(3, 2))
+    torch.save(torch.from_numpy(values["s3"]), tmp_path / "cohort" / "s3" / "feats.pt")
+    np.save(tmp_path / "cohort" / "s4" / "s4.npy", values["s4"])
+    (tmp_path / "cohort" / "s4" / "thumbnail.png").write_bytes(b"")
+    for place in (tmp_path, tmp_path / "cohort"):
+        found = find_bags(place)
+        assert [source.id for source in found.sources] == ["TCGA-1.a", "s2", "s3", "s4"]
+        assert "one folder per slide: a slide has the name of its folder" in found.said
+        for source in found.sources:
+            bag = read_bag(source)
+            assert np.array_equal(bag.features, values[bag.id])
+            assert (bag.coordinate_unit == "level0_px") == (bag.id in ("TCGA-1.a", "s2"))
+
+
+@pytest.mark.finding(n=17)
+def test_several_files_in_a_slide_s_folder_are_chosen_by_name_or_refused(tmp_path):
+    for name in ("a", "b"):
+        for file in ("features.npy", "mask.npy"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            np.save(tmp_path / name / file, np.ones((2, 3), np.float32))
+    torch.save(torch.zeros(2, 3), tmp_path / "a" / "features.pt")
+    (tmp_path / "c").mkdir()
+    np.save(tmp_path / "c" / "of_another_name.npy", np.ones((2, 3), np.float32))
+    found = find_bags(tmp_path)
+    kinds = {source.id: source.path.name for source in found.sources}
+    assert kinds == {"a": "features.npy", "b": "features.npy"}
+    assert any(
+        line.startswith("left other files in the slides' folders aside: ") and "mask.npy" in line for line in found.said
+    )
+    assert "WARNING: 1 folder left aside, with files under other names: c" in found.said
+    np.save(tmp_path / "b" / "feats.npy", np.ones((2, 3), np.float32))
+    with pytest.raises(CarmilError, match=r"b holds feats\.npy, features\.npy, all of them features: keep one"):
+        find_bags(tmp_path)
+
+
+@pytest.mark.finding(n=17)
+def test_a_folder_of_a_cohort_is_no_slide(tmp_path):
+    """A slide that is called like the folder of its cohort, and a matrix of all bags one folder below."""
+    (tmp_path / "uni").mkdir()
+    for name in ("uni", "other"):
+        np.save(tmp_path / "uni" / f"{name}.npy", np.ones((2, 3), np.float32))
+    assert [source.id for source in find_bags(tmp_path).sources] == ["other", "uni"]
+    (tmp_path / "all" / "below").mkdir(parents=True)
+    bags = np.array(["x", "x", "y"])
+    np.savez(tmp_path / "all" / "below" / "features.npz", X=np.ones((3, 2), np.float32), bag=bags)
+    assert [source.id for source in find_bags(tmp_path / "all").sources] == ["x", "y"]

@@ -82,7 +82,72 @@ def _find_in(folder: Path, truth: str | None, depth: int = 0, seen: frozenset[st
     arrays = [path for path in files.values() if kind_of(path)]
     if len(arrays) == 1 and kind_of(arrays[0]) == "npz":
         return _in_file(arrays[0], truth)
-    return _in_files(files) or _one_below(folder, folders, truth, depth, seen)
+    return _in_files(files) or _in_slide_folders(folders) or _one_below(folder, folders, truth, depth, seen)
+
+
+def _in_slide_folders(folders: dict[str, Path]) -> Found | None:
+    """One folder per slide, with a file that is called features (feats, ...) or like the folder: SLIDE/features.h5."""
+    chosen, coords, others, spare = dict[str, Path](), dict[str, Path](), list[str](), set[str]()
+    for slide, folder in folders.items():
+        files, _ = _listed(folder)
+        arrays = [path for path in files.values() if kind_of(path)]
+        features = _features_of_slide(slide, folder, arrays)
+        if "instances.csv" in files or "bags_config.json" in files:
+            return None
+        if features is None:
+            others += [slide] if arrays else []
+            continue
+        chosen[slide] = features
+        for path in arrays:
+            if path.stem.casefold() in COORDINATE_NAMES and kind_of(features) != "h5":
+                coords[slide] = path
+            elif path != features:
+                spare.add(path.name)
+    look = _look(chosen.values())
+    if len(chosen) <= len(others) or look.layout == "acmil" or any(_holds_many(path) for path in chosen.values()):
+        return None
+    said = ["one folder per slide: a slide has the name of its folder", *look.said]
+    if coords:
+        said.append("the files name no unit: coordinates are taken as level-0 pixels")
+    if spare:
+        said.append(f"left other files in the slides' folders aside: {some(sorted(spare))}")
+    if others:
+        said.append(
+            f"WARNING: {plural(len(others), 'folder')} left aside, with files under other names: {some(others)}"
+        )
+    sources = tuple(
+        Source(
+            slide,
+            path,
+            look.layout if kind_of(path) == "h5" else str(kind_of(path)),
+            (("coords", coords[slide]),) if slide in coords else (),
+        )
+        for slide, path in chosen.items()
+    )
+    return Found(sources, f"slide folders, {look.layout}", tuple(said))
+
+
+def _features_of_slide(slide: str, folder: Path, arrays: Sequence[Path]) -> Path | None:
+    """The file of features in a slide's folder. Of several kinds of the same the first is read: h5 has coordinates."""
+    named = [path for path in arrays if path.stem.casefold() in FEATURE_NAMES]
+    if not named:
+        rest = [path for path in arrays if path.stem.casefold() not in COORDINATE_NAMES]
+        named = rest if {path.stem for path in rest} == {slide} else []
+    by_kind: dict[str | None, list[Path]] = {}
+    for path in named:
+        by_kind.setdefault(kind_of(path), []).append(path)
+    best = next((by_kind[kind] for kind in KINDS.values() if kind in by_kind), [])
+    if len(best) > 1:
+        raise CarmilError(f"{folder} holds {some(path.name for path in best)}, all of them features: keep one of them")
+    return best[0] if best else None
+
+
+def _holds_many(path: Path) -> bool:
+    """Whether a file holds the matrix of a whole cohort."""
+    if kind_of(path) != "npz":
+        return False
+    with opened(path) as contents:
+        return is_matrix(contents)
 
 
 def _one_below(
