@@ -54,6 +54,7 @@ def test_any_name_becomes_one_that_a_folder_takes_and_no_two_the_same(name, tmp_
     safe = safe_name(name, taken=("summary",))
     assert safe != safe_name(name + "'", taken=("summary",))
     assert safe.casefold() not in ("summary", name)
+    assert safe.partition(".")[0].casefold() not in ("con", "nul"), "reserved on Windows, whatever the ending"
     assert safe_name(safe) != safe, "a name that was made of another text is never an ordinary one"
     (tmp_path / f"{safe}.parquet").write_text("here")
     assert [path.name for path in tmp_path.iterdir()] == [f"{safe}.parquet"]

@@ -57,6 +57,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextmanager
+def passing_folder(folder: Path) -> Iterator[Path]:
+    """Gives an empty folder in `folder` that is removed when the block ends."""
+    with _beside(folder / "passing") as names:
+        aside = Path(tempfile.mkdtemp(prefix=names, dir=folder))
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8", newline="\n")
@@ -171,8 +182,8 @@ def safe_name(text: str, *, taken: Collection[str] = ()) -> str:
     while len(plain.encode()) > _LONGEST:
         plain = plain[:-1]
     plain = plain.rstrip(". ") or "_"
-    reserved = _DEVICES.fullmatch(plain) or plain.casefold() in {name.casefold() for name in taken}
-    if plain == text and not reserved:
+    plain = f"_{plain}" if _DEVICES.fullmatch(plain) else plain
+    if plain == text and plain.casefold() not in {name.casefold() for name in taken}:
         return plain
     return f"{plain}~{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:12]}"
 

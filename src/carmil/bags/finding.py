@@ -24,6 +24,7 @@ from carmil.bags.arrays import (
     whole_numbers,
 )
 from carmil.bags.matrices import columns_of, instance_table, is_matrix, npz_matrix, one_line_a_row
+from carmil.bags.names import TABLE, read_names
 from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_NAMES, written_by_stamp
 from carmil.bags.sources import READERS, Found, Source
 from carmil.errors import CarmilError
@@ -56,7 +57,16 @@ def find_bags(path: Path, *, truth: str | None = None) -> Found:
             "leave it out"
         )
     _check_ids(path, found.sources)
-    return replace(found, sources=tuple(sorted(found.sources, key=lambda source: source.id)))
+    sources = _under_own_names(found.sources)
+    _check_twice(path, sources)
+    return replace(found, sources=tuple(sorted(sources, key=lambda source: source.id)))
+
+
+def _under_own_names(sources: Sequence[Source]) -> list[Source]:
+    """Bags whose files could not have their names have them from the table beside (carmil.bags.names)."""
+    folders = {source.path.parent for source in sources if "~" in source.id and source.id == source.path.stem}
+    names = {folder: read_names(folder) for folder in folders}
+    return [replace(source, id=names.get(source.path.parent, {}).get(source.id, source.id)) for source in sources]
 
 
 def _by_own_reader(path: Path) -> Found | None:
@@ -406,22 +416,28 @@ def _listed(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """Files and folders by name, sorted; what starts with a dot is somebody's unfinished business."""
     with one_line_errors(folder):
         entries = sorted(
-            (entry for entry in os.scandir(folder) if not entry.name.startswith(".")), key=lambda e: e.name
+            (entry for entry in os.scandir(folder) if not entry.name.startswith(".") and entry.name != TABLE),
+            key=lambda e: e.name,
         )
         folders = {entry.name: Path(entry.path) for entry in entries if os.path.isdir(entry.path)}
     return {entry.name: Path(entry.path) for entry in entries if entry.name not in folders}, folders
 
 
 def _check_ids(path: Path, sources: Iterable[Source]) -> None:
-    first: dict[str, Source] = {}
     for source in sources:
         id = source.id
         if not id or not id.isprintable() or id in (".", "..") or "/" in id or len(id.encode()) > 255:
             shown = repr(id if len(id) <= 40 else f"{id[:40]}...")
             raise CarmilError(
                 f"{path} has a bag named {shown}: expected up to 255 bytes without slashes or control characters, "
-                "for ids become names of files"
+                "as the name of a slide has"
             )
+
+
+def _check_twice(path: Path, sources: Iterable[Source]) -> None:
+    first: dict[str, Source] = {}
+    for source in sources:
+        id = source.id
         if id in first:
             raise CarmilError(
                 f"{path} has the bag {id!r} twice, in {first[id].path.name} and {source.path.name}: keep one of them"

@@ -121,3 +121,8 @@ def _ends(held: mmap.mmap, heap: int) -> bool:
             return False
         at += length if number == 0 else 16 + -(-length // 8) * 8
     return at <= end
+
+
+def attribute_text(text: str) -> str:
+    """A text as an attribute may hold it: HDF5's end at a NUL, and a name of a file that is no UTF-8 is written as escapes."""
+    return text.replace("\0", "").encode(errors="backslashreplace").decode()

@@ -31,6 +31,7 @@ from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.bags.matrices import bag_of_matrix, header_of_matrix, is_matrix
 from carmil.bags.sources import READERS, Bag, Header, Source
 from carmil.errors import CarmilError
+from carmil.files import safe_name
 from carmil.untrusted import one_line_errors
 
 if TYPE_CHECKING:
@@ -195,7 +196,9 @@ def _instance_labels(contents: Contents, source: Source, rows: int) -> np.ndarra
 
 def _encoder(contents: Contents, held: Held, source: Source) -> str | None:
     if source.layout == "trident" and source.path.parent.name.startswith("features_"):
-        name = source.path.parent.name.removeprefix("features_")
+        name, words = source.path.parent.name.removeprefix("features_"), as_text(held.told("encoder"))
+        if words is not None and safe_name(words) == name:
+            return words  # a folder cannot have every name
         return None if name == "unknown" else name
     if (config := dict(source.companions).get("config")) is not None:
         return _slideflow_encoder(config)

@@ -1,8 +1,7 @@
 """Bags written the way other tools write them. What a layout has no place for is left out; what it would get wrong is refused."""
 
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -10,55 +9,69 @@ from typing import Any
 
 import numpy as np
 
+from carmil.bags.hdf5 import attribute_text
+from carmil.bags.names import write_names
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
-from carmil.files import whole_file, write_text
+from carmil.files import safe_name, whole_file, write_text
 
 
-def write_bag(bag: Bag, folder: Path, layout: str) -> Path:
-    """Writes one bag below `folder` as the tool named by `layout` would, and gives the file with its features."""
+def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] | None = None) -> Path:
+    """Writes one bag below `folder` as the tool named by `layout` would, and gives the file with its features.
+
+    names: those that `write_names` gave for this folder, where many bags are written.
+    """
     if layout not in _WRITERS:
         raise CarmilError(f"no layout {layout!r} to write {bag.id!r} in: expected one of {', '.join(_WRITERS)}")
-    return _WRITERS[layout](bag, folder)
+    name = (write_names(folder, [bag.id]) if names is None else names)[bag.id]
+    return _WRITERS[layout](bag, folder, name)
 
 
-def _write_clam(bag: Bag, folder: Path) -> Path:
+def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
     """h5_files and pt_files; patches too where the size of a tile is known. Without coordinates CLAM has pt_files only."""
     places = _level0(bag, "CLAM")
-    tensor = folder / "pt_files" / f"{bag.id}.pt"
+    tensor = folder / "pt_files" / f"{name}.pt"
     _save_tensor(tensor, bag.features)
     if places is None:
         return tensor
-    path = folder / "h5_files" / f"{bag.id}.h5"
+    path = folder / "h5_files" / f"{name}.h5"
     with _new_h5(path) as file:
-        for name, values in (("features", bag.features), ("coords", places.astype(np.int32))):
+        for key, values in (("features", bag.features), ("coords", places.astype(np.int32))):
             width = values.shape[1]
-            file.create_dataset(name, data=values, chunks=(32, width), maxshape=(None, width))
+            file.create_dataset(key, data=values, chunks=(32, width), maxshape=(None, width))
     if bag.tile_size is not None:
         # CLAM wants a whole number of pixels; the downsample takes up what is left of a pixel.
         size = max(1, round(bag.tile_size))
-        with _new_h5(folder / "patches" / f"{bag.id}.h5") as file:
+        with _new_h5(folder / "patches" / f"{name}.h5") as file:
             coords = file.create_dataset("coords", data=places, chunks=(32, 2), maxshape=(None, 2))
             downsample = np.array([bag.tile_size / size] * 2)
             coords.attrs.update(
-                patch_size=size, patch_level=0, downsample=downsample, name=bag.id, save_path=str(folder)
+                patch_size=size,
+                patch_level=0,
+                downsample=downsample,
+                name=attribute_text(bag.id),
+                save_path=str(folder),
             )
             coords.attrs.update(_geometry(bag))
     return path
 
 
-def _write_trident(bag: Bag, folder: Path) -> Path:
+def _write_trident(bag: Bag, folder: Path, name: str) -> Path:
     """features_ENCODER, one row a chunk as TRIDENT's own."""
     places = _level0(bag, "TRIDENT")
-    home = folder / f"features_{re.sub(r'[^A-Za-z0-9._-]', '_', bag.encoder or 'unknown')}"
-    path = home / f"{bag.id}.h5"
+    home = folder / f"features_{safe_name(bag.encoder or 'unknown')}"
+    path = home / f"{name}.h5"
     with _new_h5(path) as file:
         width = bag.features.shape[1]
         features = file.create_dataset("features", data=bag.features, chunks=(1, width), maxshape=(None, width))
-        features.attrs.update(name=bag.id, savetodir=str(home), encoder=str(bag.encoder), **_pooling(bag))
+        features.attrs.update(
+            name=attribute_text(bag.id), savetodir=str(home), encoder=attribute_text(str(bag.encoder)), **_pooling(bag)
+        )
         if places is not None:
             coords = file.create_dataset("coords", data=places, chunks=(1, 2), maxshape=(None, 2))
-            coords.attrs.update(name=bag.id, savetodir=str(home), patch_size_level0=_number(bag.tile_size))
+            coords.attrs.update(
+                name=attribute_text(bag.id), savetodir=str(home), patch_size_level0=_number(bag.tile_size)
+            )
             coords.attrs.update(_geometry(bag))
             if bag.geometry.tile_pixels is not None:
                 coords.attrs["patch_size"] = bag.geometry.tile_pixels
@@ -67,17 +80,19 @@ def _write_trident(bag: Bag, folder: Path) -> Path:
     return path
 
 
-def _write_stamp(bag: Bag, folder: Path) -> Path:
+def _write_stamp(bag: Bag, folder: Path, name: str) -> Path:
     if bag.coordinates is None or bag.coordinate_unit != "um":
         raise CarmilError(
             f"bag {bag.id!r} has coordinates in {bag.coordinate_unit}: STAMP's files need micrometres; multiply by the "
             "slide's micrometres per pixel first"
         )
-    path = folder / f"{bag.id}.h5"
+    path = folder / f"{name}.h5"
     with _new_h5(path) as file:
         file["feats"] = bag.features
         file["coords"] = bag.coordinates.astype(np.float32)
-        file.attrs.update(extractor=bag.encoder or "unknown", unit="um", feat_type="tile", **_pooling(bag))
+        file.attrs.update(
+            extractor=attribute_text(bag.encoder or "unknown"), unit="um", feat_type="tile", **_pooling(bag)
+        )
         file.attrs.update(_geometry(bag))
         if bag.geometry.tile_pixels is not None:
             file.attrs["tile_size_px"] = bag.geometry.tile_pixels
@@ -86,45 +101,45 @@ def _write_stamp(bag: Bag, folder: Path) -> Path:
     return path
 
 
-def _write_torchmil(bag: Bag, folder: Path) -> Path:
+def _write_torchmil(bag: Bag, folder: Path, name: str) -> Path:
     """A folder for each of features, coords and inst_labels; labels belong to the cohort, not to a bag."""
     places = _level0(bag, "torchmil")
-    for name, values in (("coords", places), ("inst_labels", bag.instance_labels)):
+    for kind, values in (("coords", places), ("inst_labels", bag.instance_labels)):
         if values is not None:
-            _save_npy(folder / name / f"{bag.id}.npy", values)
-    return _save_npy(folder / "features" / f"{bag.id}.npy", bag.features)
+            _save_npy(folder / kind / f"{name}.npy", values)
+    return _save_npy(folder / "features" / f"{name}.npy", bag.features)
 
 
-def _write_slideflow(bag: Bag, folder: Path) -> Path:
+def _write_slideflow(bag: Bag, folder: Path, name: str) -> Path:
     places = _level0(bag, "slideflow")
     if places is not None:
-        with whole_file(folder / f"{bag.id}.index.npz") as aside, aside.open("wb") as stream:
+        with whole_file(folder / f"{name}.index.npz") as aside, aside.open("wb") as stream:
             np.savez(stream, places)
     extractor = None if bag.encoder is None else {"class": bag.encoder, "kwargs": {}}
     pixels, mpp = bag.geometry.tile_pixels, bag.geometry.tile_mpp
     config: dict[str, Any] = {"extractor": extractor} | ({} if pixels is None else {"tile_px": pixels})
     config |= {} if pixels is None or mpp is None else {"tile_um": pixels * mpp}
     write_text(folder / "bags_config.json", json.dumps(config, indent=1))
-    return _save_tensor(folder / f"{bag.id}.pt", bag.features)
+    return _save_tensor(folder / f"{name}.pt", bag.features)
 
 
-def _write_npy(bag: Bag, folder: Path) -> Path:
-    return _save_npy(folder / f"{bag.id}.npy", bag.features)
+def _write_npy(bag: Bag, folder: Path, name: str) -> Path:
+    return _save_npy(folder / f"{name}.npy", bag.features)
 
 
-def _write_npz(bag: Bag, folder: Path) -> Path:
-    path = folder / f"{bag.id}.npz"
+def _write_npz(bag: Bag, folder: Path, name: str) -> Path:
+    path = folder / f"{name}.npz"
     with whole_file(path) as aside, aside.open("wb") as stream:
         held: dict[str, Any] = {**_arrays(bag), **_words(bag)}
         np.savez(stream, **held)
     return path
 
 
-def _write_pt(bag: Bag, folder: Path) -> Path:
+def _write_pt(bag: Bag, folder: Path, name: str) -> Path:
     """A bare tensor if features are all there is, otherwise a dict of tensors, words and numbers."""
     import torch
 
-    path, arrays, words = folder / f"{bag.id}.pt", _arrays(bag), _words(bag)
+    path, arrays, words = folder / f"{name}.pt", _arrays(bag), _words(bag)
     if len(arrays) == 1 and not words:
         return _save_tensor(path, bag.features)
     with whole_file(path) as aside:
@@ -132,18 +147,18 @@ def _write_pt(bag: Bag, folder: Path) -> Path:
     return path
 
 
-def _write_safetensors(bag: Bag, folder: Path) -> Path:
+def _write_safetensors(bag: Bag, folder: Path, name: str) -> Path:
     import torch
 
     from carmil.weights import write_tensors
 
-    path = folder / f"{bag.id}.safetensors"
+    path = folder / f"{name}.safetensors"
     tensors = {name: torch.from_numpy(values) for name, values in _arrays(bag).items()}
     write_tensors(path, tensors, {name: str(value) for name, value in _words(bag).items()})
     return path
 
 
-_WRITERS: dict[str, Callable[[Bag, Path], Path]] = {
+_WRITERS: dict[str, Callable[[Bag, Path, str], Path]] = {
     "clam": _write_clam,
     "trident": _write_trident,
     "stamp": _write_stamp,

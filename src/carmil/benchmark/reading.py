@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,15 +13,15 @@ from carmil.benchmark.arithmetic import WIDTH
 from carmil.benchmark.bench import Bench
 from carmil.benchmark.measure import synchronize
 from carmil.benchmark.records import Fact
+from carmil.files import passing_folder
 
 
 def store(bench: Bench) -> Iterator[Fact]:
     """How fast bags come out of a store: from disk as far as the system lets us ask, and from the system's memory."""
     from carmil.bags.store import open_store
 
-    bench.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=bench.out) as folder:
-        path = write_noise_store(Path(folder) / "store", bench.plan.store_bags, bench.plan.bag)
+    with passing_folder(bench.out) as folder:
+        path = write_noise_store(folder / "store", bench.plan.store_bags, bench.plan.bag)
         size = (path / "features.bin").stat().st_size
         about = f"{bench.plan.store_bags} bags of {bench.plan.bag:,} x {WIDTH}, float16"
         for what, cold in (("read from disk", True), ("read again, from the system's memory", False)):

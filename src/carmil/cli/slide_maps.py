@@ -65,6 +65,7 @@ def slides_draw(
       carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --geojson
       carmil slides draw a.svs --evidence abmil/evidence --evidence car/evidence --tiles tiles --map factual,tumour
     """
+    from carmil.files import safe_name
     from carmil.progress import counted
     from carmil.slides.drawing import draw_maps
     from carmil.slides.opening import open_slide, slides_in
@@ -76,7 +77,7 @@ def slides_draw(
     with counted("drawing", "slides") as on_slide:
         for done, path in enumerate(found, 1):
             try:
-                cut = _tiles_of(tiles, path.stem)
+                folder, cut = out / safe_name(path.stem), _tiles_of(tiles, path.stem)
                 drawn = _maps(evidence, cut, wanted)
                 contours = _annotations(annotations, cut)
                 with open_slide(path, mpp=mpp or cut.slide_mpp) as slide:
@@ -85,7 +86,7 @@ def slides_draw(
                         slide,
                         cut,
                         drawn,
-                        out / path.stem,
+                        folder,
                         scale=scale.value,
                         longest=longest,
                         annotations=contours,
@@ -95,7 +96,7 @@ def slides_draw(
                         ome_tiff=ome_tiff,
                         grey=not colour,
                     )
-                typer.echo(f"{path.stem}: {plural(len(files), 'file')} in {out / path.stem}")
+                typer.echo(f"{path.stem}: {plural(len(files), 'file')} in {folder}")
             except CarmilError as error:
                 if len(found) == 1:
                     raise

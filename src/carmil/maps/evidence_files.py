@@ -13,12 +13,14 @@ from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
 from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap
 
+TAKEN = ("summary",)  # names of files that no slide's may have
 ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
 
 
 def evidence_file(folder: Path, slide: str) -> Path:
-    """Where `carmil explain` puts the evidence of a slide."""
-    return folder / f"{safe_name(slide, taken=('summary',))}.parquet"
+    """Where `carmil explain` has put the evidence of a slide, or would."""
+    distinct = folder / f"{safe_name(slide, taken=(*TAKEN, slide))}.parquet"  # another slide has nearly the same name
+    return distinct if distinct.is_file() else folder / f"{safe_name(slide, taken=TAKEN)}.parquet"
 
 
 @dataclass(frozen=True, eq=False)

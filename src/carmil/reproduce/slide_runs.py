@@ -1,5 +1,6 @@
 """Models trained on cohorts of slides: ordinary runs of `carmil train`, kept where all recipes find them."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from carmil.files import safe_name
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
@@ -184,14 +186,18 @@ def words_of(cohort: SlideCohort, model: str, asked: Asked, name: str, **setting
 
 def packed(cohort: SlideCohort, asked: Asked) -> Path:
     """The store of a cohort's features: a folder of files is packed once, for all methods and recipes."""
-    home = asked.shared / "cohorts" / f"{cohort.name}-{cohort.encoder}"
-    return opened(cohort.bags, home, dtype="float16", truth=None, say=quietly).path
+    home = asked.shared / "cohorts" / safe_name(f"{cohort.name}-{cohort.encoder}")
+    with _PACKING:  # trainings side by side ask for the same store
+        return opened(cohort.bags, home, dtype="float16", truth=None, say=quietly).path
+
+
+_PACKING = threading.Lock()
 
 
 def runs_of(cohort: SlideCohort, asked: Asked) -> Path:
     """Where the runs on a cohort lie. A look at the machinery and another seed are other runs."""
     kind = "fast_runs" if asked.fast else "runs"
-    return asked.shared / kind / f"{cohort.name}-{cohort.encoder}-seed{asked.seed}"
+    return asked.shared / kind / safe_name(f"{cohort.name}-{cohort.encoder}-seed{asked.seed}")
 
 
 def quietly(line: str) -> None:

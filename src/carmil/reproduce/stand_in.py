@@ -8,18 +8,18 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from carmil.bags.building import build_store
+from carmil.bags.names import write_names
 from carmil.bags.sources import Bag
 from carmil.bags.store import is_store
 from carmil.bags.writers import write_bag
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
-from carmil.files import whole_folder, write_text
+from carmil.files import passing_folder, whole_folder, write_text
 from carmil.reproduce.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.stand_in_slides import FAST, FULL, Size, slides_of
@@ -124,15 +124,15 @@ def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: 
     columns = ("name", "patient", "label", *(("split",) if official else ()))
     table = [("slide", *columns[1:]), *(tuple(getattr(slide, column) for column in columns) for slide in slides)]
     write_text(folder / "labels.csv", csv_text(table, for_people=False))
-    with TemporaryDirectory(prefix=f".{encoder}.", dir=folder) as aside:
-        work = Path(aside) / name
+    with passing_folder(folder) as aside:
+        work = aside / name
+        names = write_names(work, [slide.name for slide in slides])
         for slide in slides:
             size_of_tile = None if slide.places is None else float(PATCH)
             unit: Any = None if slide.places is None else "level0_px"
             rows = np.asarray(features[slide.nuclei], dtype=np.float16)
-            write_bag(
-                Bag(slide.name, rows, slide.places, unit, size_of_tile, encoder, slide.truth), work, "safetensors"
-            )
+            bag = Bag(slide.name, rows, slide.places, unit, size_of_tile, encoder, slide.truth)
+            write_bag(bag, work, "safetensors", names=names)
         with whole_folder(store) as whole:
             build_store(work, whole)
     write_text(record, json.dumps(key))

@@ -14,12 +14,13 @@ import numpy as np
 
 from carmil.bags.building import build_store, lock_file
 from carmil.bags.geometry import UNKNOWN, TileGeometry, check_geometry
+from carmil.bags.names import write_names
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Source
 from carmil.bags.store import Store, checksum, is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
-from carmil.files import whole_folder
+from carmil.files import safe_name, whole_folder
 from carmil.locks import locked
 from carmil.progress import encoding_progress
 from carmil.slides.encoders import Encoder
@@ -71,11 +72,14 @@ def _encode_slides(
     work = out.with_name(f"{out.name}.encoding") / _work_name(encoder, geometry)
     if remark := encoder.magnification_remark(geometry):
         say(remark)
+    ids = [*(cut.slide for cut in tiles.values()), *(store.ids if store is not None else ())]
+    names = write_names(work, ids)
+    names_of_files = {} if files is None else write_names(files[1], ids)
     placed, found = PlacedEncoder(encoder, device), EncodedSlides()
     with encoding_progress(len(tiles), sum(map(len, tiles.values()))) as (on_slide, on_tiles):
         for number, (path, cut) in enumerate(tiles.items(), 1):
             on_slide(cut.slide, number)
-            bag = _kept(cut, encoder, store, work)
+            bag = _kept(cut, encoder, store, work / f"{names[cut.slide]}.safetensors")
             if bag is not None:
                 found.kept.append(cut.slide)
                 on_tiles(len(cut))
@@ -85,10 +89,10 @@ def _encode_slides(
                 except CarmilError as error:
                     found.broken[path] = str(error)
                     continue
-                write_bag(bag, work, "safetensors")
+                write_bag(bag, work, "safetensors", names=names)
             if files is not None:
-                write_bag(bag, files[1], files[0])
-    found.store = _packed(store, work, out, say)
+                write_bag(bag, files[1], files[0], names=names_of_files)
+    found.store = _packed(store, work, names, out, say)
     return found
 
 
@@ -123,7 +127,7 @@ def _one_geometry(tiles: Iterable[Tiles]) -> TileGeometry:
 def _work_name(encoder: Encoder, geometry: TileGeometry) -> str:
     """Features of another encoder, pooling or geometry must not be packed into the same store."""
     made = repr((encoder.pooling, geometry.tile_pixels, geometry.tile_mpp))
-    return f"{encoder.name}-{checksum(made.encode())[:8]}"
+    return f"{safe_name(encoder.name)}-{checksum(made.encode())[:8]}"
 
 
 def _there(out: Path, encoder: Encoder, geometry: TileGeometry, say: Callable[[str], None]) -> Store | None:
@@ -148,9 +152,8 @@ def _there(out: Path, encoder: Encoder, geometry: TileGeometry, say: Callable[[s
     return store
 
 
-def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, work: Path) -> Bag | None:
-    """The features of these very tiles, if they are there whole."""
-    file = work / f"{tiles.slide}.safetensors"
+def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, file: Path) -> Bag | None:
+    """The features of these very tiles, if they are in the file or the store, whole."""
     bag = None
     if file.is_file():
         try:
@@ -202,15 +205,17 @@ def _same_slide(slide: Slide, tiles: Tiles) -> None:
         )
 
 
-def _packed(store: Store | None, work: Path, out: Path, say: Callable[[str], None]) -> Store | None:
+def _packed(
+    store: Store | None, work: Path, names: Mapping[str, str], out: Path, say: Callable[[str], None]
+) -> Store | None:
     """The store with what is new in it. It stays as it was until the new one is whole."""
     new = {file.stem for file in work.glob("*.safetensors")} if work.is_dir() else set()
     if not new:
         return store
     for i, entry in enumerate(store.entries if store is not None else ()):
-        if entry.id not in new:
+        if names[entry.id] not in new:
             assert store is not None
-            write_bag(store.bag(i), work, "safetensors")
+            write_bag(store.bag(i), work, "safetensors", names=names)
     with whole_folder(out) as aside:
         build_store(work, aside, say=say)
     shutil.rmtree(work)

@@ -69,10 +69,11 @@ def slides_in(paths: Sequence[Path]) -> list[Path]:
             raise CarmilError(f"{path}: there is no such slide or folder")
     named = defaultdict(list)
     for path in found:
-        named[path.stem].append(path)
-    for name, same in named.items():
+        named[path.stem.casefold()].append(path)
+    for same in named.values():
         if len(same) > 1:
             raise CarmilError(
-                f"two slides are called {name!r} ({same[0]}, {same[1]}): their files would be one; rename one"
+                f"two slides are called {same[0].stem!r} ({same[0]}, {same[1]}): their files would be one, at least where "
+                "case does not count; rename one"
             )
     return list(found)

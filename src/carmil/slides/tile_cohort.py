@@ -8,7 +8,7 @@ from typing import Any
 
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
-from carmil.files import write_text
+from carmil.files import safe_name, write_text
 from carmil.slides.opening import open_slide
 from carmil.slides.overview import look
 from carmil.slides.quality import RULES, check_rules, sort_out
@@ -129,7 +129,7 @@ def _done(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
 
 
 def _sheet_path(out: Path, slide: Path) -> Path:
-    return out / "sheets" / f"{slide.stem}.png"
+    return out / "sheets" / f"{safe_name(slide.stem)}.png"
 
 
 def _cell(out: Path, outcome: Outcome) -> tuple[str, str, Path | None]:

@@ -1,6 +1,7 @@
 """Cut tissue into tiles, on a grid anchored in micrometres; keep them in the files that TRIDENT and others know."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import h5py
 import numpy as np
 
 from carmil.bags.arrays import as_number, as_text, opened, owned
+from carmil.bags.hdf5 import attribute_text
 from carmil.errors import CarmilError, unknown
-from carmil.files import whole_file
+from carmil.files import safe_name, whole_file
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tissue import Tissue
 from carmil.untrusted import one_line_errors
@@ -81,8 +83,12 @@ def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
 
 
 def tiles_file(folder: Path, slide: str) -> Path:
-    """Where TRIDENT keeps a slide's tiles."""
-    return folder / "patches" / f"{slide}_patches.h5"
+    """The file of a slide's tiles in a folder as TRIDENT lays it out: one by TRIDENT itself, or where ours is or would be."""
+    ours = folder / "patches" / f"{safe_name(slide)}_patches.h5"
+    if ours.exists() or os.path.basename(slide) != slide or "\0" in slide:
+        return ours
+    theirs = folder / "patches" / f"{slide}_patches.h5"
+    return theirs if theirs.is_file() else ours
 
 
 def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mapping[str, Any] | None = None) -> Path:
@@ -96,7 +102,7 @@ def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mappi
             level0_magnification=10 / tiles.slide_mpp,
             target_magnification=10 / tiles.mpp,
             overlap=round(overlap * tiles.pixels),
-            name=tiles.slide,
+            name=attribute_text(tiles.slide),
             savetodir=str(path.parent),
             level0_width=tiles.width,
             level0_height=tiles.height,

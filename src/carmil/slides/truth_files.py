@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from carmil.csv_files import csv_text
-from carmil.files import safe_name, whole_file, write_text
+from carmil.files import safe_names, whole_file, write_text
 from carmil.slides.slide import Tiles
 from carmil.slides.tile_labels import TileLabels
 from carmil.truth import UNKNOWN
@@ -15,11 +15,12 @@ from carmil.truth import UNKNOWN
 def write_truth(labelled: Sequence[tuple[Tiles, TileLabels]], out: Path) -> list[str]:
     """Writes out/instances.csv and out/patch_labels/SLIDE.npy; says what it did. An unknown label is empty in the table."""
     rows: list[tuple[object, ...]] = [("slide", "x", "y", "label", "positive", "negative")]
+    names = safe_names(tiles.slide for tiles, _ in labelled)
     for tiles, found in labelled:
         words = np.where(found.labels == UNKNOWN, "", found.labels.astype(str))
         for (x, y), label, yes, no in zip(tiles.corners.tolist(), words, found.positive, found.negative, strict=True):
             rows.append((tiles.slide, x, y, label, f"{yes:.4g}", f"{no:.4g}"))
-        with whole_file(out / "patch_labels" / f"{safe_name(tiles.slide)}.npy") as aside, aside.open("wb") as file:
+        with whole_file(out / "patch_labels" / f"{names[tiles.slide]}.npy") as aside, aside.open("wb") as file:
             np.save(file, found.labels)
     write_text(out / "instances.csv", csv_text(rows, for_people=False))
     return [

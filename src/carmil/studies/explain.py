@@ -17,8 +17,8 @@ from carmil.bags.store import Store, open_store
 from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import pools_by_attention
-from carmil.files import whole_file, write_text
-from carmil.maps.evidence_files import ABOUT, evidence_file
+from carmil.files import safe_names, whole_file, write_text
+from carmil.maps.evidence_files import ABOUT, TAKEN
 from carmil.models.contract import BagModel
 from carmil.progress import counted
 from carmil.studies.cohort import Say
@@ -146,10 +146,11 @@ def _written(
 ) -> tuple[list[dict[str, Any]], int]:
     """The lines of all slides; those whose file is there whole are read, the others computed, one bag after the other."""
     lines, computed = [], 0
+    names = safe_names((subject.slide for subject in subjects), taken=TAKEN)
     with counted(f"explaining {run.name}", "slides") as on_slide:
         for done, subject in enumerate(subjects, 1):
-            path = evidence_file(out, subject.slide)
-            line = _line_in(path)
+            path = out / f"{names[subject.slide]}.parquet"
+            line = _line_in(path, subject.slide)
             if line is None:
                 bag = bags[subject.place]
                 models = [members[row] for row in subject.models]
@@ -199,12 +200,13 @@ def _write_slide(path: Path, bag: Bags, found: Explained, line: dict[str, Any]) 
         pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(told).encode()}), aside)
 
 
-def _line_in(path: Path) -> dict[str, Any] | None:
-    """The slide's line in a file that was written whole."""
+def _line_in(path: Path, slide: str) -> dict[str, Any] | None:
+    """The slide's line in a file that was written whole, for this slide and under this name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return json.loads(pq.read_schema(path).metadata[ABOUT])["line"]
+        line = json.loads(pq.read_schema(path).metadata[ABOUT])["line"]
+        return line if (line["slide"], line["file"]) == (slide, path.name) else None
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return None

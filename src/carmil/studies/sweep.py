@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from carmil.errors import CarmilError, unknown
+from carmil.files import safe_name
 from carmil.studies.cohort import Material, Say, material_of
 from carmil.studies.run_folder import StudyRun, begin
 from carmil.studies.settings import WHERE, Settings, plain_name
@@ -215,7 +216,7 @@ def _names(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def folder_name(values: Mapping[str, Any]) -> str:
     text = ",".join(f"{said_name(name)}={said(value)}" for name, value in values.items())
-    return re.sub(r"[^\w.,=+-]", "-", text)
+    return safe_name(re.sub(r"[^\w.,=+-]", "-", text)) if text else ""
 
 
 def _key(study: Settings, *, without: Sequence[str] = (), only: Sequence[str] | None = None) -> str:

@@ -1,0 +1,43 @@
+"""What the files of bags are called. A bag's id may be any text; its file's name may not.
+
+A bag whose file cannot have its name is listed in FOLDER/carmil_names.json, so that it is read back under its own.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from carmil.errors import CarmilError
+from carmil.files import safe_name, safe_names, write_text
+from carmil.untrusted import read_json
+
+TABLE = "carmil_names.json"
+
+
+def write_names(folder: Path, ids: Iterable[str]) -> dict[str, str]:
+    """The name, without ending, of each bag's file below `folder`; written down where it is not the id.
+
+    Give all ids of a cohort at once: then no two names differ only in case.
+    """
+    known = _table(folder)
+    before = {id: name for name, id in known.items()}
+    names = {id: before.get(id, name) for id, name in safe_names(ids).items()}
+    new = {name: id for id, name in names.items() if name != id}
+    if not new.items() <= known.items():
+        write_text(folder / TABLE, json.dumps(known | new, indent=1))
+    return names
+
+
+def read_names(folder: Path) -> dict[str, str]:
+    """The ids of bags by the names of their files in `folder`, which may be one below the exported folder."""
+    return _table(folder.parent) | _table(folder)
+
+
+def _table(folder: Path) -> dict[str, str]:
+    """A line counts if the name is one that the id would get: nobody's table gives a file another slide's name."""
+    if not (folder / TABLE).is_file():
+        return {}
+    found = read_json(folder / TABLE, "remove it, or export the bags again")
+    if not isinstance(found, dict) or not all(isinstance(id, str) for id in found.values()):
+        raise CarmilError(f"{folder / TABLE} is no table of names: remove it, or export the bags again")
+    return {name: id for name, id in found.items() if name in (safe_name(id), safe_name(id, taken=[id]))}

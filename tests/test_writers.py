@@ -1,0 +1,183 @@
+"""Everything that makes a file's name of a name out of a table or file, tried with names that climb, collide or cannot be."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from carmil.bags.building import build_store, regroup
+from carmil.bags.finding import find_bags
+from carmil.bags.names import TABLE, write_names
+from carmil.bags.readers import read_bag
+from carmil.bags.sources import Bag
+from carmil.bags.split_files import write_splits
+from carmil.bags.splits import make_splits
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+from carmil.maps.evidence_files import evidence_file
+from carmil.maps.tile_maps import TileMap
+from carmil.reproduce import slide_runs
+from carmil.slides import features, tile_cohort
+from carmil.slides.drawing import file_names
+from carmil.slides.slide import Tiles
+from carmil.slides.tile_labels import TileLabels
+from carmil.slides.tiling import read_tiles, tiles_file, write_tiles
+from carmil.slides.truth_files import write_truth
+from carmil.studies.sweep import folder_name
+
+HOSTILE = [
+    "../../x",
+    "/abs/x",
+    "a/b",
+    "..",
+    "",
+    "con",
+    "x" * 300,
+    "a\0b",
+    "a\nb",
+    "\u00e4/\u00f6",
+    "a\\b",
+    "~",
+    ".hidden",
+]
+LAYOUTS = ["clam", "trident", "stamp", "torchmil", "slideflow", "npy", "npz", "pt", "safetensors"]
+ONES = np.ones((3, 2), np.float32)
+
+
+def a_bag(name: str, layout: str = "", encoder: str = "uni") -> Bag:
+    return Bag(name, ONES, ONES * 4, "um" if layout == "stamp" else "level0_px", 4.0, encoder, np.ones(3, np.int64))
+
+
+def some_tiles(name: str) -> Tiles:
+    return Tiles(name, np.zeros((3, 2), np.int64), 4.0, 8, 0.5, 100, 100, 0.5)
+
+
+def touched(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def drawn(out: Path, name: str) -> None:
+    maps = [TileMap(name, np.ones(3), "evidence", model=name), TileMap("other", np.ones(3), "evidence", model=name)]
+    for file in file_names(maps):
+        touched(out / f"{file}.png")
+
+
+def labelled(out: Path, name: str) -> None:
+    write_truth([(some_tiles(name), TileLabels(np.ones(3, np.int64), np.ones(3), np.ones(3)))], out)
+
+
+def divided(out: Path, name: str, form: str) -> None:
+    names = [f"{name}{i}" for i in range(8)]
+    splits = make_splits(names, names, [i % 2 for i in range(8)], folds=2, validation=0.25)
+    write_splits(out, splits, form=form, labels=[i % 2 for i in range(8)], classes=[name, "other"])
+
+
+def encoded(out: Path, name: str) -> None:
+    encoder = SimpleNamespace(name=name, pooling=None)
+    touched(out / features._work_name(encoder, some_tiles("a").geometry) / "file")
+
+
+def reproduced(out: Path, name: str) -> None:
+    cohort, asked = SimpleNamespace(name="brca", encoder=name), SimpleNamespace(fast=True, shared=out, seed=0)
+    touched(slide_runs.runs_of(cohort, asked) / "file")
+
+
+WRITERS = {
+    **{
+        f"bag as {layout}": lambda out, name, layout=layout: write_bag(a_bag(name, layout), out, layout)
+        for layout in LAYOUTS
+    },
+    "bag of an encoder": lambda out, name: write_bag(a_bag("slide", encoder=name), out, "trident"),
+    "tiles": lambda out, name: write_tiles(some_tiles(name), out),
+    "sheet": lambda out, name: touched(tile_cohort._sheet_path(out, Path("scans") / f"{name.replace(chr(0), '')}.svs")),
+    "evidence": lambda out, name: touched(evidence_file(out, name)),
+    "maps": drawn,
+    "labels of tiles": labelled,
+    "point of a sweep": lambda out, name: touched(out / "points" / folder_name({"model": name}) / "file"),
+    "encoding": encoded,
+    "runs of a recipe": reproduced,
+    **{
+        f"splits of {form}": lambda out, name, form=form: divided(out, name, form)
+        for form in ("carmil", "clam", "patho-bench")
+    },
+}
+
+
+@pytest.mark.finding(n=10)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_writer_leaves_its_folder_whatever_a_slide_patient_class_or_encoder_is_called(writer, tmp_path, monkeypatch):
+    work = tmp_path / "deep" / "deeper"
+    work.mkdir(parents=True)
+    monkeypatch.chdir(work)
+    for i, name in enumerate(HOSTILE):
+        out = work / f"out{i}"
+        WRITERS[writer](out, name)
+        assert any(path.is_file() for path in out.rglob("*")), name
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+    assert [path.name for path in work.parent.iterdir()] == ["deeper"]
+    assert {path.name for path in work.iterdir()} == {f"out{i}" for i in range(len(HOSTILE))}
+    assert not Path("/abs").exists()
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """A store of patients called as a table calls them."""
+    for i in range(4):
+        write_bag(Bag(f"{i}", ONES * i, ONES, "level0_px", 4.0, "uni/v2"), tmp_path / "in", "npz")
+    store = build_store(tmp_path / "in", tmp_path / "store")
+    names = dict(zip(store.ids, ["../../x", "/abs/x", "Slide", "slide"], strict=True))
+    return regroup(store, names, tmp_path / "patients")
+
+
+@pytest.mark.finding(n=10)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "stamp"])
+def test_exported_bags_stay_in_out_and_come_back_under_their_names(patients, layout, tmp_path, said):
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    if layout in ("clam", "trident"):
+        status, _, err = said(
+            "cohort", "export", str(patients.path), "--out", str(tmp_path / "out"), "--layout", layout
+        )
+        assert status == 0, err
+    else:
+        names = write_names(tmp_path / "out", patients.ids)
+        for i in range(4):
+            write_bag(patients.bag(i), tmp_path / "out", layout, names=names)
+    new = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert all((tmp_path / "out") in path.parents for path in new) and not Path("/abs").exists()
+    stems = [path.name.partition(".")[0].casefold() for path in new if path.suffix in (".h5", ".npy", ".pt", ".npz")]
+    assert layout == "safetensors" or len(set(stems)) == 4
+    again = build_store(tmp_path / "out", tmp_path / "again")
+    assert again.ids == patients.ids and again.encoder in (patients.encoder, None, "v2")
+    for i in range(4):
+        assert np.array_equal(again.bag(i).features, patients.bag(i).features)
+
+
+@pytest.mark.finding(n=10)
+def test_an_encoder_no_folder_can_be_called_after_comes_back(tmp_path):
+    path = write_bag(a_bag("s", encoder="timm/resnet@../../x"), tmp_path, "trident")
+    assert path.parent.parent == tmp_path
+    (source,) = find_bags(tmp_path).sources
+    assert read_bag(source).encoder == "timm/resnet@../../x"
+
+
+@pytest.mark.finding(n=10)
+def test_a_table_of_names_gives_no_file_the_name_of_another_slide(tmp_path):
+    path = write_bag(a_bag("a/b"), tmp_path, "npz")
+    (tmp_path / TABLE).write_text(f'{{"{path.stem}": "another"}}')
+    assert [source.id for source in find_bags(tmp_path).sources] == [path.stem]
+    (tmp_path / TABLE).write_text('{"x": 1}')
+    with pytest.raises(CarmilError, match="is no table of names"):
+        find_bags(tmp_path)
+
+
+@pytest.mark.finding(n=10)
+@pytest.mark.parametrize("name", ["Fall 3 (\u00e4)", "a#b%20", "con"])
+def test_tiles_are_found_under_the_slides_name_whoever_cut_them(name, tmp_path):
+    written = write_tiles(some_tiles(name), tmp_path / "ours")
+    assert tiles_file(tmp_path / "ours", name) == written and read_tiles(written).slide == name
+    by_trident = tmp_path / "theirs" / "patches" / f"{name}_patches.h5"
+    by_trident.parent.mkdir(parents=True)
+    written.rename(by_trident)
+    assert tiles_file(tmp_path / "theirs", name) == by_trident
