@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from carmil.maps.tile_maps import scaled, tile_maps
+from carmil.maps.tile_maps import TileMap, leading_map, limits, scaled, tile_maps
 
 
 def test_min_max_keeps_proportions_and_zero_stays_where_it_was():
@@ -32,5 +32,43 @@ def test_the_name_of_a_map_says_what_it_is():
     )
     assert [one.signed for one in (factual, counterfactual, difference, evidence)] == [False, False, True, True]
     assert evidence.title == "evidence for DCIS"
-    assert evidence.ends == ("refutes DCIS", "supports DCIS")
-    assert tile_maps({"DCIS": [1.0]}, {"DCIS": "factual"}, model="car")[0].title == "car: factual attention for DCIS"
+    assert evidence.ends == ("against DCIS", "for DCIS")
+    assert tile_maps({"DCIS": [1.0]}, {"DCIS": "factual"}, model="car")[0].title == "car: attention weight for DCIS"
+
+
+@pytest.mark.finding(n=9)
+def test_attention_after_the_softmax_is_a_weight_and_before_it_a_score():
+    values = np.array([0.2, 0.8])
+    assert [one.title for one in tile_maps({"factual": values, "counterfactual": values, "difference": values})] == [
+        "attention weight",
+        "counterfactual attention weight",
+        "attention weight minus counterfactual attention weight",
+    ]
+    scores = TileMap("factual", np.array([-3.0, 1.0]), "factual", scores=True)
+    assert scores.title == "attention score"
+    assert scores.scaling("minmax").startswith("from the lowest to the highest value")
+    assert limits(scores, "minmax") == ("(−3)", "(1)") and scores.shades("minmax").tolist() == [0, 1]
+    (weights, *_) = tile_maps({"factual": values})
+    assert weights.scaling("minmax").startswith("from 0 to the highest weight")
+    assert limits(weights, "minmax") == ("(0)", "(0.8)") and weights.shades("minmax").tolist() == [0.25, 1]
+
+
+@pytest.mark.finding(n=3)
+def test_a_negligible_or_constant_map_is_not_stretched_over_the_colours():
+    rng = np.random.default_rng(0)
+    noise = 1e-5 * rng.normal(size=100)
+    evidence, difference = tile_maps({"DCIS": noise, "difference": noise})
+    assert evidence.negligible and difference.negligible
+    for scale in ("minmax", "rank"):
+        assert (evidence.shades(scale) == 0).all() and evidence.scaling(scale).startswith("negligible, drawn as 0")
+    (uniform,) = tile_maps({"factual": 0.01 + noise / 100})
+    assert uniform.even and (uniform.shades("minmax") > 0.99).all() and (uniform.shades("rank") == 0).all()
+    (one_tile,) = tile_maps({"DCIS": np.array([0.0, 0.0, 0.02])})
+    assert not one_tile.negligible and one_tile.shades("minmax").tolist() == [0, 0, 1]
+
+
+@pytest.mark.finding(n=3)
+def test_the_leading_map_is_the_first_of_evidence_and_never_the_difference_of_attention():
+    maps = tile_maps({"factual": [1.0], "difference": [1.0], "DCIS": [1.0], "benign": [1.0]})
+    assert leading_map(maps).name == "DCIS"
+    assert leading_map(maps[:2]).name == "factual"

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 from carmil.maps.colours import colour_of
@@ -66,12 +67,12 @@ def test_a_slide_of_several_divisions_is_shown_once():
 def test_a_tile_has_its_colour_where_it_lies_and_the_rest_is_see_through(tmp_path):
     x, y = np.array([1024, 2048, 1024, 3072]), np.array([512, 512, 1536, 1536])
     evidence = np.array([-2.0, 4.0, 0.0, 1.0])
-    columns = {"x": x, "y": y, "u": evidence**2, "a": evidence, "evidence_a": -evidence, "evidence_b": evidence}
+    columns = {"x": x, "y": y, "u": evidence, "a": evidence**2, "evidence_a": -evidence, "evidence_b": evidence}
     write_evidence(tmp_path, "s0", columns)
     (shown,) = gallery(two([0.8], [1]), CLASSES, tmp_path, on_a_plane=True)
-    assert [one.title for one in shown.maps] == ["factual attention", "evidence for b"]
-    assert [one.span for one in shown.maps] == ["0 to 16", "±4"]
-    attention, signed = (pixels(one) for one in shown.maps)
+    assert [one.title for one in shown.maps] == ["evidence for b", "attention weight"]
+    assert [one.span for one in shown.maps] == ["±4", "0 to 16"]
+    signed, attention = (pixels(one) for one in shown.maps)
     assert signed.shape == (2, 3, 4)
     assert signed[..., 3].tolist() == [[255, 255, 0], [255, 0, 255]]
     np.testing.assert_allclose(signed[[0, 0, 1, 1], [0, 1, 0, 2], :3], colour_of(evidence / 4, signed=True), atol=6)
@@ -90,10 +91,10 @@ def test_the_answer_by_the_threshold_chooses_whose_evidence_is_drawn(tmp_path):
 
 def test_instances_without_a_place_stand_in_the_order_of_the_evidence(tmp_path):
     evidence = np.random.default_rng(0).normal(size=50)
-    write_evidence(tmp_path, "s0", {"u": -evidence, "evidence_a": -evidence, "evidence_b": evidence})
+    write_evidence(tmp_path, "s0", {"a": np.exp(-evidence), "evidence_a": -evidence, "evidence_b": evidence})
     (shown,) = gallery(two([0.8], [1]), CLASSES, tmp_path, on_a_plane=True)
     assert shown.strip
-    attention, signed = (pixels(one) for one in shown.maps)
+    signed, attention = (pixels(one) for one in shown.maps)
     assert signed.shape == (1, 50, 4)
     expected = colour_of(np.sort(evidence) / np.abs(evidence).max(), signed=True)
     np.testing.assert_allclose(signed[0, :, :3], expected, atol=6)
@@ -121,7 +122,7 @@ def test_twelve_slides_of_ten_thousand_tiles_stay_small(tmp_path):
     rng = np.random.default_rng(0)
     y, x = np.divmod(np.arange(10_000), 100)
     for i in range(12):
-        maps = {name: rng.normal(size=10_000) for name in ("u", "u_cf", "evidence_a", "evidence_b")}
+        maps = {name: rng.normal(size=10_000) for name in ("a", "a_cf", "evidence_a", "evidence_b")}
         write_evidence(tmp_path, f"s{i}", {"x": x * 256, "y": y * 256, **maps})
     found = gallery(two(np.tile([0.1, 0.8], 6), np.arange(12) // 2 % 2), CLASSES, tmp_path, on_a_plane=True)
     assert [len(one.maps) for one in found] == [3] * 12
@@ -134,3 +135,28 @@ def test_the_scale_has_the_colours_of_the_maps():
         == "linear-gradient(to right, rgb(238 234 244) 0%, rgb(128 80 170) 60%, rgb(52 16 88) 100%)"
     )
     assert "rgb(236 236 238) 50%" in gradient(signed=True)
+
+
+@pytest.mark.finding(n=9)
+def test_report_overlays_and_viewer_show_the_same_values_under_the_same_name(tmp_path):
+    from carmil.bags.bags import Bags
+    from carmil.counterfactual import create_model
+    from carmil.evidence.decision import Decision
+    from carmil.maps.evidence_files import read_evidence
+    from carmil.studies.explained import explained
+    from carmil.training.population import Member, Population
+    from carmil.viewer.cases import Case, RunCases
+    from carmil.viewer.maps import Maps
+
+    population = Population(lambda: create_model("car/abmil", 3, 2, hidden=4, attention=2), [Member()])
+    bag = Bags.from_list([torch.randn(20, 3, generator=torch.Generator().manual_seed(0))])
+    found = explained([population.member(0)], bag, ("path",), CLASSES, searched=False)
+    write_evidence(tmp_path, "s0", {name: values.numpy() for name, values in found.columns.items()})
+    drawn = {one.title: one.values for one in read_evidence(tmp_path / "s0.parquet").maps(of="b")}
+    case = Case("s0", 0, (0,), Decision(tuple(CLASSES)), np.array([0.5, 0.5]))
+    viewer = Maps(RunCases("run", tuple(CLASSES), bag, (case,), population))
+    shown = {kind.title: viewer.shown(0, kind.name, 1).values for kind in viewer.kinds.values()}
+    for title in ("attention weight", "counterfactual attention weight"):
+        assert drawn[title].sum() == pytest.approx(1, abs=1e-6)
+        np.testing.assert_allclose(drawn[title], shown[title], atol=1e-7)
+    np.testing.assert_allclose(drawn["evidence for b"], shown["evidence"], atol=1e-7)

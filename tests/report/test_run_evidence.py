@@ -95,17 +95,17 @@ def test_the_figures_of_the_evidence_are_those_of_its_summary(explained):
     moved = {line[0]: line[1:] for line in table_of(text, "mean over slides, 95 % interval")}
     learned, searched = summary["counterfactual"], summary["searched"]
     assert moved["slides that are answered otherwise"] == [f"{learned['turned']} of 16", f"{searched['turned']} of 16"]
-    assert moved["attention that moved, of 2"] == [shown(part["attention_moved"]) for part in (learned, searched)]
+    assert moved["attention weight that moved, of 2"] == [shown(part["attention_moved"]) for part in (learned, searched)]
     for name in ("spearman", "pearson"):
         between = summary["correlations"]["u and u_cf"][name]
-        assert moved[f"{name.capitalize()} of u and u_cf"] == [shown(between), "–"]
+        assert moved[f"{name.capitalize()} of attention scores and counterfactual ones"] == [shown(between), "–"]
     agreement = next(lines for lines in tables(text) if "AUPRC+" in lines[0])
     assert agreement[1][0] == "path" and agreement[2][0] == "attention"
     auprc = summary["truth"]["agreement"]["path"]["auprc_plus"]
     assert agreement[1][1].startswith(f"{100 * auprc['value']:.1f}")
     concentration = next(lines for lines in tables(text) if "Gini" in lines[0])
     assert concentration[1][:3] == [
-        "attention",
+        "attention weight",
         shown(summary["concentration"]["attention_normalised_entropy"]),
         shown(summary["concentration"]["attention_gini"]),
     ]

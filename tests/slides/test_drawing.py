@@ -80,16 +80,16 @@ def test_the_legend_says_the_class_the_scaling_and_research_use_only(tmp_path, p
     contour = [Region("carcinoma", (np.array([[10.0, 10], [900, 10], [900, 900]]),))]
     painter = Painter(slide, tiles, tile_maps({"DCIS": values}), annotations=contour)
     write_pngs(painter, [tmp_path / "a.png"], longest=1200)
-    assert {"evidence for DCIS", "research use only", "refutes DCIS (−3)", "supports DCIS (+3)", "0"} <= set(words)
+    assert {"evidence for DCIS", "research use only", "against DCIS (−3)", "for DCIS (+3)", "0"} <= set(words)
     assert "annotated: carcinoma" in words
     assert any(text.startswith("signed: as far to both sides of 0") for text in words)
     assert "200 µm" in words or "500 µm" in words
     words.clear()
     write_pngs(Painter(slide, tiles, tile_maps({"factual": values})), [tmp_path / "c.png"], longest=1200)
-    assert any(text.startswith("raw scores, min-max") for text in words)
+    assert any(text.startswith("from 0 to the highest weight") for text in words)
     words.clear()
     write_pngs(Painter(slide, tiles, tile_maps({"factual": values}), "rank"), [tmp_path / "b.png"], longest=1200)
-    assert {"factual attention", "looked at most (1)"} <= set(words)
+    assert {"attention weight", "looked at most (1)"} <= set(words)
     assert any(text.startswith("by rank") for text in words)
     with Image.open(tmp_path / "b.png") as image:
         assert "research use only" in image.text["Description"]
@@ -130,14 +130,14 @@ def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slid
     comparison.draw_ends(slide, tiles, one, tmp_path / "tiles.png", top=2)
     assert [high_low.tolist() for high_low in ends_of(one, 2)] == [[12, 37], [5]]
     expected = [
-        "supports DCIS: 2 tiles",
+        "for DCIS: 2 tiles",
         "+4",
         "x 200",
         "y 100",
         "+3",
         "x 700",
         "y 300",
-        "refutes DCIS: one tile",
+        "against DCIS: one tile",
         "−1.5",
     ]
     assert [text for text in words if text in expected] == expected
@@ -155,13 +155,34 @@ def test_zooms_are_where_the_map_is_highest_and_never_over_each_other(plain_slid
     assert second[0] >= first[2] or second[1] >= first[3]
 
 
+@pytest.mark.finding(n=3)
+def test_the_zooms_of_the_comparison_go_to_the_largest_evidence_for_or_against(
+    tmp_path, plain_slide, grid_of_tiles, monkeypatch
+):
+    slide = plain_slide(4000, 3000)
+    tiles = grid_of_tiles(slide, 100)
+    evidence, moved = np.zeros(len(tiles)), np.zeros(len(tiles))
+    evidence[[0, 620]] = 1, -3
+    moved[1199] = 1
+    marked = []
+    monkeypatch.setattr(comparison, "_mark", lambda draw, at, regions, scale: marked.extend(regions))
+    maps = tile_maps({"factual": moved, "difference": moved, "DCIS": evidence})
+    comparison.draw_comparison(Painter(slide, tiles, maps), tmp_path / "comparison.png")
+    (x, y), first = tiles.corners[620], marked[0]
+    assert first[0] <= x < first[2] and first[1] <= y < first[3] and marked[1] == (0, 0, 600, 600)
+    marked.clear()
+    flat = Painter(slide, tiles, tile_maps({"DCIS": np.full(len(tiles), 1e-7)}))
+    comparison.draw_comparison(flat, tmp_path / "flat.png")
+    assert marked == []
+
+
 def test_models_are_compared_in_one_figure_with_chosen_zooms(tmp_path, plain_slide, grid_of_tiles, words):
     slide = plain_slide(2000, 1000)
     tiles = grid_of_tiles(slide, 250)
     values = np.linspace(-1, 1, len(tiles))
     maps = [one for name in ("abmil", "car") for one in tile_maps({"factual": values, "DCIS": values}, model=name)]
     written = draw_maps(slide, tiles, maps, tmp_path, longest=300, regions=[(0, 0, 500, 500)], top=1)
-    assert {"abmil: factual attention", "car: evidence for DCIS"} <= set(words)
+    assert {"abmil: attention weight", "car: evidence for DCIS"} <= set(words)
     names = ["abmil_factual", "abmil_evidence_DCIS", "car_factual", "car_evidence_DCIS"]
     files = [f"{name}.png" for name in names] + ["comparison.png"] + [f"tiles_{name}.png" for name in names]
     assert [path.name for path in written] == files

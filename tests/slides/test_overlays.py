@@ -10,8 +10,8 @@ import tifffile
 
 from carmil.maps.tile_maps import tile_maps
 from carmil.slides import overlays
-from carmil.slides.annotations import read_annotations
-from carmil.slides.contours import top_region_contours
+from carmil.slides.annotations import Region
+from carmil.slides.contours import regions_of, top_region_contours
 from carmil.slides.overlays import write_geojson, write_ome_tiff
 from carmil.slides.painting import Painter
 from carmil.slides.tile_labels import label_tiles
@@ -58,12 +58,12 @@ def test_tiles_go_to_qupath_with_their_values_and_colours(tmp_path, plain_slide,
     assert len(squares) == 60 and len({one["id"] for one in found["features"]}) == len(found["features"])
     first, without, last = squares[0], squares[3], squares[-1]
     assert first["geometry"]["coordinates"] == [[[0, 0], [100, 0], [100, 100], [0, 100], [0, 0]]]
-    assert first["properties"]["measurements"] == {"factual attention": 0, 'evidence for in situ: "DCIS"': -1}
-    assert first["properties"]["classification"]["name"] == 'refutes in situ  "DCIS"'
-    assert last["properties"]["classification"]["name"] == 'supports in situ  "DCIS"'
+    assert first["properties"]["measurements"] == {"attention weight": 0, 'evidence for in situ: "DCIS"': -1}
+    assert first["properties"]["classification"]["name"] == 'against in situ  "DCIS"'
+    assert last["properties"]["classification"]["name"] == 'for in situ  "DCIS"'
     assert last["properties"]["color"][2] > last["properties"]["color"][0]
     assert first["properties"]["color"][0] > first["properties"]["color"][2]
-    assert without["properties"] == {"objectType": "tile", "measurements": {"factual attention": 3}}
+    assert without["properties"] == {"objectType": "tile", "measurements": {"attention weight": 3}}
 
 
 def test_a_tile_whose_side_is_a_fraction_ends_between_pixels(tmp_path, plain_slide, grid_of_tiles):
@@ -73,17 +73,46 @@ def test_a_tile_whose_side_is_a_fraction_ends_between_pixels(tmp_path, plain_sli
     assert found["features"][-1]["geometry"]["coordinates"][0][2] == [274.285, 274.285]
 
 
-def test_the_top_regions_of_the_file_are_the_tiles_of_the_highest_values(tmp_path, plain_slide, grid_of_tiles):
+@pytest.mark.finding(n=3)
+def test_the_regions_of_the_file_are_the_tiles_that_speak_most_for_and_most_against(
+    tmp_path, plain_slide, grid_of_tiles
+):
     slide = plain_slide(2000, 2000)
     tiles = grid_of_tiles(slide, 100)
     values = np.random.default_rng(0).normal(size=len(tiles))
-    path = write_geojson(tiles, tile_maps({"DCIS": values}), tmp_path / "s.geojson")
-    regions = [
-        one for one in read_annotations(path, width=2000, height=2000) if one.name == "top region, supports DCIS"
-    ]
-    labels = label_tiles(tiles, regions, complete=True).labels
-    top = np.argsort(-values)[: round(0.05 * len(tiles))]
-    assert set(np.flatnonzero(labels)) == set(top)
+    noise = 1e-5 * np.random.default_rng(1).normal(size=len(tiles))
+    path = write_geojson(tiles, tile_maps({"difference": noise, "DCIS": values}), tmp_path / "s.geojson")
+    found = read(path)
+    assert found["carmil"]["coloured_by"] == "evidence for DCIS"
+    regions = {"for DCIS": [], "against DCIS": []}
+    for one in found["features"]:
+        if one["properties"]["objectType"] == "annotation":
+            rings = tuple(np.array(ring[:-1]) for ring in one["geometry"]["coordinates"])
+            regions[one["properties"]["classification"]["name"]].append(Region("region", rings))
+            assert np.sign(one["properties"]["measurements"]["mean evidence for DCIS"]) == (
+                1 if one["properties"]["name"].startswith("for DCIS, region ") else -1
+            )
+    count = round(0.05 * len(tiles))
+    for name, order in (("for DCIS", np.argsort(-values)), ("against DCIS", np.argsort(values))):
+        labels = label_tiles(tiles, regions[name], complete=True).labels
+        assert set(np.flatnonzero(labels)) == set(order[:count])
+
+
+@pytest.mark.finding(n=3)
+def test_noise_is_no_region_and_classifies_no_tile(tmp_path, plain_slide, grid_of_tiles):
+    slide = plain_slide(1000, 1000)
+    tiles = grid_of_tiles(slide, 100)
+    noise = 1e-5 * np.random.default_rng(0).normal(size=len(tiles))
+    found = read(write_geojson(tiles, tile_maps({"DCIS": noise}), tmp_path / "s.geojson"))
+    assert {one["properties"]["objectType"] for one in found["features"]} == {"tile"}
+    assert not any("classification" in one["properties"] for one in found["features"])
+    assert len({tuple(one["properties"]["color"]) for one in found["features"]}) == 1
+    assert found["carmil"]["scale"].startswith("negligible")
+    assert regions_of(tiles, tile_maps({"DCIS": np.full(100, 0.3)})[0]) == []
+    small = np.where(np.arange(100) < 3, 1.0, -0.01)
+    found = read(write_geojson(tiles, tile_maps({"DCIS": small}), tmp_path / "t.geojson"))
+    names = [one["properties"].get("classification", {}).get("name") for one in found["features"]]
+    assert names.count("for DCIS") == 1 + 3 and "against DCIS" not in names
 
 
 def test_tiles_that_touch_become_one_polygon_with_its_hole(plain_slide, grid_of_tiles):

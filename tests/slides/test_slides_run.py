@@ -14,6 +14,7 @@ from carmil.slides.encoders import load_encoder
 from carmil.slides.features import encode_slides
 from carmil.slides.tile_cohort import tile_slides
 from carmil.slides.tiling import read_tiles, tiles_file
+from carmil.studies.run_folder import read_run
 from carmil.studies.settings import Settings
 from carmil.studies.train import run_study
 
@@ -96,7 +97,7 @@ def test_one_command_goes_from_slides_to_answers_maps_and_geojson(tmp_path, run,
     rows = open_store(out / "features").entries[1].rows
     assert len(evidence) == rows > 4
     maps = out / "maps" / "new_red"
-    for name in ("factual", "counterfactual", "difference", "evidence_red", "evidence_blue", "comparison"):
+    for name in ("factual", "counterfactual", "evidence_red", "evidence_blue", "comparison"):
         assert (maps / f"{name}.png").stat().st_size > 1000
     features = json.loads((maps / "new_red.geojson").read_text())["features"]
     tiles = [one for one in features if one["properties"]["objectType"] == "tile"]
@@ -105,6 +106,45 @@ def test_one_command_goes_from_slides_to_answers_maps_and_geojson(tmp_path, run,
     for colour in ("red", "blue"):
         drawn = [one["properties"]["measurements"][f"evidence for {colour}"] for one in tiles]
         assert np.allclose(drawn, evidence[f"evidence_{colour}"], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.finding(n=2)
+@pytest.mark.finding(n=3)
+def test_slides_run_answers_by_the_runs_rule_and_shows_the_evidence_of_that_answer(
+    tmp_path, said, cohort, small_weights, make_cohort_slide
+):
+    """A threshold that turns the answer turns the maps too; a slide of the run is answered as in its report."""
+    shutil.copytree(cohort / "run", tmp_path / "run")
+    models = json.loads((tmp_path / "run" / "models.json").read_text())
+    new = make_cohort_slide(tmp_path / "new.tif", "red")
+    slides = [str(new), str(cohort / "scans" / "s3.tif")]
+    words = ["--encoder", ENCODER, "--weights", str(small_weights), "--device", "cpu", "--longest", "300"]
+    for at, answer, other in ((0.01, "red", "blue"), (0.99, "blue", "red")):
+        for model in models:
+            model["threshold"] = at
+        (tmp_path / "run" / "models.json").write_text(json.dumps(models))
+        out = tmp_path / answer
+        status, echoed, told = said(
+            "slides", "run", *slides, *words, "--model", str(tmp_path / "run"), "--out", str(out)
+        )
+        assert status == 0, told
+        assert f"answer: red if p(red) >= {at}, else blue" in echoed
+        table = pd.read_csv(out / "predictions.csv").set_index("slide")
+        assert (
+            table["answer"].tolist() == [answer, answer] and 0.01 < table["p_red"].min() < table["p_red"].max() < 0.99
+        )
+        assert table["models"].to_dict() == {"new": 2, "s3": 1}
+        assert table.loc["s3", "p_red"] == pytest.approx(
+            read_run(tmp_path / "run").predictions().set_index("slide").loc["s3", "p_red"], rel=1e-12
+        )
+        summary = pd.read_csv(out / "evidence" / "summary.csv").set_index("slide")
+        assert (summary["prediction"] == answer).all()
+        found = json.loads((out / "maps" / "new" / "new.geojson").read_text())
+        assert found["carmil"]["coloured_by"] == f"evidence for {answer}"
+        classes = {one["properties"].get("classification", {}).get("name") for one in found["features"]}
+        assert classes <= {f"for {answer}", f"against {answer}", None} and not any(
+            other in str(name) for name in classes
+        )
 
 
 def test_started_again_it_encodes_only_what_is_new(tmp_path, run, make_cohort_slide):
@@ -124,7 +164,7 @@ def test_tiles_that_are_cut_are_not_cut_again(tmp_path, run, cohort):
     slide = cohort / "scans" / "s3.tif"
     status, said, told = run([slide], "--tiles", str(cohort / "tiles"))
     assert status == 0 and not (tmp_path / "out" / "tiles").exists()
-    assert "s3" in said and "the run was trained on the features of 1 of these" in told
+    assert "s3" in said and "each is answered by the models that were tested on it" in told
 
 
 @pytest.fixture

@@ -26,15 +26,15 @@ WIDTH, HEIGHT = 20480, 14336
 CASES = 3000
 BROKEN = 17  # this case cannot be read
 MAPS = [
-    {"name": "factual", "title": "Factual attention", "diverging": False, "of_class": False},
-    {"name": "counterfactual", "title": "Counterfactual attention", "diverging": False, "of_class": False},
-    {"name": "difference", "title": "Factual minus counterfactual", "diverging": True, "of_class": False},
+    {"name": "factual", "title": "attention weight", "diverging": False, "of_class": False},
+    {"name": "counterfactual", "title": "counterfactual attention weight", "diverging": False, "of_class": False},
+    {"name": "difference", "title": "attention weight minus counterfactual", "diverging": True, "of_class": False},
     {"name": "evidence", "title": "Evidence", "diverging": True, "of_class": True},
 ]
 MEANINGS = {
     "factual": "How much of its attention the model gives to each tile, to answer as it does.",
     "counterfactual": "Where the model would look for its answer to change.",
-    "difference": "Attention minus counterfactual attention, as shares of the slide.",
+    "difference": "Attention weight minus counterfactual attention weight.",
     "evidence": "Path evidence: how much each tile moves the logit of the class, on the way from what the model ignores "
     "to what it attends.",
 }

@@ -228,7 +228,7 @@ def test_maps_and_classes_change_and_the_legend_says_what_the_colours_mean(opene
     assert page.get_by_role("heading", name="Most supporting “micro”").is_visible()
     page.locator("#map").select_option("factual")
     settled(page)
-    assert "little attention" in legend.inner_text() and "map=factual" in page.evaluate("location.hash")
+    assert "low attention weight" in legend.inner_text() and "map=factual" in page.evaluate("location.hash")
     page.keyboard.press("3")
     settled(page)
     assert page.get_by_role("heading", name="Most supporting “macro”").is_visible()
@@ -338,7 +338,7 @@ def test_zoom_and_flight_are_in_the_link_and_a_split_view_moves_together(opened,
     page = opened(f"{made_up}/#case={SLIDE}&split=factual")
     assert page.locator(".pane").count() == 2
     assert "Evidence: macro" in page.locator("figcaption").nth(0).inner_text()
-    assert "Factual attention" in page.locator("figcaption").nth(1).inner_text()
+    assert "attention weight" in page.locator("figcaption").nth(1).inner_text()
     page.locator(".tile.for").first.click()
     until(page, "location.hash.includes('view=')")
     best = top(SLIDE, 2, 8)["supporting"][0]

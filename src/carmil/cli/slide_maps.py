@@ -38,7 +38,10 @@ def slides_draw(
     out: OutOption = Path("maps"),
     maps: Annotated[
         str,
-        typer.Option("--map", help="factual, counterfactual, difference, a class.  [default: those, and the answer]"),
+        typer.Option(
+            "--map",
+            help="A class (its evidence), factual, counterfactual (weights), difference.  [default: all but the last]",
+        ),
     ] = "",
     scale: Annotated[Scaling, typer.Option(help="How values become colours.")] = Scaling.minmax,
     longest: Annotated[int, typer.Option(min=16, help="Pixels of a picture's longer side.")] = 4000,
@@ -47,19 +50,21 @@ def slides_draw(
     ] = None,
     regions: Annotated[
         list[str] | None,
-        typer.Option("--region", help="X,Y,WIDTH,HEIGHT to zoom into.  [default: where the map is highest]"),
+        typer.Option(
+            "--region", help="X,Y,WIDTH,HEIGHT to zoom into.  [default: the largest evidence, for or against]"
+        ),
     ] = None,
     geojson: Annotated[
-        bool, typer.Option("--geojson", help="Also for QuPath: tiles with values, top regions.")
+        bool, typer.Option("--geojson", help="Also for QuPath: tiles with values, regions for and against.")
     ] = False,
     ome_tiff: Annotated[bool, typer.Option("--ome-tiff", help="Also as pyramidal OME-TIFF.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Tiles shown of each end of a map.")] = 8,
     colour: Annotated[bool, typer.Option("--colour", help="Leave the slide its colours below the map.")] = False,
     mpp: MppOption = None,
 ) -> None:
-    """Draw what `carmil explain` found onto the slides: where a model looks, what supports its answer and what refutes it.
+    """Draw what `carmil explain` found onto the slides: the evidence for and against the answer, and where the model looks.
 
-    A folder a slide: a picture a map with its legend, all maps beside each other, the most supporting and refuting tiles.
+    One folder per slide: one picture per map with its legend, all maps side by side, the tiles that speak most for and against.
 
     Examples:
       carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --geojson

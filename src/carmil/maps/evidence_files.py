@@ -48,14 +48,16 @@ class SlideEvidence:
         return np.stack([self.columns["x"], self.columns["y"]], axis=1).astype(np.float64)
 
     def maps(self, asked: Sequence[str] = (), *, of: str | None = None, model: str = "") -> list[TileMap]:
-        """Those that are asked for: factual, counterfactual, difference, or classes. None: what there is, for the answer.
+        """Those that are asked for: factual, counterfactual, difference, or classes.
 
+        By default the evidence of the answer, then attention weights and counterfactual attention weights where there are any.
         of: the class whose evidence is shown, by default `explained_class`. Where every class has attention of its own, it is
         that of this class.
         """
         shown = self.explained_class if of is None else of
         there = self._there(shown)
-        names = list(asked) or [name for name, (_, kind, of) in there.items() if kind != "evidence" or of == shown]
+        evidence = [name for name, (_, kind, whose) in there.items() if kind == "evidence" and whose == shown]
+        names = list(asked) or [*evidence, *(name for name in (FACTUAL, COUNTERFACTUAL) if name in there)]
         found = []
         for name in names:
             if name not in there:
@@ -65,20 +67,14 @@ class SlideEvidence:
         return found
 
     def _there(self, answer: str) -> dict[str, tuple[NDArray[Any], Kind, str]]:
-        """What the file has, by the words one asks with.
-
-        Attention is shown by its raw scores u, as the paper does; the difference is one of weights a, since scores may be
-        shifted.
-        """
+        """What the file has, by the words one asks with. Maps of attention are of its weights a."""
         found: dict[str, tuple[NDArray[Any], Kind, str]] = {}
-        u, u_cf, a, a_cf = (
-            self.columns.get(name, self.columns.get(f"{name}_{answer}")) for name in ("u", "u_cf", "a", "a_cf")
-        )
-        whose = answer if "u" not in self.columns else ""
-        if u is not None:
-            found[FACTUAL] = (u, "factual", whose or FACTUAL)
-        if u_cf is not None:
-            found[COUNTERFACTUAL] = (u_cf, "counterfactual", whose or COUNTERFACTUAL)
+        a, a_cf = (self.columns.get(name, self.columns.get(f"{name}_{answer}")) for name in ("a", "a_cf"))
+        whose = answer if "a" not in self.columns else ""
+        if a is not None:
+            found[FACTUAL] = (a, "factual", whose or FACTUAL)
+        if a_cf is not None:
+            found[COUNTERFACTUAL] = (a_cf, "counterfactual", whose or COUNTERFACTUAL)
         if a is not None and a_cf is not None:
             found[DIFFERENCE] = (a.astype(np.float64) - a_cf, "difference", whose or DIFFERENCE)
         for name in (name.removeprefix("p_") for name in self.line if name.startswith("p_")):

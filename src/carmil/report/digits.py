@@ -112,9 +112,9 @@ def _card(
     largest = float(np.abs(evidence[:, [answer, runner_up]]).max())
     shown = digits[order]
     strips = (
-        Strip("factual attention", "where the model looks", _attended(_softmax(here["attention"][:, answer]), shown)),
+        Strip("attention weight", "where the model looks", _attended(_softmax(here["attention"][:, answer]), shown)),
         Strip(
-            "counterfactual attention",
+            "counterfactual attention weight",
             "close to the factual one, yet drawn towards another answer",
             _attended(_softmax(here["counterfactual"][:, 0, 0]), shown),
         ),
@@ -143,7 +143,7 @@ def _attended(weights: np.ndarray, digits: np.ndarray) -> tuple[tuple[str, str],
     """Frames of one hue, as strong as the attention is next to the bag's largest."""
     strengths = weights / weights.max()
     return tuple(
-        (f"rgb(128 80 170 / {s:.2f})", f"{d}: {w:.1%} of the attention")
+        (f"rgb(128 80 170 / {s:.2f})", f"{d}: attention weight {w:.1%}")
         for s, w, d in zip(strengths, weights, digits, strict=True)
     )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from carmil.maps.colours import ATTENTION, NOTHING, SIGNED, colours, places
 from carmil.maps.evidence_files import evidence_file, read_evidence
 from carmil.maps.mosaic import Mosaic, mosaic, picture_size, pixel_boxes, spacing
-from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, TileMap, limits, scaled
+from carmil.maps.tile_maps import TileMap, limits
 from carmil.report.cases import Cases
 from carmil.report.page import embedded
 from carmil.studies.figures import percent
@@ -62,7 +62,7 @@ def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: b
         name = str(cases.frame["slide"].iloc[i])
         evidence = read_evidence(evidence_file(folder, name))
         leading, at = classes[cases.answer[i]], evidence.coordinates if on_a_plane else None
-        maps = [one for one in evidence.maps(of=leading) if one.kind != DIFFERENCE]
+        maps = evidence.maps(of=leading)
         found.append(
             ShownSlide(
                 slide=name,
@@ -74,7 +74,7 @@ def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: b
                 otherwise=str(evidence.line.get("counterfactual_prediction") or ""),
                 instances=len(evidence),
                 strip=at is None,
-                maps=tuple(_thumbnails(maps, strip(maps[-1].values) if at is None else plane(at))),
+                maps=tuple(_thumbnails(maps, strip(maps[0].values) if at is None else plane(at))),
             )
         )
     return found
@@ -140,10 +140,10 @@ def _thumbnails(maps: Sequence[TileMap], layout: Layout) -> list[Thumbnail]:
     for one in maps:
         low, high = (words.strip("()") for words in limits(one, "minmax"))
         span = f"±{high.lstrip('+')}" if one.signed else f"{low} to {high}"
-        laid = layout.laid(scaled(one.values, "minmax", signed=one.signed))
+        laid = layout.laid(one.shades("minmax"))
         cells = places(laid.spread(laid.cells[0]), signed=one.signed)
-        title = "counterfactual" if one.kind == COUNTERFACTUAL else one.title
-        found.append(Thumbnail(title, span, _png(cells, signed=one.signed)))
+        span = "negligible" if one.negligible else span
+        found.append(Thumbnail(one.title, span, _png(cells, signed=one.signed)))
     return found
 
 

@@ -21,13 +21,15 @@ from carmil.training.runs import numbers_again
 
 CONCENTRATION = {"normalised_entropy": "entropy of log n", "gini": "Gini", "effective": "effective instances"}
 DIGITS = {"effective": 0}  # of a count
-CONCENTRATED = {"attention": "attention", "evidence": "evidence for the answer, by its size"}
+CONCENTRATED = {"attention": "attention weight", "evidence": "evidence for the answer, by its size"}
 MOVED = {
-    "attention_moved": "attention that moved, of 2",
+    "attention_moved": "attention weight that moved, of 2",
     "carriers": "share of the instances that carries 90 % of it",
     "distance": "how far the logits moved",
 }
-CORRELATED = {"spearman": "Spearman of u and u_cf", "pearson": "Pearson of u and u_cf"}
+CORRELATED = {
+    name: f"{name.capitalize()} of attention scores and counterfactual ones" for name in ("spearman", "pearson")
+}
 WHICH = {"counterfactual": "learned", "searched": "searched"}
 
 

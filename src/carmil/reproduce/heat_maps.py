@@ -47,7 +47,7 @@ PAPERS_EXAMPLE = (
     "on its own example, a BRACS slide, the paper has Spearman 0.67 between F and ABMIL and 0.29 between F and CF"
 )
 RAW = (
-    "raw scores before any softmax, min-max over the tiles of the slide, as the paper has them; path evidence is signed and "
+    "attention scores, before the softmax, min-max over the tiles of the slide, as the paper has them; path evidence is signed and "
     "has 0 in its middle; where several models were tested on the slide, the mean of their maps; research use only"
 )
 
@@ -73,7 +73,9 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
     bag = store.bags()[torch.tensor([chosen.place])]
     with console.status(f"asking {len(runs)} models about {chosen.slide}"):
         maps = [
-            TileMap(chosen.label, _asked(runs[model], method, chosen, bag, asked.device), kind, title)
+            TileMap(
+                chosen.label, _asked(runs[model], method, chosen, bag, asked.device), kind, title, kind != "evidence"
+            )
             for title, model, method, kind in MAPS
         ]
     drawn = Drawn(

@@ -156,7 +156,7 @@ def _bag(figure: "Figure", bag: SeenBag) -> None:
     bars.bar(at + 0.2, 100 * bag.counterfactual, 0.38, color=OTHER, label="counterfactual, softmax(u_cf)")
     bars.set_xlim(-0.6, n - 0.4)
     bars.set_xticks([])
-    bars.set_ylabel("attention, %")
+    bars.set_ylabel("attention weight, %")
     bars.grid(True, axis="y")
     bars.legend(frameon=False, fontsize=8.5, loc="upper left", ncols=2)
     bars.spines[["top", "right"]].set_visible(False)

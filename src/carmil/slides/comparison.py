@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from carmil.files import whole_file
 from carmil.maps.mosaic import Box, picture_size
-from carmil.maps.tile_maps import TileMap, limits
+from carmil.maps.tile_maps import TileMap, leading_map, limits
 from carmil.slides.colours import INK, OUTLINES, SOFT
 from carmil.slides.legend import RESEARCH, colour_bar, say
 from carmil.slides.painting import Painter
@@ -26,11 +26,15 @@ WIDEST = 2.0  # the whole slide is at most so many times as wide as a zoom
 
 
 def draw_comparison(painter: Painter, path: Path, *, regions: Sequence[Box] | None = None) -> Path:
-    """The paper's figure: first the slide itself, then a row a map, each with the same zooms (boxes in level-0 pixels)."""
+    """The paper's figure: first the slide itself, then one row per map, each with the same zooms (boxes in level-0 pixels).
+
+    By default the zooms are where the evidence of the answer is largest, for or against.
+    """
     slide, maps = painter.slide, painter.maps
     if regions is None:
-        leading = next((one for one in maps if one.signed), maps[0])
-        regions = top_regions(painter.tiles, leading.values, ZOOMS)
+        leading = leading_map(maps)
+        plain = leading.negligible or leading.even  # no place is better than another
+        regions = [] if plain else top_regions(painter.tiles, np.abs(leading.values), ZOOMS)
     boxes: list[Box] = [(0.0, 0.0, float(slide.width), float(slide.height)), *regions]
     sizes = [_fitted(box, PANEL * (WIDEST if i == 0 else 1), PANEL) for i, box in enumerate(boxes)]
     lefts = np.cumsum([MARGIN, *(width + MARGIN for width, _ in sizes)])

@@ -11,6 +11,7 @@ from carmil.slides.annotations import Ring
 from carmil.slides.slide import Tiles
 
 TOP = 0.05  # of the tiles are in top regions
+SMALL = 0.05  # of the largest size on the slide: a tile with less speaks neither for nor against
 MOST = 20  # regions
 A_TILE = 4  # cells a tile is wide: overlapping tiles share some of them
 
@@ -24,19 +25,38 @@ class TopRegion:
     area: float
 
 
-def top_region_contours(tiles: Tiles, one: TileMap, *, top: float = TOP, most: int = MOST) -> list[TopRegion]:
-    """Where the map is at least as high as its highest `top` share of tiles, and above 0 if it is signed; the largest first."""
+def regions_of(tiles: Tiles, one: TileMap) -> list[tuple[int, TopRegion]]:
+    """Top regions with their sign, 1 for and -1 against; of a map without a sign 1.
+
+    A negligible map has none, nor has one that is the same everywhere; nor do tiles that are SMALL beside the largest.
+    """
+    if one.negligible or one.even:
+        return []
+    signs = (1, -1) if one.signed else (1,)
+    return [(sign, region) for sign in signs for region in top_region_contours(tiles, one, sign=sign, small=SMALL)]
+
+
+def top_region_contours(
+    tiles: Tiles, one: TileMap, *, top: float = TOP, most: int = MOST, sign: int = 1, small: float = 0.0
+) -> list[TopRegion]:
+    """Where the map is at least as high as its highest `top` share of tiles, and above 0 if it is signed; the largest first.
+
+    sign: -1 takes the lowest values instead. small: values below this share of the largest size are left out.
+    """
     from scipy.ndimage import label
 
-    known = one.values[~np.isnan(one.values)]
+    values = sign * one.values
+    known = values[~np.isnan(values)]
     if not len(known):
         return []
     limit = float(np.sort(known)[-max(1, round(top * len(known)))])
+    if small:
+        limit = max(limit, small * float(np.abs(known).max()))
     origin = tiles.corners.min(0).astype(np.float64)
     cell = tiles.size / A_TILE
     x, y = np.maximum(1, np.ceil((tiles.corners.max(0) + tiles.size - origin) / cell - 1e-6)).astype(int)
     box = (origin[0], origin[1], origin[0] + x * cell, origin[1] + y * cell)
-    laid = mosaic(pixel_boxes(tiles.corners, tiles.size, box, (x, y)), one.values[None], (x, y))
+    laid = mosaic(pixel_boxes(tiles.corners, tiles.size, box, (x, y)), values[None], (x, y))
     cells = laid.spread(laid.cells[0])
     high = np.nan_to_num(cells, nan=-np.inf) >= limit - 1e-9 * max(1.0, abs(limit))
     if one.signed:
@@ -50,7 +70,7 @@ def top_region_contours(tiles: Tiles, one: TileMap, *, top: float = TOP, most: i
         inside = numbers == number
         rings = sorted(_traced(inside), key=_area, reverse=True)
         corners = tuple(origin + ring * cell for ring in rings)
-        found.append(TopRegion(corners, float(cells[inside].mean()), float(inside.sum() * cell**2)))
+        found.append(TopRegion(corners, sign * float(cells[inside].mean()), float(inside.sum() * cell**2)))
     return found
 
 

@@ -50,7 +50,7 @@ def draw_maps(
 
     values: a value a tile by the map's name: factual, counterfactual, difference, or the class that it is evidence for (`kind`
     says otherwise). longest: pixels of the longer side, at most the slide's own. regions: boxes to zoom into, in level-0
-    pixels; None takes where the values are highest. top: tiles shown of each end of a map; 0 for none.
+    pixels; None takes where the evidence is largest, for or against. top: tiles shown of each end of a map; 0 for none.
     """
     maps = tile_maps(values, kind) if isinstance(values, Mapping) else list(values)
     if not maps or not len(tiles):

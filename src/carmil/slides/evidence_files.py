@@ -16,7 +16,7 @@ NEAR = 0.75  # level-0 pixels by which a coordinate may differ: stores keep floa
 
 
 def maps_of(folder: Path, tiles: Tiles, asked: Sequence[str] = (), *, model: str = "") -> list[TileMap]:
-    """The maps that are asked for: factual, counterfactual, difference, or classes. None: what there is, for the answer."""
+    """The maps that are asked for: factual, counterfactual, difference, or classes. None: see `SlideEvidence.maps`."""
     found = read_evidence(evidence_file(folder, tiles.slide))
     rows = _rows_of_tiles(found, tiles)
     return [replace(one, values=np.append(one.values, np.nan)[rows]) for one in found.maps(asked, model=model)]

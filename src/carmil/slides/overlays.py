@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from carmil.files import whole_file
 from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
 from carmil.maps.mosaic import picture_size
-from carmil.maps.tile_maps import Scale, TileMap, scaled
+from carmil.maps.tile_maps import Scale, TileMap, leading_map
 from carmil.slides.annotations import Ring
-from carmil.slides.contours import top_region_contours
+from carmil.slides.contours import SMALL, regions_of
 from carmil.slides.legend import RESEARCH
 from carmil.slides.painting import Painter
 from carmil.slides.slide import Picture, Tiles
@@ -31,10 +31,13 @@ _IDS = uuid.UUID("6f1c5a52-6a8b-4f0e-9d0c-0f3d2b6a7c11")  # ours: the same tile 
 
 
 def write_geojson(tiles: Tiles, maps: Sequence[TileMap], path: Path, *, scale: Scale = "minmax") -> Path:
-    """Every tile with the values of all maps, coloured by the first that is signed, and contours of where that one is highest."""
-    leading = next((one for one in maps if one.signed), maps[0])
+    """Every tile with the values of all maps, coloured by the evidence of the answer, and contours of its regions for and against.
+
+    Without evidence among the maps the first is taken.
+    """
+    leading = leading_map(maps)
     with whole_file(path) as aside, aside.open("w", encoding="utf-8") as file:
-        about = {"slide": tiles.slide, "coloured_by": leading.title, "scale": scale, "note": RESEARCH}
+        about = {"slide": tiles.slide, "coloured_by": leading.title, "scale": leading.scaling(scale), "note": RESEARCH}
         file.write(f'{{"type": "FeatureCollection", "carmil": {json.dumps(about)}, "features": [\n')
         before = ""
         for feature in chain(_regions(tiles, leading), _tiles(tiles, maps, leading, scale)):
@@ -48,20 +51,30 @@ def _tiles(tiles: Tiles, maps: Sequence[TileMap], leading: TileMap, scale: Scale
     """A line a tile. Corners are whole pixels; a tile whose size is a fraction ends between two."""
     names = [json.dumps(one.title) for one in maps]
     columns = [one.values for one in maps]
-    shades = colour_of(scaled(leading.values, scale, signed=leading.signed), signed=leading.signed).tolist()
-    classes = [_class(leading, sign) for sign in (-1, 0, 1)]
+    shades = colour_of(leading.shades(scale), signed=leading.signed).tolist()
+    classes = {sign: _class(leading, sign) for sign in (-1, 0, 1)}
+    signs = _signs(leading)
     for i, (x, y) in enumerate(tiles.corners.tolist()):
         value = float(leading.values[i])
         values = ", ".join(
             f"{name}: {column[i]:.9g}" for name, column in zip(names, columns, strict=True) if column[i] == column[i]
         )
-        classified = "" if value != value else classes[1 if not leading.signed else 1 + int(np.sign(value))]
+        classified = "" if value != value else classes[signs[i]]
         colour = "" if value != value else f', "color": {shades[i]}'
         yield (
             f'{{"type": "Feature", "id": "{uuid.uuid5(_IDS, f"{tiles.slide}/{x}/{y}/{i}")}", "geometry": '
             f'{_square(x, y, tiles.size)}, "properties": {{"objectType": "tile"{colour}{classified}, '
             f'"measurements": {{{values}}}}}}}'
         )
+
+
+def _signs(leading: TileMap) -> list[int]:
+    """1 for, -1 against, 0 neither: less than SMALL of the largest size, or of a negligible map. Without a sign 1."""
+    if not leading.signed:
+        return [1] * len(leading.values)
+    sizes = np.abs(np.nan_to_num(leading.values))
+    counted = (sizes >= SMALL * sizes.max(initial=0.0)) & (not leading.negligible)
+    return np.where(counted, np.sign(np.nan_to_num(leading.values)), 0).astype(int).tolist()
 
 
 def _square(x: int, y: int, size: float) -> str:
@@ -73,7 +86,7 @@ def _square(x: int, y: int, size: float) -> str:
 def _class(leading: TileMap, sign: int) -> str:
     """QuPath reads a colon as a class within a class, so that there is none."""
     if not leading.signed:
-        words, colour = leading.title, ATTENDED
+        words, colour = leading.ends[1], ATTENDED
     elif sign == 0:
         return ""
     else:
@@ -82,19 +95,19 @@ def _class(leading: TileMap, sign: int) -> str:
 
 
 def _regions(tiles: Tiles, leading: TileMap) -> Iterator[str]:
-    for i, one in enumerate(top_region_contours(tiles, leading), 1):
-        words = leading.ends[1]
+    counts = {1: 0, -1: 0}
+    for sign, one in regions_of(tiles, leading):
+        counts[sign] += 1
+        words = leading.ends[sign > 0].replace(":", " ")
+        colour = ATTENDED if not leading.signed else SUPPORTS if sign > 0 else REFUTES
         properties: dict[str, Any] = {
             "objectType": "annotation",
-            "name": f"top region {i} ({words})",
-            "classification": {
-                "name": f"top region, {words}".replace(":", " "),
-                "color": list(SUPPORTS if leading.signed else ATTENDED),
-            },
+            "name": f"{words}, region {counts[sign]}",
+            "classification": {"name": words, "color": list(colour)},
             "isLocked": True,
             "measurements": {f"mean {leading.title}": one.mean, "area µm²": one.area * tiles.slide_mpp**2},
         }
-        number = uuid.uuid5(_IDS, f"{tiles.slide}/top region/{leading.title}/{i}")
+        number = uuid.uuid5(_IDS, f"{tiles.slide}/region/{leading.title}/{sign}/{counts[sign]}")
         geometry = {"type": "Polygon", "coordinates": [_closed(ring) for ring in one.rings]}
         yield json.dumps({"type": "Feature", "id": str(number), "geometry": geometry, "properties": properties})
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from carmil.maps.colours import colours, places
 from carmil.maps.mosaic import Box, mosaic, pixel_boxes
-from carmil.maps.tile_maps import Scale, TileMap, scaled
+from carmil.maps.tile_maps import Scale, TileMap
 from carmil.slides.annotations import Region
 from carmil.slides.colours import OUTLINES, covered, greyed
 from carmil.slides.maps import checked
@@ -31,7 +31,7 @@ class Painter:
 
     def __post_init__(self) -> None:
         checked(self.maps, self.tiles)
-        columns = [scaled(one.values, self.scale, signed=one.signed) for one in self.maps]
+        columns = [one.shades(self.scale) for one in self.maps]
         self.values = np.stack(columns) if columns else np.empty((0, len(self.tiles)))
         self._tables = [colours(signed=one.signed) for one in self.maps]
 

@@ -121,7 +121,7 @@ def _tiles(
 
 
 def _drawn(path: Path, tiles: Tiles, out: Path, classes: Sequence[str], longest: int) -> Path:
-    """Attention and, for every class, evidence: that for the answer first."""
+    """The evidence of the answer, attention weights, and the evidence of the other classes."""
     maps = maps_of(out / "evidence", tiles)
     there = {one.name for one in maps if one.kind == "evidence"}
     if others := [name for name in classes if name not in there]:

@@ -1,4 +1,4 @@
-"""The maps of a case: attention, counterfactual attention, their difference, and evidence of a class; computed when asked.
+"""The maps of a case: attention weights, counterfactual ones, their difference, and evidence of a class; computed when asked.
 
 n instances of one case, k classes.
 """
@@ -60,10 +60,10 @@ def kinds_of(run: RunCases) -> list[MapKind]:
     own, explainer = a_map_a_class(run.model), EXPLAINERS[run.method]
     found = []
     if attends(run.model):
-        found.append(MapKind("factual", "attention", diverging=False, of_class=own))
+        found.append(MapKind("factual", "attention weight", diverging=False, of_class=own))
     if has_counterfactual(run.model):
-        found.append(MapKind("counterfactual", "counterfactual attention", diverging=False, of_class=own))
-        found.append(MapKind("difference", "attention minus counterfactual", diverging=True, of_class=own))
+        found.append(MapKind("counterfactual", "counterfactual attention weight", diverging=False, of_class=own))
+        found.append(MapKind("difference", "attention weight minus counterfactual", diverging=True, of_class=own))
     title = "evidence" if explainer.signed else f"evidence ({run.method})"
     return [*found, MapKind("evidence", title, diverging=explainer.signed, of_class=explainer.class_conditional)]
 
@@ -142,9 +142,12 @@ class Maps:
     def _words(self, kind: MapKind, of: str) -> str:
         match kind.name:
             case "factual":
-                return f"share of the attention{f' for {of}' if kind.of_class else ''}"
+                return f"attention weight{f' for {of}' if kind.of_class else ''}: after the softmax, sums to one on the slide"
             case "counterfactual":
-                return f"share of the attention that would answer otherwise{f', for {of}' if kind.of_class else ''}"
+                whose = f" for {of}" if kind.of_class else ""
+                return (
+                    f"counterfactual attention weight{whose}: where the answer would change; sums to one on the slide"
+                )
             case "difference":
                 return "positive: looked at for the answer; negative: looked at to answer otherwise"
         says = EXPLAINERS[self.run.method].description

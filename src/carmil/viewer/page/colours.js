@@ -126,6 +126,6 @@ export function meanings(name, className, { diverging }) {
   if (name === "evidence" && diverging) return [`refutes “${className}”`, "neither", `supports “${className}”`];
   if (name === "difference" && diverging) return ["the counterfactual looks here", "alike", "the model looks here"];
   if (diverging) return ["against", "neither", "for"];
-  if (name === "counterfactual") return ["little counterfactual attention", null, "much"];
-  return name === "factual" ? ["little attention", null, "much"] : ["little", null, "much"];
+  if (name === "counterfactual") return ["low counterfactual attention weight", null, "high"];
+  return name === "factual" ? ["low attention weight", null, "high"] : ["little", null, "much"];
 }
