@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from carmil import locks
 from carmil.errors import CarmilError
 from carmil.files import MACHINE
 from carmil.locks import locked
@@ -74,7 +73,7 @@ def test_without_locks_of_the_file_system_the_named_process_decides(
     def unsupported(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
+    monkeypatch.setattr("fcntl.flock", unsupported)
     (tmp_path / "out.lock").write_text(json.dumps({"process": process, "machine": machine, "since": "then"}))
     if refused:
         with pytest.raises(CarmilError, match="is being written by process 1 "), lock:

@@ -1,7 +1,6 @@
 """One process at a time writes into a folder."""
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -54,7 +53,11 @@ def _taken(path: Path, what: Path) -> IO[str]:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Whether it is locked now; False where the file system has no locks, BlockingIOError if another process has it."""
+    """Whether it is locked now; False where system or file system have no locks, BlockingIOError if another process has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

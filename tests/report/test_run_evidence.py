@@ -95,7 +95,9 @@ def test_the_figures_of_the_evidence_are_those_of_its_summary(explained):
     moved = {line[0]: line[1:] for line in table_of(text, "mean over slides, 95 % interval")}
     learned, searched = summary["counterfactual"], summary["searched"]
     assert moved["slides that are answered otherwise"] == [f"{learned['turned']} of 16", f"{searched['turned']} of 16"]
-    assert moved["attention weight that moved, of 2"] == [shown(part["attention_moved"]) for part in (learned, searched)]
+    assert moved["attention weight that moved, of 2"] == [
+        shown(part["attention_moved"]) for part in (learned, searched)
+    ]
     for name in ("spearman", "pearson"):
         between = summary["correlations"]["u and u_cf"][name]
         assert moved[f"{name.capitalize()} of attention scores and counterfactual ones"] == [shown(between), "–"]
