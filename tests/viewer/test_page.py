@@ -170,11 +170,11 @@ def test_the_cohort_is_there_first(opened, made_up):
 def test_the_cohort_sorts_filters_and_finds(opened, made_up):
     page = opened(f"{made_up}/")
     first = page.locator(".rows .row").first
-    page.get_by_role("button", name="confidence").click()
+    page.get_by_role("button", name="probability").click()
     lowest = min(range(CASES), key=lambda i: (row(i)["confidence"], i))
     assert first.locator(".slide").inner_text() == row(lowest)["slide"]
     assert page.locator("[role=columnheader].confidence").get_attribute("aria-sort") == "ascending"
-    page.get_by_role("button", name="confidence").click()
+    page.get_by_role("button", name="probability").click()
     assert first.locator(".confidence").inner_text() == percent(max(row(i)["confidence"] for i in range(CASES)))
     page.get_by_label("errors only").check()
     wrong = sum(row(i)["right"] is False for i in range(CASES))
