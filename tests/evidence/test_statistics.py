@@ -2,103 +2,18 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from carmil.errors import CarmilError
-from carmil.evidence.performance import bag_auc
-from carmil.evidence.resampled import WEIGHED
-from carmil.evidence.statistics import bootstrap, bootstrap_difference, delong, delong_interval, holm, paired_t
+from carmil.evidence.statistics import bootstrap, draws, holm, paired_t
 
 
-def two_models(b, seed, levels=None):
-    """Labels, and scores of two models that share what they see; few levels make ties."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(b) % 2
-    seen = labels + rng.normal(size=b)
-    first, second = seen + 0.5 * rng.normal(size=b), seen + 1.0 * rng.normal(size=b)
-    if levels:
-        first, second = (np.digitize(s, np.linspace(-1, 2, levels)).astype(float) for s in (first, second))
-    return labels, first, second
-
-
-def pairwise_delong(labels, *scores):
-    """AUCs and their covariance by DeLong's structural components, pair by pair."""
-    aucs, of_positives, of_negatives = [], [], []
-    for s in scores:
-        positives, negatives = s[labels == 1], s[labels == 0]
-        won = np.array([[(x > y) + 0.5 * (x == y) for y in negatives] for x in positives])
-        aucs.append(won.mean())
-        of_positives.append(won.mean(1))
-        of_negatives.append(won.mean(0))
-    m, n = len(of_positives[0]), len(of_negatives[0])
-    return np.array(aucs), np.atleast_2d(np.cov(of_positives)) / m + np.atleast_2d(np.cov(of_negatives)) / n
-
-
-@pytest.mark.parametrize("levels", [None, 4])
-@pytest.mark.parametrize("b", [12, 61])
-def test_delong_by_midranks_is_delong_by_pairs_ties_included(b, levels):
-    labels, first, second = two_models(b, seed=1, levels=levels)
-    (a1, a2), covariance = pairwise_delong(labels, first, second)
-    test = delong(labels, first, second)
-    z = (a1 - a2) / math.sqrt(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
-    assert (test.difference, test.n) == (pytest.approx(a1 - a2), b)
-    assert test.statistic == pytest.approx(z)
-    assert test.p == pytest.approx(2 * stats.norm.sf(abs(z)))
-    interval = delong_interval(labels, first, 0.9)
-    reach = stats.norm.ppf(0.95) * math.sqrt(covariance[0, 0])
-    assert interval.value == pytest.approx(roc_auc_score(labels, first))
-    assert (interval.low, interval.high) == (pytest.approx(max(0, a1 - reach)), pytest.approx(min(1, a1 + reach)))
-
-
-def test_delong_is_about_as_sure_as_exchanging_the_models():
-    labels, first, second = two_models(160, seed=5)
-    # Ranks, so that the two models' scores may be exchanged case by case.
-    first, second = stats.rankdata(first), stats.rankdata(second)
-    rng = np.random.default_rng(0)
-    swaps = rng.random((1500, len(labels))) < 0.5
-
-    def auc(s):
-        return (stats.rankdata(s, axis=-1)[..., labels == 1].sum(-1) - 80 * 81 / 2) / 80**2
-
-    exchanged = auc(np.where(swaps, first, second)) - auc(np.where(swaps, second, first))
-    test = delong(labels, first, second)
-    assert test.difference == pytest.approx(auc(first) - auc(second))
-    assert test.p == pytest.approx((np.abs(exchanged) >= abs(test.difference)).mean(), abs=0.05)
-
-
-def test_delong_and_the_bootstrap_give_about_the_same_interval():
-    labels, first, second = two_models(400, seed=1)
-    probabilities = [np.stack([1 - p, p], axis=1) for p in (1 / (1 + np.exp(-s)) for s in (first, second))]
-    one, resampled = delong_interval(labels, first), bootstrap(bag_auc, probabilities[0], labels)
-    assert (resampled.low, resampled.high) == (pytest.approx(one.low, abs=0.01), pytest.approx(one.high, abs=0.01))
-    test, difference = delong(labels, first, second), bootstrap_difference(bag_auc, labels, *probabilities)
-    assert difference.value == pytest.approx(test.difference)
-    assert difference.p == pytest.approx(test.p, abs=0.03)
-
-
-def test_delong_knows_scores_that_rank_alike_and_scores_that_never_vary():
-    labels, first, _ = two_models(30, seed=0)
-    alike = delong(labels, first, np.exp(first))
-    assert (alike.statistic, alike.p, alike.difference) == (0, 1, 0)
-    perfect = delong([0, 0, 1, 1], [1, 2, 3, 4], [4, 3, 2, 1])
-    assert (perfect.statistic, perfect.p, perfect.difference) == (math.inf, 0, 1)
-    assert delong([0, 0, 1, 1], [0.5] * 4, [0.5] * 4).p == 1
-    whole = delong_interval([0, 0, 1, 1], [1, 2, 3, 4])
-    assert (whole.low, whole.high, whole.value) == (1, 1, 1)
-
-
-@settings(max_examples=60, deadline=None)
-@given(b=st.integers(6, 40), levels=st.integers(2, 6), seed=st.integers(0, 1000))
-def test_delong_does_not_see_the_order_of_the_cases_nor_which_model_is_first(b, levels, seed):
-    labels, first, second = two_models(b, seed, levels)
-    order = np.random.default_rng(seed).permutation(b)
-    test, moved = delong(labels, first, second), delong(labels[order], first[order], second[order])
-    turned = delong(labels, second, first)
-    assert (moved.p, moved.difference) == (pytest.approx(test.p), pytest.approx(test.difference, abs=1e-12))
-    assert (turned.p, turned.difference) == (pytest.approx(test.p), pytest.approx(-test.difference, abs=1e-12))
+def area(probabilities, labels):
+    """AUC by pairs; NaN without both classes."""
+    p = probabilities[:, 1]
+    return float((p[labels == 1][:, None] > p[labels == 0]).mean()) if len(set(labels.tolist())) == 2 else math.nan
 
 
 def test_the_paired_t_test_is_scipys():
@@ -143,58 +58,12 @@ def test_holm_never_lowers_a_p_nor_changes_their_order(p_values):
     assert (adjusted <= np.minimum(1, len(p) * p)).all()  # never stricter than Bonferroni
 
 
-@pytest.mark.parametrize("measure", WEIGHED)
-@pytest.mark.parametrize("classes", [2, 3])
-def test_a_measure_resampled_at_once_is_resampled_one_by_one(measure, classes):
-    def slow(probabilities, labels):
-        return measure(probabilities, labels)
-
-    rng = np.random.default_rng(classes)
-    labels = np.repeat(np.arange(classes), [12, 2, 9][:classes])
-    probabilities = (rng.integers(1, 6, (len(labels), classes)) + 2 * np.eye(classes)[labels]).astype(float)
-    probabilities /= probabilities.sum(1, keepdims=True)
-    patients = np.arange(len(labels)) // 2
-    for groups in (None, patients):
-        at_once = bootstrap(measure, probabilities, labels, groups=groups, repeats=50)
-        one_by_one = bootstrap(slow, probabilities, labels, groups=groups, repeats=50)
-        assert at_once.left_out == one_by_one.left_out
-        assert (at_once.left_out > 0) == (measure is bag_auc)  # the others leave out a class that is not drawn
-        assert (at_once.low, at_once.high) == pytest.approx((one_by_one.low, one_by_one.high))
-    other = probabilities[rng.permutation(len(labels))]
-    at_once = bootstrap_difference(measure, labels, probabilities, other, repeats=50)
-    one_by_one = bootstrap_difference(slow, labels, probabilities, other, repeats=50)
-    assert (at_once.low, at_once.high, at_once.p) == pytest.approx((one_by_one.low, one_by_one.high, one_by_one.p))
-
-
 def test_many_rows_are_resampled_in_pieces(monkeypatch):
     monkeypatch.setattr("carmil.evidence.statistics.CHUNK", 64)
     values = np.random.default_rng(0).normal(size=40)
     interval = bootstrap(np.mean, values, repeats=500)
     error = values.std() / math.sqrt(40)
     assert (interval.high - interval.low) == pytest.approx(2 * 1.96 * error, rel=0.15)
-
-
-def test_the_interval_has_the_true_value_in_it_about_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    truth = stats.norm.cdf(1 / math.sqrt(2))
-    labels = np.repeat([0, 1], 60)
-    within = []
-    for _ in range(120):
-        p = 1 / (1 + np.exp(-labels - rng.normal(size=120)))
-        interval = bootstrap(bag_auc, np.stack([1 - p, p], axis=1), labels, repeats=300, level=0.9)
-        within.append(interval.low <= truth <= interval.high)
-    assert np.mean(within) == pytest.approx(0.9, abs=0.07)
-
-
-def test_the_bootstrap_p_is_small_by_chance_about_as_often_as_it_says():
-    rng = np.random.default_rng(1)
-    labels = np.repeat([0, 1], 60)
-    small = []
-    for _ in range(120):
-        p = 1 / (1 + np.exp(-labels - rng.normal(size=(2, 120))))
-        both = np.stack([1 - p, p], axis=2)
-        small.append(bootstrap_difference(bag_auc, labels, *both, repeats=300).p < 0.1)
-    assert np.mean(small) == pytest.approx(0.1, abs=0.07)
 
 
 def test_slides_of_a_patient_are_resampled_together():
@@ -212,29 +81,31 @@ def test_slides_of_a_patient_are_resampled_together():
 
 def test_resamples_without_a_value_are_left_out_and_counted():
     probabilities, labels = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), np.array([0, 1, 1])
-    interval = bootstrap(bag_auc, probabilities, labels, repeats=4000)
+    interval = bootstrap(area, probabilities, labels, repeats=4000)
     # Of 27 resamples 1 has only the negative, 8 only positives.
     assert interval.left_out / 4000 == pytest.approx(9 / 27, abs=0.03)
     assert (interval.low, interval.high, interval.value) == (1, 1, 1)
-    none = bootstrap_difference(bag_auc, np.ones(3, int), probabilities, probabilities, repeats=50)
-    assert none.left_out == 50
-    assert np.isnan([none.low, none.high, none.value, none.p]).all()
+
+
+@pytest.mark.finding(n=4)
+def test_no_resample_lacks_a_class():
+    labels = np.repeat([0, 1], [15, 3])
+    probabilities = np.stack([1 - labels, labels], axis=1) * 0.8 + 0.1
+    interval = bootstrap(area, probabilities, labels, strata=labels, repeats=500)
+    assert interval.left_out == 0 < bootstrap(area, probabilities, labels, repeats=500).left_out
+    (counts,) = draws(18, strata=labels, repeats=400, seed=0)
+    assert (counts[:, :15].sum(1) == 15).all() and (counts[:, 15:].sum(1) == 3).all()
+    # patient 0 has slides of both classes and counts as the larger one
+    patients = np.array([0, 0, 1, 1, 2, 2, 3, 3])
+    (counts,) = draws(8, patients, strata=[0, 1, 0, 0, 1, 1, 0, 0], repeats=400, seed=0)
+    assert (counts[:, ::2] == counts[:, 1::2]).all()
+    assert (counts[:, 0] + counts[:, 4] == 2).all()
 
 
 def test_the_same_seed_gives_the_same_interval():
     values = np.arange(10.0)
     assert bootstrap(np.mean, values, seed=3) == bootstrap(np.mean, values, seed=3)
     assert bootstrap(np.mean, values, seed=3) != bootstrap(np.mean, values, seed=4)
-
-
-def test_a_model_does_not_differ_from_itself_and_differs_from_its_mirror():
-    labels, first, _ = two_models(60, seed=0)
-    p = stats.rankdata(first) / 61
-    both = np.stack([1 - p, p], axis=1)
-    assert bootstrap_difference(bag_auc, labels, both, both).p == 1
-    mirror = bootstrap_difference(bag_auc, labels, both, 1 - both, repeats=999)
-    assert mirror.p == pytest.approx(2 / 1000)
-    assert mirror.low > 0
 
 
 @pytest.mark.parametrize(
@@ -244,14 +115,6 @@ def test_a_model_does_not_differ_from_itself_and_differs_from_its_mirror():
         (lambda: paired_t([1, 2], [2]), "first has 2 entries, second 1"),
         (lambda: paired_t([1, math.nan], [2, 3]), "first is nan at case 1"),
         (lambda: paired_t(["a", "b"], [2, 3]), "not a number"),
-        (lambda: delong([0, 1, 2, 1], [1, 2, 3, 4], [1, 2, 3, 4]), "label 2 of case 2: expected 0 or 1"),
-        (lambda: delong(["no", "yes"], [1, 2], [1, 2]), "label 'no' of case 0"),
-        (lambda: delong([0, 1, 1], [1, 2, 3], [1, 2]), "labels has 3 entries, second_scores 2"),
-        (lambda: delong([0, 1, 1], [1, 2, 3], [1, 2, math.inf]), "second_scores is inf at case 2"),
-        (lambda: delong([0, 1, 1], [1, 2, 3], [1, 2, 3]), "class 1 has 2 of the cases, class 0 1"),
-        (lambda: delong_interval([], []), "no cases"),
-        (lambda: delong_interval([0, 0, 1, 1], np.ones((4, 2))), r"scores has shape \(4, 2\)"),
-        (lambda: delong_interval([0, 0, 1, 1], [1, 2, 3, 4], 95), "a level of 95"),
         (lambda: holm([0.1, 1.2]), "p-value 1.2"),
         (lambda: bootstrap(np.mean, [1.0, math.nan]), "array 1 has a value that is not finite"),
         (lambda: bootstrap(np.mean, []), "array 1 has no rows"),
@@ -260,7 +123,6 @@ def test_a_model_does_not_differ_from_itself_and_differs_from_its_mirror():
         (lambda: bootstrap(np.mean, [1.0, 2.0], groups=["a", None]), "row 1 has no group"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], repeats=0), "0 resamples"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], level=1.0), "a level of 1"),
-        (lambda: bootstrap_difference(bag_auc, [0, 1], np.eye(2), np.eye(3)), "labels has 2 entries, second 3"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(broken, says):
@@ -273,6 +135,5 @@ def test_one_row_or_group_has_no_interval():
     for found in (
         bootstrap(np.mean, [1.5]),
         bootstrap(np.mean, [1.0, 2.0], groups=["a", "a"]),
-        bootstrap_difference(lambda s, y: roc_auc_score(y, s), [1, 0], [0.9, 0.1], [0.4, 0.4], groups=["a", "a"]),
     ):
         assert not np.isnan(found.value) and np.isnan([found.low, found.high]).all()

@@ -192,7 +192,7 @@ def test_a_difference_between_two_who_know_no_more_than_the_classes_shares_is_ca
     )
     assert f"({chance:.3f})" in line
     pairs = [(idle[1], idle[2]), (idle[1], idle[0])]
-    assert [one.informed for one in differences(pairs, asked)] == [False, True] * 2
+    assert [one.informed for one in differences(pairs)] == [False, True] * 2
     sure = Comparison("CAR", "ABMIL", 0.2, 0.1, 0.3, 0.001, 0.5, 0.5)
     assert Difference(camelyon, "auc", sure, informed=False).told.endswith(
         "explains, but the probabilities of neither tell more than the classes' shares"
@@ -205,7 +205,7 @@ def test_the_claim_names_who_does_better_and_asks_the_same_of_abmil():
     cohort = SlideCohort("x", "X", Path(), Path(), ("auc", "f1_macro"), "uni")
 
     def pair(first, second, difference, low, high, p, *, informed=True):
-        found = Comparison(first, second, difference, low, high, p, p, p, difference_t=difference, holm_t=p)
+        found = Comparison(first, second, difference, low, high, p, p, p, holm_t=p)
         return Difference(cohort, "auc", found, informed)
 
     claims = {

@@ -1,12 +1,13 @@
 """Runs are compared on the same cases by any figure they have; what a t-test rests on is said."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
-from sklearn.metrics import balanced_accuracy_score, f1_score
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from carmil.errors import CarmilError
 from carmil.studies.compare import Judged, compare_pairs, comparison_table, each_fold
@@ -35,7 +36,7 @@ FOLDS = [[{"fold": f, "seed": s, "threshold": 0.5, "f1_macro": v + s / 100} for 
 )
 def test_a_difference_is_scikit_learns_and_its_interval_is_around_it(measure, by_hand):
     first, second = (judged(n, measure, p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), FOLDS, strict=True))
-    (found,) = compare_pairs([(first, second)], repeats=300)
+    (found,) = compare_pairs([(first, second)])
     assert found.difference == pytest.approx(by_hand(LABELS, GOOD > 0.5) - by_hand(LABELS, POOR > 0.5))
     assert found.low < found.difference < found.high
     assert np.isnan(found.p_delong)  # DeLong is about AUC
@@ -49,7 +50,7 @@ def test_f1_is_of_the_answers_that_were_given_from_each_runs_own_threshold_on():
         judged(name, "f1_macro", p, LABELS, [{"fold": 0, "seed": 0, "threshold": at, "f1_macro": f1(p, at)}])
         for name, p, at in (("a", GOOD, GOOD[LABELS == 1].min()), ("b", POOR, 0.7))
     )
-    (found,) = compare_pairs([(first, second)], repeats=50)
+    (found,) = compare_pairs([(first, second)])
     assert found.difference == pytest.approx(first.by_fold[0]["f1_macro"] - second.by_fold[0]["f1_macro"])
     assert found.difference != pytest.approx(f1(GOOD, 0.5) - f1(POOR, 0.5))
     unknown = judged("c", "f1_macro", GOOD, LABELS, [{"fold": 0, "seed": 0, "f1_macro": 1.0}])
@@ -59,16 +60,16 @@ def test_f1_is_of_the_answers_that_were_given_from_each_runs_own_threshold_on():
 
 def test_t_is_over_folds_and_of_one_fold_over_its_seeds_which_the_table_says():
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), FOLDS, strict=True))
-    (found,) = compare_pairs([(first, second)], repeats=50)
+    (found,) = compare_pairs([(first, second)])
     assert (found.pairs, found.p_t) == ("folds", pytest.approx(ttest_rel([0.9, 0.8, 0.85], [0.6, 0.7, 0.5]).pvalue))
-    assert found.difference_t == pytest.approx(0.85 - 0.6)
-    assert comparison_table([found]).heads[2:5] == ("F1 difference", "95 % interval", "p paired t")
+    heads = ("difference of mean F1", "95 % interval of that", "p paired t", "p over patients", "p DeLong")
+    assert comparison_table([found]).heads[2:] == heads
     seeds = [
         [{"fold": 0, "seed": s, "threshold": 0.5, "f1_macro": v} for s, v in enumerate(vs)]
         for vs in ([0.9, 0.8], [0.7, 0.65])
     ]
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), seeds, strict=True))
-    (found,) = compare_pairs([(first, second)], repeats=50)
+    (found,) = compare_pairs([(first, second)])
     assert (found.pairs, found.p_t) == ("seeds", pytest.approx(ttest_rel([0.9, 0.8], [0.7, 0.65]).pvalue))
     assert comparison_table([found]).heads[4] == "p paired t over seeds"
     assert each_fold(seeds[0], "f1_macro") == {0: 0.9, 1: 0.8}
@@ -79,17 +80,54 @@ def test_maps_are_compared_on_the_slides_they_can_be_judged_on_each_by_its_own_m
     known = np.where(LABELS == 1, GOOD, np.nan)
     first = judged("a", "auprc_attention", GOOD, LABELS, [], auprc_attention=known)
     second = judged("b", "auprc_rollout", GOOD, LABELS, [], auprc_rollout=known - 0.1)
-    (found,) = compare_pairs([(first, second)], repeats=50)
-    assert (found.difference, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+    (found,) = compare_pairs([(first, second)])
+    assert found.difference == pytest.approx(0.1)
+    assert 0 < found.low < 0.1 < found.high < 0.2
     with pytest.raises(CarmilError, match=r"c has no AUPRC\+ attention of single slides"):
         compare_pairs([(first, judged("c", "auprc_attention", GOOD, LABELS, []))])
 
 
 def test_p_values_are_corrected_for_the_pairs_that_were_asked_for():
     first, second = (judged(n, "auc", p, LABELS, []) for n, p in (("a", GOOD), ("b", POOR)))
-    (alone,) = compare_pairs([(first, second)], repeats=200)
-    together = compare_pairs([(first, second), (second, first), (first, first)], repeats=200)
-    assert alone.holm_bootstrap == alone.p_bootstrap
-    assert together[0].holm_bootstrap == pytest.approx(min(1, 3 * alone.p_bootstrap))
+    (alone,) = compare_pairs([(first, second)])
+    together = compare_pairs([(first, second), (second, first), (first, first)])
+    assert alone.holm_patients == alone.p_patients
+    assert together[0].holm_patients == pytest.approx(min(1, 3 * alone.p_patients))
     assert (together[0].difference, together[0].low) == pytest.approx((-together[1].difference, -together[1].high))
-    assert (together[2].difference, together[2].p_bootstrap) == (0, 1)
+    assert (together[2].difference, together[2].p_patients) == (0, 1)
+
+
+def folds_of(name, p, **others):
+    """Four folds of ten cases, each with its threshold and its figures; the scores of a fold lie elsewhere than another's."""
+    fold = np.arange(40) // 10
+    by_fold = [
+        {"fold": f, "seed": 0, "threshold": 0.5, "auc": roc_auc_score(LABELS[fold == f], p[fold == f])}
+        for f in range(4)
+    ]
+    return judged(name, "auc", p, LABELS, by_fold, fold=fold, **others)
+
+
+@pytest.mark.finding(n=17)
+def test_compare_gives_the_difference_of_the_fold_means_that_it_prints_and_its_table_says_so():
+    shifted = np.clip(GOOD * 0.25 + 0.25 * (np.arange(40) // 10), 0.001, 0.999)  # pooled, the folds do not compare
+    first, second = folds_of("a", shifted), folds_of("b", POOR)
+    means = [np.mean([line["auc"] for line in one.by_fold]) for one in (first, second)]
+    (found,) = compare_pairs([(first, second)])
+    assert found.difference == pytest.approx(means[0] - means[1])
+    pooled = roc_auc_score(LABELS, shifted) - roc_auc_score(LABELS, POOR)
+    assert abs(found.difference - pooled) > 0.05
+    assert found.low < found.difference < found.high
+    assert not np.isnan(found.p_delong)
+    table = comparison_table([found])
+    assert table.title.startswith("Pairs of runs: first minus second of the means over folds above")
+    assert table.heads[2:4] == ("difference of mean AUC", "95 % interval of that")
+    assert table.lines[0][2] == f"{100 * (means[0] - means[1]):+.1f}"
+
+
+@pytest.mark.finding(n=4)
+def test_two_runs_that_answer_everything_right_are_not_certainly_the_same():
+    perfect = folds_of("a", 0.1 + 0.8 * LABELS), folds_of("b", 0.2 + 0.6 * LABELS)
+    for measure in ("auc", "balanced_accuracy", "f1_macro"):
+        ((found),) = compare_pairs([tuple(replace(one, measure=measure) for one in perfect)])
+        assert (found.difference, found.p_patients) == (0, 1)
+        assert found.low < -0.02 and found.high > 0.02

@@ -107,7 +107,7 @@ def test_an_idle_branch_leaves_the_plain_model(swept, small, tmp_path):
 
 def test_a_point_can_be_compared_and_asked_about_new_slides(swept, small, tmp_path):
     runs = [point_of(swept, alpha=a, lambda_=1.0, distance="l1")[1] for a in (0.0, 0.5)]
-    (pair,) = compare_runs(runs, repeats=50)
+    (pair,) = compare_runs(runs)
     assert (pair.first, pair.second) == ("alpha=0,lambda=1,distance=l1", "alpha=0.5,lambda=1,distance=l1")
     frame = predict_bags(runs[0].folder, small.features, tmp_path / "new", device="cpu", say=lambda line: None)
     assert len(frame) == 16

@@ -125,8 +125,9 @@ def train(given: dict[str, Any], where: str) -> None:
     """
     from carmil.report.run import write_report
     from carmil.report.tables import print_tables
+    from carmil.studies.figures import run_table
     from carmil.studies.settings import Settings
-    from carmil.studies.shown import figures_lines, figures_table
+    from carmil.studies.shown import figures_lines
     from carmil.studies.train import run_study
 
     settings = Settings.of(given, where=where)
@@ -134,7 +135,7 @@ def train(given: dict[str, Any], where: str) -> None:
     check_device(settings.device)
     run = run_study(settings, say=say)
     write_report(run, settings.out / "report.html")
-    print_tables([figures_table([run])])
+    print_tables([run_table(run)])
     for line in figures_lines(run):
         typer.echo(f"- {line}")
     typer.echo(
@@ -255,7 +256,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more runs on the same cases.")],
     out: Annotated[Path | None, typer.Option(help="Also write the table as markdown.")] = None,
 ) -> None:
-    """Compare runs pair by pair: paired t-test over folds, bootstrap and DeLong over cases, Holm's correction.
+    """Compare runs pair by pair: difference of the means over folds, its interval over patients, tests with Holm's correction.
 
     Prints the tables, and writes them to OUT if it is named.
 

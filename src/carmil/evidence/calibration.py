@@ -98,3 +98,11 @@ def _cases(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray
         known = f"expected 0 to {given.shape[1] - 1}"
         raise CarmilError(f"label {truth[wrong][0].item()!r} of bag {wrong.argmax()}: {known}")
     return given, truth.astype(np.int64)
+
+
+def cross_entropies(probabilities: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
+    """Of the probabilities (b, k), and of always answering how common each class is among these cases."""
+    p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    shares = np.bincount(y) / len(y)
+    given = p[np.arange(len(y)), y].clip(1e-12)
+    return float(-np.log(given).mean()), float(-np.log(shares[y]).mean())

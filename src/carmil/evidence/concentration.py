@@ -65,6 +65,16 @@ def concentration_of(weights: Tensor, offsets: Offsets | Tensor) -> Concentratio
     )
 
 
+def effective_share(weights: Tensor, offsets: Offsets) -> Tensor:
+    """exp(entropy) / N of each bag and column, (..., n, c) -> (..., b, c): 1 is even, 1/N all on one instance.
+
+    weights are shares of attention, after the softmax. NaN in a bag of one instance, which has nothing to spread over.
+    """
+    entropy = -bag_sum(torch.special.xlogy(weights, weights), offsets)
+    sizes = offsets.sizes.unsqueeze(-1)
+    return (entropy.exp() / sizes).where(sizes > 1, torch.nan)
+
+
 def stability(maps: Tensor, offsets: Offsets | Tensor, *, count: int = 10) -> Stability:
     """Every pair of the models' maps (r, n, c), bag by bag; overlap is that of the `count` best instances."""
     offsets = Offsets.of(offsets, maps.device)

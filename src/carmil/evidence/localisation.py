@@ -134,7 +134,8 @@ def froc_interval(
     seed: int = 0,
 ) -> Interval:
     """The FROC score of scores (n) with a percentile interval over resampled bags, or groups (b): the bags of a patient go
-    together. NaN where there is one only. Scores are sorted once; a resample weighs."""
+    together, and those with targets are drawn among themselves, so that every resample has some. NaN where there is one only.
+    Scores are sorted once; a resample weighs."""
     offsets = Offsets.of(offsets, scores.device)
     order = scores.argsort(descending=True, stable=True)
     ranked, bag = scores[order].cpu(), offsets.bag_of[order].cpu().numpy()
@@ -148,7 +149,8 @@ def froc_interval(
         place = np.searchsorted(wrong, allowed, side="right")  # how many thresholds stay within
         return float(np.append(0.0, found)[place].mean() / found[-1]) if found[-1] else math.nan
 
-    drawn = draws(offsets.bags, groups, repeats=repeats, seed=seed)
+    found = np.bincount(bag, weights=hits, minlength=offsets.bags) > 0
+    drawn = draws(offsets.bags, groups, strata=found, repeats=repeats, seed=seed)
     values = np.array([score(counts) for some in drawn for counts in some])
     return percentiles(score(np.ones(offsets.bags, dtype=np.int64)), values, level)
 

@@ -105,6 +105,13 @@ def correlations(maps: Mapping[str, Tensor], offsets: Offsets | Tensor) -> dict[
     return found
 
 
+def attention_moved(prediction: Prediction, *, softmax: bool = True) -> Tensor:
+    """(..., b, m) sum_j |a_cf_j - a_j| of the prediction's own counterfactual, from 0 to 2, the mean over the heads."""
+    assert prediction.scores is not None and prediction.counterfactual is not None
+    u_cf = prediction.counterfactual.scores
+    return bag_sum(_moved(prediction.scores, u_cf, prediction.offsets, softmax=softmax), prediction.offsets)
+
+
 def _moved(u: Tensor, u_cf: Tensor, offsets: Offsets, *, softmax: bool) -> Tensor:
     """|a_cf - a| of every instance and map, the mean over the heads: (..., n, h), (..., n, m, h) -> (..., n, m)."""
     maps = u_cf.flatten(-2)

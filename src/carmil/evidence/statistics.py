@@ -1,23 +1,22 @@
-"""How sure a figure is, and whether two of them differ by more than chance.
+"""Resamples of patients, and tests of whether two figures differ. `intervals` has the intervals of a study's figures.
 
-b cases (bags, or patients of several bags), k classes, r resamples; differences are first minus second.
+b cases (bags, or patients of several bags), r resamples; differences are first minus second.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
-from carmil.evidence.resampled import Measure, resampled
 
 Floats = NDArray[np.float64]
 
+Measure = Callable[..., float]
+
 CHUNK = 2**21  # resampled rows in memory at once
-ROUNDING = 1e-28  # a variance of components in [-1, 1] below this is what float64 leaves of zero
 
 
 @dataclass(frozen=True)
@@ -48,44 +47,23 @@ def bootstrap(
     measure: Measure,
     *arrays: ArrayLike,
     groups: ArrayLike | None = None,
+    strata: ArrayLike | None = None,
     repeats: int = 2000,
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
     """Percentile interval of measure(*arrays) over resampled rows, or groups: the slides of a patient go together.
 
-    A resample on which the measure is NaN (of one class only, say) is left out and counted. One row or group says nothing of
-    others: its interval is NaN.
+    For means and other measures that have no interval of their own: those of a study's figures are in `intervals`. strata: see
+    `draws`. A resample on which the measure is NaN is left out and counted. One row or group says nothing of others: its
+    interval is NaN.
     """
     rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
-    drawn = draws(len(rows[0]), groups, repeats=repeats, seed=seed)
-    values = np.concatenate([np.empty(0), *(resampled(measure, counts, *rows) for counts in drawn)])
+    drawn = draws(len(rows[0]), groups, strata=strata, repeats=repeats, seed=seed)
+    places = np.arange(len(rows[0]))
+    taken = (np.repeat(places, count) for counts in drawn for count in counts)
+    values = np.array([measure(*(row[at] for row in rows)) for at in taken], dtype=np.float64)
     return percentiles(float(measure(*rows)), values, level)
-
-
-def bootstrap_difference(
-    measure: Measure,
-    labels: ArrayLike,
-    first: ArrayLike,
-    second: ArrayLike,
-    *,
-    groups: ArrayLike | None = None,
-    repeats: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """Interval and p of measure(first, labels) - measure(second, labels), both on the same resamples.
-
-    p is twice the smaller share of resamples on either side of zero, and so says what the interval says; it cannot be
-    smaller than 2 / (r + 1).
-    """
-    labels, first, second = _rows(labels=labels, first=first, second=second)
-    drawn = draws(len(labels), groups, repeats=repeats, seed=seed)
-    differences = (
-        resampled(measure, counts, first, labels) - resampled(measure, counts, second, labels) for counts in drawn
-    )
-    values = np.concatenate([np.empty(0), *differences])
-    return percentiles(float(measure(first, labels) - measure(second, labels)), values, level, against_zero=True)
 
 
 def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
@@ -108,34 +86,6 @@ def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
         return _unvarying(0.0 if abs(mean) <= rounding else mean, n)
     t = mean / (spread / math.sqrt(n))
     return Test(statistic=t, p=float(2 * stdtr(n - 1, -abs(t))), difference=mean, n=n)
-
-
-def delong_applies(labels: ArrayLike) -> bool:
-    """Whether its variance can be told: two cases of each of two classes at least."""
-    return bool(np.bincount(np.asarray(labels), minlength=2).min() >= 2)
-
-
-def delong(labels: ArrayLike, first_scores: ArrayLike, second_scores: ArrayLike) -> Test:
-    """Do two AUCs on the same two-class cases differ (DeLong 1988)? Where nothing varies, p is that of `paired_t`."""
-    labels, first, second = two_class_cases(labels, first_scores=first_scores, second_scores=second_scores)
-    difference, variance = _mean_and_variance(
-        *(a - b for a, b in zip(_components(labels, first), _components(labels, second), strict=True))
-    )
-    if variance <= ROUNDING:
-        return _unvarying(difference, len(labels))
-    z = difference / math.sqrt(variance)
-    return Test(statistic=z, p=math.erfc(abs(z) / math.sqrt(2)), difference=difference, n=len(labels))
-
-
-def delong_interval(labels: ArrayLike, scores: ArrayLike, level: float = 0.95) -> Interval:
-    """AUC -+ z sd by DeLong's variance, cut to [0, 1].
-
-    Classes that do not overlap have no variance: [1, 1] then is what the formula says, and surer than anyone can be.
-    """
-    labels, scores = two_class_cases(labels, scores=scores)
-    value, variance = _mean_and_variance(*_components(labels, scores))
-    reach = NormalDist().inv_cdf((1 + _checked_level(level)) / 2) * math.sqrt(variance)
-    return Interval(low=max(0.0, value - reach), high=min(1.0, value + reach), value=value, level=level)
 
 
 def holm(p_values: ArrayLike) -> Floats:
@@ -179,20 +129,35 @@ def finite_numbers(values: ArrayLike, name: str) -> Floats:
     return numbers
 
 
-def draws(b: int, groups: ArrayLike | None, *, repeats: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """(some of r, b) how often each row is in a resample, as many resamples at once as memory likes; none of a single unit."""
+def draws(
+    b: int, groups: ArrayLike | None = None, *, strata: ArrayLike | None = None, repeats: int, seed: int
+) -> Iterator[NDArray[np.int64]]:
+    """(some of r, b) how often each row is in a resample, as many resamples at once as memory likes; none of a single unit.
+
+    strata (b): numbers, such as classes. Units of one stratum are drawn among themselves, so that no resample lacks it; a group
+    with rows of several counts as the largest of them, as in the folds.
+    """
     unit = np.arange(b) if groups is None else _units(groups, b)
     units = int(unit.max()) + 1
     if repeats < 1:
         raise CarmilError(f"{repeats} resamples: expected at least one")
     if units < 2:
         return
+    of = np.zeros(units, dtype=np.int64)
+    if strata is not None:
+        given = np.asarray(strata, dtype=np.int64)
+        _same_length(rows=np.empty(b), strata=given)
+        np.maximum.at(of, unit, given)
     rng = np.random.default_rng(seed)
     at_once = max(1, CHUNK // b)
     for start in range(0, repeats, at_once):
         some = min(at_once, repeats - start)
-        taken = rng.integers(units, size=(some, units)) + units * np.arange(some)[:, None]
-        yield np.bincount(taken.ravel(), minlength=some * units).reshape(some, units)[:, unit]
+        counts = np.empty((some, units), dtype=np.int64)
+        for stratum in np.unique(of):
+            own = np.flatnonzero(of == stratum)
+            taken = rng.integers(len(own), size=(some, len(own))) + len(own) * np.arange(some)[:, None]
+            counts[:, own] = np.bincount(taken.ravel(), minlength=some * len(own)).reshape(some, len(own))
+        yield counts[:, unit]
 
 
 def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
@@ -209,7 +174,7 @@ def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
 
 def percentiles(value: float, of_resamples: Floats, level: float = 0.95, *, against_zero: bool = False) -> Interval:
     """The interval of a value from what it is on resamples, those where it is NaN left out; of a difference p, too."""
-    tail = (1 - _checked_level(level)) / 2
+    tail = (1 - checked_level(level)) / 2
     values = of_resamples[~np.isnan(of_resamples)]
     left_out = len(of_resamples) - len(values)
     if not len(values):
@@ -219,30 +184,6 @@ def percentiles(value: float, of_resamples: Floats, level: float = 0.95, *, agai
     if against_zero:
         p = min(1.0, 2 * (1 + min((values <= 0).sum(), (values >= 0).sum())) / (1 + len(values)))
     return Interval(low=float(low), high=float(high), value=value, level=level, left_out=left_out, p=float(p))
-
-
-def _components(labels: NDArray, scores: Floats) -> tuple[Floats, Floats]:
-    """For each positive the share of negatives below it, for each negative that of positives above it; ties are half.
-
-    A positive's midrank among all, less that among positives, counts the negatives below (Sun & Xu 2014): no pairs.
-    """
-    from scipy.stats import rankdata
-
-    positives, negatives = scores[labels], scores[~labels]
-    if len(positives) < 2 or len(negatives) < 2:
-        raise CarmilError(
-            f"class 1 has {len(positives)} of the cases, class 0 {len(negatives)}: DeLong's variance needs two of each"
-        )
-    ranks = rankdata(scores)
-    below = (ranks[labels] - rankdata(positives)) / len(negatives)
-    above = 1 - (ranks[~labels] - rankdata(negatives)) / len(positives)
-    return below, above
-
-
-def _mean_and_variance(positives: Floats, negatives: Floats) -> tuple[float, float]:
-    """AUC, or a difference of two, from its components: both kinds have that mean, and vary independently."""
-    variance = positives.var(ddof=1) / len(positives) + negatives.var(ddof=1) / len(negatives)
-    return float(positives.mean()), float(variance)
 
 
 def _unvarying(difference: float, n: int) -> Test:
@@ -273,7 +214,8 @@ def _same_length(**arrays: NDArray) -> None:
             )
 
 
-def _checked_level(level: float) -> float:
+def checked_level(level: float) -> float:
+    """The level of an interval, or one line about what is wrong with it."""
     if not 0 < level < 1:
         raise CarmilError(f"a level of {level:g}: expected a number between 0 and 1, such as 0.95")
     return level

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from carmil.evidence.intervals import wilson
+
 SIZE = 320
 LEFT, BOTTOM, TOP, RIGHT = 44, 40, 10, 12
 COLOURS = 6  # that the page knows; a seventh line has the first colour again, dashed
@@ -103,14 +105,6 @@ def bars_svg(bars: Sequence[tuple[str, dict[str, float], bool]], *, fails: float
 def colour(i: int) -> str:
     """The CSS classes of line i, for the plot and its legend."""
     return f"s{i % COLOURS}" + (" dashed" if i >= COLOURS else "")
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` cases."""
-    z = 1.96
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    reach = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def _frame(x_label: str, y_label: str) -> list[str]:

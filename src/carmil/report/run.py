@@ -12,10 +12,10 @@ from carmil.report.page import write_page
 from carmil.report.plots import reliability_svg
 from carmil.report.run_evidence import evidence_part, faithfulness_part
 from carmil.report.run_plots import learning_curves, precision_recall, roc
-from carmil.report.run_tables import answer_rows, figures_table, folds_table
+from carmil.report.run_tables import answer_rows, folds_table
 from carmil.studies import card
 from carmil.studies.answers import by_patient
-from carmil.studies.figures import mean_over_seeds, percent
+from carmil.studies.figures import mean_over_seeds, percent, run_table
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.shown import figures_lines
 
@@ -42,7 +42,8 @@ def write_report(run: StudyRun, path: Path) -> None:
         lead=figures_lines(run),
         protocol=card.protocol(run),
         limits=card.LIMITS,
-        figures=figures_table(run, cases),
+        figures=run_table(run),
+        intervals=card.INTERVALS,
         folds=folds_table(run, cases),
         roc=roc(run, cases),
         pr=precision_recall(run, cases),

@@ -1,20 +1,15 @@
-"""The tables of a run's report: its figures and how sure they are, fold by fold, and every answer. c cases, k classes."""
+"""The tables of a run's report: its figures fold by fold, and every answer. c cases, k classes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from carmil.evidence.decision import NO_ANSWER
-from carmil.evidence.statistics import bootstrap
-from carmil.report.cases import Cases, confusion, decided
+from carmil.report.cases import Cases, decided
 from carmil.report.tables import ResultTable
 from carmil.studies.answers import columns
-from carmil.studies.figures import SHOWN, line, percent
+from carmil.studies.figures import FIGURES, percent
 from carmil.studies.run_folder import StudyRun
-
-FIGURES = SHOWN | {"answered": "answered", "accuracy_answered": "accuracy of the answered"}
 
 
 @dataclass(frozen=True)
@@ -25,28 +20,6 @@ class Row:
     wrong: bool
     patient_wrong: bool | None
     turned: bool
-
-
-def figures_table(run: StudyRun, cases: Cases) -> ResultTable:
-    """Mean ± standard deviation over the folds; all test folds together with 95 % intervals."""
-    summary, sure = run.metrics["summary"], run.metrics["intervals"]
-    together = {"ece": (run.metrics["calibration"]["ece"], "–")}
-    for name, measure in _measures(len(run.classes)).items():
-        if name in summary:
-            found = bootstrap(measure, cases.truth, cases.answer, groups=cases.frame["patient"].to_numpy())
-            together[name] = (found.value, _interval(found.low, found.high))
-    together["auc"] = (sure["auc"]["value"], _interval(sure["auc"]["low"], sure["auc"]["high"]))
-    lines = []
-    for name, words in FIGURES.items():
-        if name not in summary:
-            continue
-        value, interval = together.get(name, (None, "–"))
-        lines.append((words, line(summary, name), percent(value), interval))
-        if name == "auc" and "auc_delong" in sure:
-            exact = sure["auc_delong"]
-            lines.append(("AUC, DeLong", "", percent(exact["value"]), _interval(exact["low"], exact["high"])))
-    heads = ("figure, per cent", "mean ± sd over folds", "folds together", "95 % interval")
-    return ResultTable("Test folds", heads, tuple(lines))
 
 
 def folds_table(run: StudyRun, cases: Cases) -> ResultTable:
@@ -102,33 +75,3 @@ def answer_rows(run: StudyRun, slides: Cases, patients: Cases | None) -> tuple[l
     )
     lines = zip(zip(*parts, strict=True), slides.wrong.tolist(), of_patient, turned.tolist(), strict=True)
     return heads, [Row(*found) for found in lines]
-
-
-def _measures(k: int) -> dict[str, Callable[..., float]]:
-    """Figures of (truth, answer), each (c); NaN where they rest on no case."""
-
-    def accuracy(truth: NDArray, answer: NDArray) -> float:
-        return float((truth == answer).mean())
-
-    def recall(c: int) -> Callable[..., float]:
-        def of_class(truth: NDArray, answer: NDArray) -> float:
-            return float((answer[truth == c] == c).mean()) if (truth == c).any() else float("nan")
-
-        return of_class
-
-    def balanced_accuracy(truth: NDArray, answer: NDArray) -> float:
-        counts = confusion(truth, answer, k)
-        there = counts.sum(1) > 0
-        return float((counts.diagonal()[there] / counts.sum(1)[there]).mean())
-
-    def f1_macro(truth: NDArray, answer: NDArray) -> float:
-        counts = confusion(truth, answer, k)
-        sizes = counts.sum(0) + counts.sum(1)
-        return float((2 * counts.diagonal()[sizes > 0] / sizes[sizes > 0]).mean())
-
-    found = {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy, "f1_macro": f1_macro}
-    return found | ({"sensitivity": recall(1), "specificity": recall(0)} if k == 2 else {})
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "–" if "–" in (percent(low), percent(high)) else f"{percent(low)} to {percent(high)}"

@@ -32,8 +32,8 @@ def conditions(machines: Sequence[str], seeds: int, seed: int, recipe: Recipe) -
         "in per cent",
         "AUPRC+, AUROC, NDCG (gain 1 for a cancerous nucleus): of the map for the positive class in each patient with cancerous "
         "nuclei and others; the mean over a fold's test patients, then over the folds; the same of its validation patients",
-        f"intervals: 95 %, percentiles of {REPEATS:,} resamples of all patients, in which the mean over the folds is computed "
-        "again; differences on the same resamples, the average over the seeds taken first",
+        f"intervals: 95 %, percentiles of {REPEATS:,} resamples of the patients of each class, in which the mean over the folds is "
+        "computed again; differences on the same resamples, the average over the seeds taken first",
         "bag AUC: of each fold's test patients, mean over folds and seeds, resampled in the same way",
         "baseline: ABMIL's attention. Validation: the best AUPRC+ on validation bags among CAR's maps that are signed and of a "
         "class; a validation bag of one fold is a test bag of another, so that "

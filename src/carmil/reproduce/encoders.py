@@ -30,7 +30,7 @@ def reproduce(asked: Asked) -> Finding:
     missing: dict[str, None] = {}
     for encoder, found in _found(asked).items():
         mine = answered(there(found), (ABMIL, CAR_L1), asked)
-        between = differences(pairs_of(mine, (CAR_L1,), (ABMIL,)), asked)
+        between = differences(pairs_of(mine, (CAR_L1,), (ABMIL,)))
         tables += [figures_table(mine, f"Ours, {encoder} features"), difference_table(between)]
         lines += [f"{encoder} features: {line}" for line in (*in_words(between), *uninformed(mine))]
         missing |= dict.fromkeys(found.missing)

@@ -7,13 +7,15 @@ often each patient is in it. Two maps or two models are compared on the same res
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.evidence.statistics import draws
+
 Floats = NDArray[np.float64]
 
 
-def resamples(patients: int, *, repeats: int = 2000, seed: int = 0) -> Floats:
-    """Counts (r, b) of patients drawn with replacement."""
-    rng = np.random.default_rng(seed)
-    return rng.multinomial(patients, np.full(patients, 1 / patients), size=repeats).astype(np.float64)
+def resamples(labels: NDArray, *, repeats: int = 2000, seed: int = 0) -> Floats:
+    """Counts (r, b) of patients drawn with replacement, each class among itself; labels (b)."""
+    drawn = draws(len(labels), strata=labels, repeats=repeats, seed=seed)
+    return np.concatenate(list(drawn)).astype(np.float64)
 
 
 def fold_mean(values: Floats, tested: NDArray[np.bool_], counts: Floats) -> Floats:

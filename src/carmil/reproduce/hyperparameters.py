@@ -57,7 +57,7 @@ def reproduce(asked: Asked) -> Finding:
         rows += [plain, taken]
         pairs.append((taken, plain))
         lines.append(_range(cohort, swept))
-    compared = differences(pairs, asked)
+    compared = differences(pairs)
     finding = Finding(
         (*tables, difference_table(compared)),
         tuple(pictures),

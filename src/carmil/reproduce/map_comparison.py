@@ -76,7 +76,7 @@ class Result:
 
 def compared(measured: Mapping[str, Measured], folds: Folds, lines: list[str]) -> Result:
     """A row a map; and the maps that are fixed, without a look at a test bag, against ABMIL's attention."""
-    counts = resamples(len(folds.labels), repeats=REPEATS)
+    counts = resamples(folds.labels, repeats=REPEATS)
     every = [(model, method) for model, one in measured.items() for method in one.maps]
     rows = [_row(name, measured, folds, counts) for name in every]
     best = chosen([row for row in rows if _eligible((row.model, row.evidence))])

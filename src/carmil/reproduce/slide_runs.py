@@ -7,13 +7,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from carmil.evidence.calibration import cross_entropies
 from carmil.files import safe_name
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.studies.answers import numbers, probabilities
+from carmil.studies.cautions import informed
 from carmil.studies.chosen import Choice, choose
 from carmil.studies.cohort import material_of, opened
 from carmil.studies.compare import Judged, each_fold
@@ -30,7 +30,6 @@ EPOCHS, FAST_EPOCHS = 100, 3
 FAST_FOLDS = 3
 PATIENCE = 20
 LONG = ("transmil", "rrt", "weno")  # what takes longest begins first, so that nobody waits for it alone
-LITTLE = 0.01  # of the cross-entropy of the classes' shares: who is not so much below it tells no more than they do
 # What takes minutes on a CPU, made small where only the machinery is looked at.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
     "transmil": {"hidden": 128, "landmarks": 16},
@@ -68,19 +67,19 @@ class Answered:
         return cls(cohort, method, run, run.predictions(), run.metrics["by_fold"])
 
     @cached_property
+    def _cross_entropies(self) -> tuple[float, float]:
+        together = mean_over_seeds(self.answers, self.run.classes)
+        return cross_entropies(probabilities(together, self.run.classes), numbers(together, self.run.classes))
+
+    @property
     def informed(self) -> bool:
         """Whether its probabilities, the mean over runs, are closer to the truth of the test cases than their classes' shares."""
-        together = mean_over_seeds(self.answers, self.run.classes)
-        labels = numbers(together, self.run.classes)
-        given = probabilities(together, self.run.classes)[np.arange(len(labels)), labels]
-        return float(-np.log(given.clip(1e-12)).mean()) < (1 - LITTLE) * self.chance
+        return informed(*self._cross_entropies)
 
-    @cached_property
+    @property
     def chance(self) -> float:
         """The cross-entropy of always answering how common each class is among the test cases."""
-        labels = numbers(mean_over_seeds(self.answers, self.run.classes), self.run.classes)
-        shares = np.bincount(labels) / len(labels)
-        return float(-np.log(shares[labels]).mean())
+        return self._cross_entropies[1]
 
     def each(self, measure: str) -> list[float]:
         """The figure of each fold, or of each run where there is one division; nothing if the method has no such figure."""

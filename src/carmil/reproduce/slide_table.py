@@ -10,8 +10,9 @@ from carmil.errors import CarmilError, unknown
 from carmil.report.tables import ResultTable
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Found, SlideCohort
-from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, LITTLE, PATIENCE, Answered, Method
+from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, PATIENCE, Answered, Method
 from carmil.reproduce.table1 import figure, shown
+from carmil.studies.cautions import LITTLE
 from carmil.studies.compare import Comparison, compare_pairs
 from carmil.studies.tested import reopened
 from carmil.truth import UNKNOWN
@@ -23,9 +24,9 @@ MAPS = (
     "rollout; mean and max pooling attend to nothing"
 )
 READ = (
-    "a difference is of the answers to all test cases together, averaged over the runs, its 95 % interval over resampled "
-    "patients, or sets of donors; it need not be the difference of two means over folds. F1 and balanced accuracy of two "
-    "classes are of the answers from each fold's own threshold on, which validation bags chose; of more, of the likeliest class",
+    "a difference is that of the two means over folds and runs, its 95 % interval over patients, or sets of donors. F1 and "
+    "balanced accuracy of two classes are of the answers from each fold's own threshold on, which validation bags chose; of more, "
+    "of the likeliest class",
     "words follow that interval; a paired t-test over folds that share training cases is bolder than it should be; over runs of "
     "one division it says what initialisation does, and nothing of other cases",
     "p values in brackets are corrected by Holm's method for the pairs of one cohort and measure",
@@ -101,7 +102,7 @@ def pairs_of(
     ]
 
 
-def differences(pairs: Sequence[tuple[Answered, Answered]], asked: Asked) -> list[Difference]:
+def differences(pairs: Sequence[tuple[Answered, Answered]]) -> list[Difference]:
     """First minus second by both measures of their cohort; corrected for the pairs of one cohort and measure."""
     found = []
     for cohort in {first.cohort.name: first.cohort for first, _ in pairs}.values():
@@ -112,7 +113,7 @@ def differences(pairs: Sequence[tuple[Answered, Answered]], asked: Asked) -> lis
                 if first.cohort == cohort and first.has(measure) and second.has(measure)
             ]
             judged = [(first.judged(measure), second.judged(measure)) for first, second in mine]
-            compared = compare_pairs(judged, repeats=200 if asked.fast else 2000)
+            compared = compare_pairs(judged)
             found += [
                 Difference(cohort, measure, one, first.informed or second.informed)
                 for one, (first, second) in zip(compared, mine, strict=True)
@@ -131,12 +132,12 @@ def difference_table(found: Sequence[Difference]) -> ResultTable:
             MEASURES[one.measure],
             f"{100 * one.found.difference:+.1f}",
             f"{100 * one.found.low:+.1f} to {100 * one.found.high:+.1f}",
-            p(one.found.p_bootstrap, one.found.holm_bootstrap),
+            p(one.found.p_patients, one.found.holm_patients),
             p(one.found.p_t, one.found.holm_t, " over runs" if one.found.pairs == "seeds" else " over folds"),
         )
         for one in found
     )
-    heads = ("cohort", "pair", "measure", "difference", "95 % interval", "p bootstrap (Holm)", "p paired t (Holm)")
+    heads = ("cohort", "pair", "measure", "difference", "95 % interval", "p over patients (Holm)", "p paired t (Holm)")
     title = f"Differences on the same cases{_stands_in([one.cohort for one in found])}"
     return ResultTable(title, heads, lines, names=3)
 

@@ -51,11 +51,10 @@ def reproduce(asked: Asked, *, models: Sequence[str] = ()) -> Finding:
     methods = picked(METHODS, models)
     found = cohorts_in(asked)
     rows = answered(there(found), methods, asked)
-    beside = differences(pairs_of(rows, (CAR_L1, CAR_COSINE), (ABMIL,)), asked)
+    beside = differences(pairs_of(rows, (CAR_L1, CAR_COSINE), (ABMIL,)))
     rivals = [one for one in methods if one not in (*ATTEND_NOT, CAR_L1, CAR_COSINE)]
     claims = {
-        one.title: differences(pairs_of(rows, (one,), [other for other in rivals if other != one]), asked)
-        for one in CHAMPIONS
+        one.title: differences(pairs_of(rows, (one,), [other for other in rivals if other != one])) for one in CHAMPIONS
     }
     tables = [figures_table(rows), *([difference_table(beside)] if beside else []), *claim_tables(claims)]
     finding = Finding(
@@ -113,7 +112,7 @@ def claim_lines(claims: Mapping[str, Sequence[Difference]]) -> list[str]:
 
 def _better(one: Difference, test: str) -> bool:
     """Is the second method surely better?"""
-    return (one.found.holm_t < SURE and one.found.difference_t < 0) if test == "t" else one.found.high < 0
+    return (one.found.holm_t < SURE and one.found.difference < 0) if test == "t" else one.found.high < 0
 
 
 def _named(found: Sequence[Difference]) -> str:

@@ -45,7 +45,7 @@ def reproduce(asked: Asked) -> Finding:
             rows += [plain, row]
             pairs.append((row, plain))
             choices.append((title, cohort, choice))
-    compared = differences(pairs, asked)
+    compared = differences(pairs)
     tables = (figures_table(rows), difference_table(compared), _choices(choices), paper_table(TABLE3))
     finding = Finding(
         tables,

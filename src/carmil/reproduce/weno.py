@@ -36,7 +36,7 @@ def reproduce(asked: Asked) -> Finding:
     mine = Found(tuple(one for one in there(found) if one.name in COHORTS), found.missing)
     rows = answered(there(mine), (ABMIL, DISTILLED, CAR_L1), asked)
     pairs = [*pairs_of(rows, (CAR_L1,), (DISTILLED, ABMIL)), *pairs_of(rows, (DISTILLED,), (ABMIL,))]
-    compared = differences(pairs, asked)
+    compared = differences(pairs)
     tables = (figures_table(rows), difference_table(compared), paper_table(WENO, ("LUAD", "CAMELYON16")))
     lines = (*in_words(compared), *uninformed(rows), *mined([one for one in rows if one.method is DISTILLED]))
     finding = Finding(tables, lines=lines, conditions=(HOW, *READ, *conditions(rows, mine, asked)))

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
+from carmil.evidence.abilities import scores_are_weights
+from carmil.evidence.concentration import effective_share
+from carmil.evidence.reading import attention_moved
+from carmil.models.contract import Prediction
+from carmil.models.pooling import bag_softmax
 from carmil.training.population import Population
 from carmil.training.predict import predict
 
 if TYPE_CHECKING:
     import pandas as pd
+
+ATTENTION = ("attention_spread", "attention_moved")
 
 
 def columns(classes: Sequence[str], prefix: str = "p") -> list[str]:
@@ -21,20 +28,41 @@ def columns(classes: Sequence[str], prefix: str = "p") -> list[str]:
 
 
 def answered(
-    population: Population, rows: Sequence[int], bags: Bags, chosen: Tensor, classes: Sequence[str]
+    population: Population,
+    rows: Sequence[int],
+    bags: Bags,
+    chosen: Tensor,
+    classes: Sequence[str],
+    *,
+    attention: bool = False,
 ) -> "pd.DataFrame":
     """What these models together (the mean of their probabilities) answer for the chosen bags; a line a bag.
 
-    With a counterfactual branch also what they would answer looking elsewhere: cf_..., the mean over its maps.
+    With a counterfactual branch also what they would answer looking elsewhere: cf_..., the mean over its maps. attention: also
+    over which share of the instances it is spread and, with a branch, how far it moves (ATTENTION), the mean over the models.
     """
     import pandas as pd
 
     some = population.subset(torch.tensor(rows, device=population.device))
-    answers = predict(some, bags, chosen=chosen, maps=False)
+    found: dict[str, list[Tensor]] = {name: [] for name in ATTENTION}
+
+    def read(prediction: Prediction) -> None:
+        if prediction.scores is None:
+            return
+        weights = scores_are_weights(some.model)
+        a = prediction.scores if weights else bag_softmax(prediction.scores.float(), prediction.offsets)
+        found["attention_spread"].append(effective_share(a, prediction.offsets).mean((0, -1)).cpu())
+        if prediction.counterfactual is not None:
+            found["attention_moved"].append(attention_moved(prediction, softmax=not weights).mean((0, -1)).cpu())
+
+    answers = predict(some, bags, chosen=chosen, maps=False, **({"on_part": read} if attention else {}))
     frame = pd.DataFrame({"slide": [bags.ids[i] for i in chosen.tolist()]})
     frame[columns(classes)] = answers.probabilities.double().mean(0).numpy()
     if answers.counterfactual_probabilities is not None:
         frame[columns(classes, "cf")] = answers.counterfactual_probabilities.double().mean((0, 2)).numpy()
+    for name, parts in found.items():
+        if parts:
+            frame[name] = torch.cat(parts).double().numpy()
     return frame
 
 

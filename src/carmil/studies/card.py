@@ -11,7 +11,8 @@ from typing import Any
 from carmil.bags.splits import TEST, TRAIN, VALIDATION
 from carmil.evidence.operating import Rule
 from carmil.report.tables import ResultTable
-from carmil.studies.figures import SHOWN, line, percent
+from carmil.studies.cautions import cautions
+from carmil.studies.figures import percent, run_table
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.settings import Settings
 from carmil.words import plural
@@ -28,11 +29,10 @@ YAML_ONLY = (  # settings that have no word on the command line
     "label_smoothing",
     "dtype",
 )
-INTERVALS = {
-    "auc": ("AUC", "bootstrap over patients"),
-    "auc_delong": ("AUC", "DeLong"),
-    "balanced_accuracy": ("balanced accuracy", "bootstrap over patients"),
-}
+INTERVALS = (
+    "Score intervals: Wilson's for proportions, Newcombe's (method 5) for AUC; none collapses at 0 or 100 %. Slides of one patient "
+    "are not taken for independent. How often such intervals hold the true value: docs/study.md."
+)
 LIMITS = (
     "Research use only. This is no medical device; no decision about a patient may rest on it.",
     "The figures are of this cohort's test folds. Scanners, stains, sites and encoders it has not seen may change "
@@ -47,7 +47,7 @@ def card(run: StudyRun) -> str:
         "On what": _listed(data(run)),
         "Protocol": _bullets(protocol(run)),
         "Figures": _figures(run),
-        "Limits": _bullets([*LIMITS, *_limits(run)]),
+        "Limits": _bullets([*LIMITS, *(f"{line[0].upper()}{line[1:]}." for line in cautions(run)), *_limits(run)]),
         "What was said on the way": _bullets(remarks(run)),
         "What each model chose, on validation bags": _table(choices(run)),
         "Versions and machine": _listed(machine(run)),
@@ -274,17 +274,11 @@ def _limits(run: StudyRun) -> list[str]:
 
 
 def _figures(run: StudyRun) -> str:
-    summary = run.metrics["summary"]
-    lines = tuple((SHOWN[name], line(summary, name)) for name in SHOWN if name in summary)
-    main = ResultTable("", ("figure", "mean ± standard deviation over the folds, per cent"), lines)
-    found = tuple(
-        (words, how, percent(interval["value"]), f"{percent(interval['low'])} to {percent(interval['high'])}")
-        for name, (words, how) in INTERVALS.items()
-        if (interval := run.metrics["intervals"].get(name))
+    how = (
+        f"The mean over the test folds, its 95 % interval over patients, and the folds' standard deviation. {INTERVALS}"
     )
-    sure = ResultTable("", ("all test folds together", "interval by", "per cent", "95 % interval"), found, names=2)
     ece = f"Expected calibration error of all test folds together: {percent(run.metrics['calibration']['ece'])} %."
-    return "\n\n".join([_table(main), _table(sure), ece])
+    return "\n\n".join([how, _table(run_table(run)), ece])
 
 
 def _again(run: StudyRun) -> str:

@@ -19,6 +19,7 @@ from carmil.bags.splits import Splits, audit, make_splits, official_splits
 from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.progress import counted
+from carmil.studies.cautions import few_patients
 from carmil.studies.settings import Settings
 from carmil.words import plural
 
@@ -95,6 +96,8 @@ def material_of(settings: Settings, *, say: Say) -> Material:
         say(line)
 
     cohort = of_settings(settings, say=tell)
+    for line in few_patients(cohort.classes, cohort.labels.tolist(), cohort.patients):
+        tell(line)
     splits = divided(cohort, settings, say=tell)
     for line in _audited(splits, cohort):
         tell(line)

@@ -1,32 +1,27 @@
 """`carmil compare`: is one run better than another, or luckier? Pairs of runs on the same cases, corrected for their number."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
-from carmil.evidence.performance import bag_auc, balanced_accuracy, f1_macro
-from carmil.evidence.statistics import Test, bootstrap_difference, delong, delong_applies, holm, paired_t
+from carmil.evidence.decision import Decision
+from carmil.evidence.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
+from carmil.evidence.statistics import Test, holm, paired_t
 from carmil.report.tables import ResultTable
-from carmil.studies.answers import by_patient, columns, numbers, probabilities
-from carmil.studies.figures import SHOWN, mean_over_seeds
+from carmil.studies.answers import by_patient, numbers
+from carmil.studies.figures import SHOWN, fold_answers
 from carmil.studies.run_folder import StudyRun
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OF_ANSWERS: dict[str, Callable[..., float]] = {
-    "auc": bag_auc,
-    "f1_macro": f1_macro,
-    "balanced_accuracy": balanced_accuracy,
-}
-ROUNDING = 1e-12  # whoever lies at the threshold is answered yes
+OF_ANSWERS = ("auc", "f1_macro", "balanced_accuracy")
 AT_THRESHOLDS = ("f1_macro", "balanced_accuracy")  # of two classes; of more they are of the likeliest class
-TESTS = ("t", "bootstrap", "delong")
+TESTS = ("t", "patients", "delong")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +44,12 @@ class Judged:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs: the difference of their figures (first minus second) and how sure it is; NaN where a test does not apply.
+    """Two runs: the difference of their figures, means over folds (first minus second), its interval over patients, and tests
+    of no difference; NaN where one does not apply.
 
-    t: paired t-test over folds, as the paper; of one fold over its seeds, where it tells what initialisation does and nothing
-    of other cases. bootstrap and DeLong: over the cases of all test folds together, whose difference need not be the mean
-    over folds, difference_t. p values are also given corrected for the number of comparisons (Holm).
+    p_t: paired t-test over folds, as the paper; of one fold over its seeds, where it tells what initialisation does and nothing
+    of other cases. p_patients: over patients, as the interval. p_delong: DeLong's test over patients, of the mean of the folds'
+    AUCs. p values are also given corrected for the number of comparisons (Holm).
     """
 
     first: str
@@ -62,28 +58,27 @@ class Comparison:
     low: float
     high: float
     p_t: float
-    p_bootstrap: float
+    p_patients: float
     p_delong: float
     measure: str = "auc"
     pairs: str = "folds"
-    difference_t: float = float("nan")
     holm_t: float = float("nan")
-    holm_bootstrap: float = float("nan")
+    holm_patients: float = float("nan")
     holm_delong: float = float("nan")
 
 
-def compare_runs(runs: Sequence[StudyRun], *, measure: str = "auc", repeats: int = 2000) -> list[Comparison]:
+def compare_runs(runs: Sequence[StudyRun], *, measure: str = "auc") -> list[Comparison]:
     """Every run with every other."""
     if len(runs) < 2:
         raise CarmilError("one run cannot be compared: expected two or more")
     if len({run.name for run in runs}) < len(runs):
         raise CarmilError("two runs have the same folder name: rename one, so that the table can tell them apart")
-    return compare_pairs(list(combinations([Judged.of(run, measure) for run in runs], 2)), repeats=repeats)
+    return compare_pairs(list(combinations([Judged.of(run, measure) for run in runs], 2)))
 
 
-def compare_pairs(pairs: Sequence[tuple[Judged, Judged]], *, repeats: int = 2000) -> list[Comparison]:
+def compare_pairs(pairs: Sequence[tuple[Judged, Judged]]) -> list[Comparison]:
     """Each pair; p values are corrected for as many as there are."""
-    found = [_compared(a, b, repeats) for a, b in pairs]
+    found = [_compared(a, b) for a, b in pairs]
     corrected = {name: holm([getattr(pair, f"p_{name}") for pair in found]) for name in TESTS}
     return [
         Comparison(**{**vars(pair), **{f"holm_{name}": float(values[i]) for name, values in corrected.items()}})
@@ -105,7 +100,7 @@ def comparison_table(found: Sequence[Comparison]) -> ResultTable:
             signed(pair.difference),
             "–" if np.isnan(pair.low) else f"{signed(pair.low)} to {signed(pair.high)}",
             p(pair.p_t, pair.holm_t),
-            p(pair.p_bootstrap, pair.holm_bootstrap),
+            p(pair.p_patients, pair.holm_patients),
             p(pair.p_delong, pair.holm_delong),
         )
         for pair in found
@@ -115,13 +110,14 @@ def comparison_table(found: Sequence[Comparison]) -> ResultTable:
     heads = (
         "first",
         "second",
-        f"{measure} difference",
-        "95 % interval",
+        f"difference of mean {measure}",
+        "95 % interval of that",
         f"p paired t{over}",
-        "p bootstrap",
+        "p over patients",
         "p DeLong",
     )
-    return ResultTable("Pairs of runs (p values corrected by Holm's method in brackets)", heads, lines, names=2)
+    title = "Pairs of runs: first minus second of the means over folds above, per cent (p values by Holm's method in brackets)"
+    return ResultTable(title, heads, lines, names=2)
 
 
 def each_fold(by_fold: Sequence[Mapping[str, Any]], measure: str) -> dict[int, float]:
@@ -134,81 +130,62 @@ def each_fold(by_fold: Sequence[Mapping[str, Any]], measure: str) -> dict[int, f
     return {fold: float(np.mean(found)) for fold, found in values.items()}
 
 
-def _compared(a: Judged, b: Judged, repeats: int) -> Comparison:
-    first, second = _cases(a), _cases(b)
-    if a.run.classes != b.run.classes or set(first.index) != set(second.index):
+def _compared(a: Judged, b: Judged) -> Comparison:
+    given = _answers(a), _answers(b)
+    cases = [set(zip(one.cases.tolist(), one.labels.tolist(), strict=True)) for one in given]
+    if a.run.classes != b.run.classes or cases[0] != cases[1]:
         raise CarmilError(
-            f"{a.name} and {b.name} were not tested on the same cases ({len(first)} and {len(second)}, "
-            f"{len(set(first.index) & set(second.index))} in common): compare runs of one cohort and label table"
+            f"{a.name} and {b.name} were not tested on the same cases ({len(cases[0])} and {len(cases[1])}, "
+            f"{len(cases[0] & cases[1])} in common): compare runs of one cohort and label table"
         )
-    second = second.loc[first.index]
-    y, groups = numbers(first, a.run.classes), first["patient"].to_numpy()
-    pa, pb = _values(a, first), _values(b, second)
-    measure = OF_ANSWERS.get(a.measure, _mean)
-    spread = bootstrap_difference(measure, y, pa, pb, groups=groups, repeats=repeats)
-    exact = float("nan")
-    if measure is bag_auc and len(a.run.classes) == 2 and len(set(groups)) == len(groups) and delong_applies(y):
-        exact = delong(y, pa[:, 1], pb[:, 1]).p
+    first, second = (
+        estimate(judged.measure if judged.measure in OF_ANSWERS else "mean", one)
+        for judged, one in zip((a, b), given, strict=True)
+    )
+    spread, exact = difference_interval(first, second), float("nan")
+    whose = dict(zip(given[0].cases.tolist(), given[0].patients.tolist(), strict=True))
+    of_own = len(set(whose.values())) == len(whose)
+    if (
+        a.measure == "auc"
+        and len(a.run.classes) == 2
+        and of_own
+        and np.bincount(given[0].labels, minlength=2).min() > 1
+    ):
+        exact = delong(first, second).p
     over = _over_folds(a, b)
-    p, mean = (float("nan"),) * 2 if over is None else (over.p, over.difference)
     return Comparison(
         a.name,
         b.name,
         spread.value,
         spread.low,
         spread.high,
-        p,
-        spread.p,
+        float("nan") if over is None else over.p,
+        difference_p(first, second),
         exact,
         measure=a.measure,
         pairs=_pairs(a, b),
-        difference_t=mean,
     )
 
 
-def _cases(judged: Judged) -> "pd.DataFrame":
-    """One line a patient (or slide), by the mean of all answers it got as a test case; where a map is judged, one a slide
+def _answers(judged: Judged) -> FoldAnswers:
+    """One row per patient (or slide), fold and seed, as the figures of the run are of; where a map is judged, one per slide
     that it can be judged on."""
-    run, measure = judged.run, judged.measure
+    run, measure, frame = judged.run, judged.measure, judged.answers
     if measure not in OF_ANSWERS:
-        if measure not in judged.answers:
+        if measure not in frame:
             raise CarmilError(f"{judged.name} has no {SHOWN.get(measure, measure)} of single slides to compare by")
-        frame, key, values = judged.answers.dropna(subset=[measure]), "slide", [measure]
-    else:
-        answers = _from_thresholds(judged) if measure in AT_THRESHOLDS and len(run.classes) == 2 else judged.answers
-        frame, key, values = mean_over_seeds(answers, run.classes), "slide", columns(run.classes)
-        if run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag":
-            frame, key = by_patient(frame, run.classes, run.metrics["rule"]), "patient"
-    keys = list(dict.fromkeys([key, "patient", "label"]))
-    return frame.groupby(keys, sort=True)[values].mean().reset_index().set_index(key, drop=False)
-
-
-def _from_thresholds(judged: Judged) -> "pd.DataFrame":
-    """The answers with every probability moved so that the threshold of the run's decision lies at one half.
-
-    A slide's is the median of the thresholds of the models that were tested on it (see carmil.studies.decisions): on the mean of
-    the moved probabilities the most probable class is then the answer that a user gets.
-    """
+        frame = frame.dropna(subset=[measure])
+        rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient")}
+        return FoldAnswers.of(
+            numbers(frame, run.classes), frame[measure].to_numpy(), cases=frame["slide"].to_numpy(), **rows
+        )
     thresholds = {(line["fold"], line["seed"]): line.get("threshold") for line in judged.by_fold}
-    if None in thresholds.values():
+    if measure in AT_THRESHOLDS and len(run.classes) == 2 and None in thresholds.values():
         raise CarmilError(f"{judged.name} does not say where its answers begin: train it again to compare by F1")
-    moved = judged.answers.copy()
-    cuts = np.array([thresholds[key] for key in zip(moved["fold"], moved["seed"], strict=True)], dtype=np.float64)
-    no, yes = columns(judged.run.classes)
-    medians = moved.assign(cut=cuts).groupby("slide")["cut"].transform("median")
-    moved[yes] = moved[yes] - medians.to_numpy(dtype=np.float64) + (0.5 + ROUNDING)
-    moved[no] = 1 - moved[yes]
-    return moved
-
-
-def _values(judged: Judged, cases: "pd.DataFrame") -> NDArray[np.float64]:
-    if judged.measure in OF_ANSWERS:
-        return probabilities(cases, judged.run.classes)
-    return cases[judged.measure].to_numpy(dtype=np.float64)
-
-
-def _mean(values: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    return float(values.mean())
+    if run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag":
+        frame = by_patient(frame, run.classes, run.metrics["rule"])
+    groups = zip(frame["fold"], frame["seed"], strict=True)
+    return fold_answers(frame, run.classes, [Decision(run.classes, thresholds.get(group)) for group in groups])
 
 
 def _pairs(a: Judged, b: Judged) -> str:

@@ -13,10 +13,19 @@ from carmil.bags.splits import TEST
 from carmil.evidence.decision import Decision
 from carmil.evidence.operating import OperatingPoint, Rule, abstention, threshold
 from carmil.files import write_text
-from carmil.studies.answers import answered, by_patient, numbers, probabilities
+from carmil.studies.answers import ATTENTION, answered, by_patient, numbers, probabilities
+from carmil.studies.cautions import readings
 from carmil.studies.cohort import Cohort, Material
-from carmil.studies.decisions import RULE, decision_together, origin_of
-from carmil.studies.figures import calibration, intervals, mean_over_seeds, measured, summarised
+from carmil.studies.decisions import RULE, origin_of
+from carmil.studies.figures import (
+    MEAN_OVER_FOLDS,
+    calibration,
+    fold_answers,
+    intervals,
+    mean_over_seeds,
+    measured,
+    summarised,
+)
 from carmil.studies.run_folder import write_models, write_predictions
 from carmil.studies.settings import Settings
 from carmil.studies.truth import agreement
@@ -112,17 +121,21 @@ def _tested(
     """The test folds are looked at here; nothing is chosen any more."""
     import pandas as pd
 
-    frames, lines, decisions = [], [], []
+    frames, lines = [], []
+    decisions: dict[tuple[int, int], Decision] = {}
+    attention: dict[str, list[float]] = {name: [] for name in ATTENTION}
     level = "patient" if cohort.has_patients else "slide"
     for group, point in points.items():
-        frame = answered(trained.population, group.models, cohort.bags, group.tested, cohort.classes)
+        frame = answered(trained.population, group.models, cohort.bags, group.tested, cohort.classes, attention=True)
+        for name in set(ATTENTION) & set(frame):
+            attention[name] += frame.pop(name).to_list()
         frame = _with_labels(frame, cohort, group.tested)
         frame.insert(0, "fold", group.fold)
         frame.insert(1, "seed", group.seed)
         at = None if point.at is None else point.at.threshold
         origin = origin_of(settings.threshold, [at], level=level, patients=settings.patients)
         decision = Decision(cohort.classes, at, point.cut, origin)
-        decisions.append((group.fold, decision))
+        decisions[group.fold, group.seed] = decision
         figures = measured(_judged_by(frame, cohort, settings), cohort.classes, decision)
         frame["answer"] = decision.answers(probabilities(frame, cohort.classes))
         frame[RULE] = decision.rule
@@ -132,8 +145,9 @@ def _tested(
         lines.append({"fold": group.fold, "seed": group.seed, **({} if at is None else {"threshold": at}), **figures})
         frames.append(frame)
     frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)
+    judged = _judged_by(frame, cohort, settings)
+    rules = [decisions[fold, seed] for fold, seed in zip(judged["fold"], judged["seed"], strict=True)]
     together = _judged_by(mean_over_seeds(frame, cohort.classes), cohort, settings)
-    rules = {fold: decision_together([rule for f, rule in decisions if f == fold]) for fold in set(frame["fold"])}
     out = settings.out
     write_predictions(out, frame)
     known = {row: point for group, point in points.items() for row in group.models}
@@ -142,8 +156,15 @@ def _tested(
         "level": level,
         "rule": settings.patients,
         "summary": summarised(by_fold),
-        "intervals": intervals(together, cohort.classes, [rules[fold] for fold in together["fold"]]),
+        "intervals_of": MEAN_OVER_FOLDS,
+        "intervals": intervals(fold_answers(judged, cohort.classes, rules)),
         "calibration": calibration(together, cohort.classes),
+        "readings": readings(
+            probabilities(together, cohort.classes),
+            numbers(together, cohort.classes),
+            attention["attention_moved"],
+            attention["attention_spread"],
+        ),
         "by_fold": by_fold.to_dict("records"),
     }
     write_text(out / "metrics.json", json.dumps(plain(metrics), indent=2))

@@ -17,7 +17,7 @@ from carmil.files import write_text
 from carmil.studies.answers import answered, by_patient
 from carmil.studies.cohort import Cohort, Say, labelled, opened
 from carmil.studies.decisions import decided_answers, decision_of, rules_in
-from carmil.studies.figures import calibration, intervals, measured
+from carmil.studies.figures import calibration, fold_answers, intervals, measured
 from carmil.studies.run_folder import StudyRun, pick_device, read_run, write_predictions
 from carmil.studies.tested import Subject, same_features, subjects_in
 from carmil.training.runs import machine, plain
@@ -86,9 +86,8 @@ def evaluate(
     figures = measured(judged, run.classes, decisions)
     known = any(subject.probabilities is not None for subject in answering)  # its models have been trained on it
     each = {} if known else _each(run, cohort, rule, level, device)
-    found = Evaluation(
-        run, figures, intervals(judged, run.classes, decisions), each, len(judged), level, rules_in(frame)
-    )
+    sure = intervals(fold_answers(judged, run.classes, decisions))
+    found = Evaluation(run, figures, sure, each, len(judged), level, rules_in(frame))
     write_predictions(out, frame)
     facts = {
         "run": run.facts["key"],

@@ -1,4 +1,4 @@
-"""Figures of a study: fold by fold, then mean ± standard deviation over the folds; intervals over patients. k classes."""
+"""Figures of a study: fold by fold, then the mean over the folds, its interval and the folds' standard deviation. k classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from carmil.evidence.calibration import brier, reliability
 from carmil.evidence.decision import Decision
+from carmil.evidence.intervals import FoldAnswers, figure_interval
 from carmil.evidence.operating import at_threshold
-from carmil.evidence.performance import bag_auc, bag_performance, balanced_accuracy
-from carmil.evidence.statistics import bootstrap, delong_applies, delong_interval
+from carmil.evidence.performance import bag_performance
+from carmil.evidence.statistics import bootstrap
+from carmil.report.tables import ResultTable
 from carmil.studies.answers import numbers, probabilities
+from carmil.studies.run_folder import StudyRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +31,10 @@ SHOWN = {
     "auprc_rollout": "AUPRC+ rollout",
     "auprc_path": "AUPRC+ path",
 }
+FIGURES = SHOWN | {"answered": "answered", "accuracy_answered": "accuracy of the answered"}
+WITH_INTERVAL = ("auc", "f1_macro", "balanced_accuracy", "accuracy", "sensitivity", "specificity")
+OF_TWO_CLASSES = ("sensitivity", "specificity")
+MEAN_OVER_FOLDS = "mean over folds"  # what the intervals of a run are of; runs of version 0.1.0 have others
 
 
 def measured(
@@ -66,22 +73,21 @@ def summarised(by_fold: "pd.DataFrame") -> dict[str, dict[str, float]]:
     return {name: {"mean": float(folds[name].mean()), "std": float(spread[name])} for name in figures}
 
 
-def intervals(
-    frame: "pd.DataFrame", classes: Sequence[str], decisions: Sequence[Decision]
-) -> dict[str, dict[str, float]]:
-    """95 % intervals over patients of the answers from all test folds together (the mean over the seeds).
+def fold_answers(frame: "pd.DataFrame", classes: Sequence[str], decisions: Sequence[Decision]) -> FoldAnswers:
+    """Answers as intervals take them: one row per patient (or slide), and fold and seed where there are such columns.
 
     decisions: the rule of each row. Where there is no answer, the class that leads counts.
     """
     p, y = probabilities(frame, classes), numbers(frame, classes)
-    answers = np.eye(len(classes))[leading_classes(p, decisions)]
-    groups = frame["patient"].to_numpy()
-    found: dict[str, Any] = {
-        "auc": bootstrap(bag_auc, p, y, groups=groups),
-        "balanced_accuracy": bootstrap(balanced_accuracy, answers, y, groups=groups),
-    }
-    if len(classes) == 2 and len(set(groups)) == len(groups) and delong_applies(y):
-        found["auc_delong"] = delong_interval(y, p[:, 1])
+    rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient") if name in frame}
+    cases = frame["slide" if "slide" in frame else "patient"].to_numpy()
+    return FoldAnswers.of(y, p, leading_classes(p, decisions), cases=cases, **rows)
+
+
+def intervals(given: FoldAnswers) -> dict[str, dict[str, float]]:
+    """95 % intervals of the figures that have one. The value is the mean over folds, each fold's the mean over its seeds."""
+    two = given.scores.shape[1] == 2
+    found = {name: figure_interval(name, given) for name in WITH_INTERVAL if two or name not in OF_TWO_CLASSES}
     return {
         name: {"value": interval.value, "low": interval.low, "high": interval.high} for name, interval in found.items()
     }
@@ -117,6 +123,19 @@ def mean_over_seeds(frame: "pd.DataFrame", classes: Sequence[str]) -> "pd.DataFr
     return frame.groupby(keys, sort=False)[values].mean().reset_index()
 
 
+def run_table(run: StudyRun) -> ResultTable:
+    """One row per figure: the mean over the folds, the 95 % interval of that mean, the standard deviation over the folds."""
+    summary = run.metrics["summary"]
+    sure = run.metrics["intervals"] if run.metrics.get("intervals_of") == MEAN_OVER_FOLDS else {}
+    lines = tuple(
+        (words, percent(summary[name]["mean"]), interval_words(sure.get(name)), percent(summary[name]["std"]))
+        for name, words in FIGURES.items()
+        if name in summary
+    )
+    heads = ("figure, per cent", "mean over folds", "95 % interval of that mean", "sd over folds")
+    return ResultTable("Test folds", heads, lines)
+
+
 def line(summary: Mapping[str, Mapping[str, float | None]], name: str) -> str:
     """94.9 ± 4.0, in per cent."""
     mean, std = percent(summary[name]["mean"]), percent(summary[name]["std"])
@@ -125,3 +144,10 @@ def line(summary: Mapping[str, Mapping[str, float | None]], name: str) -> str:
 
 def percent(value: float | None) -> str:
     return "–" if value is None or np.isnan(value) else f"{100 * value:.1f}"
+
+
+def interval_words(interval: Mapping[str, float | None] | None) -> str:
+    """75.2 to 98.1, in per cent."""
+    if interval is None or "–" in (low := percent(interval["low"]), high := percent(interval["high"])):
+        return "–"
+    return f"{low} to {high}"

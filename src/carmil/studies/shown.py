@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from carmil.report.tables import ResultTable
+from carmil.studies.cautions import cautions
 from carmil.studies.external import Evaluation
-from carmil.studies.figures import SHOWN, line, percent
+from carmil.studies.figures import MEAN_OVER_FOLDS, SHOWN, interval_words, line, percent
 from carmil.studies.run_folder import StudyRun
 from carmil.words import plural
 
@@ -24,7 +25,7 @@ def figures_table(runs: Sequence[StudyRun]) -> ResultTable:
 
 
 def figures_lines(run: StudyRun) -> list[str]:
-    """What the figures are of, and how sure they are."""
+    """What the figures are of, how sure the AUC is, and what a reader should know before using the run."""
     facts, settings = run.facts, run.settings
     counts = ", ".join(f"{n} of class {name}" for name, n in zip(facts["classes"], facts["class_counts"], strict=True))
     folds = len({model["fold"] for model in run.models})
@@ -36,24 +37,26 @@ def figures_lines(run: StudyRun) -> list[str]:
         f"{plural(facts['slides'], 'slide')} of {plural(facts['patients'], 'patient')}: {counts}",
         f"figures are of {run.metrics['level']}s; {chosen} were chosen on validation bags",
     ]
-    for name, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy")):
-        interval = run.metrics["intervals"].get(name)
-        if interval and interval["value"] is not None:
-            sure = "too few patients for an interval"
-            if interval["low"] is not None:
-                sure = (
-                    f"95 % interval {percent(interval['low'])} to {percent(interval['high'])} (bootstrap over patients)"
-                )
-            found.append(f"all test folds together: {words} {percent(interval['value'])}, {sure}")
-    return found
+    auc = run.metrics["intervals"].get("auc")
+    if auc and auc["value"] is not None and run.metrics.get("intervals_of") == MEAN_OVER_FOLDS:
+        found.append(
+            f"AUC, mean over folds: {percent(auc['value'])}, 95 % interval {interval_words(auc)} over patients"
+        )
+    return [*found, *cautions(run)]
 
 
 def evaluation_table(found: Evaluation) -> ResultTable:
-    """All models together, and the mean ± standard deviation of each by itself, in per cent."""
+    """All models together with the 95 % interval of that, and the mean ± standard deviation of each by itself, in per cent."""
     names = [name for name in SHOWN if name in found.figures]
     lines = [
-        (SHOWN[name], percent(found.figures[name]), line(found.each, name) if name in found.each else "–")
+        (
+            SHOWN[name],
+            percent(found.figures[name]),
+            interval_words(found.intervals.get(name)),
+            line(found.each, name) if name in found.each else "–",
+        )
         for name in names
     ]
     title = f"{found.run.name} on {found.cases} {found.level}s of another cohort, per cent"
-    return ResultTable(title, ("figure", "all models together", "each by itself"), tuple(lines))
+    heads = ("figure", "all models together", "95 % interval of that", "each by itself: mean ± sd over models")
+    return ResultTable(title, heads, tuple(lines))

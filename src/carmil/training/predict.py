@@ -1,11 +1,13 @@
 """What a trained population answers. r models, b bags, n instances, k classes, h heads, m counterfactual maps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
+from carmil.models.contract import Prediction
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
 
@@ -22,16 +24,25 @@ class Answers:
 
 
 @torch.no_grad()
-def predict(population: Population, bags: Bags, *, chosen: Tensor | None = None, maps: bool = True) -> Answers:
+def predict(
+    population: Population,
+    bags: Bags,
+    *,
+    chosen: Tensor | None = None,
+    maps: bool = True,
+    on_part: Callable[[Prediction], None] = lambda prediction: None,
+) -> Answers:
     """Answers of every model for every bag, or for the chosen ones (positions), on the CPU.
 
     Without `maps` only the answers for the bags are kept: the scores of all instances of a large cohort are large.
+    on_part: called with the prediction of each part, in order, while it is on the device.
     """
     was_training = population.model.training
     population.train(False)
     parts = []
     for part in bags.parts(population.at_once(), chosen):
         prediction = population(part.features.to(population.device), Offsets(part.offsets, population.device))
+        on_part(prediction)
         cf = prediction.counterfactual
         parts.append(
             (

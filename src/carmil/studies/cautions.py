@@ -1,0 +1,74 @@
+"""What a reader should know before using a run, in one line each: from numbers that were measured on its test folds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carmil.evidence.calibration import cross_entropies
+from carmil.studies.run_folder import StudyRun
+
+LITTLE = (
+    0.01  # of the cross-entropy of the class frequencies: a model less than that below it is no better than they are
+)
+STILL = 0.05  # of 2, the most that attention can move
+UNIFORM = 0.9  # of a slide's instances: attention that is spread over so many is nearly the same everywhere
+FEW = 5  # patients of a class
+
+
+def informed(cross_entropy: float, class_frequencies: float) -> bool:
+    """Whether probabilities are closer to the truth than always answering how common each class is."""
+    return cross_entropy < (1 - LITTLE) * class_frequencies
+
+
+def readings(
+    p: NDArray[np.float64], labels: NDArray[np.int64], moved: Sequence[float], spread: Sequence[float]
+) -> dict[str, float]:
+    """What `cautions` judges by. p (c, k) and labels (c) of the test cases; moved and spread of each test slide, if known."""
+    given, shares = cross_entropies(p, labels)
+    found = {"cross_entropy": given, "cross_entropy_of_class_frequencies": shares}
+    for name, values in (("attention_moved", moved), ("attention_spread", spread)):
+        known = np.asarray(values, dtype=np.float64)
+        known = known[~np.isnan(known)]
+        if len(known):
+            found[name] = float(np.median(known))
+    return found
+
+
+def cautions(run: StudyRun) -> list[str]:
+    """One line for each thing that is so; nothing of a run of version 0.1.0, which did not measure it."""
+    found = run.metrics.get("readings", {})
+    lines = []
+    given, shares = found.get("cross_entropy"), found.get("cross_entropy_of_class_frequencies")
+    if given is not None and shares is not None and not informed(given, shares):
+        lines.append(
+            f"the model is no better than class frequencies: its cross-entropy on the test {run.metrics['level']}s is "
+            f"{given:.3f}, that of always answering how common each class is {shares:.3f}; whether it ranks cases all the "
+            "same, AUC shows"
+        )
+    moved = found.get("attention_moved")
+    if moved is not None and moved < STILL:
+        lines.append(
+            f"the counterfactual attention did not move: by {moved:.3f} of 2 on the median test slide (from {STILL:g} on it "
+            "shows something); counterfactual maps of this run say nothing"
+        )
+    spread = found.get("attention_spread")
+    if spread is not None and spread >= UNIFORM:
+        lines.append(
+            f"attention is nearly uniform: on the median test slide it is spread over {spread:.0%} of the instances "
+            "(exp of its entropy); attention maps of this run say nothing"
+        )
+    return lines
+
+
+def few_patients(classes: Sequence[str], labels: Sequence[int], patients: Sequence[str]) -> list[str]:
+    """One line for each class with fewer than five patients."""
+    lines = []
+    for c, name in enumerate(classes):
+        count = len({patient for patient, label in zip(patients, labels, strict=True) if label == c})
+        if count < FEW:
+            lines.append(
+                f"class {name!r} has {count} patient{'s' * (count != 1)}, fewer than five: what this study finds of it is "
+                "mostly chance"
+            )
+    return lines

@@ -1,0 +1,125 @@
+"""A study says in one line each what makes its figures or maps worthless, where it is so, and only there."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from carmil.evidence.calibration import cross_entropies
+from carmil.report.run import write_report
+from carmil.studies.card import card
+from carmil.studies.cautions import cautions, few_patients
+from carmil.studies.run_folder import StudyRun
+from carmil.studies.shown import figures_lines
+from carmil.studies.train import run_study
+
+from .conftest import make_files
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory):
+    """A run that has learned nothing: features of next to nothing, one epoch at a learning rate of next to nothing."""
+    folder = tmp_path_factory.mktemp("idle")
+    files = make_files(folder)
+    for path in files.features.glob("*.npy"):
+        np.save(path, 1e-3 * np.load(path))
+    return run_study(files.settings(folder / "run", epochs=1, lr=1e-7))
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learned")
+    return run_study(make_files(folder).settings(folder / "run", epochs=20, lr=2e-2, alpha=1.0, lambda_=0.0))
+
+
+def lines_of(run, tmp_path):
+    """The lines of terminal, card and report; the same in all of them."""
+    found = cautions(run)
+    write_report(run, tmp_path / "report.html")
+    page, text, terminal = (tmp_path / "report.html").read_text(), card(run), figures_lines(run)
+    for line in found:
+        assert line in terminal
+        assert line in page
+        assert f"- {line[0].upper()}{line[1:]}." in text
+    return found
+
+
+@pytest.mark.finding(n=18)
+def test_a_model_that_is_no_better_than_class_frequencies_is_called_so(idle, learned, tmp_path):
+    (line,) = [
+        line for line in lines_of(idle, tmp_path) if line.startswith("the model is no better than class frequencies")
+    ]
+    assert "0.693" in line  # two classes of the same size
+    assert not any("class frequencies" in line for line in lines_of(learned, tmp_path))
+    readings = learned.metrics["readings"]
+    assert readings["cross_entropy"] < 0.6 < readings["cross_entropy_of_class_frequencies"]
+
+
+@pytest.mark.finding(n=18)
+def test_a_counterfactual_attention_that_did_not_move_is_called_so(idle, learned, tmp_path):
+    assert idle.metrics["readings"]["attention_moved"] < 0.05 <= learned.metrics["readings"]["attention_moved"] <= 2
+    (line,) = [
+        line for line in lines_of(idle, tmp_path) if line.startswith("the counterfactual attention did not move")
+    ]
+    assert f"by {idle.metrics['readings']['attention_moved']:.3f} of 2" in line
+    assert not any("did not move" in line for line in lines_of(learned, tmp_path))
+
+
+@pytest.mark.finding(n=18)
+def test_attention_that_is_nearly_uniform_is_called_so(idle, learned, tmp_path):
+    assert idle.metrics["readings"]["attention_spread"] >= 0.9 > learned.metrics["readings"]["attention_spread"]
+    assert any(line.startswith("attention is nearly uniform") for line in lines_of(idle, tmp_path))
+    assert not any("nearly uniform" in line for line in lines_of(learned, tmp_path))
+
+
+@pytest.mark.finding(n=18)
+def test_a_class_of_fewer_than_five_patients_is_named_before_training(files, tmp_path, said):
+    table = pd.read_csv(files.labels, dtype=str)
+    number = table["case_id"].str[1:].astype(int)
+    table[(table["label"] == "a") | (number < 8)].to_csv(files.labels, index=False)  # patients 1, 3, 5, 7 are b
+    words = [
+        "--bags",
+        str(files.features),
+        "--labels",
+        str(files.labels),
+        "--folds",
+        "2",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    status, _, err = said("train", *words, "--model", "abmil", "--out", str(tmp_path / "run"))
+    assert status == 0
+    line = "class 'b' has 4 patients, fewer than five: what this study finds of it is mostly chance"
+    assert line in err and "class 'a'" not in err
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert line in run["said"]
+    for name in ("card.md", "report.html"):
+        assert line in (tmp_path / "run" / name).read_text().replace("&#39;", "'")
+
+
+def test_five_patients_are_not_few_and_slides_are_no_patients():
+    assert few_patients(["a", "b"], [0] * 5 + [1] * 5, list("abcdefghij")) == []
+    (line,) = few_patients(["a", "b"], [0] * 5 + [1] * 5, list("abcde") + ["f"] * 5)
+    assert line.startswith("class 'b' has 1 patient, fewer than five")
+
+
+def test_a_model_without_attention_or_branch_is_judged_by_what_it_has(files, tmp_path):
+    run = run_study(files.settings(tmp_path / "run", model="mean", options={"hidden": 8}, epochs=1))
+    assert set(run.metrics["readings"]) == {"cross_entropy", "cross_entropy_of_class_frequencies"}
+    run = run_study(files.settings(tmp_path / "other", model="abmil", epochs=1))
+    assert "attention_spread" in run.metrics["readings"] and "attention_moved" not in run.metrics["readings"]
+    assert not {"attention_spread", "attention_moved"} & set(run.predictions())
+
+
+def test_a_run_that_did_not_measure_is_not_called_anything():
+    assert cautions(StudyRun(SimpleNamespace(), {}, [], {"level": "slide"})) == []
+
+
+def test_cross_entropies_by_hand():
+    found = cross_entropies([[0.8, 0.2], [0.5, 0.5], [0.1, 0.9]], [0, 0, 1])
+    assert found[0] == pytest.approx(-np.log([0.8, 0.5, 0.9]).mean())
+    assert found[1] == pytest.approx(-(2 * np.log(2 / 3) + np.log(1 / 3)) / 3)
