@@ -5,10 +5,13 @@ header cannot ask for more memory than its file can fill.
 """
 
 import json
+import sys
+import types
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from carmil.errors import CarmilError
 
@@ -58,3 +61,76 @@ def read_json(path: Path, advice: str = AGAIN) -> Any:
             return json.loads(path.read_text(encoding="utf-8-sig"))
         except RecursionError:
             raise CarmilError(f"{path} is nested too deeply to be read: {advice}") from None
+
+
+def check_type(value: Any, kind: Any, where: str) -> None:
+    """Refuse a value of JSON or YAML that is not of this type; `where` names its place in the message.
+
+    Types: str, bool, int (of 64 bits), float (any finite number), None, list[...], dict[str, ...], Literal, unions, Any and
+    TypedDict, whose unknown keys are ignored.
+    """
+    problem = _mismatch(value, kind)
+    if problem is not None:
+        place, found, expected = problem
+        raise CarmilError(f"{where}: {place.lstrip('.') or 'its content'} is {found}: expected {expected}")
+
+
+def _mismatch(value: Any, kind: Any) -> tuple[str, str, str] | None:
+    """The place of the first value that does not fit, what it is and what was expected; None where all fits."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or (origin is Literal and value in arguments and not isinstance(value, list | dict)):
+        return None
+    if origin in (typing.Union, types.UnionType):
+        problems = [_mismatch(value, one) for one in arguments]
+        deepest = max(problems, key=lambda problem: len(problem[0]) if problem is not None else 0)
+        return None if None in problems else deepest if deepest and deepest[0] else _found(value, kind)
+    parts: list[tuple[str, Any, Any]]
+    if origin is list and isinstance(value, list):
+        parts = [(f"[{i}]", item, arguments[0]) for i, item in enumerate(value)]
+    elif origin is dict and isinstance(value, dict):
+        parts = [(f".{name}", item, arguments[1]) for name, item in value.items()]
+    elif typing.is_typeddict(kind) and isinstance(value, dict):
+        missing = sorted(kind.__required_keys__ - set(value))
+        if missing:
+            return f".{missing[0]}", "missing", _type_name(typing.get_type_hints(kind)[missing[0]])
+        parts = [(f".{name}", value[name], one) for name, one in typing.get_type_hints(kind).items() if name in value]
+    else:
+        fits = origin is None and not typing.is_typeddict(kind) and _is_plain(value, kind)
+        return None if fits else _found(value, kind)
+    for place, item, one in parts:
+        problem = _mismatch(item, one)
+        if problem is not None:
+            return place + problem[0], problem[1], problem[2]
+    return None
+
+
+def _is_plain(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    return value is None if kind in (None, types.NoneType) else isinstance(kind, type) and isinstance(value, kind)
+
+
+def shown(value: Any) -> str:
+    """A value for a message: words and numbers as they are, of anything else the kind."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "a whole number of too many digits"
+    if isinstance(value, str | int | float | types.NoneType):
+        return repr(value[:60] if isinstance(value, str) else value)
+    return (
+        "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+    )
+
+
+def _found(value: Any, kind: Any) -> tuple[str, str, str]:
+    return "", shown(value), _type_name(kind)
+
+
+def _type_name(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType, Literal):
+        return " or ".join(str(one) if origin is Literal else _type_name(one) for one in arguments)
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
+    names |= {list: "a list", dict: "an object"}
+    return names.get(origin or kind, "an object")

@@ -195,7 +195,7 @@ def test_an_xml_that_could_hold_entities_is_refused_before_any_is_expanded(tmp_p
         ("<Annotations></Annotations>", "no polygon"),
         (aperio('<Region><Vertices><Vertex X="1" Y="here"/></Vertices></Region>'), "expected a number"),
         (asap(asap_polygon([["nan", 1], [2, 2], [3, 1]])), "no finite pairs"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"type": "FeatureCollection", "features": 3}', "no GeoJSON"),
         (json.dumps([feature([["a", "b"], [1, 2], [3, 4]])]), "no pairs of numbers"),
         (json.dumps([feature([[1], [2], [3]])]), "pairs"),

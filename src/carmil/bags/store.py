@@ -12,17 +12,17 @@ STORE/
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from carmil.bags.geometry import TileGeometry, common_geometry
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
+from carmil.untrusted import check_type, read_json
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Bags, Unit
@@ -158,6 +158,35 @@ class Store:
         return np.memmap(self.path / name, dtype=dtype, mode="c", shape=(self.rows, columns))
 
 
+class _EntryFacts(TypedDict):
+    """A bag as index.json has it; see Entry."""
+
+    id: str
+    rows: int
+    unit: Literal["um", "level0_px"] | None
+    tile_size: float | None
+    encoder: str | None
+    truth: bool
+    checksum: str
+    vanished: NotRequired[float]
+    pooling: NotRequired[str | None]
+    tile_pixels: NotRequired[int | None]
+    tile_mpp: NotRequired[float | None]
+
+
+class _Index(TypedDict):
+    """index.json."""
+
+    dtype: Dtype
+    width: int
+    encoder: str | None
+    bags: list[_EntryFacts]
+    empty: list[str]
+    left_out: list[str]
+    origin: str
+    fingerprint: str
+
+
 def is_store(path: Path) -> bool:
     return (path / "index.json").is_file() and (path / "features.bin").is_file()
 
@@ -171,25 +200,30 @@ def open_store(path: str | Path) -> Store:
         raise CarmilError(
             f"{path} is not a cohort store{more if building.is_dir() else ': build one with `carmil cohort build`'}"
         )
+    index, again = path / "index.json", "build the store again"
+    facts = read_json(index, again)
+    if isinstance(facts, dict) and isinstance(facts.get("version"), int) and facts["version"] > VERSION:
+        raise CarmilError(f"{path} was written by a newer carmil (store version {facts['version']}): update carmil")
+    check_type(facts, _Index, str(index))
+    known = {field.name for field in fields(Entry)}
+    store = Store(
+        path=path,
+        dtype=facts["dtype"],
+        width=facts["width"],
+        encoder=facts["encoder"],
+        entries=tuple(Entry(**{name: entry[name] for name in entry if name in known}) for entry in facts["bags"]),
+        empty=tuple(facts["empty"]),
+        left_out=tuple(facts["left_out"]),
+        origin=facts["origin"],
+        fingerprint=facts["fingerprint"],
+    )
     try:
-        facts = json.loads((path / "index.json").read_text(encoding="utf-8"))
-        if facts["version"] > VERSION:
-            raise CarmilError(f"{path} was written by a newer carmil (store version {facts['version']}): update carmil")
-        store = Store(
-            path=path,
-            dtype=facts["dtype"],
-            width=int(facts["width"]),
-            encoder=facts["encoder"],
-            entries=tuple(Entry(**entry) for entry in facts["bags"]),
-            empty=tuple(facts["empty"]),
-            left_out=tuple(facts["left_out"]),
-            origin=facts["origin"],
-            fingerprint=facts["fingerprint"],
-        )
         store.geometry  # noqa: B018 - its numbers are checked
-        sizes = {"features.bin": store.width * ITEM_SIZE[store.dtype], "coordinates.bin": 8}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CarmilError(f"{path / 'index.json'} cannot be read ({error!r}): build the store again") from error
+    except ValueError as error:
+        raise CarmilError(f"{index}: {error}: {again}") from None
+    if store.width < 1 or any(entry.rows < 1 for entry in store.entries) or len(set(store.ids)) != len(store.ids):
+        raise CarmilError(f"{index} has a bag without rows, two of one name, or no features: {again}")
+    sizes = {"features.bin": store.width * ITEM_SIZE[store.dtype], "coordinates.bin": 8}
     if all(entry.truth for entry in store.entries):
         sizes["instance_labels.bin"] = 8
     for name, row in sizes.items():

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
 from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap
+from carmil.untrusted import check_type, one_line_errors
 
 TAKEN = ("summary",)  # names of files that no slide's may have
 ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
@@ -21,6 +22,13 @@ def evidence_file(folder: Path, slide: str) -> Path:
     """Where `carmil explain` has put the evidence of a slide, or would."""
     distinct = folder / f"{safe_name(slide, taken=(*TAKEN, slide))}.parquet"  # another slide has nearly the same name
     return distinct if distinct.is_file() else folder / f"{safe_name(slide, taken=TAKEN)}.parquet"
+
+
+class _About(TypedDict):
+    """What a slide's file says besides its columns."""
+
+    line: NotRequired[dict[str, float | str | bool | None] | None]
+    coordinate_unit: NotRequired[str | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,18 +93,20 @@ class SlideEvidence:
 
 
 def read_evidence(path: Path) -> SlideEvidence:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise CarmilError(f"{path}: there is no such evidence; `carmil explain` writes it, a file a slide")
-    try:
+    again = "run `carmil explain` again"
+    with one_line_errors(path, again):
         table = pq.read_table(path)
-        told = json.loads((table.schema.metadata or {})[ABOUT])
         columns = {name: table[name].to_numpy() for name in table.column_names}
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise CarmilError(
-            f"{path} is no evidence of `carmil explain` ({str(error).splitlines()[0]}): run it again"
-        ) from error
-    told = told if isinstance(told, dict) else {}
-    return SlideEvidence(path, columns, told.get("line") or {}, str(told.get("coordinate_unit") or ""))
+        told = json.loads((table.schema.metadata or {})[ABOUT])
+    check_type(told, _About, str(path))
+    line: dict[str, Any] = told.get("line") or {}
+    for name, values in columns.items():
+        if values.dtype.kind not in "biuf" and (name in ("x", "y") or name.startswith(("u", "a", "evidence"))):
+            raise CarmilError(f"{path}: {name} holds {values.dtype}: expected numbers; {again}")
+    if not columns or len(table.column_names) != len(columns):
+        raise CarmilError(f"{path} has no columns, or two of one name: {again}")
+    return SlideEvidence(path, columns, line, str(told.get("coordinate_unit") or ""))

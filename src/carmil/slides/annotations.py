@@ -3,7 +3,6 @@
 Nothing in a file is executed or expanded: an XML that declares a document type, and with it entities, is refused.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
+from carmil.untrusted import read_json
 
 Ring = NDArray[np.float64]  # (k, 2): x, y of its corners
 NAMELESS = "annotation"  # a region that nobody named
@@ -68,7 +68,7 @@ def region(name: str, rings: Sequence[Any], where: str, *, cut: bool = False) ->
     for ring in rings:
         try:
             corners = np.array([point[:2] for point in ring], dtype=np.float64)
-        except (TypeError, ValueError, KeyError, IndexError):
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError):
             raise CarmilError(f"{where} has corners that are no pairs of numbers: expected x and y") from None
         if len(corners) and (corners.ndim != 2 or corners.shape[1] != 2 or not np.isfinite(corners).all()):
             raise CarmilError(f"{where} has corners that are no finite pairs: expected x and y in level-0 pixels")
@@ -81,12 +81,7 @@ def region(name: str, rings: Sequence[Any], where: str, *, cut: bool = False) ->
 
 def _read_geojson(path: Path) -> list[Region]:
     """Features alone, in a list or in a collection; points and lines are passed over."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CarmilError(
-            f"{path} is no JSON ({str(error).splitlines()[0]}): expected GeoJSON, as QuPath writes it"
-        ) from error
+    found = read_json(path, "expected GeoJSON, as QuPath writes it")
     features = found.get("features", [found]) if isinstance(found, dict) else found
     if not isinstance(features, list) or not all(isinstance(one, dict) for one in features):
         raise CarmilError(f"{path} is no GeoJSON: expected a FeatureCollection, or a list of features")
@@ -120,7 +115,8 @@ def _named(properties: Any) -> str:
         return NAMELESS
     classified = properties.get("classification")
     if isinstance(classified, dict):
-        classified = classified.get("name") or ": ".join(map(str, classified.get("names") or []))
+        names = classified.get("names")
+        classified = classified.get("name") or (": ".join(map(str, names)) if isinstance(names, list) else None)
     return str(classified or properties.get("name") or NAMELESS)
 
 

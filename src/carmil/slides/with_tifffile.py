@@ -13,6 +13,7 @@ from carmil.errors import CarmilError
 from carmil.slides.microns import FileMpp, chosen_mpp, micrometres
 from carmil.slides.pyramid import Pyramid, over_white
 from carmil.slides.slide import Level, Picture
+from carmil.untrusted import one_line_errors
 
 _LARGEST_SEGMENT = 1 << 28  # samples; a segment is always decoded whole
 _KEPT = 1 << 26  # bytes of decoded segments kept, since neighbouring tiles share them
@@ -23,42 +24,36 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what it finds
 class TiffSlide(Pyramid):
     def __init__(self, path: Path, *, mpp: float | None = None) -> None:
         self.path = path
-        try:
+        with one_line_errors(path, "is this TIFF whole?"):
             self._file = tifffile.TiffFile(path)
-        except (tifffile.TiffFileError, OSError, ValueError) as error:
-            raise CarmilError(f"{path} cannot be opened as TIFF: {_line(error)}; is the file whole?") from None
         self._file.filehandle.set_lock(True)
         self._lock = self._file.filehandle.lock  # tifffile's own: it too looks things up in the file, when first asked
         self._segments, self._bytes = OrderedDict[tuple[int, int], np.ndarray](), 0
         try:
-            series, number = self._largest_series()
-            self._pages = [self._checked(level) for level in series.levels]
-            self.height, self.width = self._pages[0].imagelength, self._pages[0].imagewidth
-            self.levels = tuple(
-                Level(
-                    page.imagewidth,
-                    page.imagelength,
-                    (self.width / page.imagewidth + self.height / page.imagelength) / 2,
+            with one_line_errors(path, "is this TIFF whole?"):
+                series, number = self._largest_series()
+                self._pages = [self._checked(level) for level in series.levels]
+                self.height, self.width = self._pages[0].imagelength, self._pages[0].imagewidth
+                self.levels = tuple(
+                    Level(
+                        page.imagewidth,
+                        page.imagelength,
+                        (self.width / page.imagewidth + self.height / page.imagelength) / 2,
+                    )
+                    for page in self._pages
                 )
-                for page in self._pages
-            )
-            told = self._ome_mpp(number) if self._file.is_ome else _tag_mpp(self._pages[0])
-            self.mpp, self.mpp_from = chosen_mpp(path, told, mpp)
-        except CarmilError:
+                told = self._ome_mpp(number) if self._file.is_ome else _tag_mpp(self._pages[0])
+                self.mpp, self.mpp_from = chosen_mpp(path, told, mpp)
+        except BaseException:
             self.close()
             raise
-        except Exception as error:  # tifffile meets a broken file with whatever it stumbles over
-            self.close()
-            raise CarmilError(f"{path} cannot be read as TIFF: {_line(error)}; is the file whole?") from None
 
     def close(self) -> None:
         self._file.close()
 
     def _region(self, level: int, x: int, y: int, width: int, height: int) -> Picture:
         page = self._pages[level]
-        planes = page.samplesperpixel if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE else 1
-        tall, wide = page.chunks[-3:-1] if planes == 1 and page.samplesperpixel > 1 else page.chunks[-2:]
-        across, down = -(-page.imagewidth // wide), -(-page.imagelength // tall)
+        planes, tall, wide, down, across = _grid(page)
         out = np.full((height, width, page.samplesperpixel), 255, np.uint8)
         for row in range(y // tall, -(-(y + height) // tall)):
             for column in range(x // wide, -(-(x + width) // wide)):
@@ -134,8 +129,15 @@ class TiffSlide(Pyramid):
                 f"{self.path} stores {' x '.join(f'{size:,}' for size in page.chunks)} samples in one piece, which would have "
                 "to be decoded whole; write it again as a tiled TIFF"
             )
+        planes, _, _, down, across = _grid(page)
+        segments = planes * down * across
+        if len(page.dataoffsets) < segments or len(page.databytecounts) < segments:
+            raise CarmilError(
+                f"{self.path} has {min(len(page.dataoffsets), len(page.databytecounts)):,} pieces where its size needs "
+                f"{segments:,}; is the file whole?"
+            )
         end = max(
-            (at + size for at, size in zip(page.dataoffsets, page.databytecounts, strict=True) if size), default=0
+            (at + size for at, size in zip(page.dataoffsets, page.databytecounts, strict=False) if size), default=0
         )
         if end > self._file.filehandle.size:
             raise CarmilError(
@@ -151,6 +153,13 @@ class TiffSlide(Pyramid):
         held = pixels[number].attrib if number < len(pixels) else {}
         x, y = (micrometres(held.get(f"PhysicalSize{axis}"), held.get(f"PhysicalSize{axis}Unit")) for axis in "XY")
         return _tag_mpp(self._pages[0]) if x is None or y is None else FileMpp(x, y, "OME PhysicalSize")
+
+
+def _grid(page: tifffile.TiffPage) -> tuple[int, int, int, int, int]:
+    """Planes of a page, height and width of a segment, and how many segments lie below and beside each other."""
+    planes = page.samplesperpixel if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE else 1
+    tall, wide = page.chunks[-3:-1] if planes == 1 and page.samplesperpixel > 1 else page.chunks[-2:]
+    return planes, tall, wide, -(-page.imagelength // tall), -(-page.imagewidth // wide)
 
 
 def _unreadable(page: tifffile.TiffPage) -> str | None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -20,15 +20,38 @@ from carmil.evidence.decision import Decision
 from carmil.evidence.operating import Rule, threshold
 from carmil.files import write_text
 from carmil.studies.cohort import replace_labels
-from carmil.studies.run_folder import build, pick_device
+from carmil.studies.run_folder import build, pick_device, read_population
+from carmil.studies.settings import checked_options
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, set_scales, train_protocol
 from carmil.training.recipe import VALIDATION, Recipe
+from carmil.untrusted import check_type, read_json
 from carmil.weights import write_tensors
 from carmil.words import plural
 
 SomeBags = Bags | Sequence[Any]
+
+
+class _Parameters(TypedDict):
+    """Of the constructor, as far as a loaded classifier is made of them."""
+
+    model: str
+    lr: float
+    seeds: int
+    seed: int
+    precision: str
+    standardise: NotRequired[bool]
+    threshold: NotRequired[str | float]
+
+
+class _Config(TypedDict):
+    """config.json, as `save_pretrained` writes it."""
+
+    parameters: dict[str, Any]
+    classes: list[str | float | bool]
+    features: int
+    threshold: NotRequired[float | None]
 
 
 class MILClassifier(ClassifierMixin, BaseEstimator):
@@ -175,9 +198,6 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def from_pretrained(cls, name: str | Path, *, device: str = "auto") -> "MILClassifier":
         """A classifier that `save_pretrained` wrote: a local folder, or the name of a repository on the Hugging Face hub."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         folder = Path(name)
         if not folder.is_dir():
             if str(name).count("/") != 1 or str(name).startswith((".", "/")):
@@ -185,20 +205,29 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
                     f"{name} is no folder: expected one with config.json, or a hub name such as owner/name"
                 )
             folder = Path(_hub().snapshot_download(str(name), allow_patterns=["config.json", "weights.safetensors"]))
-        try:
-            facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            loaded = cls(**facts["parameters"], device=device)
-            loaded.classes_ = np.array(facts["classes"])
-            loaded.n_features_in_ = int(facts["features"])
-            members = [Member(seed=loaded.seed + i, lr=loaded.lr) for i in range(loaded.seeds)]
-            loaded.population_ = Population(
-                loaded._build, members, device=pick_device(device), precision=loaded.precision
-            )
-            loaded.population_.load_state(load_file(folder / "weights.safetensors"))
-            two = len(loaded.classes_) == 2
-            loaded._decide_by(facts.get("threshold", 0.5 if two else None))  # none in what 0.1.0 wrote
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise CarmilError(f"{folder} holds no classifier that could be read ({error})") from error
+        path, again = folder / "config.json", "save the classifier again"
+        facts = read_json(path, again)
+        check_type(facts, _Config, str(path))
+        parameters = facts["parameters"]
+        check_type(parameters, _Parameters, f"{path}: parameters")
+        if surplus := set(parameters) - set(cls().get_params()):
+            raise CarmilError(f"{path}: unknown parameter {min(surplus)!r}: {again}")
+        if not 1 <= parameters.get("seeds", 1) <= 1000 or not 0 <= parameters.get("seed", 0) < 2**31:
+            raise CarmilError(f"{path}: seeds or seed is outside its range: {again}")
+        loaded = cls(**{**parameters, "options": checked_options(parameters.get("options"), f"{path}: options")})
+        loaded.device = device
+        loaded.classes_ = np.array(facts["classes"])
+        loaded.n_features_in_ = facts["features"]
+        members = [Member(seed=loaded.seed + i, lr=loaded.lr) for i in range(loaded.seeds)]
+        loaded.population_ = read_population(
+            folder / "weights.safetensors",
+            loaded._build,
+            members,
+            device=pick_device(device),
+            precision=loaded.precision,
+        )
+        two = len(loaded.classes_) == 2
+        loaded._decide_by(facts.get("threshold", 0.5 if two else None))  # none in what 0.1.0 wrote
         return loaded
 
     def __sklearn_tags__(self) -> Any:

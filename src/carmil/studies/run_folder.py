@@ -16,8 +16,8 @@ card.md, report.html   for people; study.yaml holds the settings that the card's
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,12 @@ from carmil.errors import CarmilError
 from carmil.files import whole_file, write_text
 from carmil.models.contract import BagModel
 from carmil.models.standardised import Standardised
+from carmil.studies.run_schema import Learning, Metrics, ModelFacts, RunFacts
+from carmil.studies.settings import WHERE, Settings
 from carmil.training.population import Member, Population
 from carmil.training.protocol import GridPoint, Trained
 from carmil.training.runs import config_key, machine, plain
+from carmil.untrusted import check_type, one_line_errors, read_json
 from carmil.weights import write_tensors
 
 if TYPE_CHECKING:
@@ -72,26 +75,58 @@ class StudyRun:
         return [[model["threshold"], model["abstain_below"]] for model in self.models]
 
     def predictions(self) -> "pd.DataFrame":
-        return read_table(self.folder / "predictions.parquet")
+        """One row per test slide, fold and seed; every column that is read is checked."""
+        path = self.folder / "predictions.parquet"
+        frame = read_table(path)
+        _check_predictions(frame, self, path)
+        return frame
 
-    def history(self) -> dict[str, Any]:
-        return _json(self.folder / "history.json")
+    def history(self) -> Learning:
+        """Learning curves of all models that were trained; of those of a grid, one in `grid` was kept."""
+        path = self.folder / "history.json"
+        found = read_json(path, _TRAIN_AGAIN)
+        check_type(found, Learning, str(path))
+        trained = len(found["best_epoch"])
+        curves = [*found["train"].values(), found["validation"]]
+        points = max(model["point"] for model in self.models)
+        if (
+            "cls" not in found["train"]
+            or trained % len(self.models)
+            or points >= trained // len(self.models)
+            or any(len(epoch) != trained for curve in curves for epoch in curve)
+        ):
+            raise CarmilError(f"{path} is of other models than models.json: {_TRAIN_AGAIN}")
+        return found
 
     def population(self, device: str = "cpu") -> Population:
         """The models that were kept, in the order of `models`."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         facts = self.facts
         members = [Member(seed=model["seed"], lr=model["lr"]) for model in self.models]
-        population = Population(
-            lambda: build(facts["settings"], facts["width"], len(self.classes)), members, device=device
+        return read_population(
+            self.folder / "weights.safetensors",
+            lambda: build(facts["settings"], facts["width"], len(self.classes)),
+            members,
+            device=device,
         )
-        try:
-            population.load_state(load_file(self.folder / "weights.safetensors"))
-        except (OSError, SafetensorError) as error:
-            raise CarmilError(f"{self.folder / 'weights.safetensors'} cannot be read ({error}): train again") from error
-        return population
+
+
+def read_population(
+    path: Path, make: Callable[[], BagModel], members: Sequence[Member], *, device: str, precision: str = "float32"
+) -> Population:
+    """The models `make` with the weights of a file. Their sizes are compared before memory is taken."""
+    from safetensors.torch import load_file
+
+    with one_line_errors(path, _TRAIN_AGAIN):
+        state = load_file(path)
+        with torch.device("meta"):
+            model = make()
+    needed = len(members) * sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    found = sum(tensor.numel() for tensor in state.values())
+    if needed != found:
+        raise CarmilError(f"{path} holds {found:,} weights, and the run's models have {needed:,}: {_TRAIN_AGAIN}")
+    population = Population(make, members, device=device, precision=precision)
+    population.load_state(state)
+    return population
 
 
 def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
@@ -111,6 +146,7 @@ KEYED = (
     "over",
 )  # what makes a run or a sweep another one
 READ = ("bags", "labels", "splits", "warm_start")  # settings that are paths
+_TRAIN_AGAIN = "remove the run and train again"
 _OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
 
 
@@ -124,11 +160,13 @@ def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
     key = config_key({name: facts[name] for name in KEYED if name in facts} | {"settings": settings})
     there = folder / f"{kind}.json"
     if there.exists():
-        begun = _json(there)
+        begun = read_json(there, _TRAIN_AGAIN)
+        check_type(begun, dict[str, Any], str(there))
         if begun.get("key") != key:
             differing = [name for name, value in settings.items() if begun.get("settings", {}).get(name) != value]
             why = f"its {', '.join(differing)} differ" if differing else f"its {_OTHERWISE[kind]} differ"
             raise CarmilError(f"{folder} holds another {kind} ({why}): choose another --out or remove it")
+        check_type(begun.get("settings"), dict[str, Any], f"{there}: settings")
         now = {**begun["settings"], **{name: value for name, value in facts["settings"].items() if name in READ}}
         if now != begun["settings"]:
             write_text(there, json.dumps({**begun, "settings": now}, indent=2))
@@ -146,31 +184,99 @@ def read_run(folder: Path) -> StudyRun:
         raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` wrote")
     if not finished(folder):
         raise CarmilError(f"{folder} is a run that has not ended: start `carmil train` again with the same words")
-    facts, models, metrics = (_json(folder / f"{name}.json") for name in ("run", "models", "metrics"))
+    facts, models, metrics = (read_json(folder / f"{name}.json", _TRAIN_AGAIN) for name in ("run", "models", "metrics"))
     if isinstance(facts, dict) and "splits" not in facts:
         raise CarmilError(f"{folder} is a run of another kind: expected one that `carmil train` wrote")
-    for name, sound in (
-        ("run", _has(facts, settings=dict, classes=list, splits=list, width=int) and _sound_geometry(facts)),
-        ("models", isinstance(models, list) and bool(models) and all(_has(one, seed=int, fold=int) for one in models)),
-        ("metrics", _has(metrics, level=str, rule=str, summary=dict, intervals=dict, by_fold=list)),
+    for name, found, kind in (
+        ("run", facts, RunFacts),
+        ("models", models, list[ModelFacts]),
+        ("metrics", metrics, Metrics),
     ):
-        if not sound:
-            raise CarmilError(
-                f"{folder / name}.json is not as `carmil train` writes it: remove the run and train again"
-            )
+        check_type(found, kind, str(folder / f"{name}.json"))
+    _check_facts(facts, folder / "run.json")
+    _check_models(models, facts, folder / "models.json")
+    _check_metrics(metrics, folder / "metrics.json")
     return StudyRun(folder, facts, models, metrics)
 
 
-def _has(found: Any, **kinds: type) -> bool:
-    return isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
-
-
-def _sound_geometry(facts: dict[str, Any]) -> bool:
+def _check_facts(facts: RunFacts, path: Path) -> None:
+    """Settings that `carmil train` would take, and numbers that fit each other; settings that are new get their defaults."""
+    given = {name: value for name, value in facts["settings"].items() if name not in WHERE}
+    known = {field.name for field in fields(Settings)}
+    checked = Settings.of(
+        {"out": str(path.parent), **{n: v for n, v in given.items() if n in known}}, where=str(path)
+    ).asked()
+    facts["settings"] = given | {name: value for name, value in checked.items() if name not in WHERE}
+    classes, splits = facts["classes"], facts["splits"]
     try:
         TileGeometry(facts.get("tile_pixels"), facts.get("tile_mpp"))
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        raise CarmilError(f"{path}: {error}") from None
+    if len(set(classes)) != len(classes) or len(classes) < 2 or len(facts["class_counts"]) != len(classes):
+        raise CarmilError(f"{path}: classes and class_counts do not fit: expected two or more different classes")
+    if facts["width"] < 1:
+        raise CarmilError(f"{path}: width is {facts['width']}: expected at least 1")
+    if not splits or any(not division or len(division) != len(splits[0]) or not all(division) for division in splits):
+        raise CarmilError(f"{path}: splits are empty or of different lengths: {_TRAIN_AGAIN}")
+
+
+def _check_models(models: list[ModelFacts], facts: RunFacts, path: Path) -> None:
+    if not models:
+        raise CarmilError(f"{path} lists no model: {_TRAIN_AGAIN}")
+    inner, seeds = 1 + max(model["inner"] for model in models), {model["seed"] for model in models}
+    for model in models:
+        if min(model[name] for name in ("fold", "inner", "seed", "point", "best_epoch")) < 0 or model["seed"] >= 2**32:
+            raise CarmilError(f"{path}: a fold, seed, point or epoch is outside its range: {_TRAIN_AGAIN}")
+        if (model["fold"] + 1) * inner > len(facts["splits"][0]) or len(facts["splits"]) not in (1, len(seeds)):
+            raise CarmilError(f"{path} has folds or seeds that the splits of run.json do not have: {_TRAIN_AGAIN}")
+        two = ("validation_sensitivity", "validation_specificity", "threshold_said")
+        if len(facts["classes"]) == 2 and not all(name in model for name in two):
+            raise CarmilError(f"{path} lacks {' or '.join(two)} of a model: {_TRAIN_AGAIN}")
+
+
+def _check_metrics(metrics: Metrics, path: Path) -> None:
+    bins = metrics["calibration"]
+    shares = [
+        share
+        for count, *pair in zip(bins["count"], bins["confidence"], bins["accuracy"], strict=False)
+        for share in (pair if count else [])
+    ]
+    if (
+        not len(bins["count"]) == len(bins["confidence"]) == len(bins["accuracy"]) == len(bins["edges"]) - 1
+        or not bins["count"]
+        or min(bins["count"]) < 0
+        or any(share is None or not 0 <= share <= 1 for share in (*shares, *bins["edges"]))
+    ):
+        raise CarmilError(f"{path}: calibration is not as `carmil train` writes it: {_TRAIN_AGAIN}")
+    for line in metrics["by_fold"]:
+        if not all(isinstance(line.get(name), int) for name in ("fold", "seed")):
+            raise CarmilError(f"{path}: a line of by_fold has no fold or seed: {_TRAIN_AGAIN}")
+    if "auc" not in metrics["intervals"]:
+        raise CarmilError(f"{path}: intervals.auc is missing: {_TRAIN_AGAIN}")
+
+
+def _check_predictions(frame: "pd.DataFrame", run: StudyRun, path: Path) -> None:
+    import numpy as np
+
+    words, numbers = ("slide", "patient", "label"), ("fold", "seed")
+    shares = [f"p_{name}" for name in run.classes] + [name for name in frame.columns if str(name).startswith("cf_")]
+    names = [str(name) for name in frame.columns]
+    if missing := [name for name in (*words, *numbers, *shares) if name not in names]:
+        raise CarmilError(f"{path} has no column {missing[0]!r}: {_TRAIN_AGAIN}")
+    sound = (
+        len(set(names)) == len(names)
+        and len(frame)
+        and all(frame[name].map(lambda value: isinstance(value, str)).all() for name in words)
+        and all(frame[name].dtype.kind in "iu" for name in numbers)
+        and all(frame[name].dtype.kind == "f" for name in shares)
+        and all(frame[name].between(0, 1).all() for name in shares)
+        and frame["label"].isin(run.classes).all()
+    )
+    if not sound:
+        raise CarmilError(f"{path} is not as `carmil train` writes it (types, probabilities or labels): {_TRAIN_AGAIN}")
+    folds = np.unique(frame["fold"]).tolist()
+    if folds != sorted({line["fold"] for line in run.metrics["by_fold"]}):
+        raise CarmilError(f"{path} has other folds than metrics.json: {_TRAIN_AGAIN}")
 
 
 def weights_key(run: StudyRun) -> str:
@@ -203,17 +309,8 @@ def write_predictions(folder: Path, frame: "pd.DataFrame") -> None:
 def read_table(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
-    try:
+    with one_line_errors(path, _TRAIN_AGAIN):
         return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): train again") from error
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): remove the run and train again") from error
 
 
 def pick_device(device: str) -> str:

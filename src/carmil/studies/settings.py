@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
+from carmil.untrusted import check_type, one_line_errors, shown
 
 Many = float | list[float]
 # Where a study is computed and written: no part of what it finds.
+MOST_VALUES = 10_000  # of a YAML file
+LARGEST_OPTION = 2**16
 WHERE = ("out", "device", "models_at_once", "cluster")
 
 
@@ -120,15 +123,38 @@ def read_settings(path: Path) -> dict[str, Any]:
     """A YAML file's keys and values."""
     import yaml
 
-    try:
+    with one_line_errors(path, "expected YAML with lines such as 'model: car/abmil.gated'"):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CarmilError(f"{path} cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise CarmilError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    _check_size(given, path)
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise CarmilError(f"{path}: expected lines such as 'model: car/abmil.gated'")
     return {plain_name(name): value for name, value in given.items()}
+
+
+def _check_size(given: Any, path: Path) -> None:
+    """Refuse what repeats itself through aliases, is nested deeply, or holds numbers that nothing can have."""
+    waiting, count = [given], 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise CarmilError(f"{path} holds more than {MOST_VALUES:,} values, or repeats itself: expected settings")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise CarmilError(f"{path} holds a whole number of more than 18 digits: expected settings")
+        if isinstance(value, dict | list | tuple | set):
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+
+
+def checked_options(value: Any, where: str) -> dict[str, Any] | None:
+    """Options of a model: names, and numbers, words or lists of these. Sizes are bounded, for a model is made of them."""
+    if value is None:
+        return None
+    plain = float | str | bool | None
+    check_type(value, dict[str, plain | list[plain]], where)
+    for name, one in value.items():
+        if isinstance(one, int | float) and abs(one) > LARGEST_OPTION:
+            raise CarmilError(f"{where}.{name} is {one}: expected at most {LARGEST_OPTION:,}")
+    return value
 
 
 def plain_name(name: str) -> str:
@@ -149,33 +175,33 @@ def _as(kind: Any, value: Any, where: str) -> Any:
             return [_as(float, item, where) for item in value]
         kind = next(one for one in kinds if one is not types.NoneType)
     if typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise CarmilError(f"{where} is {value!r}: expected one of {', '.join(typing.get_args(kind))}")
+        if not isinstance(value, str) or value not in typing.get_args(kind):
+            raise CarmilError(f"{where} is {shown(value)}: expected one of {', '.join(typing.get_args(kind))}")
         return value
     if typing.get_origin(kind) is dict:
-        if not isinstance(value, dict):
-            raise CarmilError(f"{where} is {value!r}: expected names and values")
-        return value
+        return checked_options(value, where)
     if kind is Path or kind is str:
         if not isinstance(value, (str, Path, int)) or isinstance(value, bool):
-            raise CarmilError(f"{where} is {value!r}: expected text")
+            raise CarmilError(f"{where} is {shown(value)}: expected text")
+        if "\0" in str(value):
+            raise CarmilError(f"{where} holds a null character: expected text")
         return kind(str(value))
     if kind is bool:
         if value in ("true", "false"):
             return value == "true"
         if not isinstance(value, bool):
-            raise CarmilError(f"{where} is {value!r}: expected true or false")
+            raise CarmilError(f"{where} is {shown(value)}: expected true or false")
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise CarmilError(f"{where} is {value!r}: expected a number")
+        raise CarmilError(f"{where} is {shown(value)}: expected a number")
     try:
         number = float(value)  # YAML reads 2e-4 as text
-    except ValueError:
-        raise CarmilError(f"{where} is {value!r}: expected a number") from None
+    except (ValueError, OverflowError):
+        raise CarmilError(f"{where} is {shown(value)}: expected a number") from None
     if not math.isfinite(number):
-        raise CarmilError(f"{where} is {value!r}: expected a finite number")
+        raise CarmilError(f"{where} is {shown(value)}: expected a finite number")
     if kind is int:
         if number != int(number):
-            raise CarmilError(f"{where} is {value!r}: expected a whole number")
+            raise CarmilError(f"{where} is {shown(value)}: expected a whole number")
         return int(number)
     return number

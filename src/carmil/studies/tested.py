@@ -89,7 +89,12 @@ def check_whole(run: StudyRun) -> None:
 
 def own_subjects(run: StudyRun, store: Store) -> list[Subject]:
     """Every slide that was tested, by all models of the folds in which it was."""
-    return _tested(run, {name: i for i, name in enumerate(store.ids)})
+    subjects = _tested(run, {name: i for i, name in enumerate(store.ids)})
+    if stranger := next((subject.slide for subject in subjects if subject.place < 0), None):
+        raise CarmilError(
+            f"{run.folder / 'predictions.parquet'} has the slide {stranger!r}, which the run's cohort has not: train again"
+        )
+    return subjects
 
 
 def _tested(run: StudyRun, place: Mapping[str, int]) -> list[Subject]:

@@ -1,0 +1,79 @@
+import json
+from typing import Any, Literal, NotRequired, TypedDict
+
+import pytest
+
+from carmil.errors import CarmilError
+from carmil.untrusted import check_type, one_line_errors, read_json
+
+
+class Inner(TypedDict):
+    mean: float | None
+
+
+class Outer(TypedDict):
+    name: str
+    level: Literal["slide", "patient"]
+    figures: dict[str, Inner]
+    counts: list[int]
+    more: NotRequired[Any]
+
+
+GOOD: dict[str, Any] = {"name": "x", "level": "slide", "figures": {"auc": {"mean": 0.5}}, "counts": [1, 2], "new": 3}
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, None),
+        ({"figures": {"auc": {"mean": None}}, "more": object()}, None),
+        ({"name": 3}, "run.json: name is 3: expected text"),
+        ({"level": "fold"}, "run.json: level is 'fold': expected slide or patient"),
+        ({"level": []}, "run.json: level is a list: expected slide or patient"),
+        ({"figures": {"auc": {"mean": "x"}}}, "run.json: figures.auc.mean is 'x': expected a number or null"),
+        ({"figures": {"auc": {}}}, "run.json: figures.auc.mean is missing: expected a number or null"),
+        ({"figures": {"auc": {"mean": float("nan")}}}, "run.json: figures.auc.mean is nan: expected a number or null"),
+        (
+            {"figures": {"auc": {"mean": 10**400}}},
+            "run.json: figures.auc.mean is a whole number of too many digits: expected a number or null",
+        ),
+        ({"figures": {"auc": 3}}, "run.json: figures.auc is 3: expected an object"),
+        ({"figures": []}, "run.json: figures is a list: expected an object"),
+        ({"counts": [1, True]}, "run.json: counts[1] is True: expected a whole number"),
+        ({"counts": [2**63]}, "run.json: counts[0] is a whole number of too many digits: expected a whole number"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_place(changed, message):
+    if message is None:
+        check_type(GOOD | changed, Outer, "run.json")
+        return
+    with pytest.raises(CarmilError) as refused:
+        check_type(GOOD | changed, Outer, "run.json")
+    assert str(refused.value) == message
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "cannot be read"), ("[" * 100_000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "cannot be read")],
+)
+def test_json_that_cannot_be_read_is_one_line(tmp_path, text, words):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(CarmilError, match=words) as refused:
+        read_json(tmp_path / "a.json", "train again")
+    assert str(refused.value).startswith(str(tmp_path / "a.json")) and str(refused.value).endswith(": train again")
+
+
+def test_json_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"a": [1.5]}), encoding="utf-8-sig")
+    assert read_json(tmp_path / "a.json") == {"a": [1.5]}
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), ValueError("a\nb"), MemoryError(), FileNotFoundError(), PermissionError()]
+)
+def test_whatever_a_library_raises_is_one_line_with_the_file_s_name(tmp_path, error):
+    with pytest.raises(CarmilError) as refused, one_line_errors(tmp_path / "a.bin"):
+        raise error
+    assert str(tmp_path / "a.bin") in str(refused.value) and "\n" not in str(refused.value)
