@@ -63,7 +63,7 @@ def read_json(path: Path, advice: str = AGAIN) -> Any:
             raise CarmilError(f"{path} is nested too deeply to be read: {advice}") from None
 
 
-def check_type(value: Any, kind: Any, where: str) -> None:
+def check_type(value: Any, kind: Any, where: str, advice: str = "") -> None:
     """Refuse a value of JSON or YAML that is not of this type; `where` names its place in the message.
 
     Types: str, bool, int (of 64 bits), float (any finite number), None, list[...], dict[str, ...], Literal, unions, Any and
@@ -72,7 +72,8 @@ def check_type(value: Any, kind: Any, where: str) -> None:
     problem = _mismatch(value, kind)
     if problem is not None:
         place, found, expected = problem
-        raise CarmilError(f"{where}: {place.lstrip('.') or 'its content'} is {found}: expected {expected}")
+        named = f"{where}: {place.lstrip('.') or 'its content'} is {found}: expected {expected}"
+        raise CarmilError(f"{named}; {advice}" if advice else named)
 
 
 def _mismatch(value: Any, kind: Any) -> tuple[str, str, str] | None:

@@ -204,7 +204,7 @@ def open_store(path: str | Path) -> Store:
     facts = read_json(index, again)
     if isinstance(facts, dict) and isinstance(facts.get("version"), int) and facts["version"] > VERSION:
         raise CarmilError(f"{path} was written by a newer carmil (store version {facts['version']}): update carmil")
-    check_type(facts, _Index, str(index))
+    check_type(facts, _Index, f"{index} cannot be read", again)
     known = {field.name for field in fields(Entry)}
     store = Store(
         path=path,

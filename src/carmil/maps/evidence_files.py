@@ -102,7 +102,7 @@ def read_evidence(path: Path) -> SlideEvidence:
         table = pq.read_table(path)
         columns = {name: table[name].to_numpy() for name in table.column_names}
         told = json.loads((table.schema.metadata or {})[ABOUT])
-    check_type(told, _About, str(path))
+    check_type(told, _About, str(path), again)
     line: dict[str, Any] = told.get("line") or {}
     for name, values in columns.items():
         if values.dtype.kind not in "biuf" and (name in ("x", "y") or name.startswith(("u", "a", "evidence"))):

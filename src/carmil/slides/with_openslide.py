@@ -13,6 +13,8 @@ from carmil.slides.slide import Level, Picture
 
 _KEPT = 1 << 26  # bytes of decoded tiles kept, since neighbouring pieces share them
 
+_LARGEST_TILE = 1 << 26  # pixels
+
 
 def vendor(path: Path) -> str | None:
     """Whose file OpenSlide takes it for; None if it does not know it."""
@@ -33,6 +35,7 @@ class OpenSlideSlide(Pyramid):
         try:
             properties = self._file.properties
             self.width, self.height = self._file.dimensions
+            self._refuse_huge_tiles(properties)
             self.levels = tuple(
                 Level(width, height, downsample)
                 for (width, height), downsample in zip(
@@ -43,6 +46,16 @@ class OpenSlideSlide(Pyramid):
         except CarmilError:
             self.close()
             raise
+
+    def _refuse_huge_tiles(self, properties: Mapping[str, str]) -> None:
+        """OpenSlide decodes a stored tile whole, and ends the process where there is not enough memory for it."""
+        for level in range(len(self._file.level_dimensions)):
+            sides = [properties.get(f"openslide.level[{level}].tile-{side}", "0") for side in ("width", "height")]
+            if int(sides[0]) * int(sides[1]) > _LARGEST_TILE:
+                raise CarmilError(
+                    f"{self.path} stores tiles of {sides[0]} x {sides[1]} pixels, which would have to be decoded whole; is the "
+                    "file whole?"
+                )
 
     def _region(self, level: int, x: int, y: int, width: int, height: int) -> Picture:
         downsample = self.levels[level].downsample

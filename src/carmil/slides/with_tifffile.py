@@ -131,6 +131,8 @@ class TiffSlide(Pyramid):
             )
         planes, _, _, down, across = _grid(page)
         segments = planes * down * across
+        if not all(isinstance(number, int) and number >= 0 for number in (*page.dataoffsets, *page.databytecounts)):
+            raise CarmilError(f"{self.path} has pieces at places that are no whole numbers; is the file whole?")
         if len(page.dataoffsets) < segments or len(page.databytecounts) < segments:
             raise CarmilError(
                 f"{self.path} has {min(len(page.dataoffsets), len(page.databytecounts)):,} pieces where its size needs "

@@ -207,9 +207,9 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             folder = Path(_hub().snapshot_download(str(name), allow_patterns=["config.json", "weights.safetensors"]))
         path, again = folder / "config.json", "save the classifier again"
         facts = read_json(path, again)
-        check_type(facts, _Config, str(path))
+        check_type(facts, _Config, str(path), again)
         parameters = facts["parameters"]
-        check_type(parameters, _Parameters, f"{path}: parameters")
+        check_type(parameters, _Parameters, f"{path}: parameters", again)
         if surplus := set(parameters) - set(cls().get_params()):
             raise CarmilError(f"{path}: unknown parameter {min(surplus)!r}: {again}")
         if not 1 <= parameters.get("seeds", 1) <= 1000 or not 0 <= parameters.get("seed", 0) < 2**31:

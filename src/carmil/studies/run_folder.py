@@ -85,7 +85,7 @@ class StudyRun:
         """Learning curves of all models that were trained; of those of a grid, one in `grid` was kept."""
         path = self.folder / "history.json"
         found = read_json(path, _TRAIN_AGAIN)
-        check_type(found, Learning, str(path))
+        check_type(found, Learning, f"{path} is not as `carmil train` writes it", _TRAIN_AGAIN)
         trained = len(found["best_epoch"])
         curves = [*found["train"].values(), found["validation"]]
         points = max(model["point"] for model in self.models)
@@ -161,12 +161,12 @@ def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
     there = folder / f"{kind}.json"
     if there.exists():
         begun = read_json(there, _TRAIN_AGAIN)
-        check_type(begun, dict[str, Any], str(there))
+        check_type(begun, dict[str, Any], str(there), _TRAIN_AGAIN)
         if begun.get("key") != key:
             differing = [name for name, value in settings.items() if begun.get("settings", {}).get(name) != value]
             why = f"its {', '.join(differing)} differ" if differing else f"its {_OTHERWISE[kind]} differ"
             raise CarmilError(f"{folder} holds another {kind} ({why}): choose another --out or remove it")
-        check_type(begun.get("settings"), dict[str, Any], f"{there}: settings")
+        check_type(begun.get("settings"), dict[str, Any], f"{there}: settings", _TRAIN_AGAIN)
         now = {**begun["settings"], **{name: value for name, value in facts["settings"].items() if name in READ}}
         if now != begun["settings"]:
             write_text(there, json.dumps({**begun, "settings": now}, indent=2))
@@ -192,7 +192,7 @@ def read_run(folder: Path) -> StudyRun:
         ("models", models, list[ModelFacts]),
         ("metrics", metrics, Metrics),
     ):
-        check_type(found, kind, str(folder / f"{name}.json"))
+        check_type(found, kind, f"{folder / name}.json is not as `carmil train` writes it", _TRAIN_AGAIN)
     _check_facts(facts, folder / "run.json")
     _check_models(models, facts, folder / "models.json")
     _check_metrics(metrics, folder / "metrics.json")
@@ -269,7 +269,7 @@ def _check_predictions(frame: "pd.DataFrame", run: StudyRun, path: Path) -> None
         and all(frame[name].map(lambda value: isinstance(value, str)).all() for name in words)
         and all(frame[name].dtype.kind in "iu" for name in numbers)
         and all(frame[name].dtype.kind == "f" for name in shares)
-        and all(frame[name].between(0, 1).all() for name in shares)
+        and all(frame[name].between(-1e-6, 1 + 1e-6).all() for name in shares)
         and frame["label"].isin(run.classes).all()
     )
     if not sound:

@@ -43,7 +43,7 @@ class ModelFacts(TypedDict):
     lr: float
     settings: dict[str, float | str | bool | None]
     threshold: float | None
-    rule: str | None
+    rule: NotRequired[str | None]
     validation_sensitivity: NotRequired[float | None]
     validation_specificity: NotRequired[float | None]
     threshold_said: NotRequired[str | None]
