@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from carmil.reproduce import correlations, digit_data, digit_models, slide_cohorts, slide_runs
+from carmil.reproduce import correlations, digit_data, digit_models, slide_cohorts
 from carmil.reproduce.correlations import PAIRS, Alike
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_runs import run_on
 from carmil.reproduce.two_branches import look, models_of_run
+from carmil.studies import cautions
 
 from .small_cohorts import make_cohort
 
@@ -41,7 +42,7 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
     monkeypatch.setattr(digit_models, "training_of", lambda asked: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
     monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((cohort,), ()))
-    monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
+    monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = correlations.reproduce(asked)
     (told,) = (line for line in found.lines if "no closer to the truth" in line)

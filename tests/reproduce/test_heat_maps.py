@@ -14,13 +14,14 @@ from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain
 from carmil.maps.tile_maps import TileMap
-from carmil.reproduce import heat_maps, slide_cohorts, slide_runs
+from carmil.reproduce import heat_maps, slide_cohorts
 from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, draw_heat_maps, zooms
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Found
 from carmil.reproduce.slide_runs import run_on
 from carmil.slides.slide import Tiles
+from carmil.studies import cautions
 from carmil.studies.tested import reopened
 
 from .small_cohorts import SIDE, TILE, make_cohort
@@ -139,7 +140,7 @@ def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch,
     build_store(tmp_path / "bare", tmp_path / "unknown", workers=1)
     cohort = replace(cohort, name="unknown", bags=tmp_path / "unknown")
     monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: Found((cohort,), ()))
-    monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
+    monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     found = heat_maps.reproduce(Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
     assert any(
         f"{cohort.title}: the probabilities of ABMIL, CLAM, AddMIL, DSMIL, CAR-MIL are" in line for line in found.lines

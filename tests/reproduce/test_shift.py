@@ -7,7 +7,7 @@ import torch
 
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
-from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts, slide_runs
+from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts
 from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_models import Point
 from carmil.reproduce.recipes import Asked
@@ -15,6 +15,7 @@ from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, shi
 from carmil.reproduce.shift_words import nearest_reading, reasons_lines, verdict
 from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.two_branches import Looked
+from carmil.studies import cautions
 
 from .small_cohorts import make_cohort
 
@@ -146,7 +147,7 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     home.mkdir()
     cohort = make_cohort(home, classes=3, slides=27)
     monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((cohort,), ()))
-    monkeypatch.setattr(slide_runs, "LITTLE", 1.0)  # so that nobody is below it
+    monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = shift.reproduce(asked, points=(Point(), Point(1.0, 0.2)))
     assert any(
