@@ -88,7 +88,7 @@ def _mismatch(value: Any, kind: Any) -> tuple[str, str, str] | None:
     parts: list[tuple[str, Any, Any]]
     if origin is list and isinstance(value, list):
         parts = [(f"[{i}]", item, arguments[0]) for i, item in enumerate(value)]
-    elif origin is dict and isinstance(value, dict):
+    elif origin is dict and isinstance(value, dict) and all(isinstance(name, str) for name in value):
         parts = [(f".{name}", item, arguments[1]) for name, item in value.items()]
     elif typing.is_typeddict(kind) and isinstance(value, dict):
         missing = sorted(kind.__required_keys__ - set(value))

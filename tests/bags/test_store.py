@@ -351,3 +351,33 @@ def test_a_store_that_does_not_fit_on_the_disk_names_the_file_and_can_be_built_l
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(build_store(features, tmp_path / "store").ids) == 7
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda facts: facts.update(dtype="float64"), "dtype is 'float64'"),
+        (lambda facts: facts.update(width="4"), "width is '4': expected a whole number"),
+        (lambda facts: facts.update(width=-4), "no features"),
+        (lambda facts: facts.update(bags={}), "bags is an object: expected a list"),
+        (lambda facts: facts["bags"][0].update(rows=-3), "a bag without rows"),
+        (lambda facts: facts["bags"][0].update(rows=1e400), "rows is inf: expected a whole number"),
+        (lambda facts: facts["bags"][0].update(id=None), "bags[0].id is None: expected text"),
+        (lambda facts: facts["bags"][0].update(id="01"), "two of one name"),
+        (lambda facts: facts["bags"][0].update(unit="furlong"), "unit is 'furlong'"),
+        (lambda facts: facts["bags"][0].pop("checksum"), "checksum is missing"),
+        (lambda facts: facts.update(fingerprint=[]), "fingerprint is a list: expected text"),
+        (lambda facts: facts.update(empty=3), "empty is 3: expected a list"),
+    ],
+)
+def test_a_store_with_an_odd_index_is_refused_in_one_line(features, tmp_path, change, words):
+    build_store(features, tmp_path / "store")
+    index = tmp_path / "store" / "index.json"
+    facts = json.loads(index.read_text())
+    change(facts)
+    index.write_text(json.dumps(facts))
+    with pytest.raises(CarmilError) as refused:
+        open_store(tmp_path / "store").bags()
+    assert words in str(refused.value) and str(index) in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1

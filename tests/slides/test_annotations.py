@@ -107,6 +107,15 @@ def test_a_mask_becomes_a_region_a_value_with_its_holes(tmp_path):
     assert cells.sum() == pytest.approx(4 * (mask == 1).sum(), rel=0.001)
 
 
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("names", "name"), [(3, "annotation"), (["a", 2], "a: 2"), ({"a": 1}, "annotation"), (None, "annotation")]
+)
+def test_a_classification_with_odd_names_is_still_a_region(tmp_path, names, name):
+    one = feature([[1, 1], [9, 1], [9, 9]]) | {"properties": {"classification": {"names": names}}}
+    assert [region.name for region in read(tmp_path, json.dumps([one]), "a.geojson")] == [name]
+
+
 @pytest.mark.finding(n=16)
 def test_a_mask_with_60_000_values_is_refused_in_one_line(tmp_path):
     path = tmp_path / "mask.tif"
@@ -199,6 +208,8 @@ def test_an_xml_that_could_hold_entities_is_refused_before_any_is_expanded(tmp_p
         ('{"type": "FeatureCollection", "features": 3}', "no GeoJSON"),
         (json.dumps([feature([["a", "b"], [1, 2], [3, 4]])]), "no pairs of numbers"),
         (json.dumps([feature([[1], [2], [3]])]), "pairs"),
+        (json.dumps([feature([[10**400, 1], [2, 2], [3, 1]])]), "no pairs of numbers"),
+        (json.dumps([{"geometry": {"type": "MultiPolygon", "coordinates": [3]}}]), "without coordinates"),
         (json.dumps([{"type": "Feature", "geometry": {"type": "Polygon"}}]), "without coordinates"),
         ("slide,x,y", "no annotation that is known"),
         ("", "no annotation that is known"),

@@ -246,3 +246,65 @@ def test_slides_are_found_in_folders_and_no_two_have_one_name(tmp_path, make_sli
         slides_in([tmp_path / "none"])
     with pytest.raises(CarmilError, match="no such slide or folder"):
         slides_in([tmp_path / "away.svs"])
+
+
+def with_tag(path, tag, *, kind=None, count=None, value=None):
+    """Changes the entry of a tag in the first directory of a little-endian TIFF."""
+    content = bytearray(path.read_bytes())
+    (at,) = struct.unpack_from("<I", content, 4)
+    (entries,) = struct.unpack_from("<H", content, at)
+    entry = next(
+        at + 2 + 12 * i for i in range(entries) if struct.unpack_from("<H", content, at + 2 + 12 * i)[0] == tag
+    )
+    for offset, form, number in ((2, "<H", kind), (4, "<I", count), (8, "<I", value)):
+        if number is not None:
+            struct.pack_into(form, content, entry + offset, number)
+    path.write_bytes(bytes(content))
+    return path
+
+
+WIDTH, HEIGHT, TILE_WIDTH, TILE_OFFSETS, TILE_COUNTS = 256, 257, 322, 324, 325
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("tag", "change"),
+    [
+        (WIDTH, {"value": 0}),
+        (WIDTH, {"value": 2**31}),
+        (HEIGHT, {"value": 2**20}),
+        (WIDTH, {"kind": 2}),
+        (TILE_WIDTH, {"value": 0}),
+        (TILE_WIDTH, {"value": 2**31 - 1}),
+        (TILE_OFFSETS, {"count": 1}),
+        (TILE_OFFSETS, {"kind": 11}),
+        (TILE_OFFSETS, {"kind": 99}),
+        (TILE_OFFSETS, {"value": 2**32 - 1}),
+        (TILE_COUNTS, {"count": 2**31}),
+        (TILE_COUNTS, {"kind": 12}),
+    ],
+)
+def test_a_tiff_with_a_damaged_tag_is_refused_in_one_line(tmp_path, make_slide, tag, change):
+    path = with_tag(make_slide(tmp_path / "a.tif", np.full((96, 160, 3), 200, np.uint8), tile=(32, 32)), tag, **change)
+    with pytest.raises(CarmilError) as refused, open_slide(path) as slide:
+        slide.read(0, 0, slide.width, slide.height, (16, 16))
+    assert str(path) in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.finding(n=14)
+def test_tiles_that_openslide_could_not_hold_are_refused_before_it_ends_the_process(tmp_path):
+    path = tmp_path / "a.svs"
+    words = "Aperio Image Library v11.2.1\r\n160x96 (32x32) JPEG/RGB Q=70|AppMag = 20|MPP = 0.5"
+    tifffile.imwrite(
+        path,
+        np.full((96, 160, 3), 200, np.uint8),
+        tile=(32, 32),
+        photometric="rgb",
+        compression="jpeg",
+        description=words,
+        metadata=None,
+    )
+    with open_slide(path) as slide:
+        assert slide.read(0, 0, 160, 96, (10, 6)).shape == (6, 10, 3)
+    with pytest.raises(CarmilError, match="stores tiles of 2147483647 x 32 pixels"):
+        open_slide(with_tag(path, TILE_WIDTH, kind=4, value=2**31 - 1))

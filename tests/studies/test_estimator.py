@@ -203,3 +203,29 @@ def test_with_a_threshold_of_one_half_it_answers_the_most_probable_class():
 def test_a_threshold_rule_nobody_knows_is_refused_before_the_training():
     with pytest.raises(CarmilError, match="threshold rule"):
         classifier(threshold="best").fit(BAGS, Y)
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda facts: facts.update(features=10**6), "weights, and the models they belong to have"),
+        (lambda facts: facts.update(features="4"), "features is '4': expected a whole number"),
+        (lambda facts: facts.update(classes=[[]]), "classes[0]"),
+        (lambda facts: facts["parameters"].update(seeds=10**9), "outside its range"),
+        (lambda facts: facts["parameters"].update(options={"hidden": 10**9}), "expected at most 65,536"),
+        (lambda facts: facts["parameters"].update(options=[]), "options: its content is a list"),
+        (lambda facts: facts["parameters"].update(model=3), "model is 3: expected text"),
+        (lambda facts: facts["parameters"].update(nonsense=3), "unknown parameter 'nonsense'"),
+        (lambda facts: facts.pop("parameters"), "parameters is missing"),
+    ],
+)
+def test_a_saved_classifier_with_an_odd_value_is_refused_in_one_line(fitted, tmp_path, change, words):
+    fitted.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    facts = json.loads(path.read_text())
+    change(facts)
+    path.write_text(json.dumps(facts))
+    with pytest.raises(carmil.CarmilError) as refused:
+        carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
+    assert words in str(refused.value) and len(str(refused.value).splitlines()) == 1

@@ -100,7 +100,7 @@ def _polygons(geometry: Any, where: str, depth: int = 0) -> Iterator[list[Any]]:
     match geometry.get("type"), inside:
         case "Polygon", list():
             yield inside
-        case "MultiPolygon", list():
+        case "MultiPolygon", list() if all(isinstance(part, list) for part in inside):
             yield from inside
         case "GeometryCollection", list():
             for part in inside:

@@ -225,6 +225,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             members,
             device=pick_device(device),
             precision=loaded.precision,
+            advice=again,
         )
         two = len(loaded.classes_) == 2
         loaded._decide_by(facts.get("threshold", 0.5 if two else None))  # none in what 0.1.0 wrote

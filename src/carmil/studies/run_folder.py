@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_TRAIN_AGAIN = "remove the run and train again"
+
+
 @dataclass(frozen=True)
 class StudyRun:
     """A finished run, read back."""
@@ -111,19 +114,25 @@ class StudyRun:
 
 
 def read_population(
-    path: Path, make: Callable[[], BagModel], members: Sequence[Member], *, device: str, precision: str = "float32"
+    path: Path,
+    make: Callable[[], BagModel],
+    members: Sequence[Member],
+    *,
+    device: str,
+    precision: str = "float32",
+    advice: str = _TRAIN_AGAIN,
 ) -> Population:
     """The models `make` with the weights of a file. Their sizes are compared before memory is taken."""
     from safetensors.torch import load_file
 
-    with one_line_errors(path, _TRAIN_AGAIN):
+    with one_line_errors(path, advice):
         state = load_file(path)
         with torch.device("meta"):
             model = make()
     needed = len(members) * sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     found = sum(tensor.numel() for tensor in state.values())
     if needed != found:
-        raise CarmilError(f"{path} holds {found:,} weights, and the run's models have {needed:,}: {_TRAIN_AGAIN}")
+        raise CarmilError(f"{path} holds {found:,} weights, and the models they belong to have {needed:,}: {advice}")
     population = Population(make, members, device=device, precision=precision)
     population.load_state(state)
     return population
@@ -146,7 +155,6 @@ KEYED = (
     "over",
 )  # what makes a run or a sweep another one
 READ = ("bags", "labels", "splits", "warm_start")  # settings that are paths
-_TRAIN_AGAIN = "remove the run and train again"
 _OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
 
 

@@ -1,0 +1,50 @@
+"""Files of `carmil explain` that were damaged or changed are refused in one line."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from carmil.errors import CarmilError
+from carmil.maps.evidence_files import ABOUT, read_evidence
+
+COLUMNS = {"x": [0.0, 1.0], "y": [0.0, 1.0], "u": [0.5, 0.1], "evidence_a": [1.0, -1.0], "evidence_b": [-1.0, 1.0]}
+TOLD = {"line": {"prediction": "a", "p_a": 0.7, "p_b": 0.3}, "coordinate_unit": "level0_px"}
+
+
+def write(path, told=None, **others):
+    table = pa.table({**COLUMNS, **others})
+    words = json.dumps(TOLD) if told is None else told
+    pq.write_table(table.replace_schema_metadata({ABOUT: words.encode()}), path)
+    return path
+
+
+def test_what_was_written_is_read(tmp_path):
+    found = read_evidence(write(tmp_path / "s.parquet"))
+    assert len(found) == 2 and found.coordinates.tolist() == [[0, 0], [1, 1]] and found.unit == "level0_px"
+    assert found.maps()
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("told", "others", "words"),
+    [
+        ("{", {}, "cannot be read"),
+        ("[" * 100_000, {}, "cannot be read"),
+        ("[]", {}, "expected an object"),
+        ('{"line": 3}', {}, "line is 3: expected an object or null"),
+        ('{"line": {"p_a": [1]}}', {}, "line.p_a is a list"),
+        ('{"coordinate_unit": 3}', {}, "coordinate_unit is 3: expected text or null"),
+        (None, {"x": ["a", "b"]}, "x holds object: expected numbers"),
+        (None, {"u": [[1], [2]]}, "u holds object: expected numbers"),
+        (None, {"evidence_a": [b"a", b"b"]}, "evidence_a holds object: expected numbers"),
+        (None, {"u": pa.array([1, 2], pa.timestamp("s"))}, "expected numbers"),
+    ],
+)
+def test_odd_evidence_is_one_line(tmp_path, told, others, words):
+    path = write(tmp_path / "s.parquet", told, **others)
+    with pytest.raises(CarmilError) as refused:
+        read_evidence(path).maps()
+    assert words in str(refused.value) and str(path) in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1

@@ -1,0 +1,180 @@
+"""A run whose files were damaged or changed is refused in one line, whichever command reads it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from carmil.errors import CarmilError
+from carmil.report.run import write_report
+from carmil.studies import card, run_folder
+from carmil.studies.run_folder import read_run
+from carmil.studies.train import run_study
+
+from .conftest import make_files
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> Path:
+    """A run of two epochs."""
+    folder = tmp_path_factory.mktemp("run")
+    files = make_files(folder, patients=12, slides=1)
+    return run_study(files.settings(folder / "run", epochs=2, seeds=2)).folder
+
+
+@pytest.fixture
+def run(good, tmp_path) -> Path:
+    shutil.copytree(good, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def read_all(folder: Path) -> None:
+    """As report, card, predict and viewer do."""
+    run = read_run(folder)
+    run.predictions()
+    run.history()
+    run.population()
+    write_report(run, folder / "report.html")
+    card.card(run)
+
+
+def changed(path: Path, place: list, value: object) -> None:
+    """Replaces a value of a JSON file; `...` removes it."""
+    tree = json.loads(path.read_text())
+    holder = tree
+    for key in place[:-1]:
+        holder = holder[key]
+    if value is ...:
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = value
+    path.write_text(json.dumps(tree))
+
+
+ODD = [
+    ("run", ["classes"], ["a"], "two or more different classes"),
+    ("run", ["classes"], ["a", "a"], "two or more different classes"),
+    ("run", ["classes", 0], 3, "classes[0] is 3: expected text"),
+    ("run", ["class_counts"], [1], "classes and class_counts do not fit"),
+    ("run", ["width"], 10**18, "cannot be read"),
+    ("run", ["width"], 0, "width is 0: expected at least 1"),
+    ("run", ["width"], "6", "width is '6': expected a whole number"),
+    ("run", ["splits"], [], "splits are empty"),
+    ("run", ["splits", 0, 0], [], "splits are empty"),
+    ("run", ["said"], [1], "said[0] is 1: expected text"),
+    ("run", ["machine"], None, "machine is None: expected an object"),
+    ("run", ["store"], ..., "store is missing"),
+    ("run", ["settings"], {}, "'bags' is missing"),
+    ("run", ["settings", "epochs"], "many", "epochs is 'many': expected a number"),
+    ("run", ["settings", "options"], {"hidden": 10**12}, "expected at most 65,536"),
+    ("run", ["settings", "options"], {"hidden": 4096}, "weights, and the models they belong to have"),
+    ("run", ["settings", "model"], "nonesuch", "unknown model 'nonesuch'"),
+    ("run", ["tile_mpp"], -1, "tile_mpp is -1"),
+    ("models", [0, "fold"], 99, "folds or seeds that the splits of run.json do not have"),
+    ("models", [0, "fold"], -1, "outside its range"),
+    ("models", [0, "seed"], 2**40, "outside its range"),
+    ("models", [0, "lr"], None, "lr is None: expected a number"),
+    ("models", [0, "lr"], -1.0, "a learning rate of -1.0"),
+    ("models", [0, "point"], 7, "of other models than models.json"),
+    ("models", [0, "threshold"], [], "threshold is a list: expected a number or null"),
+    ("models", [0, "settings"], [], "settings is a list"),
+    ("models", [0, "threshold_said"], ..., "lacks"),
+    ("metrics", ["level"], "fold", "level is 'fold': expected slide or patient"),
+    ("metrics", ["summary", "auc"], {}, "summary.auc.mean is missing"),
+    ("metrics", ["summary", "auc", "mean"], "x", "summary.auc.mean is 'x': expected a number or null"),
+    ("metrics", ["intervals"], {}, "intervals.auc is missing"),
+    ("metrics", ["calibration", "count"], [], "calibration"),
+    ("metrics", ["calibration", "edges"], [0.0, 1.0], "calibration"),
+    ("metrics", ["by_fold", 0, "fold"], None, "has no fold or seed"),
+    ("metrics", ["by_fold", 0, "fold"], 77, "other folds than metrics.json"),
+    ("metrics", ["by_fold", 0], 3, "by_fold[0] is 3: expected an object"),
+    ("history", ["train"], {}, "of other models than models.json"),
+    ("history", ["validation", 0], [1.0], "of other models than models.json"),
+    ("history", ["best_epoch"], "x", "best_epoch is 'x': expected a list"),
+]
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(("name", "place", "value", "words"), ODD, ids=[f"{n}-{p}-{v}"[:60] for n, p, v, _ in ODD])
+def test_a_run_with_an_odd_value_is_refused_in_one_line(run, name, place, value, words):
+    changed(run / f"{name}.json", place, value)
+    with pytest.raises(CarmilError) as refused:
+        read_all(run)
+    assert words in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("name", ["run.json", "models.json", "metrics.json", "history.json"])
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "null", '{"a": ' + "9" * 5000 + "}", "\xff"])
+def test_a_run_with_json_that_cannot_be_read_is_refused_in_one_line(run, name, text):
+    (run / name).write_text(text, encoding="latin-1")
+    with pytest.raises(CarmilError) as refused:
+        read_all(run)
+    assert name in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda frame: frame.iloc[:0],
+        lambda frame: frame.drop(columns="slide"),
+        lambda frame: frame.drop(columns="p_a"),
+        lambda frame: frame.assign(p_a=2.0),
+        lambda frame: frame.assign(p_a=float("nan")),
+        lambda frame: frame.assign(p_a="x"),
+        lambda frame: frame.assign(cf_a=True),
+        lambda frame: frame.assign(label="z"),
+        lambda frame: frame.assign(slide=3),
+        lambda frame: frame.assign(patient=None),
+        lambda frame: frame.assign(fold=0.5),
+        lambda frame: frame.assign(fold=0),
+        lambda frame: frame.assign(fold=pd.Timestamp(0)),
+    ],
+)
+def test_predictions_of_other_columns_are_refused_in_one_line(run, change):
+    path = run / "predictions.parquet"
+    change(pd.read_parquet(path)).to_parquet(path, index=False)
+    with pytest.raises(CarmilError) as refused:
+        read_all(run)
+    assert str(path) in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: {name: tensor[:, :1] for name, tensor in state.items() if tensor.ndim > 1},
+        lambda state: {f"x{name}": tensor for name, tensor in state.items()},
+        lambda state: {**state, "more": torch.ones(3)},
+        lambda state: {},
+    ],
+)
+def test_weights_of_another_model_are_refused_in_one_line(run, change):
+    path = run / "weights.safetensors"
+    state = {name: tensor.contiguous().clone() for name, tensor in change(load_file(path)).items()}
+    save_file(state, path)
+    with pytest.raises(CarmilError) as refused:
+        read_run(run).population()
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.finding(n=14)
+def test_no_model_is_made_before_its_size_is_compared_with_the_weights(run, monkeypatch):
+    def made(*_, **__):
+        raise AssertionError("a model was made")
+
+    changed(run / "run.json", ["settings", "options"], {"hidden": 65536, "attention": 65536})
+    monkeypatch.setattr(run_folder, "Population", made)
+    with pytest.raises(CarmilError, match="weights, and the models they belong to have"):
+        read_run(run).population()
+
+
+def test_a_good_run_is_read_by_all(run):
+    read_all(run)
+    assert (run / "report.html").stat().st_size > 10_000
+    assert read_run(run).settings["options"] == {"hidden": 8, "attention": 4}
