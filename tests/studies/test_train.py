@@ -287,10 +287,10 @@ def test_settings_from_yaml_are_those_of_the_command_line(tmp_path):
         ("bags: f\nlabels: t\nout: r\nlr: []\n", "empty list"),
         ("bags: f\nlabels: t\nout: r\npatients: median\n", "expected one of mean, max, one-bag"),
         ("bags: f\nlabels: t\nout: r\nofficial: maybe\n", "true or false"),
-        ("bags: f\nlabels: t\nout: r\noptions: 3\n", "names and values"),
+        ("bags: f\nlabels: t\nout: r\noptions: 3\n", "expected an object"),
         ("bags: f\nlabels: t\nout: r\nofficial: true\ninner: 3\n", "one or the other"),
         ("- a\n- b\n", "expected lines such as"),
-        ("a: [\n", "no YAML"),
+        ("a: [\n", "expected YAML"),
     ],
 )
 def test_settings_that_are_wrong_are_one_line(tmp_path, text, words):
