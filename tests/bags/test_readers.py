@@ -152,15 +152,18 @@ def test_clam_takes_the_size_of_a_tile_from_the_patches(tmp_path, kinds, inner):
     np.testing.assert_array_equal(bag.coordinates, grid(40))
 
 
-def test_clam_says_what_it_chose(tmp_path):
+@pytest.mark.finding(n=17)
+def test_clam_reads_slides_that_are_in_pt_files_only_and_says_what_it_chose(tmp_path):
     folder = clam_folder(tmp_path, patches=False)
     torch.save(torch.zeros(2, 4), folder / "pt_files" / "extra.pt")
+    (folder / "pt_files" / "notes.txt").write_text("no features")
     found = find_bags(folder)
-    assert [source.id for source in found.sources] == ["s1"]
+    assert [(source.id, source.path.name) for source in found.sources] == [("extra", "extra.pt"), ("s1", "s1.h5")]
     assert "read h5_files, not pt_files: they have coordinates" in found.said
-    assert "left 1 slide aside, in pt_files only: extra" in found.said
-    assert any("the size of a tile is unknown for 1 slide" in sentence for sentence in found.said)
-    assert read_bag(found.sources[0]).tile_size is None
+    assert "read 1 slide from pt_files, not in h5_files: extra" in found.said
+    assert any("the size of a tile is unknown for 2 slides" in sentence for sentence in found.said)
+    assert read_bag(found.sources[0]).coordinates is None
+    assert read_bag(found.sources[1]).tile_size is None
 
 
 def test_one_file_of_a_clam_folder_is_one_bag_with_its_patches(tmp_path):

@@ -17,6 +17,7 @@ from carmil.bags.sources import Bag
 from carmil.bags.store import is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.truth import UNKNOWN
 
 
 def bag(name: str, rows: int = 5, *, seed: int = 0, dtype=np.float32, **others) -> Bag:
@@ -263,7 +264,7 @@ def test_float16_says_how_many_tiny_features_became_zero(tmp_path):
     (line,) = [line for line in said if "became 0" in line]
     assert "tiny features of 1 slide became 0 in float16, up to 22.2% of the nonzero ones ('a')" in line
     assert "--dtype float32" in line
-    assert check_bags(find_bags(tmp_path / "src")).remarks == (line,)
+    assert check_bags(find_bags(tmp_path / "src")).remarks[0] == line
     said.clear()
     build_store(tmp_path / "src", tmp_path / "exact", dtype="float32", say=said.append)
     assert not [line for line in said if "became 0" in line]
@@ -304,6 +305,73 @@ def test_export_writes_what_was_read(features, tmp_path, layout):
     assert torch.equal(again.bags().features, store.bags().features)
     assert torch.equal(again.bags().coordinates, store.bags().coordinates)
     assert [entry.tile_size for entry in again.entries] == [entry.tile_size for entry in store.entries]
+
+
+@pytest.mark.finding(n=17)
+def test_a_cohort_exported_as_clam_keeps_slides_without_coordinates(tmp_path):
+    write_bag(bag("a"), tmp_path / "src", "npz")
+    write_bag(bag("b", coordinates=None, coordinate_unit=None, tile_size=None), tmp_path / "src", "npz")
+    store = build_store(tmp_path / "src", tmp_path / "store", dtype="float32")
+    for i in range(2):
+        write_bag(store.bag(i), tmp_path / "out", "clam")
+    said = []
+    again = build_store(tmp_path / "out", tmp_path / "again", dtype="float32", say=said.append)
+    assert again.ids == ("a", "b")
+    assert torch.equal(again.bags().features, store.bags().features)
+    assert again.bags().units == ("level0_px", None)
+    assert "read 1 slide from pt_files, not in h5_files: b" in said
+    assert any(line.endswith("1 slide without any ('b'); each slide keeps its own") for line in said)
+
+
+@pytest.mark.finding(n=6)
+def test_a_build_and_a_check_say_that_no_slide_has_coordinates(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((2, 3), np.float32))
+    folder, said = _alone(tmp_path), []
+    build_store(folder, tmp_path / "store", say=said.append)
+    line = "no coordinates in 1 slide: maps cannot be drawn onto slides"
+    assert line in said
+    assert line in check_bags(find_bags(folder)).remarks
+
+
+@pytest.mark.finding(n=6)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"coordinates": np.array([[1, 2], [np.nan, 3]], np.float32)}, r"1 tile of 2 at .*first tile 1 at \(nan, 3\)"),
+        (
+            {"coordinates": np.array([[1e9, 2], [-np.inf, 3]], np.float32)},
+            r"2 tiles of 2 at .*first tile 0 at \(1e\+09, 2",
+        ),
+        ({"tile_size": 1e30}, r"tiles of 1e\+30 level0_px \(patch_size_level0, tile_size\): expected a side above 0"),
+    ],
+)
+def test_impossible_coordinates_and_tile_sizes_are_refused_by_build_and_check(tmp_path, given, words):
+    write_bag(bag("good", rows=2), tmp_path / "src", "npz")
+    write_bag(bag("bad", rows=2, **given), tmp_path / "src", "npz")
+    with pytest.raises(CarmilError, match=r"bad\.npz: " + words):
+        build_store(tmp_path / "src", tmp_path / "store")
+    (problem,) = check_bags(find_bags(tmp_path / "src")).problems
+    assert (problem.bag, problem.kind) == ("bad", "coordinates")
+    assert build_store(tmp_path / "src", tmp_path / "store", skip_broken=True).ids == ("good",)
+
+
+@pytest.mark.finding(n=6)
+def test_instance_labels_stay_with_the_slides_that_have_them(tmp_path):
+    write_bag(bag("a", rows=2, instance_labels=np.array([0, 1])), tmp_path / "src", "npz")
+    write_bag(bag("b", rows=3), tmp_path / "src", "npz")
+    said = []
+    store = build_store(tmp_path / "src", tmp_path / "store", say=said.append)
+    assert store.bags().instance_labels.tolist() == [0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert store.bag(0).instance_labels.tolist() == [0, 1]
+    assert store.bag(1).instance_labels is None
+    line = "1 of 2 slides without instance labels ('b'): the truth about their instances is unknown"
+    assert line in said
+    assert line in check_bags(find_bags(tmp_path / "src")).remarks
+    both = regroup(store, {"a": "p", "b": "p"}, tmp_path / "groups")
+    assert both.entries[0].truth
+    assert both.bags().instance_labels.tolist() == [0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
+    (store.path / "instance_labels.bin").unlink()  # as carmil 0.1 left such a store
+    assert open_store(store.path).bags().instance_labels is None
 
 
 def test_groups_become_bags_in_the_order_of_their_names(features, tmp_path):

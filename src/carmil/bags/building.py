@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carmil.bags.checking import check_bags, finite
+from carmil.bags.checking import check_bags, coordinates_line, finite, instance_labels_line, plausible
 from carmil.bags.conversion import converted, vanished_line
 from carmil.bags.finding import find_bags
 from carmil.bags.geometry import UNKNOWN
@@ -33,7 +33,6 @@ from carmil.bags.store import (
     is_store,
     open_store,
 )
-from carmil.bags.tables import an_example
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
@@ -129,7 +128,10 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
                 files["instance_labels"].write(part.instance_labels.numpy().tobytes())
             first = store.entries[members[group][0]]
             unit = None if isinstance(part.coordinate_unit, tuple) else part.coordinate_unit
-            entries.append(replace(first, id=group, rows=len(part.features), unit=unit, checksum=checksum(raw)))
+            truth = any(store.entries[i].truth for i in members[group])
+            entries.append(
+                replace(first, id=group, rows=len(part.features), unit=unit, truth=truth, checksum=checksum(raw))
+            )
         for file in files.values():
             file.close()
         facts = json.loads((store.path / "index.json").read_text(encoding="utf-8"))
@@ -353,9 +355,11 @@ def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str,
     entries = [done[place.source.id] for place in plan.places]
     if line := vanished_line({entry.id: entry.vanished for entry in entries}, dtype):
         say(line)
-    if line := _units_line(entries):
+    if line := coordinates_line({entry.id: entry.unit for entry in entries}):
         say(line)
-    if not all(entry.truth for entry in entries):
+    if line := instance_labels_line({entry.id: entry.truth for entry in entries}):
+        say(line)
+    if not any(entry.truth for entry in entries):
         (building / "instance_labels.bin").unlink(missing_ok=True)
     labels = {source.id: source.label for source in found.sources}
     if all(labels[entry.id] is not None for entry in entries):
@@ -377,23 +381,9 @@ def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str,
     write_text(building / "index.json", json.dumps(facts))
 
 
-def _units_line(entries: Sequence[Entry]) -> str | None:
-    """One sentence where not all slides have coordinates, or not in one unit."""
-    slides: dict[str | None, list[str]] = {}
-    for entry in entries:
-        slides.setdefault(entry.unit, []).append(entry.id)
-    if len(slides) == 1:
-        return None
-    parts = [
-        f"{plural(len(names), 'slide')} {'without any' if unit is None else f'in {unit}'} ({an_example(names)})"
-        for unit, names in sorted(slides.items(), key=lambda item: (item[0] is None, item[0] or ""))
-    ]
-    return f"coordinates differ between slides: {', '.join(parts)}; each slide keeps its own"
-
-
 def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
     try:
-        bag = finite(read_bag(place.source), place.source)
+        bag = plausible(finite(read_bag(place.source), place.source), place.source)
         if bag.features.shape != (place.rows, place.width):
             raise CarmilError(
                 f"{place.source.path} has changed: {bag.features.shape}, expected {(place.rows, place.width)}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,16 @@ from carmil.bags.labels import LabelTable, match
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Found, Header, Source
 from carmil.bags.store import ITEM_SIZE, Dtype, OnBag, Store, checksum
+from carmil.bags.tables import an_example
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
 from carmil.words import plural
+
+if TYPE_CHECKING:
+    from carmil.bags.bags import Unit
+
+FARTHEST = 1e9  # level-0 pixels or micrometres: no slide is nearly so large
+LARGEST_TILE = 1e6  # the same, the side of a tile: larger than any slide
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,8 @@ class Checked:
 def check_bags(
     found: Found, *, dtype: Dtype = "float16", workers: int | None = None, on_bag: OnBag = lambda done, total: None
 ) -> Checked:
-    """Read everything once and list what a build would refuse: unreadable, not finite, too large or too small for `dtype`, of
-    another width, encoder, pooling or tile geometry than most."""
+    """Read everything once and list what a build would refuse: unreadable, not finite, at impossible coordinates, too large or
+    too small for `dtype`, of another width, encoder, pooling or tile geometry than most."""
     problems: list[Problem] = []
     good: dict[str, _Looked] = {}
     jobs = ((source, (source, dtype)) for source in found.sources)
@@ -62,10 +69,14 @@ def check_bags(
             for bag, value in values.items()
             if (value.differs_from(usual) if isinstance(value, TileGeometry) else value != usual)
         ]
-    line = vanished_line({bag: looked.vanished for bag, looked in good.items()}, dtype)
+    remarks = (
+        vanished_line({bag: looked.vanished for bag, looked in good.items()}, dtype),
+        coordinates_line({bag: looked.unit for bag, looked in good.items()}),
+        instance_labels_line({bag: looked.truth for bag, looked in good.items()}),
+    )
     return Checked(
         tuple(sorted(problems, key=lambda problem: (problem.bag, problem.kind))),
-        () if line is None else (line,),
+        tuple(line for line in remarks if line is not None),
         {source.id: good[source.id].checksum for source in found.sources if source.id in good},
     )
 
@@ -118,6 +129,52 @@ def duplicates_line(checksums: Mapping[str, str]) -> str | None:
     )
 
 
+def coordinates_line(units: "Mapping[str, Unit | None]") -> str | None:
+    """One sentence where slides have no coordinates, or not all of them in one unit. units: by the slide's name."""
+    slides: dict[Unit | None, list[str]] = {}
+    for name, unit in units.items():
+        slides.setdefault(unit, []).append(name)
+    if list(slides) == [None]:
+        return f"no coordinates in {plural(len(units), 'slide')}: maps cannot be drawn onto slides"
+    if len(slides) < 2:
+        return None
+    parts = [
+        f"{plural(len(names), 'slide')} {'without any' if unit is None else f'in {unit}'} ({an_example(names)})"
+        for unit, names in sorted(slides.items(), key=lambda item: (item[0] is None, item[0] or ""))
+    ]
+    return f"coordinates differ between slides: {', '.join(parts)}; each slide keeps its own"
+
+
+def instance_labels_line(known: Mapping[str, bool]) -> str | None:
+    """One sentence where only some slides have instance labels. known: whether a slide has them, by its name."""
+    without = [name for name, has in known.items() if not has]
+    if len(without) in (0, len(known)):
+        return None
+    return (
+        f"{len(without)} of {plural(len(known), 'slide')} without instance labels ({an_example(without)}): "
+        "the truth about their instances is unknown"
+    )
+
+
+def plausible(bag: Bag, source: Source) -> Bag:
+    """The bag, if its coordinates and the size of its tiles can be those of a slide; else it is refused."""
+    if bag.coordinates is not None:
+        bad = ~(np.abs(bag.coordinates) < FARTHEST).all(axis=1)  # NaN is not below anything
+        if bad.any():
+            x, y = bag.coordinates[int(bad.argmax())].tolist()
+            raise CarmilError(
+                f"{source.path}: {plural(int(bad.sum()), 'tile')} of {len(bad):,} at impossible coordinates, first tile "
+                f"{int(bad.argmax())} at ({x:g}, {y:g}): expected numbers below {FARTHEST:g}; fix them, or write the features "
+                "without coordinates"
+            )
+    if bag.tile_size is not None and not 0 < bag.tile_size <= LARGEST_TILE:
+        raise CarmilError(
+            f"{source.path}: tiles of {bag.tile_size:g} {bag.coordinate_unit or 'level0_px'} (patch_size_level0, tile_size): "
+            f"expected a side above 0, at most {LARGEST_TILE:g}; fix it, or leave it out of the file"
+        )
+    return bag
+
+
 def finite(bag: Bag, source: Source) -> Bag:
     """The bag, if all its features are numbers; else it is refused."""
     bad = ~np.isfinite(bag.features).all(axis=1)
@@ -134,6 +191,8 @@ class _Looked:
     header: Header
     vanished: float
     checksum: str
+    unit: "Unit | None"
+    truth: bool
 
 
 def _looked_at(source: Source, dtype: str) -> _Looked | Problem:
@@ -142,10 +201,13 @@ def _looked_at(source: Source, dtype: str) -> _Looked | Problem:
         bag = read_bag(source)
         kind = "not finite"
         finite(bag, source)
+        kind = "coordinates"
+        plausible(bag, source)
         kind = "does not fit"
         stored = converted(bag, source, dtype)
     except CarmilError as error:
         return Problem(source.id, kind, str(error))
     rows, width = bag.features.shape
     header = Header(rows, width, str(bag.features.dtype), bag.encoder, bag.pooling, bag.geometry)
-    return _Looked(header, stored.vanished, checksum(stored.values.tobytes()))
+    known = bag.instance_labels is not None
+    return _Looked(header, stored.vanished, checksum(stored.values.tobytes()), bag.coordinate_unit, known)

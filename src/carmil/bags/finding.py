@@ -267,15 +267,20 @@ def _by_clam(folder: Path, folders: dict[str, Path]) -> Found | None:
     chosen, files = next(iter(kinds.items()))
     found = _in_files(files, "clam")
     assert found is not None
+    named = {source.id for source in found.sources}
+    rest = {name: path for name, path in kinds.get("pt_files", {}).items() if kind_of(path) and path.stem not in named}
+    only = _in_files(rest, "clam")
+    if only is not None:
+        found = replace(found, sources=(*found.sources, *only.sources))
     home = folders[chosen].parent
     patches = [place for place in (home / "patches", home.parent / "patches") if place.is_dir()]
     sources = tuple(replace(source, layout="clam", companions=_patches(patches, source.id)) for source in found.sources)
     said = [sentence for sentence in found.said if "no unit" not in sentence]
     if len(kinds) == 2:
         said.append("read h5_files, not pt_files: they have coordinates")
-        only = {path.stem for path in kinds["pt_files"].values()} - {source.id for source in sources}
-        if only:
-            said.append(f"left {plural(len(only), 'slide')} aside, in pt_files only: {some(sorted(only))}")
+    if only is not None:
+        names = some(sorted(source.id for source in only.sources))
+        said.append(f"read {plural(len(only.sources), 'slide')} from pt_files, not in h5_files: {names}")
     if without := [source.id for source in sources if not source.companions]:
         said.append(
             f"the size of a tile is unknown for {plural(len(without), 'slide')}: no file of patches was found beside"

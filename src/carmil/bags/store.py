@@ -5,7 +5,7 @@ STORE/
                           pooling and checksum
   features.bin            (n, d) row by row
   coordinates.bin         (n, 2) float32
-  instance_labels.bin     (n) int64, if the cohort has them
+  instance_labels.bin     (n) int64, if any bag has them
   labels.csv              if the cohort's own files know the labels
 
 `building` makes one of a cohort's files, `checking` looks for what is wrong with either.
@@ -22,6 +22,7 @@ import numpy as np
 from carmil.bags.geometry import TileGeometry, common_geometry
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
+from carmil.truth import UNKNOWN
 from carmil.untrusted import check_type, read_json
 
 if TYPE_CHECKING:
@@ -111,8 +112,12 @@ class Store:
                     places[offsets[i] : offsets[i + 1]] = np.nan
             coordinates = torch.from_numpy(places)
         truth = None
-        if all(entry.truth for entry in self.entries):
-            truth = torch.from_numpy(self._mapped("instance_labels.bin", np.int64, 1)).squeeze(-1)
+        if any(entry.truth for entry in self.entries):
+            known = self._mapped("instance_labels.bin", np.int64, 1)
+            for i, entry in enumerate(self.entries):
+                if not entry.truth:
+                    known[offsets[i] : offsets[i + 1]] = UNKNOWN
+            truth = torch.from_numpy(known).squeeze(-1)
         return Bags.trusted(
             features=torch.from_numpy(features).view(getattr(torch, self.dtype)),
             offsets=torch.from_numpy(offsets),
@@ -134,7 +139,7 @@ class Store:
             coordinate_unit=entry.unit,
             tile_size=entry.tile_size,
             encoder=entry.encoder,
-            instance_labels=None if bags.instance_labels is None else bags.instance_labels.numpy(),
+            instance_labels=None if not entry.truth or bags.instance_labels is None else bags.instance_labels.numpy(),
             pooling=entry.pooling,
             geometry=entry.geometry,
         )
@@ -206,6 +211,9 @@ def open_store(path: str | Path) -> Store:
         raise CarmilError(f"{path} was written by a newer carmil (store version {facts['version']}): update carmil")
     check_type(facts, _Index, f"{index} cannot be read", again)
     known = {field.name for field in fields(Entry)}
+    if not (path / "instance_labels.bin").is_file() and not all(entry["truth"] for entry in facts["bags"]):
+        for entry in facts["bags"]:  # carmil 0.1 kept instance labels only where all bags had them
+            entry["truth"] = False
     store = Store(
         path=path,
         dtype=facts["dtype"],
@@ -224,7 +232,7 @@ def open_store(path: str | Path) -> Store:
     if store.width < 1 or any(entry.rows < 1 for entry in store.entries) or len(set(store.ids)) != len(store.ids):
         raise CarmilError(f"{index} has a bag without rows, two of one name, or no features: {again}")
     sizes = {"features.bin": store.width * ITEM_SIZE[store.dtype], "coordinates.bin": 8}
-    if all(entry.truth for entry in store.entries):
+    if any(entry.truth for entry in store.entries):
         sizes["instance_labels.bin"] = 8
     for name, row in sizes.items():
         found = (path / name).stat().st_size if (path / name).is_file() else 0

@@ -80,16 +80,24 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
     from collections import Counter
     from statistics import median
 
+    from carmil.bags.arrays import some
     from carmil.bags.store import open_store
     from carmil.report.tables import ResultTable, print_tables
 
     found = open_store(store)
     sizes = [entry.rows for entry in found.entries]
     middle = f"{median(sizes):,.1f}".removesuffix(".0")
-    units = Counter(entry.unit or "none" for entry in found.entries)
+    units = Counter(entry.unit for entry in found.entries)
+    without = some(entry.id for entry in found.entries if entry.unit is None)
     coordinates = (
-        ", ".join(units) if len(units) == 1 else ", ".join(f"{u} ({plural(n, 'bag')})" for u, n in units.most_common())
+        next(iter(units)) or "none"
+        if len(units) == 1
+        else ", ".join(
+            f"{unit or 'none'} ({plural(n, 'bag')}{'' if unit else f': {without}'})" for unit, n in units.most_common()
+        )
     )
+    labelled = sum(entry.truth for entry in found.entries)
+    truth = {0: "no", len(found.entries): "yes"}.get(labelled, f"of {labelled} of {plural(len(found.entries), 'bag')}")
     lines = (
         ("bags", f"{len(found.entries):,}"),
         ("instances", f"{found.rows:,}; a bag {min(sizes):,} to {max(sizes):,}, median {middle}"),
@@ -98,7 +106,7 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
         ("pooling", found.pooling or "not known"),
         ("tiles", str(found.geometry)),
         ("coordinates", coordinates),
-        ("instance labels", "yes" if all(entry.truth for entry in found.entries) else "no"),
+        ("instance labels", truth),
         ("labels", "labels.csv" if found.labels else "none"),
         ("packed from", found.origin),
         ("empty slides", ", ".join(found.empty) or "none"),
@@ -124,15 +132,22 @@ def cohort_check(
 ) -> None:
     """Read everything once and list what is wrong; status 1 if anything is.
 
-    Missing, truncated or not finite features, values that --dtype cannot hold, another width, encoder or tile geometry than most,
-    slides without labels, labels without slides, and with labels the same features under two patients.
+    Missing, truncated or not finite features, impossible coordinates, values that --dtype cannot hold, another width, encoder or
+    tile geometry than most, slides without labels, labels without slides, and with labels the same features under two patients.
     Prints a table of the problems and changes nothing.
 
     Examples:
       carmil cohort check features_uni_v2
       carmil cohort check cohort --labels labels.csv
     """
-    from carmil.bags.checking import check_bags, check_labels, check_store, duplicates_line
+    from carmil.bags.checking import (
+        check_bags,
+        check_labels,
+        check_store,
+        coordinates_line,
+        duplicates_line,
+        instance_labels_line,
+    )
     from carmil.bags.finding import find_bags
     from carmil.bags.labels import read_labels
     from carmil.bags.store import is_store, open_store
@@ -144,6 +159,12 @@ def cohort_check(
             store = open_store(source)
             ids, problems = store.ids, check_store(store, on_bag=on_bag)
             checksums = store.checksums
+            for line in (
+                coordinates_line({entry.id: entry.unit for entry in store.entries}),
+                instance_labels_line({entry.id: entry.truth for entry in store.entries}),
+            ):
+                if line is not None:
+                    say(line)
         else:
             found = find_bags(source, truth=truth)
             for line in found.said:
