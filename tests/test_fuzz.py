@@ -39,9 +39,9 @@ def test_mutants_are_refused_in_one_line_or_accepted(name, seeds, tmp_path, alar
         cases = fuzz.Cases(TARGETS[name], seeds, tmp_path, seed=0)
         cases.read_good()
         results = {number: fuzz.tried(cases, number) for number in range(MUTANTS)}
-    failed = {number: found for number, found in results.items() if found[0] not in (fuzz.REFUSED, fuzz.ACCEPTED)}
+    failed = {number: found for number, found in results.items() if found.result not in (fuzz.REFUSED, fuzz.ACCEPTED)}
     assert not failed
-    assert any(found[0] == fuzz.REFUSED for found in results.values())
+    assert any(found.result == fuzz.REFUSED for found in results.values())
 
 
 def test_a_mutant_is_a_function_of_its_number(seeds, tmp_path):
@@ -59,8 +59,8 @@ def test_a_reader_that_raises_anything_else_is_a_failure(seeds, tmp_path, alarm)
 
     target = TARGETS["settings-yaml"]
     cases = fuzz.Cases(type(target)("settings-yaml", target.make, broken), seeds, tmp_path, seed=0)
-    result, words, _ = fuzz.tried(cases, 0)
-    assert result.startswith("KeyError at ") and words == "'x'"
+    found = fuzz.tried(cases, 0)
+    assert found.result.startswith("KeyError at ") and found.message == "'x'"
     assert (cases.work / "a" / "study.yaml").read_bytes() == cases.good["a"][Path("study.yaml")]
 
 

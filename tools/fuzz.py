@@ -66,7 +66,7 @@ def variants_of(target: Target, seeds: Path) -> list[Variant]:
     found = []
     for folder in sorted(path for path in made.iterdir() if path.is_dir()):
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        chosen = [path for path in files if not target.only or path.suffix in target.only]
+        chosen = [path for path in files if not target.only or {path.suffix, path.name} & {*target.only}]
         found.append(Variant(folder, tuple(path.relative_to(folder) for path in chosen)))
     return [variant for variant in found if variant.files]
 
@@ -112,8 +112,18 @@ class Cases:
         file.write_bytes(self.good[folder.name][file.relative_to(folder)])
 
 
-def tried(cases: Cases, number: int) -> tuple[str, str, float]:
-    """What became of a case: refused, accepted or the kind of failure; in words; and how long it took."""
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a case (refused, accepted or the kind of failure), its message, processor seconds and bytes of memory."""
+
+    result: str
+    message: str
+    seconds: float
+    memory: int
+
+
+def tried(cases: Cases, number: int) -> Outcome:
+    """Write a case's file, read it, and put the good file back."""
     folder, file, _ = cases.place(number)
     before, start = _reset_peak(), time.process_time()
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -133,11 +143,11 @@ def tried(cases: Cases, number: int) -> tuple[str, str, float]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     seconds = time.process_time() - start
-    grown = _peak() - before
-    if grown > BYTES:
-        result, words = "too much memory", f"{grown / 2**20:.0f} MiB"
+    memory = max(0, _peak() - before)
+    if memory > BYTES:
+        result, words = "too much memory", f"{memory / 2**20:.0f} MiB"
     cases.restore(folder, file)
-    return result, words, seconds
+    return Outcome(result, words, seconds, memory)
 
 
 def _late(*_: object) -> None:
@@ -195,7 +205,8 @@ def _work(name: str, seeds: Path, seed: int, first: int, end: int, pipe: Connect
 def fuzz(name: str, out: Path, *, mutants: int, seed: int) -> dict[str, Any]:
     """All cases of a target that have not been tried yet; the state is kept in OUT/NAME.json."""
     kept = out / f"{name}.json"
-    state: dict[str, Any] = {"seed": seed, "next": 0, "results": {}, "failures": [], "slowest": 0.0, "slowest_case": 0}
+    state: dict[str, Any] = {"seed": seed, "next": 0, "results": {}, "failures": []}
+    state |= {"slowest": 0.0, "slowest_case": 0, "largest": 0, "largest_case": 0}
     if kept.exists() and (known := json.loads(kept.read_text()))["seed"] == seed:
         state = known
     results = Counter(state["results"])
@@ -221,12 +232,13 @@ def fuzz(name: str, out: Path, *, mutants: int, seed: int) -> dict[str, Any]:
                 number, found = pipe.recv()
                 if found is None:
                     continue
-                result, words, seconds = found
-                results[result] += 1
-                if result not in (REFUSED, ACCEPTED):
-                    failed(number, result, words)
-                if seconds > state["slowest"]:
-                    state["slowest"], state["slowest_case"] = round(seconds, 2), number
+                results[found.result] += 1
+                if found.result not in (REFUSED, ACCEPTED):
+                    failed(number, found.result, found.message)
+                if found.seconds > state["slowest"]:
+                    state["slowest"], state["slowest_case"] = round(found.seconds, 2), number
+                if found.memory > state["largest"]:
+                    state["largest"], state["largest_case"] = found.memory, number
                 state["next"] = number + 1
                 if time.monotonic() - saved > 5:
                     keep()
@@ -254,15 +266,14 @@ def _keep_file(name: str, out: Path, seed: int, number: int) -> None:
 def table(states: dict[str, dict[str, Any]]) -> list[str]:
     """The table of docs/security.md."""
     lines = [
-        "| target | mutants | refused in one line | accepted | failures | slowest | seed |",
+        "| reader | mutants | refused in one line | accepted | failures | longest | largest memory |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, state in states.items():
         results = state["results"]
         cells = (state["next"], results.get(REFUSED, 0), results.get(ACCEPTED, 0), len(state["failures"]))
-        lines.append(
-            f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} | {state['slowest']:.1f} s | {state['seed']} |"
-        )
+        bounds = f"{state['slowest']:.1f} s | {state['largest'] / 2**20:.0f} MiB"
+        lines.append(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} | {bounds} |")
     return lines
 
 

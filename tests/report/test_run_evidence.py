@@ -10,6 +10,7 @@ import pytest
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
 from carmil.report.cases import decided
 from carmil.report.faithfulness_file import facts_of, read_judged
 from carmil.report.gallery import chosen
@@ -204,3 +205,64 @@ def test_what_was_found_comes_back_from_its_file_as_it_was(copied, said):
     written["weights"] = "others"
     path.write_text(json.dumps({"runs": [written]}))
     assert "run/faithfulness/faithfulness.json is not of the weights of this run" in report()
+
+
+def changed(path, place, value):
+    """Replace a value of a JSON file; `...` removes it."""
+    tree = json.loads(path.read_text())
+    holder = tree
+    for key in place[:-1]:
+        holder = holder[key]
+    if value is ...:
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = value
+    path.write_text(json.dumps(tree))
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (["concentration"], ..., "concentration is missing: expected an object"),
+        (["concentration", "attention_gini"], 3, "concentration.attention_gini is 3: expected an object"),
+        (["methods"], {}, "is of another run"),
+        (["run"], "0" * 16, "is of another run"),
+        (["counterfactual", "turned"], None, "counterfactual.turned is None: expected a whole number"),
+        (["searched", "class_shift", "matrix"], [[1]], "is of another run"),
+        (["truth", "class"], ..., "truth.class is missing: expected text"),
+    ],
+)
+def test_a_foreign_summary_of_evidence_is_refused_in_one_line(copied, place, value, words):
+    folder, report = copied
+    changed(folder / "evidence" / "summary.json", place, value)
+    with pytest.raises(CarmilError) as refused:
+        report()
+    assert "evidence/summary.json" in str(refused.value) and words in str(refused.value)
+
+
+@pytest.mark.finding(n=14)
+def test_a_foreign_explanation_is_refused_in_one_line(copied):
+    folder, report = copied
+    (folder / "evidence" / "explanation.json").write_text("[1, 2]")
+    with pytest.raises(
+        CarmilError, match=r"explanation\.json cannot be read: its content is a list: expected an object"
+    ):
+        report()
+
+
+@pytest.mark.finding(n=14)
+def test_a_foreign_faithfulness_file_is_named_in_the_report(copied, said):
+    folder, report = copied
+    said("faithfulness", str(folder), "--steps", "10", "--random-orders", "1", "--device", "cpu")
+    path = folder / "faithfulness" / "faithfulness.json"
+    good = path.read_text()
+    for place, value, words in (
+        (["runs", 0, "maps", 0, "figures"], {}, "randomisation of the map &#39;path&#39; is missing"),
+        (["runs", 0, "maps", 0, "auc"], [0.5], "its curves have different numbers of steps"),
+        (["runs", 0, "maps"], [], "maps or auc_of_twins is empty"),
+        (["runs", 0, "maps", 0, "deletion"], 3, "deletion is 3: expected an object"),
+    ):
+        path.write_text(good)
+        changed(path, place, value)
+        assert words in report()

@@ -7,6 +7,7 @@ import pytest
 import tifffile
 
 from carmil.errors import CarmilError
+from carmil.slides.annotations import read_annotations
 from carmil.slides.opening import is_slide, open_slide, slides_in
 
 
@@ -274,6 +275,8 @@ WIDTH, HEIGHT, TILE_WIDTH, TILE_OFFSETS, TILE_COUNTS = 256, 257, 322, 324, 325
         (WIDTH, {"value": 2**31}),
         (HEIGHT, {"value": 2**20}),
         (WIDTH, {"kind": 2}),
+        (WIDTH, {"kind": 11}),
+        (WIDTH, {"kind": 8, "value": 2**16 - 96}),
         (TILE_WIDTH, {"value": 0}),
         (TILE_WIDTH, {"value": 2**31 - 1}),
         (TILE_OFFSETS, {"count": 1}),
@@ -308,3 +311,24 @@ def test_tiles_that_openslide_could_not_hold_are_refused_before_it_ends_the_proc
         assert slide.read(0, 0, 160, 96, (10, 6)).shape == (6, 10, 3)
     with pytest.raises(CarmilError, match="stores tiles of 2147483647 x 32 pixels"):
         open_slide(with_tag(path, TILE_WIDTH, kind=4, value=2**31 - 1))
+
+
+def empty_pages(path, count, last):
+    """A TIFF of `count` pages without tags, of which the last is followed by page number `last` (None: by none)."""
+    offsets = [8 + 6 * i for i in range(count)]
+    following = [*offsets[1:], 0 if last is None else offsets[last]]
+    path.write_bytes(b"II*\0" + struct.pack("<I", 8) + b"".join(struct.pack("<HI", 0, one) for one in following))
+    return path
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("count", "last", "words"),
+    [(3, 1, "in a circle"), (150, 120, "in a circle"), (2000, None, "with more than 1,000 pages")],
+)
+def test_a_tiff_whose_pages_have_no_end_is_refused_in_one_line(tmp_path, count, last, words):
+    path = empty_pages(tmp_path / "a.tif", count, last)
+    with pytest.raises(CarmilError, match=f"a.tif is a TIFF {words}"):
+        open_slide(path)
+    with pytest.raises(CarmilError, match=f"a.tif is a TIFF {words}"):
+        read_annotations(path, width=100, height=100)

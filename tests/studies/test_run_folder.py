@@ -81,6 +81,12 @@ ODD = [
     ("models", [0, "lr"], -1.0, "a learning rate of -1.0"),
     ("models", [0, "point"], 7, "of other models than models.json"),
     ("models", [0, "threshold"], [], "threshold is a list: expected a number or null"),
+    ("models", [0, "threshold"], 5, "models.json: a threshold of 5: expected a probability, from 0 to 1"),
+    ("models", [0, "threshold"], -0.1, "models.json: a threshold of -0.1: expected a probability, from 0 to 1"),
+    ("models", [0, "abstain_below"], 7, "models.json: no answer below a confidence of 7"),
+    ("models", [0], ..., "models.json lists 5 models: expected 6, one per fold and seed of run.json"),
+    ("models", [3, "fold"], 1, "models.json lists two models of the same fold and seed"),
+    ("run", ["settings", "seeds"], 3, "models.json lists 6 models: expected 9, one per fold and seed of run.json"),
     ("models", [0, "settings"], [], "settings is a list"),
     ("models", [0, "threshold_said"], ..., "lacks"),
     ("metrics", ["level"], "fold", "level is 'fold': expected slide or patient"),
@@ -134,6 +140,7 @@ def test_a_run_with_json_that_cannot_be_read_is_refused_in_one_line(run, name, t
         lambda frame: frame.assign(fold=0.5),
         lambda frame: frame.assign(fold=0),
         lambda frame: frame.assign(fold=pd.Timestamp(0)),
+        lambda frame: frame.assign(fold=frame["fold"] + 7),
     ],
 )
 def test_predictions_of_other_columns_are_refused_in_one_line(run, change):

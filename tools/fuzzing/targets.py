@@ -30,7 +30,7 @@ CLASSES, WIDTH = ("a", "b"), 6
 
 @dataclass(frozen=True)
 class Target:
-    """`only`: the endings of the files that are changed; all, if there are none."""
+    """`only`: the endings or names of the files that are changed; all, if there are none."""
 
     name: str
     make: Callable[[Path], None]
@@ -432,6 +432,40 @@ def _make_evidence(folder: Path) -> None:
             (folder / "a" / f"{slide}.parquet").write_bytes((Path(name) / "evidence" / f"{slide}.parquet").read_bytes())
 
 
+def _make_evidence_figures(folder: Path) -> None:
+    """A run with the figures of `carmil explain` and `carmil faithfulness`."""
+    from carmil.report.faithfulness import write_faithfulness
+    from carmil.studies.explain import explain_run
+    from carmil.studies.faithfulness import judge_runs
+
+    _make_run(folder)
+    run = folder / "run"
+    how: dict[str, Any] = {"methods": (), "device": "cpu", "say": lambda line: None}
+    explain_run(run, None, bags=None, searched=True, **how)
+    judged = judge_runs([run], run / "faithfulness", steps=10, random_orders=1, **how)
+    write_faithfulness(judged, run / "faithfulness", command="carmil faithfulness")
+
+
+@cache
+def _run_and_cases(folder: Path) -> Any:
+    from carmil.report.cases import decided, one_row_per_slide
+    from carmil.studies.run_folder import read_run
+
+    run = read_run(folder)
+    return run, decided(run, one_row_per_slide(run))
+
+
+def _read_evidence_figures(folder: Path, file: Path) -> None:
+    """As the report of a run reads them. What is wrong with a file of faithfulness is written into the report."""
+    from carmil.report import run_evidence
+
+    run_evidence.gallery = lambda *_, **__: []  # type: ignore[assignment] # drawn from the slides' files, a target of their own
+    run_evidence.evidence_part(*_run_and_cases(folder))
+    found = run_evidence.faithfulness_part(_run_and_cases(folder)[0])
+    if isinstance(found, str):
+        raise CarmilError(found)
+
+
 def _read_evidence(folder: Path, file: Path) -> None:
     from carmil.maps.evidence_files import read_evidence
 
@@ -587,6 +621,7 @@ def _read_classifier(folder: Path, file: Path) -> None:
 
 
 _HEADS = (".json", ".parquet", ".safetensors", ".tsv")
+_FIGURES = ("summary.json", "explanation.json", "faithfulness.json")
 TARGETS = {
     target.name: target
     for target in (
@@ -607,6 +642,7 @@ TARGETS = {
         Target("stores", _make_store, _read_store),
         Target("runs", _make_run, _read_run, _HEADS),
         Target("evidence", _make_evidence, _read_evidence),
+        Target("evidence-figures", _make_evidence_figures, _read_evidence_figures, _FIGURES),
         Target("viewer-requests", _make_requests, _read_request),
         Target("mnist-idx", _make_idx, _read_idx),
         Target("encoder-weights", _make_weights, _read_weights),

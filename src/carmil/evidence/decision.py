@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
-from carmil.evidence.operating import answered
+from carmil.evidence.operating import ABOVE_ALL, answered
 
 NO_ANSWER = "no answer"
 
@@ -31,6 +31,10 @@ class Decision:
     def __post_init__(self) -> None:
         if self.threshold is not None and len(self.classes) != 2:
             raise CarmilError(f"a threshold for {len(self.classes)} classes: it belongs to two; leave it out")
+        if self.threshold is not None and not 0 <= self.threshold <= ABOVE_ALL:
+            raise CarmilError(f"a threshold of {self.threshold}: expected a probability, from 0 to 1")
+        if self.cut is not None and not 0 <= self.cut <= ABOVE_ALL:
+            raise CarmilError(f"no answer below a confidence of {self.cut}: expected a number from 0 to 1")
 
     def leading(self, probabilities: ArrayLike) -> NDArray[np.int64]:
         """(b) number of the class that leads in each row of (b, k): the answer, or what it would be without `cut`."""

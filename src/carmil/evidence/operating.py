@@ -14,6 +14,7 @@ from carmil.evidence.calibration import class_probabilities
 from carmil.evidence.statistics import finite_numbers, two_class_cases
 
 Floats = NDArray[np.float64]
+ABOVE_ALL = float(np.nextafter(1.0, 2.0))  # the threshold that even p = 1 does not reach
 
 RULES = {
     "balanced": "maximises balanced accuracy",
@@ -208,7 +209,7 @@ def _best(rule: Rule, labels: NDArray[np.bool_], p: Floats) -> float:
 def _candidates(p: Floats) -> Floats:
     """Sorted thresholds, one at least for every way to part the bags."""
     neighbours = np.unique([0.0, *p, 1.0])
-    return np.unique([0.0, 0.5, *_between(neighbours[:-1], neighbours[1:]), np.nextafter(1.0, 2.0)])
+    return np.unique([0.0, 0.5, *_between(neighbours[:-1], neighbours[1:]), ABOVE_ALL])
 
 
 def _between(low: Floats, high: Floats) -> Floats:

@@ -1,16 +1,17 @@
 """What `carmil faithfulness` found, as JSON has it, and read back for the report of the run."""
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from carmil.errors import CarmilError
 from carmil.studies.gathered import Curve
 from carmil.studies.run_folder import StudyRun, weights_key
+from carmil.studies.run_schema import Interval
 from carmil.studies.verdict import Followed, JudgedMap, JudgedRun
 from carmil.training.runs import numbers_again
+from carmil.untrusted import check_type, read_json, shown
 
 FILE = "faithfulness.json"
 
@@ -41,19 +42,74 @@ def facts_of(run: JudgedRun) -> dict[str, Any]:
     }
 
 
+class _Curve(TypedDict):
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
+class _Followed(TypedDict):
+    figures: dict[str, Interval]
+    deletion: _Curve
+    insertion: _Curve
+    auc: list[float | None]
+
+
+class _Map(_Followed):
+    method: str
+    learned: bool | None
+    weights_shuffled: _Followed
+
+
+class _Facts(TypedDict):
+    """One run of faithfulness.json, as `facts_of` writes it."""
+
+    name: str
+    run: str
+    weights: str
+    slides: int
+    rightly_answered: int
+    random_order: _Curve
+    random_order_auc: list[float | None]
+    auc_of_twins: list[float | None]
+    maps: list[_Map]
+
+
+class _File(TypedDict):
+    runs: list[_Facts]
+
+
 def read_judged(run: StudyRun, path: Path) -> JudgedRun:
     """What was found of this run. A file of another run, or of other weights, is refused."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        mine = [one for one in facts if (one["run"], one["weights"]) == (run.facts["key"], weights_key(run))]
-        if not mine:
-            raise CarmilError(f"{path} is not of the weights of this run: run `carmil faithfulness {run.name}` again")
-        return _judged(run, mine[0])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): run `carmil faithfulness {run.name}` again") from error
+    again = f"run `carmil faithfulness {run.name}` again"
+    held = read_json(path, again)
+    check_type(held, _File, f"{path} is not as `carmil faithfulness` writes it", again)
+    mine = [one for one in held["runs"] if (one["run"], one["weights"]) == (run.facts["key"], weights_key(run))]
+    if not mine:
+        raise CarmilError(f"{path} is not of the weights of this run: {again}")
+    if problem := _problem(mine[0]):
+        raise CarmilError(f"{path}: {problem}; {again}")
+    return _judged(run, mine[0])
 
 
-def _judged(run: StudyRun, facts: dict[str, Any]) -> JudgedRun:
+def _problem(facts: _Facts) -> str | None:
+    """What does not fit together in the facts of a run, in words."""
+    parts: list[_Followed] = [part for one in facts["maps"] for part in (one, one["weights_shuffled"])]
+    curves = [facts["random_order"], *(part[name] for part in parts for name in ("deletion", "insertion"))]
+    steps = {len(values) for curve in curves for values in (curve["mean"], curve["low"], curve["high"])}
+    steps |= {len(values) for values in (facts["random_order_auc"], *(part["auc"] for part in parts))}
+    if not parts or not facts["auc_of_twins"]:
+        return "maps or auc_of_twins is empty"
+    if len(steps) != 1 or min(steps) < 2:
+        return "its curves have different numbers of steps, or fewer than two"
+    for one in facts["maps"]:
+        for name in ("randomisation", "aopc_gain"):
+            if name not in one["figures"]:
+                return f"{name} of the map {shown(one['method'])} is missing"
+    return None
+
+
+def _judged(run: StudyRun, facts: _Facts) -> JudgedRun:
     maps = tuple(
         JudgedMap(
             **vars(_followed_again(one)),
@@ -85,7 +141,7 @@ def _followed(found: Followed) -> dict[str, Any]:
     }
 
 
-def _followed_again(facts: dict[str, Any]) -> Followed:
+def _followed_again(facts: _Followed) -> Followed:
     return Followed(
         numbers_again(facts["figures"]),
         _curve_again(facts["deletion"]),
@@ -98,5 +154,8 @@ def _curve(curve: Curve) -> dict[str, list[float]]:
     return {"mean": curve.mean.tolist(), "low": curve.low.tolist(), "high": curve.high.tolist()}
 
 
-def _curve_again(facts: dict[str, Any]) -> Curve:
-    return Curve(**{name: np.array(numbers_again(values), dtype=np.float64) for name, values in facts.items()})
+def _curve_again(facts: _Curve) -> Curve:
+    mean, low, high = (
+        np.array(numbers_again(values), dtype=np.float64) for values in (facts["mean"], facts["low"], facts["high"])
+    )
+    return Curve(mean, low, high)

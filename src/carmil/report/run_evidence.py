@@ -4,10 +4,9 @@ RUN/evidence and RUN/faithfulness are looked at only if they are whole and of th
 report says what to do. k classes.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from carmil.errors import CarmilError
 from carmil.report.cases import Cases
@@ -16,8 +15,10 @@ from carmil.report.faithfulness_file import FILE, read_judged
 from carmil.report.gallery import ShownSlide, gallery
 from carmil.report.tables import ResultTable
 from carmil.studies.run_folder import StudyRun, weights_key
+from carmil.studies.run_schema import EvidenceSummary
 from carmil.studies.summary import agreement_table
 from carmil.training.runs import numbers_again
+from carmil.untrusted import check_type, read_json
 
 CONCENTRATION = {"normalised_entropy": "entropy of log n", "gini": "Gini", "effective": "effective instances"}
 DIGITS = {"effective": 0}  # of a count
@@ -66,8 +67,9 @@ def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
         )
     if not (folder / "summary.json").is_file():
         return f"The evidence is begun and not whole: start `carmil explain {run.name}` again, with the words it had."
-    begun = _read(folder / "explanation.json")
-    asked = begun.get("settings", {})
+    begun = read_json(folder / "explanation.json", _again(folder))
+    check_type(begun, _Explanation, f"{folder / 'explanation.json'} cannot be read", _again(folder))
+    asked = begun["settings"]
     if (asked.get("run"), asked.get("weights"), begun.get("data")) != (
         run.facts["key"],
         weights_key(run),
@@ -82,7 +84,7 @@ def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
             f"{run.name}/evidence shows answers by another rule than this run's (carmil 0.1 took the most probable class): "
             f"remove it, and `carmil explain {run.name}` makes it anew."
         )
-    summary = numbers_again(_read(folder / "summary.json"))
+    summary = _read_summary(run, folder / "summary.json")
     on_a_plane = run.metrics["rule"] != "one-bag"  # a patient's slides would lie on top of each other
     return EvidencePart(
         summary,
@@ -139,8 +141,25 @@ def shifts(summary: dict[str, Any]) -> list[Shift]:
     return [Shift(WHICH[which], found["matrix"]) for which, found in there]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): remove {path.parent} and explain again") from error
+class _Explanation(TypedDict):
+    settings: dict[str, Any]
+    data: str
+
+
+def _read_summary(run: StudyRun, path: Path) -> dict[str, Any]:
+    """Read summary.json, if it is as `carmil explain` writes it and of this run."""
+    summary, again = read_json(path, _again(path.parent)), _again(path.parent)
+    check_type(summary, EvidenceSummary, f"{path} is not as `carmil explain` writes it", again)
+    matrices = [summary[which]["class_shift"]["matrix"] for which in WHICH if "class_shift" in summary.get(which, {})]
+    k = len(run.classes)
+    if (
+        summary["run"] != run.facts["key"]
+        or summary["evidence"] not in summary["methods"]
+        or any(len(matrix) != k or any(len(row) != k for row in matrix) for matrix in matrices)
+    ):
+        raise CarmilError(f"{path} is of another run: {again}")
+    return numbers_again(summary)
+
+
+def _again(folder: Path) -> str:
+    return f"remove {folder} and run `carmil explain` again"

@@ -71,11 +71,12 @@ def _values(mask: NDArray[Any], path: Path) -> NDArray[Any]:
 
 def _looked_at(path: Path, proportion: float) -> tuple[NDArray[Any], tuple[float, float]]:
     """Every so-and-so-many-th pixel, and how many of those the whole mask is high and wide."""
-    import tifffile
     import zarr
 
+    from carmil.slides.tiff_files import open_tiff
+
     try:
-        with tifffile.TiffFile(path) as file:
+        with open_tiff(path) as file:
             levels = file.series[0].levels
             level = next((i for i in reversed(range(len(levels))) if max(levels[i].shape[:2]) >= LONGEST), 0)
             height, width = _shape(levels[level], path)

@@ -1,6 +1,5 @@
 """Slides by tifffile: plain and pyramidal TIFF, OME-TIFF. A level is a page; a page is stored in segments (tiles or strips)."""
 
-import logging
 import xml.etree.ElementTree as ElementTree
 from collections import OrderedDict
 from math import prod
@@ -13,19 +12,17 @@ from carmil.errors import CarmilError
 from carmil.slides.microns import FileMpp, chosen_mpp, micrometres
 from carmil.slides.pyramid import Pyramid, over_white
 from carmil.slides.slide import Level, Picture
+from carmil.slides.tiff_files import open_tiff
 from carmil.untrusted import one_line_errors
 
 _LARGEST_SEGMENT = 1 << 28  # samples; a segment is always decoded whole
 _KEPT = 1 << 26  # bytes of decoded segments kept, since neighbouring tiles share them
 
-logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what it finds amiss, we say ourselves
-
 
 class TiffSlide(Pyramid):
     def __init__(self, path: Path, *, mpp: float | None = None) -> None:
         self.path = path
-        with one_line_errors(path, "is this TIFF whole?"):
-            self._file = tifffile.TiffFile(path)
+        self._file = open_tiff(path)
         self._file.filehandle.set_lock(True)
         self._lock = self._file.filehandle.lock  # tifffile's own: it too looks things up in the file, when first asked
         self._segments, self._bytes = OrderedDict[tuple[int, int], np.ndarray](), 0
@@ -122,6 +119,9 @@ class TiffSlide(Pyramid):
     def _checked(self, level: tifffile.TiffPageSeries) -> tifffile.TiffPage:
         """The page of a level, if it is one that can be shown as 8-bit RGB and all of it is in the file."""
         page = level.keyframe
+        sizes = (page.imagewidth, page.imagelength, page.samplesperpixel, *page.chunks)
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise CarmilError(f"{self.path} has a picture whose size is no positive whole number; is the file whole?")
         if problem := _unreadable(page):
             raise CarmilError(f"{self.path} {problem}: expected 8-bit RGB (or grayscale)")
         if prod(page.chunks) > _LARGEST_SEGMENT:

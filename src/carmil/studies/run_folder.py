@@ -28,6 +28,7 @@ from carmil.bags.geometry import TileGeometry
 from carmil.counterfactual import create_model
 from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
+from carmil.evidence.decision import Decision
 from carmil.files import whole_file, write_text
 from carmil.models.contract import BagModel
 from carmil.models.standardised import Standardised
@@ -38,6 +39,7 @@ from carmil.training.protocol import GridPoint, Trained
 from carmil.training.runs import config_key, machine, plain
 from carmil.untrusted import check_type, one_line_errors, read_json
 from carmil.weights import write_tensors
+from carmil.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -232,6 +234,13 @@ def _check_models(models: list[ModelFacts], facts: RunFacts, path: Path) -> None
     if not models:
         raise CarmilError(f"{path} lists no model: {_TRAIN_AGAIN}")
     inner, seeds = 1 + max(model["inner"] for model in models), {model["seed"] for model in models}
+    expected = len(facts["splits"][0]) * facts["settings"]["seeds"]
+    if len(models) != expected:
+        raise CarmilError(
+            f"{path} lists {plural(len(models), 'model')}: expected {expected}, one per fold and seed of run.json; {_TRAIN_AGAIN}"
+        )
+    if len({(model["fold"], model["inner"], model["seed"]) for model in models}) != len(models):
+        raise CarmilError(f"{path} lists two models of the same fold and seed: {_TRAIN_AGAIN}")
     for model in models:
         if min(model[name] for name in ("fold", "inner", "seed", "point", "best_epoch")) < 0 or model["seed"] >= 2**32:
             raise CarmilError(f"{path}: a fold, seed, point or epoch is outside its range: {_TRAIN_AGAIN}")
@@ -240,6 +249,10 @@ def _check_models(models: list[ModelFacts], facts: RunFacts, path: Path) -> None
         two = ("validation_sensitivity", "validation_specificity", "threshold_said")
         if len(facts["classes"]) == 2 and not all(name in model for name in two):
             raise CarmilError(f"{path} lacks {' or '.join(two)} of a model: {_TRAIN_AGAIN}")
+        try:
+            Decision(tuple(facts["classes"]), model["threshold"], model["abstain_below"])
+        except CarmilError as error:
+            raise CarmilError(f"{path}: {error}; {_TRAIN_AGAIN}") from None
 
 
 def _check_metrics(metrics: Metrics, path: Path) -> None:
@@ -285,6 +298,9 @@ def _check_predictions(frame: "pd.DataFrame", run: StudyRun, path: Path) -> None
     folds = np.unique(frame["fold"]).tolist()
     if folds != sorted({line["fold"] for line in run.metrics["by_fold"]}):
         raise CarmilError(f"{path} has other folds than metrics.json: {_TRAIN_AGAIN}")
+    tested = (1 + max(model["fold"] for model in run.models)) * len(run.facts["splits"])
+    if not 0 <= folds[0] <= folds[-1] < tested:
+        raise CarmilError(f"{path} has folds that no model was tested on: expected 0 to {tested - 1}; {_TRAIN_AGAIN}")
 
 
 def weights_key(run: StudyRun) -> str:

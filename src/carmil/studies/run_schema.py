@@ -90,3 +90,38 @@ class Learning(TypedDict):
     validation: list[list[float | None]]
     best_epoch: list[int]
     epochs_run: list[int]
+
+
+class CounterfactualSummary(TypedDict):
+    """How a counterfactual moved the answers of all slides. class_shift is absent where labels are unknown."""
+
+    turned: int
+    class_shift: NotRequired["ClassShift"]
+    distance: NotRequired[Interval]
+    attention_moved: NotRequired[Interval]
+    carriers: NotRequired[Interval]
+    reached: NotRequired[Interval]
+
+
+class ClassShift(TypedDict):
+    """matrix (k, k)."""
+
+    matrix: list[list[int]]
+
+
+# By map, then by measure. `class` is a word of Python, so this type is not written as a class.
+EvidenceTruth = TypedDict("EvidenceTruth", {"class": str, "agreement": dict[str, dict[str, Interval]]})
+
+
+class EvidenceSummary(TypedDict):
+    """evidence/summary.json."""
+
+    run: str
+    slides: int
+    evidence: str
+    methods: dict[str, str]
+    concentration: dict[str, Interval]
+    counterfactual: NotRequired[CounterfactualSummary]
+    searched: NotRequired[CounterfactualSummary]
+    correlations: NotRequired[dict[str, dict[str, Interval]]]
+    truth: NotRequired[EvidenceTruth]

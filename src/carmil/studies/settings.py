@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
-from carmil.untrusted import check_type, one_line_errors, shown
+from carmil.untrusted import check_type, shown
 
 Many = float | list[float]
 # Where a study is computed and written: no part of what it finds.
@@ -121,26 +121,28 @@ _MEANT = {"bags": "a store or a folder of features", "out": "a folder for the ru
 
 def read_settings(path: Path) -> dict[str, Any]:
     """A YAML file's keys and values."""
-    import yaml
+    from carmil.studies.yaml_files import read_yaml
 
-    with one_line_errors(path, "expected YAML with lines such as 'model: car/abmil.gated'"):
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    given = read_yaml(path, expected="lines such as 'model: car/abmil.gated'")
     _check_size(given, path)
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise CarmilError(f"{path}: expected lines such as 'model: car/abmil.gated'")
-    return {plain_name(name): value for name, value in given.items()}
+    plain: dict[str, Any] = {}
+    for name, value in given.items():
+        if plain_name(name) in plain:
+            raise CarmilError(f"{path} gives {shown(name)} twice, spelled in two ways: keep one of them")
+        plain[plain_name(name)] = value
+    return plain
 
 
 def _check_size(given: Any, path: Path) -> None:
-    """Refuse what repeats itself through aliases, is nested deeply, or holds numbers that nothing can have."""
+    """Refuse what repeats itself through aliases."""
     waiting, count = [given], 0
     while waiting:
         value = waiting.pop()
         count += 1
         if count > MOST_VALUES:
             raise CarmilError(f"{path} holds more than {MOST_VALUES:,} values, or repeats itself: expected settings")
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise CarmilError(f"{path} holds a whole number of more than 18 digits: expected settings")
         if isinstance(value, dict | list | tuple | set):
             waiting += [*value, *value.values()] if isinstance(value, dict) else value
 
