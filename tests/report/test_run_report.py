@@ -114,13 +114,13 @@ def _rules(run):
 
 
 def _answers_by_hand(run):
-    """(truth, answer, p) of the patients: the mean over slides and seeds, at the median of the fold's thresholds."""
+    """(truth, answer, p) of the patients: the mean over slides and seeds, at the mean of the fold's thresholds."""
     frame = pd.read_parquet(run.folder / "predictions.parquet")
     models = json.loads((run.folder / "models.json").read_text())
     positive = run.classes[1]
     found = []
     for (fold, _), part in frame.groupby(["fold", "patient"]):
-        at = np.median([model["threshold"] for model in models if model["fold"] == fold])
+        at = np.mean([model["threshold"] for model in models if model["fold"] == fold])
         p = part[f"p_{positive}"].mean()
         found.append((part["label"].iloc[0] == positive, p >= at, p))
     return (np.array(column) for column in zip(*found, strict=True))

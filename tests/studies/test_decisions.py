@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from carmil.evidence.decision import Decision
 from carmil.report.run import write_report
-from carmil.studies.decisions import RULE, decision_of
+from carmil.studies.decisions import RULE, decision_of, decision_together
 from carmil.studies.explain import explain_run
 from carmil.studies.external import evaluate, predict_bags
 from carmil.studies.run_folder import read_run
@@ -67,7 +68,7 @@ def test_report_viewer_explain_predict_and_evaluate_give_one_answer_for_one_slid
     expected = {}
     for slide, p in mean["p_b"].items():
         fold = frame.loc[frame["slide"] == slide, "fold"].iloc[0]
-        at = np.median([model["threshold"] for model in run.models if model["fold"] == fold])
+        at = np.mean([model["threshold"] for model in run.models if model["fold"] == fold])
         expected[slide] = "b" if p >= at else "a"
     most_probable = {slide: "b" if row["p_b"] > row["p_a"] else "a" for slide, row in mean.iterrows()}
     assert sum(expected[slide] != most_probable[slide] for slide in expected) > 2  # the threshold matters
@@ -89,13 +90,13 @@ def test_report_viewer_explain_predict_and_evaluate_give_one_answer_for_one_slid
 
 
 @pytest.mark.finding(n=2)
-def test_new_slides_have_one_answer_by_the_median_threshold_of_all_models(study, tmp_path):
+def test_new_slides_have_one_answer_by_the_mean_threshold_of_all_models(study, tmp_path):
     folder, _ = study
     new = make_files(tmp_path, patients=6, slides=1, seed=7)
     for path in new.features.glob("*.npy"):
         path.rename(path.with_name(f"new{path.name}"))
     told = predict_bags(folder / "run", new.features, tmp_path / "predict", device="cpu", say=quiet)
-    at = float(np.median([model["threshold"] for model in read_run(folder / "run").models]))
+    at = float(np.mean([model["threshold"] for model in read_run(folder / "run").models]))
     assert told["answer"].tolist() == ["b" if p >= at else "a" for p in told["p_b"]]
     assert set(told["models"]) == {4}
     asked = {"methods": (), "searched": False, "device": "cpu", "say": quiet}
@@ -104,12 +105,36 @@ def test_new_slides_have_one_answer_by_the_median_threshold_of_all_models(study,
 
 
 @pytest.mark.finding(n=2)
+def test_models_that_agree_are_not_overruled_by_their_joint_threshold():
+    classes = ("a", "b")
+    each = [Decision(classes, at, 0.01) for at in (0.1, 0.2, 0.9)]
+    p = np.array(
+        [[0.85, 0.15], [0.75, 0.25], [0.05, 0.95]]
+    )  # each model answers b; the median threshold is 0.2, the mean 0.4
+    assert [one.answer(row) for one, row in zip(each, p, strict=True)] == ["b"] * 3
+    assert decision_together(each).answer(p.mean(0)) == "b"
+    low = np.array(
+        [[0.92, 0.08], [0.82, 0.18], [0.2, 0.8]]
+    )  # each answers a; the mean of p, 0.353, is above the median
+    assert [one.answer(row) for one, row in zip(each, low, strict=True)] == ["a"] * 3
+    assert decision_together(each).answer(low.mean(0)) == "a"
+    assert decision_together([Decision(classes, 0.1)] * 3).threshold == 0.1
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        models = [Decision(classes, at, cut) for at, cut in zip(rng.random(4), 0.2 * rng.random(4), strict=True)]
+        second = rng.random(4)
+        answers = {one.answer([1 - q, q]) for one, q in zip(models, second, strict=True)}
+        if len(answers) == 1:
+            assert {decision_together(models).answer([1 - second.mean(), second.mean()])} == answers
+
+
+@pytest.mark.finding(n=2)
 def test_every_table_of_answers_has_the_rule(study, tmp_path):
     folder, files = study
     run = read_run(folder / "run")
     rule = decision_of(run).rule
     assert re.fullmatch(
-        r"b if p\(b\) >= [\d.]+, else a \(median of the thresholds of 4 models, each chosen for balanced accuracy on "
+        r"b if p\(b\) >= [\d.]+, else a \(mean of the thresholds of 4 models, each chosen for balanced accuracy on "
         r"validation patients; slides use the same\)",
         rule,
     )

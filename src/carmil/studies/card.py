@@ -234,12 +234,12 @@ def answer_rule(run: StudyRun) -> str:
             if chosen.name != "fixed"
             else "given, the same for every model"
         )
-        several = " (the median, where several models answer together by their mean probability)"
+        several = " (the mean, where several models answer together by their mean probability)"
         rule = f"“{run.classes[1]}” if its probability is at least the threshold, {how}{several}"
         if level == "patient" and run.metrics["rule"] != "one-bag":
             rule += "; slides use the threshold of their patients"
     rule += "; a slide is answered by the models that were tested on it"
-    withheld = f"; no answer below the confidence of {share:.0%} of the validation cases, the median again"
+    withheld = f"; no answer below the confidence of {share:.0%} of the validation cases, the mean again"
     return rule + (withheld if share else "")
 
 

@@ -1,12 +1,14 @@
 """The decision rule of a run's models, and tables of answers that follow it.
 
 A slide of the run's own cohort is decided by the models that were tested on it, a new slide by all models: the mean of their
-probabilities, and the median of the thresholds and of the confidences below which there is no answer that each of them chose on
-its validation bags.
+probabilities is compared with the mean of the thresholds, and of the confidences below which there is no answer, that each of
+them chose on its validation bags. The mean of p - threshold has the sign that all models agree on, so that no answer overrules
+all of the models; the mean of p beside the median of the thresholds could.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import mean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,10 +42,10 @@ def decision_of(run: StudyRun, models: Sequence[int] | None = None) -> Decision:
 
 
 def decision_together(each: Sequence[Decision]) -> Decision:
-    """The rule of models that answer by the mean of their probabilities: the median of their thresholds and cuts."""
+    """The rule of models that answer by the mean of their probabilities: the mean of their thresholds and cuts."""
     thresholds = [one.threshold for one in each if one.threshold is not None]
     cuts = [one.cut for one in each if one.cut is not None]
-    threshold, cut = (float(np.median(values)) if values else None for values in (thresholds, cuts))
+    threshold, cut = (mean(values) if values else None for values in (thresholds, cuts))  # exact: equal ones stay equal
     return replace(each[0], threshold=threshold, cut=cut)
 
 
@@ -107,7 +109,7 @@ def origin_of(rule: str, thresholds: Sequence[float | None], *, level: str, pati
         return "threshold given"
     chosen = f"chosen for {parsed.words} on validation {level}s"
     if len(set(thresholds)) > 1:
-        chosen = f"median of the thresholds of {len(thresholds)} models, each {chosen}"
+        chosen = f"mean of the thresholds of {len(thresholds)} models, each {chosen}"
     else:
         chosen = f"threshold {chosen}"
     return chosen + ("; slides use the same" if level == "patient" and patients != "one-bag" else "")

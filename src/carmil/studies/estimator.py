@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
@@ -62,7 +63,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
     `standardise` scales every feature by its mean and deviation in the training bags, as `carmil train --standardise` does.
 
     Of two classes `predict` answers `classes_[1]` where its probability is at least `threshold_`, as `carmil train` does: chosen
-    on the validation bags by the rule `threshold` (balanced, f1, sensitivity=0.95, specificity=0.9), the median over the seeds.
+    on the validation bags by the rule `threshold` (balanced, f1, sensitivity=0.95, specificity=0.9), the mean over the seeds.
     `decision_.rule` says it in words. threshold="0.5" answers as scikit-learn's own classifiers do; to choose a threshold
     elsewhere, wrap the classifier in scikit-learn's FixedThresholdClassifier, which looks at `predict_proba` alone. Of more
     classes the answer is the most probable.
@@ -245,11 +246,11 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return build(asked, self.n_features_in_, len(self.classes_))
 
     def _chosen(self, bags: Bags, labels: np.ndarray, validation: Tensor, rule: Rule) -> float | None:
-        """The threshold of two classes on the validation bags: the median of those of the seeds."""
+        """The threshold of two classes on the validation bags: the mean of those of the seeds."""
         if len(self.classes_) != 2:
             return None
         p = predict(self.population_, bags, chosen=validation, maps=False).probabilities[..., 1].double().cpu().numpy()
-        return float(np.median([threshold(labels[validation.numpy()], each, rule).threshold for each in p]))
+        return mean(threshold(labels[validation.numpy()], each, rule).threshold for each in p)
 
     def _decide_by(self, at: float | None) -> None:
         rule = Rule.parse(str(self.threshold))
