@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from carmil.evidence.decision import Decision
 from carmil.maps.colours import colour_of
 from carmil.maps.evidence_files import ABOUT
 from carmil.report.cases import Cases
@@ -24,7 +25,8 @@ def cases_of(p, truth, slides=None):
     p, truth = np.asarray(p, dtype=np.float64), np.asarray(truth)
     names = [f"s{i}" for i in range(len(p))] if slides is None else slides
     frame = pd.DataFrame({"slide": names})
-    return Cases(frame, p, truth, p.argmax(1), np.ones(len(p), dtype=bool), ())
+    rule = Decision(tuple("abcde"[: p.shape[1]]))
+    return Cases(frame, p, truth, p.argmax(1), np.ones(len(p), dtype=bool), (rule,) * len(p))
 
 
 def two(p, truth, slides=None):
@@ -48,6 +50,14 @@ def test_of_each_class_the_surest_right_and_wrong_answers_are_chosen():
     truth = [0, 0, 0, 1, 1, 1, 1, 1, 1]
     p = [0.1, 0.2, 0.9, 0.4, 0.3, 0.95, 0.9, 0.8, 0.7]
     assert chosen(two(p, truth)) == [0, 1, 2, 5, 6, 7, 4, 3]  # the fourth right answer of class 1 has no room
+
+
+@pytest.mark.finding(n=2)
+def test_the_surest_answers_are_those_farthest_from_the_threshold_of_their_fold():
+    cases = two([0.92, 0.6, 0.5, 0.45], [1, 1, 1, 1])
+    rules = tuple(Decision(CLASSES, at) for at in (0.9, 0.1, 0.2, 0.3))  # margins 0.02, 0.5, 0.3 and 0.15
+    answers = np.array([1, 1, 1, 1])
+    assert chosen(Cases(cases.frame, cases.p, cases.truth, answers, cases.sure, rules)) == [1, 2, 3]
 
 
 def test_there_are_never_more_than_twelve_and_every_kind_comes_once_before_any_twice():
@@ -84,7 +94,7 @@ def test_the_answer_by_the_threshold_chooses_whose_evidence_is_drawn(tmp_path):
     columns = {"x": [0, 1], "y": [0, 0], "evidence_a": [1.0, -1.0], "evidence_b": [-1.0, 1.0]}
     write_evidence(tmp_path, "s0", columns)
     cases = two([0.8], [1])
-    below = Cases(cases.frame, cases.p, cases.truth, np.array([0]), cases.sure, ())
+    below = Cases(cases.frame, cases.p, cases.truth, np.array([0]), cases.sure, (Decision(CLASSES, 0.9),))
     (shown,) = gallery(below, CLASSES, tmp_path, on_a_plane=True)
     assert (shown.answer, shown.right, shown.maps[0].title) == ("a", False, "evidence for a")
 

@@ -10,7 +10,8 @@ import pytest
 
 from carmil.evidence.decision import Decision
 from carmil.report.run import write_report
-from carmil.studies.decisions import RULE, decision_of, decision_together
+from carmil.studies import card
+from carmil.studies.decisions import JOINT, RULE, decision_of, decision_together
 from carmil.studies.explain import explain_run
 from carmil.studies.external import evaluate, predict_bags
 from carmil.studies.run_folder import read_run
@@ -155,6 +156,25 @@ def test_every_table_of_answers_has_the_rule(study, tmp_path):
         row["rule"] for row in json.loads(Answers(read_cases(folder / "run"), SlideFiles(None, ())).cohort())["cases"]
     } == of_folds
     assert {"answer", RULE} <= set(run.predictions())
+
+
+@pytest.mark.finding(n=2)
+def test_predictions_of_train_have_the_answer_of_each_model_and_the_joint_answer(tmp_path):
+    files = make_files(tmp_path, patients=8, slides=1)
+    for reshuffle in (False, True):
+        folder = tmp_path / f"run{reshuffle}"
+        run_study(files.settings(folder, folds=2, seeds=2, epochs=3, reshuffle=reshuffle), say=quiet)
+        run, frame = read_run(folder), pd.read_csv(folder / "predictions.csv")
+        for row in frame.itertuples():
+            pairs = zip(card.tested_folds(run), run.models, strict=True)
+            (model,) = [model for fold, model in pairs if (fold, model["seed"]) == (row.fold, row.seed)]
+            assert row.answer == ("b" if row.p_b >= model["threshold"] else "a")
+        assert frame[RULE].str.startswith("this model alone: b if p(b) >= ").all()
+        assert frame.groupby("slide")[JOINT].nunique().eq(1).all()
+        assert dict(zip(frame["slide"], frame[JOINT], strict=True)) == in_report(run, tmp_path)
+    run_study(files.settings(tmp_path / "one", folds=2, seeds=1, epochs=3), say=quiet)
+    one = read_run(tmp_path / "one").predictions()
+    assert JOINT not in one and one[RULE].str.startswith("b if p(b) >= ").all()
 
 
 @pytest.mark.finding(n=2)

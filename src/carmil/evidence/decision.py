@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
-from carmil.evidence.operating import ABOVE_ALL, answered
+from carmil.evidence.operating import ABOVE_ALL, answered, confidence
 
 NO_ANSWER = "no answer"
 
@@ -40,6 +40,11 @@ class Decision:
         """(b) number of the class that leads in each row of (b, k): the answer, or what it would be without `cut`."""
         p = np.asarray(probabilities, dtype=np.float64)
         return p.argmax(1) if self.threshold is None else (p[:, 1] >= self.threshold).astype(np.int64)
+
+    def margins(self, probabilities: ArrayLike) -> NDArray[np.float64]:
+        """(b) how far each row of (b, k) is from another answer: from the threshold, or from the second most probable class."""
+        p = np.asarray(probabilities, dtype=np.float64)
+        return confidence(p if self.threshold is None else p[:, 1], self.threshold) if len(p) else np.zeros(0)
 
     def confident(self, probabilities: ArrayLike) -> NDArray[np.bool_]:
         """(b) whether an answer is given for each row of (b, k)."""

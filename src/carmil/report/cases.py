@@ -52,6 +52,12 @@ class Cases:
         return [classes[leading] if sure else NO_ANSWER for leading, sure in pairs]
 
     @property
+    def margin(self) -> NDArray[np.float64]:
+        """(c) how far each case is from another answer by its own rule: thresholds differ between folds."""
+        pairs = zip(self.decisions, self.p, strict=True)
+        return np.array([decision.margins(p[None])[0] for decision, p in pairs])
+
+    @property
     def confusion(self) -> NDArray[np.int64]:
         """(k, k) cases by truth, then the class that leads."""
         return confusion(self.truth, self.answer, self.p.shape[1])

@@ -1,4 +1,4 @@
-"""Slides with their maps, small: of each class the surest right and the surest wrong answers.
+"""Slides with their maps, small: of each class the right and the wrong answers farthest from the threshold.
 
 n instances of one slide, c cases, k classes. Of the evidence only the files of the slides that are shown are read.
 """
@@ -83,9 +83,10 @@ def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: b
 def chosen(cases: Cases) -> list[int]:
     """At most MOST cases in the order of the classes, right ones first; a slide of several divisions once.
 
-    In turns: the surest of every kind, then the second of every kind. Where not all kinds have room, the surest have.
+    In turns: the surest of every kind, then the second of every kind. Where not all kinds have room, the surest have. Surest is
+    what is farthest from another answer by its own rule.
     """
-    sure = cases.p[np.arange(len(cases.p)), cases.answer]
+    sure = cases.margin
     kinds: dict[tuple[int, bool], list[int]] = {}
     seen: set[str] = set()
     for i in np.argsort(-sure, kind="stable").tolist():

@@ -16,7 +16,7 @@ from carmil.files import write_text
 from carmil.studies.answers import ATTENTION, answered, by_patient, numbers, probabilities
 from carmil.studies.cautions import readings
 from carmil.studies.cohort import Cohort, Material
-from carmil.studies.decisions import RULE, origin_of
+from carmil.studies.decisions import JOINT, RULE, joint_answers, origin_of
 from carmil.studies.figures import (
     MEAN_OVER_FOLDS,
     calibration,
@@ -145,6 +145,9 @@ def _tested(
         lines.append({"fold": group.fold, "seed": group.seed, **({} if at is None else {"threshold": at}), **figures})
         frames.append(frame)
     frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)
+    if frame["slide"].duplicated().any():  # several seeds, or divisions into folds
+        frame[RULE] = "this model alone: " + frame[RULE]
+        frame[JOINT] = joint_answers(frame, decisions)
     judged = _judged_by(frame, cohort, settings)
     rules = [decisions[fold, seed] for fold, seed in zip(judged["fold"], judged["seed"], strict=True)]
     together = _judged_by(mean_over_seeds(frame, cohort.classes), cohort, settings)

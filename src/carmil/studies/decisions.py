@@ -6,7 +6,7 @@ them chose on its validation bags. The mean of p - threshold has the sign that a
 all of the models; the mean of p beside the median of the thresholds could.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RULE = "answer_rule"  # the column that holds the rule of each answer
+JOINT = "joint_answer"  # beside the answers of single models: that of all models that were tested on the slide
 MOST = 3  # rules on a terminal
 
 
@@ -47,6 +48,16 @@ def decision_together(each: Sequence[Decision]) -> Decision:
     cuts = [one.cut for one in each if one.cut is not None]
     threshold, cut = (mean(values) if values else None for values in (thresholds, cuts))  # exact: equal ones stay equal
     return replace(each[0], threshold=threshold, cut=cut)
+
+
+def joint_answers(frame: "pd.DataFrame", decisions: Mapping[tuple[int, int], Decision]) -> "pd.Series":
+    """What all models together answer for the slide of each row. frame: one row per slide, fold and seed; decisions: by these."""
+    rules = [decisions[key] for key in zip(frame["fold"], frame["seed"], strict=True)]
+    found = {}
+    for slide, rows in frame.groupby("slide", sort=False).indices.items():
+        joint = decision_together([rules[row] for row in rows])
+        found[slide] = joint.answer(frame[columns(joint.classes)].to_numpy(dtype=np.float64)[rows].mean(0))
+    return frame["slide"].map(found)
 
 
 def decided_answers(run: StudyRun, bags: Bags, subjects: Sequence[Subject], device: str) -> "pd.DataFrame":

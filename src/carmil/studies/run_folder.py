@@ -7,7 +7,8 @@ checkpoint.parts       the parts that have ended and those begun; both gone when
 weights.safetensors    every parameter of the models that were kept, stacked
 models.json            which fold and seed each of them is of, its epoch, hyper-parameters, threshold
 history.json           learning curves of all models
-predictions.parquet    what is answered for every slide by the fold in which it was tested; its maps' AUPRC+, where that is known
+predictions.parquet    the answer to every slide by the fold in which it was tested, one row per seed, and that of several seeds
+                       together (joint_answer); its maps' AUPRC+, where that is known
 predictions.csv        the same for a spreadsheet
 metrics.json           figures; written last: a run that has it is finished
 evidence, faithfulness what `carmil explain` and `carmil faithfulness` found, if they were asked
