@@ -26,6 +26,15 @@ def test_what_was_written_is_read(tmp_path):
     assert found.maps()
 
 
+@pytest.mark.finding(n=3)
+def test_maps_of_a_file_are_judged_over_its_classes_whichever_is_asked_for(tmp_path):
+    both = {"evidence_a": [5.0, -5.0], "evidence_b": [5.001, -5.001]}
+    (one,) = read_evidence(write(tmp_path / "s.parquet", **both)).maps(["b"])
+    assert one.apart == pytest.approx(0.002) and one.negligible
+    (one,) = read_evidence(write(tmp_path / "t.parquet")).maps(["a"])
+    assert one.apart == 4 and not one.negligible
+
+
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize(
     ("told", "others", "words"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from carmil.maps.tile_maps import TileMap, leading_map, limits, scaled, tile_maps
+from carmil.maps.tile_maps import TileMap, leading_map, limits, logits_apart, scaled, tile_maps
 
 
 def test_min_max_keeps_proportions_and_zero_stays_where_it_was():
@@ -49,7 +49,7 @@ def test_attention_after_the_softmax_is_a_weight_and_before_it_a_score():
     assert scores.scaling("minmax").startswith("from the lowest to the highest value")
     assert limits(scores, "minmax") == ("(−3)", "(1)") and scores.shades("minmax").tolist() == [0, 1]
     (weights, *_) = tile_maps({"factual": values})
-    assert weights.scaling("minmax").startswith("from 0 to the highest weight")
+    assert weights.scaling("minmax").startswith("from 0 to the largest weight")
     assert limits(weights, "minmax") == ("(0)", "(0.8)") and weights.shades("minmax").tolist() == [0.25, 1]
 
 
@@ -65,6 +65,37 @@ def test_a_negligible_or_constant_map_is_not_stretched_over_the_colours():
     assert uniform.even and (uniform.shades("minmax") > 0.99).all() and (uniform.shades("rank") == 0).all()
     (one_tile,) = tile_maps({"DCIS": np.array([0.0, 0.0, 0.02])})
     assert not one_tile.negligible and one_tile.shades("minmax").tolist() == [0, 0, 1]
+
+
+@pytest.mark.finding(n=3)
+def test_evidence_is_negligible_by_the_difference_between_classes_not_by_one_class_alone():
+    large, small = np.array([2.0, -3.0, 1.0]), np.array([4e-3, -2e-3, 1e-3])
+    assert logits_apart([large, large + small]) == pytest.approx(7e-3)
+    same_for_both = tile_maps({"a": large, "b": large + small})  # both logits move alike: no probability changes
+    assert [one.negligible for one in same_for_both] == [True, True]
+    assert same_for_both[0].scaling("minmax") == (
+        "negligible, drawn as 0: all tiles together change the difference between any two class logits by less than 0.01"
+    )
+    opposite = tile_maps({"a": small, "b": -small})  # 0.007 each, but 0.014 apart
+    assert logits_apart([small, -small]) == pytest.approx(0.014)
+    assert [one.apart for one in opposite] == pytest.approx([0.014, 0.014])
+    assert opposite[0].why_negligible == "all tiles together change the logit of a by less than 0.01"
+    twice = tile_maps({"a": 2 * small, "b": -2 * small, "factual": np.full(3, 1 / 3)})
+    assert not any(one.negligible for one in twice)
+    three = [np.array([0.0, 1.0]), np.array([2.0, 1.0]), np.array([5.0, -1.0])]
+    assert logits_apart(three) == 5 + 2
+
+
+@pytest.mark.finding(n=3)
+def test_how_far_classes_move_apart_is_not_told_of_one_class_nor_of_one_map_for_all():
+    attention = np.array([0.9, 0.1])
+    assert (
+        logits_apart([]) is None and logits_apart([attention]) is None and logits_apart([attention, attention]) is None
+    )
+    assert not any(one.negligible for one in tile_maps({"a": attention, "b": attention}))
+    assert logits_apart([np.array([np.nan, 1.0]), np.array([np.nan, 3.0])]) == 2
+    assert logits_apart([np.zeros(2), np.zeros(2)]) == 0
+    assert logits_apart([np.array([np.inf, 1.0]), np.array([np.inf, 3.0])]) == 2
 
 
 @pytest.mark.finding(n=3)

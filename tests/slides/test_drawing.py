@@ -82,11 +82,11 @@ def test_the_legend_says_the_class_the_scaling_and_research_use_only(tmp_path, p
     write_pngs(painter, [tmp_path / "a.png"], longest=1200)
     assert {"evidence for DCIS", "research use only", "against DCIS (−3)", "for DCIS (+3)", "0"} <= set(words)
     assert "annotated: carcinoma" in words
-    assert any(text.startswith("signed: as far to both sides of 0") for text in words)
+    assert any(text.startswith("symmetric around 0, up to the largest value for or against") for text in words)
     assert "200 µm" in words or "500 µm" in words
     words.clear()
     write_pngs(Painter(slide, tiles, tile_maps({"factual": values})), [tmp_path / "c.png"], longest=1200)
-    assert any(text.startswith("from 0 to the highest weight") for text in words)
+    assert any(text.startswith("from 0 to the largest weight") for text in words)
     words.clear()
     write_pngs(Painter(slide, tiles, tile_maps({"factual": values}), "rank"), [tmp_path / "b.png"], longest=1200)
     assert {"attention weight", "looked at most (1)"} <= set(words)
@@ -142,6 +142,21 @@ def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slid
     ]
     assert [text for text in words if text in expected] == expected
     assert any("research use only" in text and "50 µm wide" in text for text in words)
+
+
+@pytest.mark.finding(n=3)
+def test_a_negligible_map_has_no_tiles_at_its_ends_and_the_picture_says_why(
+    tmp_path, plain_slide, grid_of_tiles, words
+):
+    slide = plain_slide(1000, 500)
+    tiles = grid_of_tiles(slide, 100)
+    large = np.linspace(-2, 2, 50)
+    (one, _) = tile_maps({"DCIS": large, "benign": large + 1e-5})
+    comparison.draw_ends(slide, tiles, one, tmp_path / "tiles.png", top=2)
+    assert {"for DCIS: no tile", "against DCIS: no tile"} <= set(words)
+    assert any(
+        "negligible: all tiles together change the difference between any two class logits" in text for text in words
+    )
 
 
 def test_zooms_are_where_the_map_is_highest_and_never_over_each_other(plain_slide, grid_of_tiles):

@@ -11,7 +11,7 @@ import pytest
 from carmil.evidence.decision import Decision
 from carmil.report.run import write_report
 from carmil.studies import card
-from carmil.studies.decisions import JOINT, RULE, decision_of, decision_together
+from carmil.studies.decisions import JOINT, RULE, decision_of, decision_together, origin_of
 from carmil.studies.explain import explain_run
 from carmil.studies.external import evaluate, predict_bags
 from carmil.studies.run_folder import read_run
@@ -175,6 +175,33 @@ def test_predictions_of_train_have_the_answer_of_each_model_and_the_joint_answer
     run_study(files.settings(tmp_path / "one", folds=2, seeds=1, epochs=3), say=quiet)
     one = read_run(tmp_path / "one").predictions()
     assert JOINT not in one and one[RULE].str.startswith("b if p(b) >= ").all()
+
+
+@pytest.mark.finding(n=2)
+def test_a_rule_that_holds_in_one_fold_names_the_fold_wherever_it_is_printed(study, tmp_path, said):
+    folder, _ = study
+    run = read_run(folder / "run")
+    for fold in (0, 1):
+        rows = [row for row, model in enumerate(run.models) if model["fold"] == fold]
+        assert f", else a (fold {fold}: mean of the thresholds of 2 models" in decision_of(run, rows).rule
+    mine = run.predictions()
+    assert all(f"(fold {fold}: threshold chosen" in rule for fold, rule in zip(mine["fold"], mine[RULE], strict=True))
+    _, out, _ = said("explain", str(folder / "run"), "--out", str(tmp_path / "evidence"), "--device", "cpu")
+    rules = [line for line in out.splitlines() if line.startswith("- answer: ")]
+    assert sorted(line.partition("(fold ")[2][:2] for line in rules) == ["0:", "1:"]
+
+
+@pytest.mark.finding(n=2)
+def test_folds_are_named_where_an_answer_is_withheld_and_not_where_the_rule_is_the_same():
+    given = {"level": "slide", "patients": "mean"}
+    abstaining, plain = Decision(("a", "b", "c"), None, 0.2), Decision(("a", "b", "c"))
+    assert origin_of("balanced", [abstaining], folds=[1], **given) == "fold 1"
+    assert origin_of("balanced", [plain], folds=[1], **given) == ""
+    assert origin_of("0.3", [Decision(("a", "b"), 0.3)], folds=[1], **given) == "threshold given"
+    two = [Decision(("a", "b"), at) for at in (0.3, 0.4)]
+    assert origin_of("balanced", two, folds=[0, 2], **given).startswith(
+        "folds 0, 2: mean of the thresholds of 2 models"
+    )
 
 
 @pytest.mark.finding(n=2)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sklearn.metrics import average_precision_score
 
 from carmil.bags.sources import Bag
@@ -127,6 +128,23 @@ def test_how_far_the_counterfactual_moved_is_what_the_maps_say(study, evidence):
     assert line["counterfactual_attention_moved"] == pytest.approx(np.mean(moved), rel=1e-4)
     assert line["counterfactual_distance"] == pytest.approx(np.mean([float(c.norm()) for c in change]), rel=1e-4)
     assert line["counterfactual_grown"] == "ab"[int(torch.stack(change).mean(0).argmax())]
+
+
+@pytest.mark.finding(n=3)
+def test_slides_with_negligible_evidence_are_counted_by_the_difference_between_classes(study, evidence, tmp_path, said):
+    for slide in (ODD, "s07", "s20"):
+        maps = slide_of(evidence, slide)[["evidence_a", "evidence_b"]].to_numpy().astype(float)
+        apart = evidence.frame.set_index("slide")["logits_apart"][slide]
+        assert apart == pytest.approx(np.abs(maps[:, 0] - maps[:, 1]).sum(), rel=1e-4) and apart > 0.01
+    assert evidence.summary["negligible"] == 0
+    shutil.copytree(study / "car", tmp_path / "still")
+    path = tmp_path / "still" / "weights.safetensors"
+    weights = load_file(path)
+    save_file({name: value * (0 if "classif" in name else 1) for name, value in weights.items()}, path)
+    _, out, err = said("explain", str(tmp_path / "still"), "--device", "cpu")
+    assert "negligible evidence: on 30 of 30 slides all tiles together change the difference between any two" in out, (
+        err
+    )
 
 
 def test_the_class_shift_counts_rightly_answered_slides(evidence):

@@ -25,6 +25,8 @@ TILE, SIDE = 254, 512  # of the deep zoom, and of an instance in level-0 pixels
 WIDTH, HEIGHT = 20480, 14336
 CASES = 3000
 BROKEN = 17  # this case cannot be read
+TINY = 20  # this case's evidence is negligible
+NEGLIGIBLE = "all tiles together change no logit"
 MAPS = [
     {"name": "factual", "title": "attention weight", "diverging": False, "of_class": False},
     {"name": "counterfactual", "title": "counterfactual attention weight", "diverging": False, "of_class": False},
@@ -138,6 +140,8 @@ def a_map(i: int, name: str, c: int) -> dict:
         "high": bound if diverging else float(drawn.max()),
         "diverging": diverging,
         "of": MEANINGS[name],
+        "negligible": NEGLIGIBLE if i == TINY and name == "evidence" else "",
+        "even": False,
     }
 
 
@@ -150,7 +154,10 @@ def top(i: int, c: int, count: int) -> dict:
             {"instance": int(j), "value": float(values[j]), "x": corners[j][0], "y": corners[j][1]} for j in instances
         ]
 
+    if i == TINY:
+        return {"supporting": [], "refuting": [], "negligible": NEGLIGIBLE}
     return {
+        "negligible": "",
         "supporting": told([j for j in order[:count] if values[j] > 0]),
         "refuting": told([j for j in order[::-1][:count] if values[j] < 0]),
     }

@@ -16,6 +16,7 @@ from carmil.maps.colours import NOTHING, colours  # noqa: E402
 from carmil.viewer.app import PAGE, guarded_app  # noqa: E402
 from carmil.viewer.guard import known_hosts  # noqa: E402
 
+from . import fake_server  # noqa: E402
 from .fake_server import BROKEN, CASES, CLASSES, answer, deletion, evidence, places, row, serving, top, whatif  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -252,6 +253,26 @@ def test_the_overlay_is_blue_where_the_tissue_supports_and_orange_where_it_refut
     )
     assert blue[2] > blue[0] + 60 and blue[3] == 255
     assert orange[0] > orange[2] + 60 and orange[3] == 255
+
+
+@pytest.mark.finding(n=3)
+def test_a_negligible_map_is_drawn_as_0_and_says_why(opened, made_up):
+    page = opened(f"{made_up}/#case={fake_server.TINY}")
+    assert f"Negligible, drawn as 0: {fake_server.NEGLIGIBLE}." in page.locator("figcaption").inner_text()
+    assert page.locator("#tiles .tile").count() == 0
+    assert "the evidence is negligible" in page.locator("#tiles").inner_text()
+    for scale in ("value", "rank"):
+        page.locator("#scale").select_option(scale)
+        settled(page)
+        strengths = page.evaluate(
+            """async ({ TINY, byRank }) => {
+                const map = await (await fetch(`/api/case/${TINY}/map/evidence?class=2`)).json();
+                const { paint } = await import("/page/colours.js");
+                return [...paint(map, { byRank, dark: false }).strength];
+            }""",
+            {"TINY": fake_server.TINY, "byRank": scale == "rank"},
+        )
+        assert len(strengths) == len(evidence(fake_server.TINY)) and not any(strengths)
 
 
 def test_the_colours_hold_for_red_green_blindness(opened, made_up):

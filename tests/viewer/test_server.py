@@ -16,6 +16,7 @@ from carmil.errors import CarmilError
 from carmil.evidence import explain
 from carmil.evidence.decision import Decision
 from carmil.evidence.faithfulness import faithfulness_of
+from carmil.maps.tile_maps import tile_maps
 from carmil.studies.run_folder import read_run
 from carmil.training.population import Member, Population
 from carmil.viewer.answers import Answers
@@ -23,6 +24,7 @@ from carmil.viewer.app import guarded_app
 from carmil.viewer.bounded import Kept
 from carmil.viewer.cases import Case, RunCases, read_cases
 from carmil.viewer.guard import known_hosts
+from carmil.viewer.maps import Maps
 from carmil.viewer.pictures import Pictures
 from carmil.viewer.slide_files import SlideFiles
 
@@ -79,6 +81,23 @@ def test_evidence_is_that_of_the_models_that_were_tested_on_the_slide(ask, study
         assert said["values"] == pytest.approx(expected[:, c], rel=1e-3, abs=1e-9)
         assert said["high"] == -said["low"] == pytest.approx(np.abs(expected[:, c]).max(), rel=1e-3)
         assert said["diverging"] and f"against (negative) {'ab'[c]}" in said["of"]
+
+
+@pytest.mark.finding(n=3)
+def test_the_viewer_calls_negligible_what_drawings_and_reports_do(run, number_of):
+    maps, number = Maps(run), number_of["s4"]
+    found = maps.explained(number)
+    assert maps.shown(number, "evidence", 0).negligible == "" and maps.top(number, 0, 3)[0]
+    large, small = torch.linspace(-3, 3, run.size(number)), torch.full((run.size(number),), 1e-5)
+    found.columns |= {"evidence_a": large, "evidence_b": large + small}  # no answer depends on what both share
+    (drawn, _) = tile_maps({"a": large.numpy(), "b": (large + small).numpy()})
+    shown = maps.shown(number, "evidence", 0)
+    assert shown.negligible == drawn.why_negligible != "" and maps.top(number, 0, 3) == ([], [])
+    found.columns |= {"a_cf": found.columns["a"] + 1e-5}
+    assert maps.shown(number, "difference", 0).negligible.startswith("less than 0.05 of the attention moved")
+    assert maps.shown(number, "factual", 0).negligible == ""
+    found.columns |= {"a": torch.full((run.size(number),), 1 / run.size(number))}
+    assert maps.shown(number, "factual", 0).even and not shown.even
 
 
 def test_the_difference_is_attention_minus_counterfactual_attention(ask, number_of):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
-from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap
+from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap, logits_apart
 from carmil.untrusted import check_type, one_line_errors
 
 TAKEN = ("summary",)  # names of files that no slide's may have
@@ -71,8 +72,20 @@ class SlideEvidence:
             if name not in there:
                 raise CarmilError(f"{self.path}: {unknown('map', name, there)}")
             values, kind, of = there[name]
-            found.append(TileMap(of, values.astype(np.float64), kind, model))
+            apart = self.apart if kind == "evidence" else None
+            found.append(TileMap(of, values.astype(np.float64), kind, model, apart=apart))
         return found
+
+    @cached_property
+    def apart(self) -> float | None:
+        """How far the slide's tiles move the logits of two classes apart, see `logits_apart`."""
+        return logits_apart([self.columns[f"evidence_{name}"] for name in self._classes])
+
+    @property
+    def _classes(self) -> list[str]:
+        """The classes that the file has evidence of."""
+        named = (name.removeprefix("p_") for name in self.line if name.startswith("p_"))
+        return [name for name in named if f"evidence_{name}" in self.columns]
 
     def _there(self, answer: str) -> dict[str, tuple[NDArray[Any], Kind, str]]:
         """What the file has, by the words one asks with. Maps of attention are of its weights a."""
@@ -85,10 +98,9 @@ class SlideEvidence:
             found[COUNTERFACTUAL] = (a_cf, "counterfactual", whose or COUNTERFACTUAL)
         if a is not None and a_cf is not None:
             found[DIFFERENCE] = (a.astype(np.float64) - a_cf, "difference", whose or DIFFERENCE)
-        for name in (name.removeprefix("p_") for name in self.line if name.startswith("p_")):
-            if f"evidence_{name}" in self.columns:
-                word = f"evidence_{name}" if name in found else name
-                found[word] = (self.columns[f"evidence_{name}"], "evidence", name)
+        for name in self._classes:
+            word = f"evidence_{name}" if name in found else name
+            found[word] = (self.columns[f"evidence_{name}"], "evidence", name)
         return found
 
 

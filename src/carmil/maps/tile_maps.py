@@ -12,12 +12,12 @@ Kind = Literal["factual", "counterfactual", "difference", "evidence"]
 FACTUAL, COUNTERFACTUAL, DIFFERENCE = "factual", "counterfactual", "difference"
 SCALES = {
     "minmax": "from the lowest to the highest value on this slide",
-    "rank": "by rank among the tiles of this slide: colours say more or less, not how much",
+    "rank": "by rank among the tiles of this slide: colours show the order, not the size",
 }
-SIGNED_SCALES = SCALES | {"minmax": "signed: as far to both sides of 0 as the farthest tile of this slide"}
-WEIGHT_SCALES = SCALES | {"minmax": "from 0 to the highest weight on this slide"}
-LEAST_LOGITS = 0.01  # all tiles together: moves no probability by more than a quarter of a point
-LEAST_MOVED = 0.05  # of the 2 that attention can move
+SIGNED_SCALES = SCALES | {"minmax": "symmetric around 0, up to the largest value for or against on this slide"}
+WEIGHT_SCALES = SCALES | {"minmax": "from 0 to the largest weight on this slide"}
+LEAST_LOGITS = 0.01  # a smaller change of a logit changes its probability by less than a quarter of a percentage point
+LEAST_MOVED = 0.05  # of 2, the largest sum of |a - a_cf| on a slide
 EVEN = 0.01  # values that differ by less than this share of the largest are the same
 
 
@@ -25,7 +25,8 @@ EVEN = 0.01  # values that differ by less than this share of the largest are the
 class TileMap:
     """A value per tile (n), NaN where it has none. `name`: the class it is of, or else its kind; `model` tells several apart.
 
-    scores: a map of attention holds scores, from before the softmax, instead of weights.
+    scores: a map of attention holds scores, from before the softmax, instead of weights. apart: of a map of evidence, how far
+    the tiles move the logits of two classes apart (see `logits_apart`); None where only this class is known.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TileMap:
     kind: Kind
     model: str = ""
     scores: bool = False
+    apart: float | None = None
 
     @property
     def signed(self) -> bool:
@@ -46,9 +48,21 @@ class TileMap:
 
     @property
     def negligible(self) -> bool:
-        """Whether a signed map says nothing: evidence of less than LEAST_LOGITS, attention moved by less than LEAST_MOVED."""
-        least = {"evidence": LEAST_LOGITS, DIFFERENCE: LEAST_MOVED}.get(self.kind, 0.0)
-        return self.signed and float(np.nansum(np.abs(self.values))) < least
+        """Whether a signed map is too small to matter. Every picture, table and page asks here; such a map is drawn as 0."""
+        return bool(self.why_negligible)
+
+    @property
+    def why_negligible(self) -> str:
+        """Why the map is negligible; empty if it is not."""
+        size = float(np.nansum(np.abs(self.values)))
+        match self.kind:
+            case "difference" if size < LEAST_MOVED:
+                return f"less than {LEAST_MOVED:g} of the attention moved (2 is the most that can move)"
+            case "evidence" if self.apart is not None and self.apart < LEAST_LOGITS:
+                return f"all tiles together change the difference between any two class logits by less than {LEAST_LOGITS:g}"
+            case "evidence" if size < LEAST_LOGITS:
+                return f"all tiles together change the logit of {self.name} by less than {LEAST_LOGITS:g}"
+        return ""
 
     @property
     def even(self) -> bool:
@@ -65,10 +79,7 @@ class TileMap:
     def scaling(self, scale: Scale) -> str:
         """How its colours come from its values."""
         if self.negligible:
-            what = f"all tiles together move the logit by less than {LEAST_LOGITS}"
-            if self.kind == DIFFERENCE:
-                what = f"less than {LEAST_MOVED} of the attention moved, of 2"
-            return f"negligible, drawn as 0: {what}"
+            return f"negligible, drawn as 0: {self.why_negligible}"
         words = SIGNED_SCALES if self.signed else SCALES if self.scores else WEIGHT_SCALES
         return words[scale] + (f"; even: all tiles within {EVEN:.0%} of each other" if self.even else "")
 
@@ -104,12 +115,34 @@ def tile_maps(
     values: Mapping[str, ArrayLike], kinds: Mapping[str, Kind] | None = None, *, model: str = ""
 ) -> list[TileMap]:
     """Maps by name: factual, counterfactual and difference are what they are called, any other is evidence for a class."""
-    found = []
-    for name, column in values.items():
-        usual: Any = name if name in (FACTUAL, COUNTERFACTUAL, DIFFERENCE) else "evidence"
-        numbers = np.asarray(column, dtype=np.float64)
-        found.append(TileMap(name, numbers, (kinds or {}).get(name, usual), model))
-    return found
+    columns = {name: np.asarray(column, dtype=np.float64) for name, column in values.items()}
+    usual: dict[str, Any] = {
+        name: name if name in (FACTUAL, COUNTERFACTUAL, DIFFERENCE) else "evidence" for name in columns
+    }
+    of = usual | dict(kinds or {})
+    apart = logits_apart([columns[name] for name in columns if of[name] == "evidence"])
+    return [
+        TileMap(name, column, of[name], model, apart=apart if of[name] == "evidence" else None)
+        for name, column in columns.items()
+    ]
+
+
+def logits_apart(evidence: Sequence[ArrayLike]) -> float | None:
+    """How far the tiles can move two classes apart: the sum over the tiles of the largest difference between two classes.
+
+    evidence: (n) of each class, NaN where a tile has none. No part of the slide changes the difference between two logits by
+    more; what is the same for every class changes no probability. None where this cannot be told: of one class, or of a map that
+    is one for all classes, as attention is.
+    """
+    columns = [np.asarray(column, dtype=np.float64) for column in evidence]
+    if len(columns) < 2 or len({column.shape for column in columns}) > 1:
+        return None
+    if np.nan_to_num(columns[0]).any() and all(
+        np.array_equal(column, columns[0], equal_nan=True) for column in columns
+    ):
+        return None
+    with np.errstate(invalid="ignore"):  # infinite values: whoever draws the map refuses it
+        return float(np.nansum(np.max(columns, axis=0) - np.min(columns, axis=0)))
 
 
 def scaled(values: NDArray[np.float64], scale: Scale, *, signed: bool, from_zero: bool = False) -> NDArray[np.float64]:

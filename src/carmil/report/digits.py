@@ -1,6 +1,7 @@
 """The report of a digit study: one HTML file that shows, digit by digit, what speaks for an answer and what against it."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 from carmil.bags.digit_images import DigitImages
 from carmil.bags.digits import BAG_SIZE, DigitBags, Task
+from carmil.maps.tile_maps import tile_maps
 from carmil.report.curves import Curve, curve_svg
 from carmil.report.page import embedded, write_page
 from carmil.report.tables import ResultTable
@@ -109,7 +111,9 @@ def _card(
     answer, runner_up = (int(c) for c in np.argsort(-probabilities)[:2])
     here = {name: values[0, first:last].double().numpy()[order] for name, values in run.maps.items()}
     evidence = here["path"]
-    largest = float(np.abs(evidence[:, [answer, runner_up]]).max())
+    maps = tile_maps({name: evidence[:, c] for c, name in enumerate(task.class_names)})
+    drawn = [maps[c] for c in (answer, runner_up) if not maps[c].negligible]
+    largest = max((float(np.abs(one.values).max()) for one in drawn), default=math.inf)  # negligible: no colour
     shown = digits[order]
     strips = (
         Strip("attention weight", "where the model looks", _attended(_softmax(here["attention"][:, answer]), shown)),

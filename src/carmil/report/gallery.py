@@ -143,7 +143,7 @@ def _thumbnails(maps: Sequence[TileMap], layout: Layout) -> list[Thumbnail]:
         span = f"±{high.lstrip('+')}" if one.signed else f"{low} to {high}"
         laid = layout.laid(one.shades("minmax"))
         cells = places(laid.spread(laid.cells[0]), signed=one.signed)
-        span = "negligible" if one.negligible else span
+        span = "negligible, drawn as 0" if one.negligible else span
         found.append(Thumbnail(one.title, span, _png(cells, signed=one.signed)))
     return found
 

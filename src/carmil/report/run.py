@@ -6,6 +6,7 @@ Everything is computed from the run's folder.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carmil.maps.tile_maps import LEAST_LOGITS
 from carmil.report.cases import Cases, decided, one_row_per_slide
 from carmil.report.gallery import gradient
 from carmil.report.page import write_page
@@ -56,6 +57,7 @@ def write_report(run: StudyRun, path: Path) -> None:
         evidence=evidence_part(run, by_slide),
         faith=faithfulness_part(run),
         gradient=gradient,
+        least_logits=LEAST_LOGITS,
         curves=learning_curves(run),
         heads=heads,
         rows=rows,

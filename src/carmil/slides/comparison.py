@@ -100,12 +100,19 @@ def draw_ends(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, top: int)
                 say(draw, (left, below + SHOWN + 8 + n * line), text, WORDS - 4, room=SHOWN)
     a_tile = f"{tiles.size * tiles.slide_mpp:.0f} µm"
     words = f"{slide.name}: {one.title}; upper left corners in level-0 pixels; a tile is {a_tile} wide; {RESEARCH}"
+    if one.negligible:
+        words = f"{slide.name}: {one.title}; negligible: {one.why_negligible}; {RESEARCH}"
     say(draw, (MARGIN, 2 * row + line), words, WORDS - 4, room=room, colour=SOFT)
     return _save(page, path)
 
 
 def ends_of(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The `top` tiles of the highest and of the lowest values; of a signed map only what supports, and what refutes."""
+    """The `top` tiles of the highest and of the lowest values; of a signed map only what supports, and what refutes.
+
+    Of a negligible map none.
+    """
+    if one.negligible:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     known = np.flatnonzero(~np.isnan(one.values))
     order = known[np.argsort(one.values[known], kind="stable")]
     low, high = order[:top], order[::-1][:top]

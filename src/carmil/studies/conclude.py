@@ -4,7 +4,7 @@ b bags of the store, m models that are kept.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -133,8 +133,10 @@ def _tested(
         frame.insert(0, "fold", group.fold)
         frame.insert(1, "seed", group.seed)
         at = None if point.at is None else point.at.threshold
-        origin = origin_of(settings.threshold, [at], level=level, patients=settings.patients)
-        decision = Decision(cohort.classes, at, point.cut, origin)
+        decision = Decision(cohort.classes, at, point.cut)
+        folds = [group.fold] if len({other.fold for other in points}) > 1 else []
+        origin = origin_of(settings.threshold, [decision], folds=folds, level=level, patients=settings.patients)
+        decision = replace(decision, origin=origin)
         decisions[group.fold, group.seed] = decision
         figures = measured(_judged_by(frame, cohort, settings), cohort.classes, decision)
         frame["answer"] = decision.answers(probabilities(frame, cohort.classes))

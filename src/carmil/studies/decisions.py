@@ -18,6 +18,7 @@ from carmil.bags.bags import Bags
 from carmil.evidence.decision import Decision
 from carmil.evidence.operating import Rule
 from carmil.studies.answers import answered, columns
+from carmil.studies.card import tested_folds
 from carmil.studies.run_folder import StudyRun, pick_device
 from carmil.studies.tested import Subject, together
 
@@ -31,14 +32,17 @@ MOST = 3  # rules on a terminal
 
 def decision_of(run: StudyRun, models: Sequence[int] | None = None) -> Decision:
     """The rule of some models (rows of `run.models`) that answer together; None: of all, for new slides."""
-    chosen = run.models if models is None else [run.models[row] for row in models]
+    rows = range(len(run.models)) if models is None else models
+    each = [Decision(run.classes, run.models[row]["threshold"], run.models[row]["abstain_below"]) for row in rows]
+    folds = tested_folds(run)
+    mine = {folds[row] for row in rows}
     origin = origin_of(
         str(run.settings["threshold"]),
-        [model["threshold"] for model in chosen],
+        each,
+        folds=sorted(mine) if mine != set(folds) else (),
         level=run.metrics["level"],
         patients=run.metrics["rule"],
     )
-    each = [Decision(run.classes, model["threshold"], model["abstain_below"]) for model in chosen]
     return replace(decision_together(each), origin=origin)
 
 
@@ -95,7 +99,7 @@ def rule_lines(rules: Sequence[str]) -> list[str]:
     """Rules for the terminal, one line each; of many the first."""
     found = [f"answer: {rule}" for rule in rules[:MOST]]
     if len(rules) > MOST:
-        found.append(f"and {len(rules) - MOST} more rules: column {RULE} has that of each slide")
+        found.append(f"{len(rules) - MOST} more decision rules: see the column {RULE}")
     return found
 
 
@@ -111,11 +115,15 @@ def _held(run: StudyRun, subjects: Sequence[Subject]) -> "pd.DataFrame":
     return frame
 
 
-def origin_of(rule: str, thresholds: Sequence[float | None], *, level: str, patients: str) -> str:
-    """How a threshold was chosen, in words. rule, level and patients as in the run's settings and metrics."""
+def origin_of(rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str) -> str:
+    """How the numbers of a decision rule were chosen, and in which test folds it holds, where it does not in all.
+
+    each: the rules of the models that answer together. rule, level and patients as in the run's settings and metrics.
+    """
+    parsed, thresholds = Rule.parse(rule), [one.threshold for one in each]
+    where = f"{'fold' if len(folds) == 1 else 'folds'} {', '.join(map(str, folds))}" if folds else ""
     if None in thresholds:
-        return ""
-    parsed = Rule.parse(rule)
+        return where if any(one.cut is not None for one in each) else ""
     if parsed.name == "fixed":
         return "threshold given"
     chosen = f"chosen for {parsed.words} on validation {level}s"
@@ -123,4 +131,5 @@ def origin_of(rule: str, thresholds: Sequence[float | None], *, level: str, pati
         chosen = f"mean of the thresholds of {len(thresholds)} models, each {chosen}"
     else:
         chosen = f"threshold {chosen}"
-    return chosen + ("; slides use the same" if level == "patient" and patients != "one-bag" else "")
+    chosen += "; slides use the same" if level == "patient" and patients != "one-bag" else ""
+    return f"{where}: {chosen}" if where else chosen

@@ -19,6 +19,7 @@ from carmil.errors import CarmilError
 from carmil.evidence.abilities import pools_by_attention
 from carmil.files import safe_names, whole_file, write_text
 from carmil.maps.evidence_files import ABOUT, TAKEN
+from carmil.maps.tile_maps import logits_apart
 from carmil.models.contract import BagModel
 from carmil.progress import counted
 from carmil.studies.cohort import Say
@@ -183,6 +184,8 @@ def _line(run: StudyRun, subject: Subject, found: Explained, bag: Bags, file: st
             line[f"{which}_prediction"] = decision.answer(elsewhere if held is None else held)
             line[f"{which}_grown"] = run.classes[int(numbers.pop(f"{which}_change").argmax())]
     numbers |= concentration_numbers(found, bag, leading)
+    apart = logits_apart([found.columns[f"evidence_{name}"].numpy() for name in run.classes])
+    line["logits_apart"] = float("nan") if apart is None else apart
     return plain(line | {name: float(value) for name, value in numbers.items()})
 
 
@@ -207,6 +210,6 @@ def _line_in(path: Path, slide: str) -> dict[str, Any] | None:
 
     try:
         line = json.loads(pq.read_schema(path).metadata[ABOUT])["line"]
-        return line if (line["slide"], line["file"]) == (slide, path.name) else None
+        return line if (line["slide"], line["file"]) == (slide, path.name) and "logits_apart" in line else None
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return None

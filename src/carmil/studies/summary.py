@@ -10,6 +10,7 @@ import numpy as np
 from carmil.bags.bags import Bags
 from carmil.evidence.agreement import NEGATIVE_RULES
 from carmil.evidence.explainers import EXPLAINERS
+from carmil.maps.tile_maps import LEAST_LOGITS
 from carmil.report.tables import ResultTable
 from carmil.studies.decisions import rule_lines, rules_in
 from carmil.studies.figures import mean_interval
@@ -59,6 +60,7 @@ def summary_of(
         "methods": {method: EXPLAINERS[method].description for method in methods},
         "several_models": SEVERAL,
         "concentration": {name: mean(name) for name in concentration},
+        "negligible": int((frame["logits_apart"].astype(float) < LEAST_LOGITS).sum()),
     }
     if "residual" in frame:
         found["residual"] = {"largest": float(frame["residual"].max()), "mean": float(frame["residual"].mean())}
@@ -100,6 +102,12 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     found += rule_lines(summary["answer_rules"])
     if "residual" in summary:
         found.append(f"its sum is off by {summary['residual']['largest']:.1e} at most, of max(1, what it should be)")
+    if summary["negligible"]:
+        found.append(
+            f"negligible evidence: on {summary['negligible']} of {plural(summary['slides'], 'slide')} all tiles together change "
+            f"the difference between any two class logits by less than {LEAST_LOGITS:g} (column logits_apart); maps of it are "
+            "drawn as 0"
+        )
     for which in ("counterfactual", "searched"):
         if which in summary:
             part = summary[which]

@@ -80,6 +80,7 @@ class Answers:
     def map(self, number: int, name: str, of: int) -> bytes:
         shown = self.maps.shown(number, name, of)
         head = {"low": _short(shown.low), "high": _short(shown.high), "diverging": shown.diverging, "of": shown.of}
+        head |= {"negligible": shown.negligible, "even": shown.even}
         return _json(head, values=shown.values)
 
     def top(self, number: int, of: int, count: int) -> bytes:
@@ -96,7 +97,8 @@ class Answers:
             ]
             for side in self.maps.top(number, of, count)
         )
-        return _json({"supporting": supporting, "refuting": refuting})
+        negligible = self.maps.negligible(number, of)
+        return _json({"supporting": supporting, "refuting": refuting, "negligible": negligible})
 
     def deletion(self, number: int, of: int) -> bytes:
         found = self._curves.get((number, of))

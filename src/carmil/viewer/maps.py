@@ -4,6 +4,7 @@ n instances of one case, k classes.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from carmil.evidence.abilities import attends, has_counterfactual
 from carmil.evidence.attention_maps import a_map_a_class
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.evidence.faithfulness import faithfulness_of
+from carmil.maps.tile_maps import Kind, TileMap, logits_apart
 from carmil.studies.explained import Explained, explained
 from carmil.viewer.bounded import Kept
 from carmil.viewer.cases import RunCases
@@ -36,13 +38,18 @@ class MapKind:
 
 @dataclass(frozen=True, eq=False)
 class ShownMap:
-    """values (n) between low and high, and in words what they mean."""
+    """values (n) between low and high, and in words what they mean.
+
+    negligible: why the map is drawn as 0, empty where it is not; even: no tile stands out, so that there are no ranks.
+    """
 
     values: NDArray[np.float64]
     low: float
     high: float
     diverging: bool
     of: str
+    negligible: str
+    even: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +95,39 @@ class Maps:
         """The map `name` of class `of`, which some maps do not depend on."""
         if name not in self.kinds:
             raise CarmilError(unknown("map", name, self.kinds))
-        kind, classes = self.kinds[name], self.run.classes
-        values = self._values(number, name, of).double().nan_to_num().numpy()
+        kind, one = self.kinds[name], self._tile_map(number, name, of)
+        values = one.values
         largest = float(np.abs(values).max())
         low = -largest if kind.diverging else min(0.0, float(values.min()))
-        return ShownMap(values, low, largest, kind.diverging, self._words(kind, classes[of]))
+        words = self._words(kind, self.run.classes[of])
+        return ShownMap(values, low, largest, kind.diverging, words, self._why_negligible(kind, one), one.even)
+
+    def negligible(self, number: int, of: int) -> str:
+        """Why the evidence of a class is negligible on this slide; empty where it is not."""
+        return self._why_negligible(self.kinds["evidence"], self._tile_map(number, "evidence", of))
+
+    def _why_negligible(self, kind: MapKind, one: TileMap) -> str:
+        return one.why_negligible if kind.diverging else ""
+
+    def _tile_map(self, number: int, name: str, of: int) -> TileMap:
+        """The map as drawings and reports have it, so that one rule judges it everywhere."""
+        values = self._values(number, name, of).double().nan_to_num().numpy()
+        if name != "evidence":
+            return TileMap(name, values, cast("Kind", name))
+        every = [self.evidence(number, c).double().nan_to_num().numpy() for c in range(len(self.run.classes))]
+        return TileMap(self.run.classes[of], values, "evidence", apart=logits_apart(every))
 
     def evidence(self, number: int, of: int) -> Tensor:
         """(n)"""
         return self.explained(number).columns[f"evidence_{self.run.classes[of]}"]
 
     def top(self, number: int, of: int, count: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-        """Instances with the largest and the smallest evidence, and its value; of evidence without a sign nothing refutes."""
+        """Instances with the largest and the smallest evidence, and its value; none of negligible evidence.
+
+        Of evidence without a sign nothing refutes.
+        """
+        if self.negligible(number, of):
+            return [], []
         values = self.evidence(number, of).double().nan_to_num()
         order = values.argsort(descending=True, stable=True).tolist()
         ranked = [(j, float(values[j])) for j in order[:count]]

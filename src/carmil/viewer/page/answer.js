@@ -1,6 +1,6 @@
 // The right side: what is answered, what speaks most for and against it, and what its loss would cost.
 import { pictureOf } from "./ask.js";
-import { element, percent, roving, signed } from "./words.js";
+import { capital, element, percent, roving, signed } from "./words.js";
 
 const waiting = words => element("p", { class: "soft waits", text: words });
 export const refused = (box, text, again) =>
@@ -129,7 +129,9 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
         ? list
         : element("p", {
             class: "soft note",
-            text: kind === "against" ? `Nothing refutes “${className}” here.` : `Nothing supports “${className}” here.`,
+            text: top.negligible
+              ? `No ${one}: the evidence is negligible.`
+              : `Nothing ${kind === "against" ? "refutes" : "supports"} “${className}” here.`,
           }),
     ];
   };
@@ -146,7 +148,9 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
     ...groups,
     element("p", {
       class: "soft note",
-      text: `${info.places ? "Press a tile to fly there" : "Press one to find it"}. Ranked by ${explainer}.`,
+      text: top.negligible
+        ? `${capital(top.negligible)}.`
+        : `${info.places ? "Press a tile to fly there" : "Press one to find it"}. Ranked by ${explainer}.`,
     }),
   );
   for (const picture of box.querySelectorAll("img"))

@@ -61,9 +61,11 @@ export function palette(diverging, dark) {
 
 export const css = ([r, g, b], alpha = 1) => `rgb(${r} ${g} ${b} / ${alpha})`;
 
-// How strongly each instance is coloured: -1..1 (or 0..1), by value on [low, high], or by its rank.
-function strengths({ values, low, high, diverging }, byRank) {
+// How strongly each instance is coloured: -1..1 (or 0..1), by value on [low, high], or by its rank. The server says whether a
+// map is negligible, or even: then colours would be made of noise.
+function strengths({ values, low, high, diverging, negligible, even }, byRank) {
   const strength = new Float32Array(values.length);
+  if (negligible || (even && byRank)) return strength;
   if (!byRank) {
     const bound = diverging ? Math.max(Math.abs(low), Math.abs(high)) : high - low;
     values.forEach((value, i) => {

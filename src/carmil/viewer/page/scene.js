@@ -316,9 +316,12 @@ function legend({ name, title, className, ofClass, painted }) {
       class: "soft of",
       text: capital(
         painted.byRank
-          ? `${painted.of} (coloured by rank${painted.diverging ? " on either side of nought" : ""}, not by size)`
+          ? `${painted.of} (coloured by rank${painted.diverging ? " on each side of 0" : ""}, not by size)`
           : painted.of,
       ),
     }),
+    painted.negligible
+      ? element("p", { class: "of negligible", text: `Negligible, drawn as 0: ${painted.negligible}.` })
+      : "",
   ];
 }
