@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from carmil import Bags, create_model, list_models
 from carmil.errors import CarmilError
 from carmil.evidence import EXPLAINERS, explain, explainers_of, residual
-from carmil.models.standardised import Standardised
+from carmil.models.scaled import Scaled
 
 WIDTH = 12
 SIZES = [6, 1, 4]
@@ -99,13 +99,13 @@ def test_a_model_is_asked_for_what_it_has_and_refuses_the_rest_in_one_line(name)
 def test_what_a_model_can_be_asked_for_follows_from_what_it_is(name, expected):
     model = fresh(name)
     assert set(explainers_of(model)) == expected
-    assert set(explainers_of(Standardised(model, WIDTH))) == expected
+    assert set(explainers_of(Scaled(model, WIDTH))) == expected
 
 
 @pytest.mark.parametrize("name", ["car/abmil", "targeted/abmil", "car/transmil", "mean"])
 def test_a_scale_of_the_features_is_part_of_the_model(name):
     model, bags = fresh(name).double(), some_bags()
-    scaled = Standardised(model, WIDTH).double()
+    scaled = Scaled(model, WIDTH).double()
     scaled.mean += 3
     scaled.deviation += 1
     moved = Bags(bags.features.double() * 2 + 3, bags.offsets)

@@ -15,7 +15,7 @@ from carmil.evidence.faithfulness import (
     of_classes,
 )
 from carmil.models import registry
-from carmil.models.standardised import Standardised
+from carmil.models.scaled import Scaled
 
 WIDTH = 6
 SMALL = {
@@ -77,13 +77,13 @@ def test_curves_are_those_of_real_passes_of_the_reduced_bags(name):
     assert torch.allclose(deletion(model, bags, maps, steps=steps, max_instances=10), expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("name", [*SMALL, "car/abmil", "car/rrt", "standardised"])
+@pytest.mark.parametrize("name", [*SMALL, "car/abmil", "car/rrt", "scaled"])
 def test_only_models_whose_instances_need_no_company_are_asked_once(name, monkeypatch):
-    model = Standardised(model_of("abmil"), WIDTH).double() if name == "standardised" else model_of(name)
+    model = Scaled(model_of("abmil"), WIDTH).double() if name == "scaled" else model_of(name)
     passes = []
     monkeypatch.setattr(module, "_by_passes", lambda *given: passes.append(1) or by_passes(*given))
     deletion(model, bags_of(3, 70), torch.randn(1, 73), steps=2)
-    assert bool(passes) != (name in FAST | {"car/abmil", "standardised"})
+    assert bool(passes) != (name in FAST | {"car/abmil", "scaled"})
 
 
 by_passes = module._by_passes

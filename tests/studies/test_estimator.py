@@ -143,10 +143,10 @@ def test_a_missing_label_is_refused_and_is_no_class(y):
 
 
 @pytest.mark.finding(n=8)
-def test_standardise_scales_by_the_training_bags_alone_and_is_saved(tmp_path):
+def test_scale_divides_by_the_training_bags_alone_and_is_saved(tmp_path):
     bags = [bag * np.array([1e3, 1, 1, 1, 1, 1e-3], np.float32) + 7 for bag in BAGS]
-    mine = classifier(standardise=True, seeds=2, epochs=3)
-    assert clone(mine).get_params()["standardise"] is True and classifier().standardise is False
+    mine = classifier(scale="own", seeds=2, epochs=3)
+    assert clone(mine).get_params()["scale"] == "own" and classifier().scale == "none"
     mine.fit(bags, Y)
     role = mine._roles(carmil.Bags.from_list(bags), (Y == "yes").astype(int), ["no", "yes"], None)[0]
     rows = np.concatenate([bag for bag, one in zip(bags, role.tolist(), strict=True) if one == TRAIN])
@@ -155,16 +155,16 @@ def test_standardise_scales_by_the_training_bags_alone_and_is_saved(tmp_path):
     assert np.allclose(state["deviation"].numpy(), rows.std(0), rtol=1e-4)
     mine.save_pretrained(tmp_path / "model")
     again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
-    assert again.standardise is True
+    assert again.scale == "own"
     assert np.array_equal(again.predict_proba(bags), mine.predict_proba(bags))
     assert all(np.array_equal(a, b) for a, b in zip(again.explain(bags), mine.explain(bags), strict=True))
 
 
 @pytest.mark.finding(n=8)
-def test_a_classifier_saved_before_there_was_standardise_is_read(fitted, tmp_path):
+def test_a_classifier_saved_before_there_was_scale_is_read(fitted, tmp_path):
     fitted.save_pretrained(tmp_path / "model")
     facts = json.loads((tmp_path / "model" / "config.json").read_text())
-    del facts["parameters"]["standardise"]
+    del facts["parameters"]["scale"]
     (tmp_path / "model" / "config.json").write_text(json.dumps(facts))
     again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
     assert np.array_equal(again.predict_proba(BAGS), fitted.predict_proba(BAGS))

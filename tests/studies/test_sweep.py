@@ -144,12 +144,12 @@ def test_what_validation_chooses_fold_by_fold_is_what_train_chooses_from_lists(s
 def test_settings_that_make_other_populations_and_the_models_own_options(small, tmp_path):
     """Epochs, options and yes-or-no settings are swept too; a grid of a point's own is chosen from within the point."""
     given = words(small, tmp_path / "sweep", lr=[1e-3, 5e-3], epochs=2)
-    over = parse_over(["options.hidden=4,8", "standardise=false,true"])
+    over = parse_over(["options.hidden=4,8", "scale=none,own"])
     said = []
     found = run_sweep(sweep_of(given, over, where="test"), say=said.append)
     assert "4 points, 16 models in 4 populations" in said
     names = [point.name for point in found.sweep.points]
-    assert names == [f"options.hidden={h},standardise={s}" for h in (4, 8) for s in ("false", "true")]
+    assert names == [f"options.hidden={h},scale={s}" for h in (4, 8) for s in ("none", "own")]
     assert {model["lr"] for run in found.runs for model in run.models} <= {1e-3, 5e-3}
     shapes = [load_file(run.folder / "weights.safetensors") for run in found.runs]
     assert ["mean" in weights for weights in shapes] == [False, True, False, True]

@@ -236,9 +236,9 @@ def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
         assert [m["validation_loss"] for m in run.models] != [m["validation_loss"] for m in plain.models]
 
 
-@pytest.mark.parametrize("standardise", [False, True])
-def test_a_warm_start_needs_the_same_folds(files, tmp_path, standardise):
-    same = {"standardise": standardise}
+@pytest.mark.parametrize("scale", ["none", "halfway"])
+def test_a_warm_start_needs_the_same_folds(files, tmp_path, scale):
+    same = {"scale": scale}
     baseline = run_study(files.settings(tmp_path / "baseline", model="abmil", epochs=10, **same))
     warm = run_study(files.settings(tmp_path / "warm", warm_start=baseline.folder, epochs=2, lr=1e-9, **same))
     first, second = load_file(baseline.folder / "weights.safetensors"), load_file(warm.folder / "weights.safetensors")
@@ -309,7 +309,7 @@ def test_a_run_that_has_not_ended_cannot_be_read(files, tmp_path):
 
 
 def test_scales_come_from_each_folds_own_training_bags(files, tmp_path):
-    run = run_study(files.settings(tmp_path / "run", standardise=True, epochs=2))
+    run = run_study(files.settings(tmp_path / "run", scale="own", epochs=2))
     store = open_store(tmp_path / "run" / "cohort").bags()
     table = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str).set_index("slide")
     weights = load_file(run.folder / "weights.safetensors")

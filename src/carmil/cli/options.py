@@ -33,6 +33,13 @@ class Precision(StrEnum):
     float32 = "float32"
 
 
+class Scale(StrEnum):
+    none = "none"
+    common = "common"
+    halfway = "halfway"
+    own = "own"
+
+
 class StoreType(StrEnum):
     float16 = "float16"
     float32 = "float32"

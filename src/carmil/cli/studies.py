@@ -13,6 +13,7 @@ from carmil.cli.options import (
     Distance,
     OutOption,
     Precision,
+    Scale,
     SkipBrokenOption,
     check_device,
     device_named,
@@ -67,9 +68,16 @@ def _words_of_a_study(
     lambda_: Annotated[str | None, typer.Option("--lambda", help="Weight(s) of the distance.")] = None,
     distance: Annotated[Distance | None, typer.Option(help="Between the two maps (CAR).")] = None,
     class_weights: Annotated[str | None, typer.Option(help="none or balanced.  [default: none]")] = None,
-    standardise: Annotated[
-        bool | None, typer.Option("--standardise", help="Scale features by each fold's training bags.")
+    scale: Annotated[
+        Scale | None,
+        typer.Option(
+            help="Centre features by each fold's training bags and divide them: all alike (common), each by its own deviation "
+            "(own), or between the two (halfway).  [default: none]"
+        ),
     ] = None,
+    standardise: Annotated[
+        bool | None, typer.Option("--standardise", hidden=True)
+    ] = None,  # 0.1.0's word for --scale own
     precision: Annotated[
         Precision | None, typer.Option(help="Of products on a GPU; a CPU computes in float32.  [default: bfloat16]")
     ] = None,

@@ -168,6 +168,9 @@ class CounterfactualModel(AttendingModel):
         own = branch.coefficients()  # type: ignore[call-arg]
         self.coefficients = {**model.coefficients, **{term: scale * value for term, value in own.items()}}
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return self.model.input_layers()
+
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.model.embed(features, offsets)
 

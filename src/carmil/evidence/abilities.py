@@ -8,20 +8,20 @@ from carmil.models.additive import AdditiveMIL
 from carmil.models.contract import AttendingModel, BagModel
 from carmil.models.dsmil import DSMIL
 from carmil.models.mean import MeanMIL
-from carmil.models.standardised import Standardised
+from carmil.models.scaled import Scaled
 from carmil.models.weno import WENO
 
 
 def bare(model: BagModel) -> BagModel:
     """The model itself, without what it is wrapped in."""
-    while isinstance(model, CounterfactualModel | Standardised):
+    while isinstance(model, CounterfactualModel | Scaled):
         model = model.model
     return model
 
 
 def branch_of(model: BagModel) -> Branch | None:
     """The counterfactual branch in front of the model."""
-    model = model.model if isinstance(model, Standardised) else model
+    model = model.model if isinstance(model, Scaled) else model
     return model.branch if isinstance(model, CounterfactualModel) else None
 
 

@@ -3,15 +3,16 @@
 n instances, k classes, h heads, m counterfactual maps.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
-from carmil.counterfactual.branches import CounterfactualModel
 from carmil.errors import CarmilError
-from carmil.evidence.abilities import has_counterfactual, has_targets, rolls_out
+from carmil.evidence.abilities import bare, has_counterfactual, has_targets, rolls_out
 from carmil.models.contract import BagModel, Prediction
 from carmil.models.pooling import Offsets, bag_softmax
-from carmil.models.standardised import Standardised
+from carmil.models.scaled import Scaled
 
 
 def attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
@@ -53,12 +54,9 @@ def rollout(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     """Attention rolled out over the layers of a transformer; the same for every class."""
     if not rolls_out(model):
         raise CarmilError(f"{type(model).__name__} has no layers of self-attention to roll out")
-    inner = model
-    while isinstance(inner, CounterfactualModel | Standardised):
-        features = inner.scaled(features) if isinstance(inner, Standardised) else features
-        inner = inner.model
-    with torch.no_grad():
-        return _for_every_class(model, inner.rollout(features, offsets))  # type: ignore[operator]
+    reading = model.reading(features) if isinstance(model, Scaled) else nullcontext(features)
+    with torch.no_grad(), reading as x:
+        return _for_every_class(model, bare(model).rollout(x, offsets))  # type: ignore[operator]
 
 
 def _seen(model: BagModel, features: Tensor, offsets: Offsets) -> Prediction:

@@ -42,6 +42,9 @@ class ABMIL(WithAttention):
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.embedding(self.feature_dropout(features))
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return () if self.feature_dropout.p else (self.embedding.linear,)  # a dropped feature is a mean one, not a zero
+
     def classify(self, pooled: Tensor) -> Tensor:
         return self.classifier(pooled.squeeze(-2))
 

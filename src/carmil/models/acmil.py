@@ -46,6 +46,9 @@ class ACMIL(WithAttention):
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.embedding(features)
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return (self.embedding.linear,)
+
     def classify(self, pooled: Tensor) -> Tensor:
         return self.classifier(pooled.mean(-2))
 

@@ -34,6 +34,11 @@ class AdditiveMIL(BagModel):
         self.first_bias = nn.Parameter(torch.empty(hidden).uniform_(-1, 1) / math.sqrt(in_features))
         self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, hidden), nn.ReLU(), Linear(hidden, classes))
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        first = self.attention[0]
+        assert isinstance(first, Linear)
+        return first, self.first
+
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         offsets = Offsets.of(offsets, features.device)
         u = self.attention(features)

@@ -50,6 +50,9 @@ class CLAM(WithAttention):
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.embedding(features)
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return (self.embedding.linear,)
+
     def classify(self, pooled: Tensor) -> Tensor:
         if self.heads_are_classes:
             return self.classifier(pooled).squeeze(-1)

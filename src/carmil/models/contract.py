@@ -71,6 +71,10 @@ class BagModel(nn.Module):
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         raise NotImplementedError
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        """The linear layers that read the features, if nothing else does: they take over the scale of the features."""
+        return ()
+
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         """The terms of the loss that are asked for, for each bag, (..., b); when validating, always `cls`, which is judged by."""
         return {"cls": cross_entropy(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}

@@ -57,6 +57,11 @@ class DSMIL(AttendingModel):
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.embedding(features.to(self.classifier.weight.dtype))
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return (
+            (self.embedding.linear,) if isinstance(self.embedding, Hidden) else ()
+        )  # without it, it pools the features
+
     def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
         """q(z_j), and beside it what each instance says by itself, c_j."""
         return torch.cat([self.query(instances), self.instance_classifier(instances)], dim=-1)

@@ -19,9 +19,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 
 
 class Linear(nn.Module):
-    """y = x W' + b. Initialised as torch's: uniform in +-1/sqrt(in)."""
+    """y = x W' + b. Initialised as torch's: uniform in +-1/sqrt(in).
+
+    `scale`, the mean m and deviation s of the inputs, makes it y = ((x - m) / s) W' + b (see `carmil.models.scaled`).
+    """
 
     bias: Tensor | None
+    scale: "tuple[Tensor, Tensor] | None" = None
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -29,8 +33,17 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound)) if bias else None
 
+    def folded(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias for inputs as they come: W ((x - m) / s) + b = (W / s) x + (b - (W / s) m)."""
+        if self.scale is None:
+            return self.weight, self.bias
+        mean, deviation = self.scale
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, mean.dtype)) / deviation.unsqueeze(-2)
+        shift = (weight @ mean.unsqueeze(-1)).squeeze(-1)
+        return weight, -shift if self.bias is None else self.bias - shift
+
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, *self.folded())
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -131,14 +144,21 @@ class Hidden(nn.Sequential):
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__(Linear(inputs, outputs, bias=bias), nn.ReLU(inplace=True), Dropout(dropout))
 
+    @property
+    def linear(self) -> Linear:
+        first = self[0]
+        assert isinstance(first, Linear)
+        return first
+
     def forward(self, x: Tensor) -> Tensor:
         first, _, dropout = self
         assert isinstance(first, Linear) and isinstance(dropout, Dropout)
-        if first.weight.ndim == 3 and fused.asked(x) and fused.available():
-            return fused.hidden(x.to(torch.bfloat16), first.weight.to(torch.bfloat16), first.bias, dropout)
-        if first.weight.ndim == 2 or x.is_cuda:
+        if first.weight.ndim == 2 or (x.is_cuda and not (fused.asked(x) and fused.available())):
             return super().forward(x)
-        return _HiddenProducts.apply(x, first.weight, first.bias, dropout)
+        weight, bias = first.folded()
+        if x.is_cuda:
+            return fused.hidden(x.to(torch.bfloat16), weight.to(torch.bfloat16), bias, dropout)
+        return _HiddenProducts.apply(x, weight, bias, dropout)
 
 
 class _HiddenProducts(torch.autograd.Function):

@@ -19,6 +19,9 @@ class MeanMIL(BagModel):
         self.classifier = Linear(hidden, classes)
         xavier(self)
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return (self.embedding.linear,)
+
     def pool(self, logits: Tensor, offsets: Offsets) -> Tensor:
         return bag_mean(logits, offsets)
 

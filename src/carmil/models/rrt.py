@@ -68,6 +68,9 @@ class RRT(WithAttention):
         self.classifier = Linear(hidden, classes)
         xavier(self)
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return (self.embedding.linear,)
+
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         squares = offsets.planned(("squares", self.regions), lambda: Squares.of(offsets, self.regions))
         embedded = self.embedding(features)

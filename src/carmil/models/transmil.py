@@ -122,6 +122,9 @@ class TransMIL(AttendingModel):
             parts.append(row[..., zeros + 1 :].mT)
         return layout.instances(parts)
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return (self.embedding.linear,)
+
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         """The instances' tokens as the last layer sees them, normalised: (..., n, in) -> z (..., n, d)."""
         layout = Layout.of(offsets)

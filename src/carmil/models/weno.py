@@ -65,6 +65,9 @@ class WENO(BagModel):
                     nn.init.normal_(module.weight, std=init_std)
                     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
+    def input_layers(self) -> tuple[Linear, ...]:
+        return (self.encoder,)
+
     def begin(self, phase: str, epoch: int) -> Hashable:
         self.phase, self.mining = phase, epoch > self.smooth_epochs
         if phase == "teacher":

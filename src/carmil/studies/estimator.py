@@ -25,8 +25,9 @@ from carmil.studies.run_folder import build, pick_device, read_population
 from carmil.studies.settings import checked_options
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
-from carmil.training.protocol import GridPoint, set_scales, train_protocol
+from carmil.training.protocol import GridPoint, train_protocol
 from carmil.training.recipe import VALIDATION, Recipe
+from carmil.training.scaling import fit_scales
 from carmil.untrusted import check_type, read_json
 from carmil.weights import write_tensors
 from carmil.words import plural
@@ -42,7 +43,7 @@ class _Parameters(TypedDict):
     seeds: int
     seed: int
     precision: str
-    standardise: NotRequired[bool]
+    scale: NotRequired[str]
     threshold: NotRequired[str | float]
 
 
@@ -60,7 +61,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
 
     `bags` are a carmil.Bags, or a sequence of (instances, features) arrays, one a bag. A part of the bags, stratified and
     if `groups` are given by group (patient), is kept aside to choose the epoch and the threshold. Several seeds answer together.
-    `standardise` scales every feature by its mean and deviation in the training bags, as `carmil train --standardise` does.
+    `scale` (none, common, halfway, own) centres and divides the features by those of the training bags, as `carmil train --scale`
+    does.
 
     Of two classes `predict` answers `classes_[1]` where its probability is at least `threshold_`, as `carmil train` does: chosen
     on the validation bags by the rule `threshold` (balanced, f1, sensitivity=0.95, specificity=0.9), the mean over the seeds.
@@ -87,7 +89,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         alpha: float | None = None,
         lambda_: float | None = None,
         distance: str | None = None,
-        standardise: bool = False,
+        scale: str = "none",
         seeds: int = 1,
         seed: int = 0,
         precision: str = "bfloat16",
@@ -108,7 +110,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         self.alpha = alpha
         self.lambda_ = lambda_
         self.distance = distance
-        self.standardise = standardise
+        self.scale = scale
         self.seeds = seeds
         self.seed = seed
         self.precision = precision
@@ -147,8 +149,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         roles = self._roles(found, labels, [str(name) for name in self.classes_], groups)
 
         def prepare(population: Population, roles: Tensor) -> None:
-            if self.standardise:
-                set_scales(population, found, roles)
+            if self.scale != "none":
+                fit_scales(population, found, roles, self.scale)
 
         trained = train_protocol(
             self._build,
@@ -242,7 +244,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return hasattr(self, "population_")
 
     def _build(self) -> Any:
-        asked = {"model": self.model, "options": self.options, "standardise": self.standardise}
+        asked = {"model": self.model, "options": self.options, "scale": self.scale}
         return build(asked, self.n_features_in_, len(self.classes_))
 
     def _chosen(self, bags: Bags, labels: np.ndarray, validation: Tensor, rule: Rule) -> float | None:

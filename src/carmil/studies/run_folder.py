@@ -32,9 +32,9 @@ from carmil.errors import CarmilError
 from carmil.evidence.decision import Decision
 from carmil.files import whole_file, write_text
 from carmil.models.contract import BagModel
-from carmil.models.standardised import Standardised
+from carmil.models.scaled import Scaled
 from carmil.studies.run_schema import Learning, Metrics, ModelFacts, RunFacts
-from carmil.studies.settings import WHERE, Settings
+from carmil.studies.settings import WHERE, Settings, current_names
 from carmil.training.population import Member, Population
 from carmil.training.protocol import GridPoint, Trained
 from carmil.training.runs import config_key, machine, plain
@@ -144,7 +144,7 @@ def read_population(
 def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
     """A fresh model as the settings ask for it."""
     model = create_model(settings["model"], width, classes, **(settings["options"] or {}))
-    return Standardised(model, width) if settings["standardise"] else model
+    return model if settings["scale"] == "none" else Scaled(model, width)
 
 
 SHORT = 16  # letters of a slide's checksum that a run keeps
@@ -212,7 +212,7 @@ def read_run(folder: Path) -> StudyRun:
 
 def _check_facts(facts: RunFacts, path: Path) -> None:
     """Settings that `carmil train` would take, and numbers that fit each other; settings that are new get their defaults."""
-    given = {name: value for name, value in facts["settings"].items() if name not in WHERE}
+    given = {name: value for name, value in current_names(facts["settings"]).items() if name not in WHERE}
     known = {field.name for field in fields(Settings)}
     checked = Settings.of(
         {"out": str(path.parent), **{n: v for n, v in given.items() if n in known}}, where=str(path)

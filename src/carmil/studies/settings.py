@@ -64,7 +64,7 @@ class Settings:
     alpha: Many | None = None
     lambda_: Many | None = None
     distance: Literal["l1", "cosine"] | None = None
-    standardise: bool = False
+    scale: Literal["none", "common", "halfway", "own"] = "none"
     precision: Literal["bfloat16", "float32"] = "bfloat16"  # of products on a GPU; a CPU computes in float32
     warm_start: Path | None = None
 
@@ -102,6 +102,7 @@ class Settings:
     def of(cls, given: Mapping[str, Any], *, where: str) -> "Settings":
         """Settings from words; `where` they come from is named in a complaint."""
         kinds = typing.get_type_hints(cls)
+        given = current_names(given)
         for name in given:
             if name not in kinds:
                 raise CarmilError(f"{where}: {unknown('setting', name, kinds)}")
@@ -114,6 +115,14 @@ class Settings:
         """All settings as JSON knows them."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names they have now: 0.1.0 wrote `standardise` for `scale: own`."""
+    current = dict(given)
+    if (standardise := current.pop("standardise", None)) is not None and "scale" not in current:
+        current["scale"] = "own" if standardise in (True, "true") else "none"
+    return current
 
 
 _MEANT = {"bags": "a store or a folder of features", "out": "a folder for the run"}

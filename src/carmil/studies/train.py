@@ -30,9 +30,10 @@ from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
 from carmil.training.process import settle
-from carmil.training.protocol import Candidates, GridPoint, set_scales, train_protocol
+from carmil.training.protocol import Candidates, GridPoint, train_protocol
 from carmil.training.recipe import UNUSED, Recipe
 from carmil.training.runs import config_key
+from carmil.training.scaling import fit_scales
 from carmil.words import plural
 
 EACH_ITS_OWN = ("lr", "alpha", "lambda_", "distance")  # in which the models of one population may differ
@@ -204,8 +205,8 @@ def _trained(
     models = given.shape[1] * len(seeds) * len(grid)
 
     def prepare(population: Population, everyone: Tensor) -> None:
-        if settings.standardise:
-            set_scales(population, cohort.bags, everyone)
+        if settings.scale != "none":
+            fit_scales(population, cohort.bags, everyone, settings.scale)
         if settings.warm_start is not None:
             population.warm_start(_baseline(settings.warm_start, material, population, len(grid)))
 

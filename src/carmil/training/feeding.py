@@ -6,6 +6,7 @@ through a pinned buffer while the present one is computed on.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
+from carmil.models.scaled import Scaled
 from carmil.training.memory import free_memory
 from carmil.training.population import Population
 from carmil.training.streams import own_stream
@@ -36,10 +38,12 @@ class Feeder:
 
     resident = True
 
-    def __init__(self, bags: Bags, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, bags: Bags, device: torch.device, dtype: torch.dtype | None = None, shift: Tensor | None = None
+    ) -> None:
         assert bags.labels is not None
         self.bags, self.device = bags, device
-        self.features = bags.features.to(device) if dtype is None else _as_type(bags.features, device, dtype)
+        self.features = bags.features.to(device) if dtype is None else _as_type(bags.features, device, dtype, shift)
         self.labels = bags.labels.to(device)
         self._neighbours: dict[tuple[int, int], Fed] = {}
 
@@ -85,9 +89,9 @@ class StreamingFeeder(Feeder):
 
     resident = False
 
-    def __init__(self, bags: Bags, device: torch.device, most_rows: int) -> None:
+    def __init__(self, bags: Bags, device: torch.device, most_rows: int, shift: Tensor | None = None) -> None:
         assert bags.labels is not None
-        self.bags, self.device = bags, device
+        self.bags, self.device, self.shift = bags, device, shift
         self.labels = bags.labels.to(device)
         shape, dtype = (most_rows, bags.width), bags.features.dtype
         self._pinned = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(2)]
@@ -112,7 +116,7 @@ class StreamingFeeder(Feeder):
         features = sent.result()
         here = torch.cuda.current_stream(self.device)
         here.wait_event(self._sent[slot])
-        yield self._fed(chosen, features)
+        yield self._fed(chosen, features if self.shift is None else _shifted(features, self.shift, torch.bfloat16))
         self._used[slot].record(here)  # what was asked for the batch is in the queue by now
 
     def _send(self, slot: int, chosen: Tensor) -> Tensor:
@@ -136,12 +140,18 @@ def _adjoin(chosen: Tensor) -> bool:
     return bool((chosen.diff() == 1).all())
 
 
-def _as_type(features: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _as_type(features: Tensor, device: torch.device, dtype: torch.dtype, shift: Tensor | None) -> Tensor:
     """On the device in another type, a part after the other: nothing there is twice as large as it must be."""
     there = torch.empty(features.shape, dtype=dtype, device=device)
     for mine, theirs in zip(there.split(2**16), features.split(2**16), strict=True):
-        mine.copy_(theirs.to(device))
+        sent = theirs.to(device)
+        mine.copy_(sent if shift is None else _shifted(sent, shift, dtype))
     return there
+
+
+def _shifted(features: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+    """x - c, rounded after the difference is taken: what tells tiles apart is small beside what they have in common."""
+    return (features.float() - shift).to(dtype)
 
 
 def _rows(shifts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
@@ -151,11 +161,29 @@ def _rows(shifts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) + torch.repeat_interleave(shifts, sizes, output_size=count)
 
 
-def feeder_for(population: Population, bags: Bags, handfuls: Sequence[Tensor]) -> Feeder:
-    """Features on the population's device if they fit there, otherwise streamed. handfuls: what will be asked for."""
+@contextmanager
+def feeding(population: Population, bags: Bags, handfuls: Sequence[Tensor]) -> Iterator[Feeder]:
+    """A feeder of these bags. handfuls: what will be asked for.
+
+    Where scaled features are computed on in 16 bits, one vector that all models share is subtracted before they are rounded,
+    and the models are told of it while the block lasts: x - mean is then a difference of small numbers.
+    """
+    model = population.model
+    if not (population.in_half and isinstance(model, Scaled)):
+        yield feeder_for(population, bags, handfuls)
+        return
+    model.shift = population.state()["mean"].mean(0)
+    try:
+        yield feeder_for(population, bags, handfuls, model.shift)
+    finally:
+        model.shift = None
+
+
+def feeder_for(population: Population, bags: Bags, handfuls: Sequence[Tensor], shift: Tensor | None = None) -> Feeder:
+    """Features on the population's device if they fit there, otherwise streamed; less `shift`, which 16 bits need."""
     device, size = population.device, bags.features.numel() * bags.features.element_size()
     to_send = device.type == "cuda" and not bags.features.is_cuda
     if to_send and size > RESIDENT_SHARE * free_memory(device):
         most = max(int(bags.sizes[chosen].sum()) for chosen in handfuls)
-        return StreamingFeeder(bags, device, most)
-    return Feeder(bags, device, torch.bfloat16 if population.in_half else None)
+        return StreamingFeeder(bags, device, most, shift)
+    return Feeder(bags, device, torch.bfloat16 if population.in_half else None, shift)

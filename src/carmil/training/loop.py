@@ -13,7 +13,7 @@ from carmil.errors import CarmilError
 from carmil.models.contract import one_hot
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.curves import Curves, History
-from carmil.training.feeding import Feeder, feeder_for
+from carmil.training.feeding import Feeder, feeding
 from carmil.training.judging import Judge, validation_parts
 from carmil.training.population import Population
 from carmil.training.process import settle
@@ -46,33 +46,33 @@ def fit(
     judged_by = validation_parts(bags, roles == VALIDATION, population.at_once)
     weights = _bag_weights(bags, roles == TRAIN, recipe).to(population.device)
     largest = bags.sizes.topk(min(recipe.batch, len(bags))).indices
-    feeder = feeder_for(population, bags, [largest, *(part.bags for part in judged_by)])
     population.smooth_labels(recipe.label_smoothing)
     curves = Curves(recipe.epochs, len(population))
     begun = 0 if checkpoint is None else checkpoint.load(state, curves)
-    step, judge = Stepper(state), Judge(state, feeder, judged_by)
-    for epoch in range(begun, recipe.epochs):
-        if not state.running.any():
-            break
-        population.train()
-        state.optimizer.slow_down(recipe.pace(epoch))
-        losses: dict[str, Tensor] = {}
-        for phase in population.model.phases:
-            state.population.begin(phase, epoch)
-            sums = torch.zeros((), device=population.device)
-            for batch in _batches(feeder, weights[state.rows], state.running, recipe, epoch):
-                sums = sums + step(batch)
-            *means, _ = sums / sums[-1]  # no step was taken by a model that has stopped: its losses become NaN
-            losses |= dict(zip(step.terms, means, strict=False))
-        population.train(False)
-        state.population.begin("validation", epoch)
-        judged = judge()
-        curves.add(epoch, losses, judged, state.rows)
-        running = state.after_epoch(epoch, judged)
-        if on_epoch is not None:
-            on_epoch(epoch, {name: float(value.nanmean()) for name, value in losses.items()}, running)
-        if checkpoint is not None:
-            checkpoint.save_if_due(epoch, state, curves)
+    with feeding(population, bags, [largest, *(part.bags for part in judged_by)]) as feeder:
+        step, judge = Stepper(state), Judge(state, feeder, judged_by)
+        for epoch in range(begun, recipe.epochs):
+            if not state.running.any():
+                break
+            population.train()
+            state.optimizer.slow_down(recipe.pace(epoch))
+            losses: dict[str, Tensor] = {}
+            for phase in population.model.phases:
+                state.population.begin(phase, epoch)
+                sums = torch.zeros((), device=population.device)
+                for batch in _batches(feeder, weights[state.rows], state.running, recipe, epoch):
+                    sums = sums + step(batch)
+                *means, _ = sums / sums[-1]  # no step was taken by a model that has stopped: its losses become NaN
+                losses |= dict(zip(step.terms, means, strict=False))
+            population.train(False)
+            state.population.begin("validation", epoch)
+            judged = judge()
+            curves.add(epoch, losses, judged, state.rows)
+            running = state.after_epoch(epoch, judged)
+            if on_epoch is not None:
+                on_epoch(epoch, {name: float(value.nanmean()) for name, value in losses.items()}, running)
+            if checkpoint is not None:
+                checkpoint.save_if_due(epoch, state, curves)
     lost = (state.best_epoch < 0).nonzero().flatten().tolist()
     if lost:
         raise CarmilError(

@@ -168,7 +168,7 @@ class Population:
         A baseline of one row serves all models.
         """
         names = list(self._named())
-        outer = "model." if any(name.startswith("model.branch.") for name in names) else ""  # standardises before it
+        outer = "model." if any(name.startswith("model.branch.") for name in names) else ""  # a scale around it
         mine = {
             outer + name.removeprefix(outer + "model.") if name.startswith(outer + "model.") else name: name
             for name in names

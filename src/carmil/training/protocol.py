@@ -19,7 +19,7 @@ from carmil.training.curves import History
 from carmil.training.loop import OnEpoch
 from carmil.training.parts import Engine, fit_in_parts, moved
 from carmil.training.population import Member, Population
-from carmil.training.recipe import TRAIN, VALIDATION, Recipe
+from carmil.training.recipe import VALIDATION, Recipe
 
 
 @dataclass(frozen=True)
@@ -136,24 +136,6 @@ def train_protocol(
         checkpoint=checkpoint,
     )
     return Candidates(population, history, tuple(seeds), inner, len(grid), device)
-
-
-def set_scales(population: Population, bags: Bags, roles: Tensor) -> None:
-    """Gives each Standardised model the mean and deviation of the features of its own training bags. roles (r, b)."""
-    state = population.state()
-    for row in roles.unique(dim=0):
-        alike = (roles == row).all(1)
-        total = torch.zeros(2, bags.width, dtype=torch.float64)
-        count = 0
-        for part in bags.parts(2**16, (row == TRAIN).nonzero().squeeze(-1)):
-            x = part.features.double()
-            total += torch.stack([x.sum(0), x.square().sum(0)])
-            count += len(x)
-        mean = total[0] / count
-        deviation = (total[1] / count - mean.square()).clamp_min(0).sqrt()
-        state["mean"][alike] = mean.to(state["mean"])
-        state["deviation"][alike] = torch.where(deviation > 0, deviation, 1.0).to(state["deviation"])
-    population.load_state(state)
 
 
 def validation_bags(roles: Tensor) -> Tensor:

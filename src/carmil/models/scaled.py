@@ -1,0 +1,101 @@
+"""Input scaling as part of a model: x' = (x - mean) / deviation, with the mean and deviation of its own training bags.
+
+Encoders' features are rectified and share a large common vector. A first layer must unlearn it before it sees what differs
+between tiles, and where few tiles differ it never does.
+
+    none      x' = x
+    common    centred; all features divided by one number c, the root of their mean variance
+    halfway   centred; feature i divided by sqrt(c s_i), s_i its own deviation
+    own       centred; feature i divided by s_i
+
+The zero of a scaled feature is the mean training tile. Nothing is computed for every instance: the linear layers that read the
+features take the scale over (`Linear.folded`). A model whose features go elsewhere too (ABMIL with feature dropout,
+`dsmil.official`, which pools them) is given features that were scaled before.
+"""
+
+from collections.abc import Container, Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from carmil.models.contract import AttendingModel, BagModel, Branch, Prediction
+from carmil.models.pooling import Offsets
+
+SCALES = ("none", "common", "halfway", "own")
+
+
+class Scaled(AttendingModel):
+    """A model and the scale of its d features. The scale is not learned: training sets it, from training bags alone.
+
+    shift (d): a vector that was subtracted from the features before they came here, so that 16 bits hold their differences.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    shift: Tensor | None = None
+
+    def __init__(self, model: BagModel, features: int) -> None:
+        super().__init__()
+        self.model = model
+        self.classes, self.phases, self.coefficients = model.classes, model.phases, model.coefficients
+        self.heads = getattr(model, "heads", 1)
+        self.heads_are_classes = getattr(model, "heads_are_classes", False)
+        self.softmax_pooling = getattr(model, "softmax_pooling", False)
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("deviation", torch.ones(features))
+
+    @contextmanager
+    def reading(self, features: Tensor) -> Iterator[Tensor]:
+        """What the model inside is to be given in the block: the features as they come where its first layers scale them."""
+        mean = self.mean if self.shift is None else self.mean - self.shift
+        layers = self.model.input_layers()
+        if not layers:
+            yield (features - mean.unsqueeze(-2)) / self.deviation.unsqueeze(-2)
+            return
+        for layer in layers:
+            layer.scale = mean, self.deviation
+        try:
+            yield features
+        finally:
+            for layer in layers:
+                layer.scale = None
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
+        with self.reading(features) as x:
+            return self.model(x, offsets)
+
+    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
+        with self.reading(features) as x:
+            return self._attending().embed(x, offsets)
+
+    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
+        return self._attending().attend(instances, offsets)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self._attending().classify(pooled)
+
+    def begin(self, phase: str, epoch: int) -> Hashable:
+        return self.model.begin(phase, epoch)
+
+    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
+        return self.model.losses(prediction, labels, terms)
+
+    def _attending(self) -> AttendingModel:
+        assert isinstance(self.model, AttendingModel)
+        return self.model
+
+
+def deviation_of(variance: Tensor, scale: str) -> Tensor:
+    """What features of these variances (..., d) are divided by. One that does not vary is divided as the others on average."""
+    common = variance.mean(-1, keepdim=True).sqrt()
+    common = torch.where(common > 0, common, 1.0)
+    own = torch.where(variance > 0, variance.sqrt(), common)
+    match scale:
+        case "common":
+            return common.expand_as(variance)
+        case "halfway":
+            return (common * own).sqrt()
+        case "own":
+            return own
+    raise ValueError(f"no deviation for the scale {scale!r}")
