@@ -22,7 +22,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.evidence.intervals import Estimate, FoldAnswers, difference_interval, estimate
+from carmil.evidence.intervals import Estimate, FoldAnswers, difference_interval, estimate, wilson
 
 SIZES = (16, 30, 100)
 RATIOS = {"1:1": 2, "1:5": 6}
@@ -36,7 +36,7 @@ CELLS = (
     "AUC, mean over folds",
     "balanced accuracy, one test set",
     "balanced accuracy, mean over folds",
-    "F1, mean over folds",
+    "macro F1, mean over folds",
     "sensitivity",
     "difference of two AUCs",
 )
@@ -210,10 +210,14 @@ def candidates(cell: Cell, simulations: int, rng: np.random.Generator) -> list[s
     inside = []
     for _ in range(simulations):
         answers = cell.answers(rng)
-        rates = [estimate(name, answers) for name in ("sensitivity", "specificity")]
-        value = sum(one.value for one in rates) / 2
-        low = value - sum((one.value - one.interval().low) ** 2 for one in rates) ** 0.5 / 2
-        high = value + sum((one.value - one.interval().high) ** 2 for one in rates) ** 0.5 / 2
+        sizes = (cell.positives, cell.n - cell.positives)
+        rates = [estimate(name, answers).value for name in ("sensitivity", "specificity")]
+        limits = [wilson(rate, count) for rate, count in zip(rates, sizes, strict=True)]
+        value = sum(rates) / 2
+        low, high = (
+            value + sign * sum((rate - ends[side]) ** 2 for rate, ends in zip(rates, limits, strict=True)) ** 0.5 / 2
+            for side, sign in enumerate((-1, 1))
+        )
         own = estimate("balanced_accuracy", answers).interval()
         inside.append((low <= cell.rate <= high, own.low <= cell.rate <= own.high))
     return [*found, *(f"{share:.1f}" for share in 100 * np.mean(inside, axis=0))]

@@ -9,9 +9,11 @@ import pytest
 from scipy import stats
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
+from carmil.bags.splits import TEST, make_splits
 from carmil.errors import CarmilError
 from carmil.evidence.intervals import (
     FoldAnswers,
+    clopper_pearson,
     delong,
     difference_interval,
     difference_p,
@@ -43,13 +45,26 @@ def area(labels, scores, **others):
     return estimate("auc", FoldAnswers.of(labels, two_columns(scores), **others))
 
 
-def test_wilsons_interval_is_the_published_one_and_the_score_interval_of_a_proportion():
-    # Newcombe 1998, table I, method 3
+def test_wilsons_and_clopper_pearsons_intervals_are_the_published_ones():
+    # Newcombe 1998, table I, methods 3 and 5
     assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson(0 / 20, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert clopper_pearson(81 / 263, 263) == pytest.approx((0.2527, 0.3676), abs=1e-4)
+    assert clopper_pearson(0 / 20, 20) == pytest.approx((0.0, 0.1684), abs=1e-4)
+
+
+@pytest.mark.finding(n=4)
+def test_shares_of_cases_have_clopper_pearsons_interval_and_hold_the_truth_of_three_positives():
     right = np.arange(40) < 31
     found = figure_interval("accuracy", FoldAnswers.of(np.ones(40, int), two_columns(right.astype(float))))
-    assert (found.value, found.low, found.high) == pytest.approx((31 / 40, *wilson(31 / 40, 40)))
+    assert (found.value, found.low, found.high) == pytest.approx((31 / 40, *clopper_pearson(31 / 40, 40)))
+    truth, labels = 0.95, np.array([1] * 3 + [0] * 13)
+    held = 0.0
+    for hits in range(4):
+        answers = np.where(np.arange(16) < hits, 0.9, 0.1)
+        one = figure_interval("sensitivity", FoldAnswers.of(labels, two_columns(answers)))
+        held += math.comb(3, hits) * truth**hits * (1 - truth) ** (3 - hits) * (one.low <= truth <= one.high)
+    assert held == pytest.approx(0.99275)  # Wilson's: 0.857
 
 
 def test_the_aucs_interval_is_newcombes_where_delongs_variance_is_not_larger():
@@ -74,6 +89,17 @@ def test_no_interval_collapses_where_all_answers_of_16_patients_are_right():
         found = figure_interval(name, wrong)
         assert (found.value, found.low) == (0, 0)
         assert 0.15 < found.high < 0.4, name
+
+
+@pytest.mark.finding(n=4)
+def test_the_example_of_16_patients_in_the_documentation():
+    """docs/study.md: one test set, and the mean over five folds as `carmil train` cuts them."""
+    names = [str(i) for i in range(16)]
+    folds = (make_splits(names, names, LABELS.tolist(), folds=5).roles == TEST).argmax(0)
+    for fold, expected in ((None, (0.756, 0.806)), (folds, (0.680, 0.788))):
+        given = FoldAnswers.of(LABELS, two_columns(0.2 + 0.6 * LABELS), folds=fold)
+        found = tuple(figure_interval(name, given).low for name in ("auc", "balanced_accuracy"))
+        assert found == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.finding(n=4)
@@ -138,7 +164,7 @@ def test_slides_of_a_patient_and_divisions_of_the_same_cases_are_no_further_pati
     perfect = FoldAnswers.of(
         np.tile(LABELS, 3), two_columns(np.tile(LABELS, 3) * 0.8 + 0.1), patients=np.tile(np.arange(16), 3)
     )
-    assert figure_interval("accuracy", perfect).low == pytest.approx(wilson(1, 16)[0])
+    assert figure_interval("accuracy", perfect).low == pytest.approx(clopper_pearson(1, 16)[0])
 
 
 @pytest.mark.finding(n=4)
