@@ -58,6 +58,19 @@ def test_a_model_that_is_no_better_than_class_frequencies_is_called_so(idle, lea
 
 
 @pytest.mark.finding(n=18)
+def test_a_cohort_of_noise_is_called_out_by_its_auc(idle, learned, tmp_path):
+    interval = idle.metrics["intervals"]["auc"]
+    assert interval["low"] <= 0.5
+    (line,) = [line for line in lines_of(idle, tmp_path) if line.startswith("the AUC may be chance")]
+    assert (
+        f"its 95 % interval, {100 * interval['low']:.1f} to {100 * interval['high']:.1f}, is not wholly above 50"
+        in line
+    )
+    assert learned.metrics["intervals"]["auc"]["low"] > 0.5
+    assert not any("may be chance" in line for line in lines_of(learned, tmp_path))
+
+
+@pytest.mark.finding(n=18)
 def test_a_counterfactual_attention_that_did_not_move_is_called_so(idle, learned, tmp_path):
     assert idle.metrics["readings"]["attention_moved"] < 0.05 <= learned.metrics["readings"]["attention_moved"] <= 2
     (line,) = [

@@ -6,11 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.evidence.calibration import cross_entropies
+from carmil.studies.figures import MEAN_OVER_FOLDS
 from carmil.studies.run_folder import StudyRun
 
 LITTLE = (
     0.01  # of the cross-entropy of the class frequencies: a model less than that below it is no better than they are
 )
+CHANCE = 0.5  # the AUC of scores that have nothing to do with the labels
 STILL = 0.05  # of 2, the most that attention can move
 UNIFORM = 0.9  # of a slide's instances: attention that is spread over so many is nearly the same everywhere
 FEW = 5  # patients of a class
@@ -45,6 +47,12 @@ def cautions(run: StudyRun) -> list[str]:
             f"the model is no better than class frequencies: its cross-entropy on the test {run.metrics['level']}s is "
             f"{given:.3f}, that of always answering how common each class is {shares:.3f}; whether it ranks cases all the "
             "same, AUC shows"
+        )
+    area = run.metrics["intervals"].get("auc") if run.metrics.get("intervals_of") == MEAN_OVER_FOLDS else None
+    if area is not None and area["low"] is not None and area["low"] <= CHANCE:
+        lines.append(
+            f"the AUC may be chance: its 95 % interval, {100 * area['low']:.1f} to {100 * area['high']:.1f}, is not wholly above "
+            "50, the AUC of a model that knows nothing of the labels"
         )
     moved = found.get("attention_moved")
     if moved is not None and moved < STILL:
