@@ -1,6 +1,9 @@
 """Every point of a sweep is the run that `carmil train` would have made; what the sweep adds says how it may be read."""
 
+import html
 import json
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -11,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from carmil.errors import CarmilError
@@ -263,6 +267,23 @@ def test_a_sweep_killed_goes_on_and_finished_points_are_left_alone(small, tmp_pa
         run_sweep(sweep_of({**given["broken"], "epochs": 9}, over, where="test"))
     with pytest.raises(CarmilError, match="holds a run"):
         run_sweep(sweep_of({**given["broken"], "out": str(first)}, over, where="test"))
+
+
+@pytest.mark.finding(n=17)
+def test_the_command_of_the_page_runs_again_as_printed(small, tmp_path, said, monkeypatch):
+    over = ("--over", "alpha=0,0.5", "--over", "lambda=0.5,1")
+    config = tmp_path / "mine.yaml"
+    study = words(small, tmp_path / "swept", epochs=2)
+    config.write_text(yaml.safe_dump(study))
+    assert said("sweep", "--config", str(config), *over)[0] == 0
+    config.unlink()
+    page = (tmp_path / "swept" / "report.html").read_text()
+    printed = shlex.split(html.unescape(re.search(r"<pre>(carmil sweep.*?)</pre>", page)[1]))
+    assert printed[:4] == ["carmil", "sweep", "--config", "swept/study.yaml"]
+    assert printed[-6:] == [*over, "--out", "swept"]
+    monkeypatch.chdir(tmp_path)
+    status, out, err = said(*printed[1:])
+    assert (status, "written: swept/report.html" in out) == (0, True), err
 
 
 def test_a_file_and_the_command_line_say_the_same(small, tmp_path, said):

@@ -1,7 +1,6 @@
 """A sweep's table, picture and page. Everything is computed from the runs of its points."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ CHOSEN, IDLE = "*", "†"
 
 
 def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
-    """Writes sweep.json, sweep.md, sweep.png and report.html; gives the table and what has to be said of it."""
+    """Write sweep.json, sweep.md, sweep.png, report.html, and study.yaml if the command needs it. Return table and notes."""
     out = swept.sweep.out
     choice = choose(swept.runs)
     table, lines = sweep_table(swept, choice), sweep_lines(swept, choice)
@@ -30,6 +29,8 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
     write_text(out / "sweep.json", json.dumps(plain({**asked, **figures(swept, choice)}), indent=2))
     listed = "\n".join(f"- {text}" for text in lines)
     write_text(out / "sweep.md", f"# {out.resolve().name}\n\n{listed}\n\n{table.markdown()}")
+    if settings := card.yaml_part(swept.runs[0], without=swept.sweep.over):
+        write_text(out / card.CONFIG, settings)
     caption = write_picture(swept, choice.best, out / "sweep.png")
     write_page(
         out / "report.html",
@@ -109,10 +110,10 @@ def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
 
 
 def sweep_command(swept: Swept) -> str:
-    """The command, without folders; settings that all points have come from a file."""
+    """The command, to be run in the folder that holds the sweep's; OUT/study.yaml has what the command line has no word for."""
     grid = [f"{said_name(name)}={','.join(said(v) for v in values)}" for name, values in swept.sweep.over.items()]
     over = [word for one in grid for word in ("--over", one)]
-    return shlex.join(["carmil", "sweep", "--config", "study.yaml", *over, "--out", swept.sweep.out.resolve().name])
+    return card.command_of("sweep", swept.runs[0], swept.sweep.out, without=swept.sweep.over, extra=over)
 
 
 def _common(settings: dict[str, Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,8 +30,9 @@ YAML_ONLY = (  # settings that have no word on the command line
     "dtype",
 )
 INTERVALS = (
-    "Score intervals: Wilson's for proportions, Newcombe's (method 5) for AUC; none collapses at 0 or 100 %. Slides of one patient "
-    "are not taken for independent. How often such intervals hold the true value: docs/study.md."
+    "Intervals: Clopper and Pearson's for accuracy, sensitivity and specificity, Wilson's for balanced accuracy and F1, Newcombe's "
+    "(method 5) for AUC; none collapses at 0 or 100 %. Slides of one patient are not counted as independent. How often such "
+    "intervals hold the true value: docs/study.md."
 )
 LIMITS = (
     "Research use only. This is no medical device; no decision about a patient may rest on it.",
@@ -163,39 +164,48 @@ def remarks(run: StudyRun) -> list[str]:
 
 def command(run: StudyRun) -> str:
     """`carmil train` with what differs from its defaults, to be run in the folder that holds the run."""
-    words = ["carmil", "train"]
-    if yaml_part(run):
-        words += ["--config", f"{run.name}/{CONFIG}"]
-    for name, value in _asked(run).items():
-        if name in YAML_ONLY:
+    return command_of("train", run, run.folder)
+
+
+def command_of(verb: str, run: StudyRun, out: Path, *, without: Collection[str] = (), extra: Sequence[str] = ()) -> str:
+    """A command of a study with a run's settings, to be run in the folder that holds `out`.
+
+    without: settings to leave out. extra: further words. OUT/study.yaml holds what `yaml_part` returns, if anything.
+    """
+    home, name = out.resolve().parent, out.resolve().name
+    words = ["carmil", verb]
+    if yaml_part(run, without=without):
+        words += ["--config", f"{name}/{CONFIG}"]
+    for setting, value in _asked(run, home).items():
+        if setting in YAML_ONLY or setting in without:
             continue
-        words.append("--" + name.rstrip("_").replace("_", "-"))
+        words.append("--" + setting.rstrip("_").replace("_", "-"))
         if value is not True:
             words.append(_said(value))
-    return shlex.join([*words, "--out", run.name])
+    return shlex.join([*words, *extra, "--out", name])
 
 
-def yaml_part(run: StudyRun) -> str:
-    """The settings that only a YAML file can say, if any."""
+def yaml_part(run: StudyRun, *, without: Collection[str] = ()) -> str:
+    """The settings that only a YAML file can hold, if any."""
     import yaml
 
-    rest = {name: value for name, value in _asked(run).items() if name in YAML_ONLY}
+    home = run.folder.resolve().parent
+    rest = {name: value for name, value in _asked(run, home).items() if name in YAML_ONLY and name not in without}
     return yaml.safe_dump(rest, sort_keys=False) if rest else ""
 
 
-def _asked(run: StudyRun) -> dict[str, Any]:
-    """The settings that differ from their defaults; bags, labels and model in any case."""
+def _asked(run: StudyRun, home: Path) -> dict[str, Any]:
+    """The settings that differ from their defaults, paths from `home`; bags, labels and model in any case."""
     defaults = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
     return {
-        name: _from_beside(run, value) if name in PATHS and value else value
+        name: _from_beside(home, value) if name in PATHS and value else value
         for name, value in run.settings.items()
         if name == "model" or value != defaults.get(name)
     }
 
 
-def _from_beside(run: StudyRun, path: str) -> str:
-    """A path as it is named in the folder that holds the run; the last part where it is no longer there."""
-    home = run.folder.resolve().parent
+def _from_beside(home: Path, path: str) -> str:
+    """A path from the folder `home`; the last part where it is no longer there."""
     there = next((place for place in (Path(path), home / path) if place.exists()), None)
     return PurePath(path).name if there is None else os.path.relpath(there.resolve(), home)
 
