@@ -132,7 +132,11 @@ def test_a_site_with_most_of_the_patients_is_said():
     ("change", "words"),
     [
         ({"folds": 1}, "1 fold: expected at least 2"),
-        ({"folds": 11}, "class '0' has 10 patients for 11 folds"),
+        ({"folds": 11}, "class '0' has 10 patients for 11 folds: expected at least one per fold (patients by class"),
+        ({"folds": 11}, "'1': 10); use --folds 10, or leave the class out"),
+        ({"inner": 9}, "'1': 8); use --inner 8, or leave the class out"),
+        ({"labels": [0] * 36 + [1] * 4}, "class '1' has 2 patients for 5 folds"),
+        ({"labels": [0] * 36 + [1] * 4}, "; add patients, or leave the class out"),
         ({"folds": 11}, "(patients by class: '0': 10, '1': 10)"),
         ({"inner": 0}, "0 inner folds"),
         ({"inner": 9}, "for 9 inner folds in the training part of fold 0"),
@@ -158,6 +162,14 @@ def test_what_cannot_be_split_is_named_in_one_line(change, words):
         make_splits(**{"slides": slides, "patients": patients, "labels": labels, **change})
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_class_has_as_many_folds_as_it_has_patients_if_these_are_three():
+    slides, patients, labels = cohort()
+    labels = [0] * 34 + [1] * 6
+    with pytest.raises(CarmilError, match=r"class '1' has 3 patients for 5 folds.*; use --folds 3,"):
+        make_splits(slides, patients, labels)
+    assert make_splits(slides, patients, labels, folds=3).folds == 3
 
 
 def test_two_patients_a_class_are_too_few_to_train_select_and_test():

@@ -170,7 +170,7 @@ def test_another_width_or_encoder_is_found(tmp_path):
     for i in range(4):
         write_bag(bag(f"{i}"), tmp_path / "src", "npy")
     np.save(tmp_path / "src" / "9.npy", np.zeros((3, 7), np.float32))
-    with pytest.raises(CarmilError, match="a cohort has one encoder"):
+    with pytest.raises(CarmilError, match="a cohort has the same features for all slides"):
         build_store(tmp_path / "src", tmp_path / "store")
     problems = check_bags(find_bags(tmp_path / "src")).problems
     assert [(problem.bag, problem.kind, problem.what) for problem in problems] == [

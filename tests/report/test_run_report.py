@@ -148,7 +148,12 @@ def test_the_figures_are_those_of_the_run(two):
     run, page = two
     metrics = json.loads((run.folder / "metrics.json").read_text())
     shown = {row["figure, per cent"]: row for row in page.table("figure, per cent")}
-    for name, words in (("auc", "AUC"), ("f1_macro", "F1"), ("sensitivity", "sensitivity"), ("accuracy", "accuracy")):
+    for name, words in (
+        ("auc", "AUC"),
+        ("f1_macro", "macro F1"),
+        ("sensitivity", "sensitivity"),
+        ("accuracy", "accuracy"),
+    ):
         sure, summary = metrics["intervals"][name], metrics["summary"][name]
         assert sure["value"] == pytest.approx(summary["mean"])
         assert shown[words]["mean over folds"] == f"{100 * sure['value']:.1f}"

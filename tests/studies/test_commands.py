@@ -449,7 +449,10 @@ def test_predict_refuses_another_width_or_encoder(trained, tmp_path, said):
         "predict", str(trained / "abmil"), "--bags", str(tmp_path / "wide"), "--out", str(tmp_path / "p")
     )
     assert status == 2
-    assert f"{WIDTH + 1} features a tile, the run was trained on {WIDTH}" in err
+    assert (
+        f"{WIDTH + 1} features per tile, the run was trained on {WIDTH}: expected features made as the run's were"
+        in err
+    )
     for encoder in ("uni", "resnet50"):
         for i in range(12):
             features = np.random.default_rng(i).normal(size=(5, 4)).astype(np.float32) + i % 2
@@ -647,7 +650,9 @@ def test_evaluate_maps_the_labels_of_another_table_and_drops_some(trained, tmp_p
     status, _, err = said(*words)
     assert status == 2
     assert (
-        "column 'label' (guessed) has the label 'normal', the run knows 'a', 'b': map it with --map 'normal=a'" in err
+        "column 'label' (guessed) has labels that the run does not know, 'normal', 'not known', 'tumour'; its classes are 'a', "
+        "'b': name the class of each with --map 'normal=CLASS' --map 'not known=CLASS' --map 'tumour=CLASS', leave slides out "
+        "with --map 'normal='" in err
     )
     status, _, err = said(*words, "--map", "normal=a", "--map", "tumor=b", "--map", "not known=")
     assert (status, "unknown label to map 'tumor'; did you mean 'tumour'?" in err) == (2, True)
@@ -657,6 +662,7 @@ def test_evaluate_maps_the_labels_of_another_table_and_drops_some(trained, tmp_p
         assert "expected LABEL=CLASS" in said(*words, "--map", wrong)[2]
     status, _, err = said(*words, "--map", "normal=a", "--map", "tumour=b", "--map", "not known=")
     assert (status, "1 slide labelled 'not known' left out" in err) == (0, True)
+    assert "guessed" in err and "positive class" not in err  # the run knows its positive class
     frame = pd.read_csv(tmp_path / "evaluation" / "predictions.csv", dtype={"slide": str})
     assert len(frame) == 15 and set(frame["label"]) == {"a", "b"}
     facts = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())

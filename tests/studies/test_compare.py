@@ -62,7 +62,7 @@ def test_t_is_over_folds_and_of_one_fold_over_its_seeds_which_the_table_says():
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), FOLDS, strict=True))
     (found,) = compare_pairs([(first, second)])
     assert (found.pairs, found.p_t) == ("folds", pytest.approx(ttest_rel([0.9, 0.8, 0.85], [0.6, 0.7, 0.5]).pvalue))
-    heads = ("difference of mean F1", "95 % interval of that", "p paired t", "p over patients", "p DeLong")
+    heads = ("difference of mean macro F1", "95 % interval of that", "p paired t", "p over patients", "p DeLong")
     assert comparison_table([found]).heads[2:] == heads
     seeds = [
         [{"fold": 0, "seed": s, "threshold": 0.5, "f1_macro": v} for s, v in enumerate(vs)]

@@ -71,7 +71,7 @@ class Bags:
             if bag.shape[1] != features[0].shape[1]:
                 raise CarmilError(
                     f"bag {name!r} is {bag.shape[1]} features wide, the first bag {features[0].shape[1]}: "
-                    "all bags must come from one encoder"
+                    "expected the same number of features in all bags"
                 )
         sizes = torch.tensor([len(bag) for bag in features])
         return cls(

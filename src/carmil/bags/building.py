@@ -271,9 +271,11 @@ def _new_plan(
         if not places:
             width, encoder, example = header.width, header.encoder, source.id
         if (header.width, header.encoder) != (width, encoder):
+            known = header.encoder is not None or encoder is not None
+            mine, other = (f" by {name or 'an unknown encoder'}" if known else "" for name in (header.encoder, encoder))
             raise CarmilError(
-                f"{source.path}: {header.width} features by encoder {header.encoder or 'unknown'}, {example!r} has {width} by "
-                f"{encoder or 'unknown'}: a cohort has one encoder; `carmil cohort check` lists all, --skip-broken leaves them out"
+                f"{source.path}: {header.width} features per tile{mine}, {example!r} has {width}{other}: a cohort has the same "
+                "features for all slides; `carmil cohort check` lists all that differ, --skip-broken leaves them out"
             )
         if pooling is not None and header.pooling not in (None, pooling):
             raise CarmilError(

@@ -103,11 +103,13 @@ def read_labels(
     site: str | None = None,
     split: str | None = None,
     positive: str | None = None,
+    classes: Sequence[str] = (),
     mapping: Mapping[str, str] | None = None,
 ) -> LabelTable:
     """The labels of a table; arguments name columns, those not named are guessed.
 
     `site` may also be "tcga": the tissue source site in a TCGA barcode. `positive` is the class of two that comes last.
+    `classes` are those of a run: they come in its order, others after them.
     `mapping` gives labels other names; a label whose new name is "" is dropped with its slides.
     """
     path = Path(path)
@@ -135,7 +137,7 @@ def read_labels(
         slides=tuple(row.slide for row in rows),
         patients=tuple(row.patient for row in rows),
         labels=tuple(row.label for row in rows),
-        classes=_classes([row.label for row in rows], f"{path}: {label_column}", positive, said),
+        classes=_classes([row.label for row in rows], f"{path}: {label_column}", positive, classes, said),
         sites=tuple(row.site for row in rows) if site else None,
         official=tuple(row.split for row in rows) if columns["split"] else None,
         left_out=tuple(sorted({bare_id(text) for text in whole[columns["slide"]]} - kept - {""})),
@@ -406,7 +408,9 @@ def _say_mixed_patients(rows: list[_Row], said: list[str]) -> None:
         )
 
 
-def _classes(labels: list[str], where: str, positive: str | None, said: list[str]) -> tuple[str, ...]:
+def _classes(
+    labels: list[str], where: str, positive: str | None, known: Sequence[str], said: list[str]
+) -> tuple[str, ...]:
     counts = Counter(labels)
     numeric = all(_NUMBER.fullmatch(label) for label in counts)
     fractions = numeric and any(float(label) % 1 for label in counts)
@@ -436,8 +440,9 @@ def _classes(labels: list[str], where: str, positive: str | None, said: list[str
         if len(classes) != 2:
             raise CarmilError(f"{where} has {len(classes)} classes: a positive one can be named of two; leave it out")
         classes.sort(key=lambda c: c == positive)
+    classes.sort(key=lambda c: known.index(c) if c in known else len(known))
     said.append("classes: " + ", ".join(f"{c!r} ({plural(counts[c], 'slide')})" for c in classes))
-    if positive is None and len(classes) == 2 and not numeric:
+    if positive is None and not known and len(classes) == 2 and not numeric:
         said.append(
             f"positive class: {classes[1]!r} (guessed: the last in the alphabet; `carmil train --positive` names the other)"
         )

@@ -282,9 +282,11 @@ def _check_patients(cohort: Cohort, slides: np.ndarray, folds: int, what: str = 
     counts = cohort.patients_by_class(slides)
     rarest = min(counts, key=lambda c: counts[c])
     if counts[rarest] < folds:
+        option, least = ("--folds", 3) if what == "folds" else ("--inner", 2)  # one to train on, select by and test
+        fewer = f"use {option} {counts[rarest]}" if counts[rarest] >= least else "add patients"
         raise CarmilError(
-            f"class {rarest!r} has {plural(counts[rarest], 'patient')} for {folds} {what}: expected at least one a fold "
-            f"(patients by class: {_counts(counts)}); ask for fewer or leave the class out"
+            f"class {rarest!r} has {plural(counts[rarest], 'patient')} for {folds} {what}: expected at least one per fold "
+            f"(patients by class: {_counts(counts)}); {fewer}, or leave the class out"
         )
 
 

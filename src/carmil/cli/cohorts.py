@@ -6,7 +6,18 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import ColumnOption, Layout, OutOption, SkipBrokenOption, SplitForm, StoreType, folder_for, say
+from carmil.cli.options import (
+    LabelColumn,
+    Layout,
+    OutOption,
+    PatientColumn,
+    SkipBrokenOption,
+    SlideColumn,
+    SplitForm,
+    StoreType,
+    folder_for,
+    say,
+)
 from carmil.errors import CarmilError
 from carmil.words import plural
 
@@ -120,9 +131,9 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
 def cohort_check(
     source: Annotated[Path, typer.Argument(help="A store, or a folder of features.")],
     labels: Annotated[Path | None, typer.Option(help="Table of labels to compare with.")] = None,
-    slide: ColumnOption = None,
-    patient: ColumnOption = None,
-    label: ColumnOption = None,
+    slide: SlideColumn = None,
+    patient: PatientColumn = None,
+    label: LabelColumn = None,
     truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
     dtype: Annotated[
         StoreType, typer.Option(help="The type that a store of these features would have.")
@@ -234,14 +245,14 @@ def split(
     validation: Annotated[float, typer.Option(help="Share of the training patients that validate.")] = 0.15,
     seed: Annotated[int, typer.Option(min=0, help="Of the division.")] = 0,
     form: Annotated[SplitForm, typer.Option(help="Whose files to write.")] = SplitForm.carmil,
-    slide: ColumnOption = None,
-    patient: ColumnOption = None,
-    label: ColumnOption = None,
+    slide: SlideColumn = None,
+    patient: PatientColumn = None,
+    label: LabelColumn = None,
     site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
     bags: Annotated[Path | None, typer.Option(help="The store: refuse the same features under two patients.")] = None,
     allow_duplicates: AllowDuplicates = False,
 ) -> None:
-    """Divide patients into folds, stratified by label, or audit a split that there is.
+    """Divide patients into folds, stratified by label, or audit an existing split.
 
     A patient in two parts of a fold is an error, and with --bags the same features under two patients. Writes OUT; an audit
     writes nothing.

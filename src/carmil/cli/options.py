@@ -58,9 +58,9 @@ class SplitForm(StrEnum):
     stamp = "stamp"
 
 
-ColumnOption = Annotated[
-    str | None, typer.Option(help="Which column of the table that is.  [default: found by looking]")
-]
+SlideColumn = Annotated[str | None, typer.Option(help="Column with the names of slides.  [default: guessed]")]
+PatientColumn = Annotated[str | None, typer.Option(help="Column with the patients.  [default: guessed]")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column with the classes.  [default: guessed]")]
 SkipBrokenOption = Annotated[
     bool, typer.Option("--skip-broken", help="Leave out what cannot be read or packed, and say so.")
 ]

@@ -7,14 +7,16 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import (
-    ColumnOption,
     Device,
     DeviceOption,
     Distance,
+    LabelColumn,
     OutOption,
+    PatientColumn,
     Precision,
     Scale,
     SkipBrokenOption,
+    SlideColumn,
     check_device,
     device_named,
     folder_for,
@@ -38,7 +40,7 @@ def _words_of_a_study(
     inner: Annotated[int | None, typer.Option(help="Inner folds (nested).  [default: 1]")] = None,
     reshuffle: Annotated[bool | None, typer.Option("--reshuffle", help="Other folds for every seed.")] = None,
     splits: Annotated[
-        Path | None, typer.Option(help="A split that there is: ours, CLAM's, Patho-Bench's, STAMP's.")
+        Path | None, typer.Option(help="An existing split: ours, CLAM's, Patho-Bench's, STAMP's.")
     ] = None,
     official: Annotated[bool | None, typer.Option("--official", help="The table's own train/val/test column.")] = None,
     patients: Annotated[
@@ -51,9 +53,9 @@ def _words_of_a_study(
     skip_broken: Annotated[
         bool | None, typer.Option("--skip-broken", help="Leave out bags that cannot be read or packed, and say so.")
     ] = None,
-    slide: ColumnOption = None,
-    patient: ColumnOption = None,
-    label: ColumnOption = None,
+    slide: SlideColumn = None,
+    patient: PatientColumn = None,
+    label: LabelColumn = None,
     site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
     split: Annotated[str | None, typer.Option(help="Column with the official train/val/test.")] = None,
     positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
@@ -218,9 +220,9 @@ def evaluate(
     bags: Annotated[Path, typer.Option(help="Another cohort: a store, or a folder of features of the same encoder.")],
     labels: Annotated[Path, typer.Option(help="Its table of labels.")],
     out: OutOption = Path("evaluation"),
-    slide: ColumnOption = None,
-    patient: ColumnOption = None,
-    label: ColumnOption = None,
+    slide: SlideColumn = None,
+    patient: PatientColumn = None,
+    label: LabelColumn = None,
     map_: Annotated[
         list[str] | None,
         typer.Option("--map", help="LABEL=CLASS of the run, or LABEL= to leave its slides out; again for each."),

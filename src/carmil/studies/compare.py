@@ -181,7 +181,7 @@ def _answers(judged: Judged) -> FoldAnswers:
         )
     thresholds = {(line["fold"], line["seed"]): line.get("threshold") for line in judged.by_fold}
     if measure in AT_THRESHOLDS and len(run.classes) == 2 and None in thresholds.values():
-        raise CarmilError(f"{judged.name} does not say where its answers begin: train it again to compare by F1")
+        raise CarmilError(f"{judged.name} does not say where its answers begin: train it again to compare by macro F1")
     if run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag":
         frame = by_patient(frame, run.classes, run.metrics["rule"])
     groups = zip(frame["fold"], frame["seed"], strict=True)

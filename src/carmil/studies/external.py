@@ -127,13 +127,16 @@ def _labels_of_run(
     for name, new in mapping.items():
         if new and new not in run.classes:
             raise CarmilError(f"--map {name}={new}: {unknown('class of the run', new, run.classes)}")
-    table = read_labels(labels, mapping=mapping, **{kind: named.get(kind) for kind in ("slide", "patient", "label")})
+    columns = {kind: named.get(kind) for kind in ("slide", "patient", "label")}
+    table = read_labels(labels, mapping=mapping, classes=run.classes, **columns)
     surplus = [name for name in table.classes if name not in run.classes]
     if surplus:
-        known, other = ", ".join(map(repr, run.classes)), surplus[0]
+        known, others = ", ".join(map(repr, run.classes)), ", ".join(map(repr, surplus))
+        maps = " ".join(f"--map '{name}=CLASS'" for name in surplus)
         raise CarmilError(
-            f"{labels}: {table.columns[1]} has the label {other!r}, the run knows {known}: map it with "
-            f"--map '{other}={run.classes[0]}', leave it out with --map '{other}=', or name another column with --label"
+            f"{labels}: {table.columns[1]} has {'a label' if len(surplus) == 1 else 'labels'} that the run does not know, "
+            f"{others}; its classes are {known}: name the class of each with {maps}, leave slides out with "
+            f"--map '{surplus[0]}=', or name another column with --label"
         )
     return table
 
@@ -198,11 +201,12 @@ def check_encoder(
     run: StudyRun, encoder: str | None, width: int, what: str, say: Say, *, pooling: str | None = None
 ) -> None:
     """Refuses features (of `what`) that the run's models were not trained on, before or after they are made."""
-    if width != run.facts["width"]:
-        raise CarmilError(
-            f"{what} has {width} features a tile, the run was trained on {run.facts['width']}: use its encoder"
-        )
     mine = run.facts["encoder"]
+    if width != run.facts["width"]:
+        source = f"features by {mine}" if mine is not None else "features made as the run's were"
+        raise CarmilError(
+            f"{what} has {width} features per tile, the run was trained on {run.facts['width']}: expected {source}"
+        )
     if mine != encoder and mine is not None and encoder is not None:
         raise CarmilError(f"{what} was encoded by {encoder}, the run was trained on {mine}: use its encoder")
     trained = run.facts.get("pooling")

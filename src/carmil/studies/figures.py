@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHOWN = {
     "auc": "AUC",
-    "f1_macro": "F1",
+    "f1_macro": "macro F1",
     "balanced_accuracy": "balanced accuracy",
     "accuracy": "accuracy",
     "sensitivity": "sensitivity",
