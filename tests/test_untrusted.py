@@ -1,10 +1,13 @@
 import json
 from typing import Any, Literal, NotRequired, TypedDict
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from carmil.errors import CarmilError
-from carmil.untrusted import check_type, one_line_errors, read_json
+from carmil.untrusted import check_type, one_line_errors, read_json, read_parquet
 
 
 class Inner(TypedDict):
@@ -77,3 +80,27 @@ def test_whatever_a_library_raises_is_one_line_with_the_file_s_name(tmp_path, er
     with pytest.raises(CarmilError) as refused, one_line_errors(tmp_path / "a.bin"):
         raise error
     assert str(tmp_path / "a.bin") in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("rows", "word", "declared"), [(100_000, "x" * 10_000, "1,000,000,000"), (10**7, "", "80,000,000")]
+)
+def test_a_parquet_file_that_repeats_itself_is_refused_before_memory_is_taken(tmp_path, rows, word, declared):
+    path = tmp_path / "a.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([word]))
+    pq.write_table(pa.table({"slide": column}), path)
+    assert path.stat().st_size < 50_000
+    with pytest.raises(CarmilError, match=rf"a\.parquet.* declares {declared} bytes, and the file holds 67,108,864"):
+        read_parquet(path)
+
+
+@pytest.mark.finding(n=14)
+def test_a_parquet_table_is_read_as_it_was_written(tmp_path):
+    table = pa.table(
+        {"slide": ["a", None, "a"], "n": [1, 2, 3], "class": pa.array(["x", "y", "x"]).dictionary_encode()}
+    )
+    pq.write_table(table.replace_schema_metadata({b"carmil": b"{}"}), tmp_path / "a.parquet")
+    again = read_parquet(tmp_path / "a.parquet")
+    assert again.to_pydict() == table.to_pydict() and again.schema.metadata[b"carmil"] == b"{}"
+    assert again.schema.field("slide").type == pa.string()

@@ -179,7 +179,6 @@ def quiet_worker() -> None:
     """Warnings and the libraries' own words are no findings; memory has an end."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGPROF, _late)
-    os.nice(10)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)

@@ -11,9 +11,12 @@ import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from carmil.errors import CarmilError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 AGAIN = "it may be cut short or damaged; copy or extract it again"
 MOST_UNFOLDED = 100  # features do not compress a hundredfold; a bomb does
@@ -61,6 +64,39 @@ def read_json(path: Path, advice: str = AGAIN) -> Any:
             return json.loads(path.read_text(encoding="utf-8-sig"))
         except RecursionError:
             raise CarmilError(f"{path} is nested too deeply to be read: {advice}") from None
+
+
+def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
+    """The table of a Parquet file. A file repeats a value, or a word of its dictionary, as often as it likes: what that unfolds
+    to is counted before memory is taken."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+    from pyarrow import types as kinds
+
+    with one_line_errors(path, advice):
+        limit = max(path.stat().st_size * MOST_UNFOLDED, SMALL)
+        with pq.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            values = sum(group.column(j).num_values for group in groups for j in range(group.num_columns))
+            must_hold(str(path), 8 * max(values, file.metadata.num_rows), limit)
+            words = [column.path for column in file.schema if column.physical_type == "BYTE_ARRAY"]
+        table = pq.read_table(path, read_dictionary=[name for name in words if "." not in name])
+        for at, field in enumerate(table.schema):
+            if not kinds.is_dictionary(field.type) or not _is_words(field.type.value_type):
+                continue
+            column = table.column(at)
+            lengths = [
+                pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() or 0 for part in column.chunks
+            ]
+            must_hold(f"{path}: {field.name}", sum(lengths), limit)
+            table = table.set_column(at, field.name, column.cast(field.type.value_type))
+        return table
+
+
+def _is_words(kind: "pa.DataType") -> bool:
+    from pyarrow import types as kinds
+
+    return any(fits(kind) for fits in (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary))
 
 
 def check_type(value: Any, kind: Any, where: str, advice: str = "") -> None:

@@ -1,5 +1,6 @@
 import gzip
 import http.server
+import struct
 import threading
 
 import numpy as np
@@ -111,6 +112,24 @@ def small_mnist(folder):
         data = np.arange(np.prod(axes)).astype(np.uint8) if "images" in name else np.arange(10, dtype=np.uint8)
         header = bytes([0, 0, 8, len(axes)]) + b"".join(n.to_bytes(4, "big") for n in axes)
         (folder / f"{name}.gz").write_bytes(gzip.compress(header + data.tobytes(), mtime=0))
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("shape", [(), (10, 1), (3,)])
+def test_labels_of_another_shape_are_not_mnists(tmp_path, shape):
+    small_mnist(tmp_path)
+    labels = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + bytes(int(np.prod(shape)))
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    with pytest.raises(CarmilError, match="are not MNIST's"):
+        mnist_from_folder(tmp_path)
+
+
+@pytest.mark.finding(n=14)
+def test_an_idx_file_that_unfolds_without_end_is_refused(tmp_path, monkeypatch):
+    small_mnist(tmp_path)
+    monkeypatch.setattr("carmil.bags.digit_images.LARGEST_IDX", 5000)
+    with pytest.raises(CarmilError, match=r"not a whole idx file .larger than 5,000 bytes"):
+        mnist_from_folder(tmp_path)
 
 
 def test_a_folder_without_idx_files_is_named(tmp_path):

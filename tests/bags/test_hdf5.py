@@ -1,6 +1,7 @@
 """HDF5 is opened for reading in one place, and what is hostile there is one line for bags and tiles alike."""
 
 import re
+import struct
 from pathlib import Path
 
 import h5py
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 
 import carmil
+from carmil.bags import hdf5
 from carmil.bags.arrays import opened
+from carmil.bags.finding import find_bags
 from carmil.bags.hdf5 import attribute_of, item_of, open_hdf5, values_of
+from carmil.bags.readers import read_bag
 from carmil.errors import CarmilError
 from carmil.slides.slide import Tiles
 from carmil.slides.tiling import read_more, read_tiles, write_tiles
@@ -187,3 +191,49 @@ def test_numbers_and_words_are_read_as_they_are(tmp_path):
         assert values_of(x, "x").tolist() == CORNERS.tolist()
         assert attribute_of(x, "encoder", path=path) == "uni" and attribute_of(x, "size", path=path) == 3.5
         assert list(attribute_of(x, "names", path=path)) == ["a", "b"] and attribute_of(x, "none", path=path) is None
+
+
+@pytest.mark.finding(n=14)
+def test_a_file_of_very_many_groups_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5, "MOST_NAMES", 5)
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        for i in range(6):
+            file.create_group(f"s{i}")
+    (source,) = find_bags(tmp_path).sources
+    with pytest.raises(CarmilError, match=r"all\.h5 has 6 groups or arrays beside one another: expected at most 5"):
+        read_bag(source)
+
+
+@pytest.mark.finding(n=14)
+def test_the_heaps_of_a_file_are_walked_once_and_not_once_per_slide(tmp_path, monkeypatch):
+    path = tmp_path / "all.h5"
+    with h5py.File(path, "w") as file:
+        for i in range(5):
+            file[f"s{i}/feat"] = np.ones((2, 3), np.float32)
+            file[f"s{i}"].attrs["label"] = "a"
+    walked = []
+    between = hdf5._between_values
+    monkeypatch.setattr(hdf5, "_between_values", lambda *given: walked.append(given) or between(*given))
+    sources = find_bags(path).sources
+    assert [read_bag(source).features.shape for source in sources] == [(2, 3)] * 5
+    assert [source.label for source in sources] == ["a"] * 5 and len(walked) == 1
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_string_that_declares_gigabytes_is_refused_before_memory_is_taken(tmp_path, shape):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["encoder"] = "uni" if shape == () else ["uni"] * 3
+        file.attrs["other"] = "x"
+    content = bytearray(path.read_bytes())
+    with open_hdf5(path) as file:
+        assert np.ravel(attribute_of(file, "encoder", path=path)).tolist() == ["uni"] * (3 if shape else 1)
+    place = struct.pack("<IQ", 3, content.find(b"GCOL"))  # length of a string, and the heap it is in
+    at = content.rfind(place)
+    struct.pack_into("<I", content, at, 0x60000000)
+    path.write_bytes(content)
+    with pytest.raises(CarmilError, match=r"a\.h5 has damaged attributes"), open_hdf5(path) as file:
+        attribute_of(file, "encoder", path=path)
+    with open_hdf5(path) as file:
+        assert attribute_of(file, "other", path=path) == "x"

@@ -395,7 +395,10 @@ def test_kinds_may_stand_side_by_side_and_what_is_no_feature_is_said(tmp_path):
     found = find_bags(tmp_path)
     assert [(source.id, source.layout) for source in found.sources] == [("a", "npy"), ("b", "pt")]
     assert found.layout == "npy+pt"
-    assert found.said == ("left 1 file aside, no features: labels.csv",)
+    assert found.said == (
+        "1 hidden file left out, whose name begins with a dot: .b.pt.unfinished.pt",
+        "left 1 file aside, no features: labels.csv",
+    )
 
 
 def matrix_folder(root: Path, table: str, rows: int = 4) -> Path:
@@ -553,3 +556,20 @@ def test_a_folder_of_a_cohort_is_no_slide(tmp_path):
     bags = np.array(["x", "x", "y"])
     np.savez(tmp_path / "all" / "below" / "features.npz", X=np.ones((3, 2), np.float32), bag=bags)
     assert [source.id for source in find_bags(tmp_path / "all").sources] == ["x", "y"]
+
+
+@pytest.mark.finding(n=17)
+def test_hidden_files_of_features_are_named_as_left_out_in_build_info_and_check(tmp_path, said):
+    folder = tmp_path / "features"
+    folder.mkdir()
+    for name in ("a.npy", ".hidden.npy", ".carmil-x-1-y.npy", ".note"):
+        np.save(folder / "x.npy", np.ones((3, 2), np.float32))
+        (folder / "x.npy").rename(folder / name)
+    line = "1 hidden file left out, whose name begins with a dot: .hidden.npy"
+    assert find_bags(folder).hidden == (".hidden.npy",) and line in find_bags(folder).said
+    for words in (("build", str(folder), "--out", str(tmp_path / "store")), ("check", str(folder))):
+        status, out, err = said("cohort", *words)
+        assert status == 0 and line in " ".join((out + err).split())
+    status, out, _ = said("cohort", "info", str(tmp_path / "store"))
+    left = next(row for row in out.splitlines() if "left out" in row)
+    assert status == 0 and ".hidden.npy" in left and ".carmil" not in left

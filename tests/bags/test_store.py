@@ -1,8 +1,10 @@
+import io
 import json
 import resource
 import subprocess
 import sys
 import time
+import zipfile
 
 import h5py
 import numpy as np
@@ -428,6 +430,12 @@ def test_a_store_that_does_not_fit_on_the_disk_names_the_file_and_can_be_built_l
         (lambda facts: facts.update(dtype="float64"), "dtype is 'float64'"),
         (lambda facts: facts.update(width="4"), "width is '4': expected a whole number"),
         (lambda facts: facts.update(width=-4), "no features"),
+        (lambda facts: facts.update(version=-1), "has the store version -1: expected 1 to 2"),
+        (lambda facts: facts.update(version=0), "has the store version 0: expected 1 to 2"),
+        (lambda facts: facts.update(version="2"), "version is '2': expected a whole number"),
+        (lambda facts: facts.pop("version"), "version is missing: expected a whole number"),
+        (lambda facts: facts["bags"][0].update(tile_size=-256), "tile_size or vanished of '00' is outside its range"),
+        (lambda facts: facts["bags"][0].update(vanished=7), "tile_size or vanished of '00' is outside its range"),
         (lambda facts: facts.update(bags={}), "bags is an object: expected a list"),
         (lambda facts: facts["bags"][0].update(rows=-3), "a bag without rows"),
         (lambda facts: facts["bags"][0].update(rows=1e400), "rows is inf: expected a whole number"),
@@ -449,3 +457,63 @@ def test_a_store_with_an_odd_index_is_refused_in_one_line(features, tmp_path, ch
         open_store(tmp_path / "store").bags()
     assert words in str(refused.value) and str(index) in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda facts: facts.update(fingerprint="0" * 32),
+        lambda facts: facts["bags"][0].update(id="other"),
+        lambda facts: facts["bags"][0].update(id="\ud800"),
+    ],
+)
+def test_a_check_finds_an_index_that_was_changed_after_the_build(features, tmp_path, change):
+    index = build_store(features, tmp_path / "store").path / "index.json"
+    assert check_store(open_store(tmp_path / "store")) == []
+    facts = json.loads(index.read_text())
+    change(facts)
+    index.write_text(json.dumps(facts))
+    assert [(problem.bag, problem.kind) for problem in check_store(open_store(tmp_path / "store"))] == [("", "index")]
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("kind", ["npy", "npz", "pt", "h5"])
+def test_a_header_that_lies_about_its_size_is_refused_by_name_before_anything_is_written(tmp_path, kind):
+    folder = tmp_path / "features"
+    folder.mkdir()
+    rows, liar = np.ones((20, 8), np.float32), folder / f"liar.{kind}"
+    np.save(folder / "good.npy", rows)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**9, 8)})
+    match kind:
+        case "npy":
+            liar.write_bytes(header.getvalue() + rows.tobytes())
+        case "npz":
+            with zipfile.ZipFile(liar, "w") as archive:
+                archive.writestr("features.npy", header.getvalue() + rows.tobytes())
+        case "pt":
+            torch.save(torch.ones(1).expand(10**9, 8), liar)
+        case "h5":
+            with h5py.File(liar, "w") as file:
+                file.create_dataset("features", (10**9, 8), "f4", chunks=(64, 8), compression="gzip")
+    with pytest.raises(CarmilError, match=rf"liar\.{kind}.* declares 32,000,000,000 bytes, and the file holds"):
+        build_store(folder, tmp_path / "store", workers=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["features"]
+
+
+@pytest.mark.finding(n=10)
+@pytest.mark.parametrize("out", ["link", "link/below"])
+def test_an_out_that_is_a_link_to_nowhere_is_refused_before_anything_is_written(features, tmp_path, said, out):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    status, _, err = said("cohort", "build", str(features), "--out", str(tmp_path / out))
+    assert status == 2 and "link is a link that leads nowhere: remove the link or choose another --out" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "src"]
+
+
+@pytest.mark.finding(n=10)
+def test_an_out_that_is_a_link_to_a_folder_is_built_there(features, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    build_store(features, tmp_path / "link")
+    assert is_store(tmp_path / "disk") and (tmp_path / "link").is_symlink()

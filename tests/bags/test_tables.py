@@ -1,6 +1,8 @@
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from carmil.bags.labels import LabelTable, match, read_labels
@@ -235,7 +237,7 @@ def lines(header: str, rows: int, row: str) -> str:
         ("slide,label\n", {}, "has a header but no rows"),
         (b"PK\x03\x04rest", {}, "is a spreadsheet; save it as CSV"),
         (b"\x89HDF\r\n\x1a\n\0\0", {}, "is not a text file"),
-        (b"PAR1 and then nonsense", {}, "cannot be read as Parquet"),
+        (b"PAR1 and then nonsense", {}, "cannot be read (ArrowInvalid: Parquet"),
         ("slide,label\na,0\nb,1,2\n", {}, "line 3 has 3 cells, the header 2"),
         ("slide,label,site\na,0\n", {}, "line 2 has 2 cells, the header 3"),
         ('slide,label\n"a,0\nb,1\n', {}, "cannot be read"),
@@ -377,3 +379,12 @@ def test_a_table_without_a_header_loses_no_row(shared_data):
     assert "tcga_brca_rrt.csv has no header line: its two columns are taken as slide and label" in labels.said
     found = match(labels, ["TCGA-E2-A154-01Z-00-DX1.0BD4.svs", "TCGA-LL-A5YM-01Z-00-DX1"])
     assert (found.patients, found.labels) == (("TCGA-E2-A154", "TCGA-LL-A5YM"), (0, 0))
+
+
+@pytest.mark.finding(n=14)
+def test_a_parquet_table_with_words_that_are_no_text_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "labels.parquet"
+    words = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")])
+    pq.write_table(pa.table({"slide": words, "label": ["b"]}), path)
+    with pytest.raises(CarmilError, match=r"labels\.parquet cannot be read .UnicodeDecodeError"):
+        read_labels(path)

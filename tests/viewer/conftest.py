@@ -52,7 +52,8 @@ class Asking:
 
         return self.runner.run(together())
 
-    async def one(self, target, method="GET", headers=(), body=b"", host="localhost:8765"):
+    async def one(self, target, method="GET", headers=(), body=b"", host="localhost:8765", cut=False):
+        """cut: the connection ends before the body does."""
         raw, _, query = target.encode("latin-1").partition(b"?")
         pairs = [(b"host", host.encode("latin-1"))] if host is not None else []
         scope = {
@@ -73,7 +74,7 @@ class Asking:
         async def receive():
             if not parts:
                 return {"type": "http.disconnect"}
-            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts) or cut}
 
         async def send(message):
             said.append(message)

@@ -403,3 +403,10 @@ def test_what_goes_wrong_inside_is_one_line_outside(ask, answers, monkeypatch, c
     said = ask("/api/case/1")
     refused(said, 500)
     assert b"secret" not in said.body and "broken" in caplog.text
+
+
+@pytest.mark.finding(n=15)
+@pytest.mark.parametrize("body", [b"", b'{"remove": [0'])
+def test_a_request_that_is_cut_off_is_refused_and_leaves_nothing_in_the_log(ask, caplog, body):
+    refused(ask.runner.run(ask.one(WHATIF, "POST", [JSON], body, cut=True)), 400)
+    assert not caplog.records

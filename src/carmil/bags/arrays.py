@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from carmil.bags.hdf5 import attribute_of, item_of, open_hdf5, values_of
+from carmil.bags.hdf5 import attribute_of, check_size, item_of, names_of, open_hdf5, values_of
 from carmil.errors import CarmilError
 from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, must_hold, one_line_errors
 
@@ -94,11 +94,19 @@ def groups_of(path: Path) -> tuple[tuple[str, str | None], ...]:
 
     found = []
     with open_hdf5(path) as file:
-        for name in file:
+        for name in names_of(file, path=path):
             item = item_of(file, name, path=path)
             if isinstance(item, h5py.Group):
                 found.append((name, as_text(attribute_of(item, "label", path=path))))
     return tuple(found)
+
+
+def has_groups(path: Path) -> bool:
+    """Whether there is a group at the top of an h5 file."""
+    import h5py
+
+    with open_hdf5(path) as file:
+        return any(isinstance(item_of(file, name, path=path), h5py.Group) for name in names_of(file, path=path))
 
 
 def as_text(value: Any) -> str | None:
@@ -204,6 +212,7 @@ def _h5(path: Path, inside: str) -> Iterator[Contents]:
                 raise CarmilError(f"{where} is a group: expected an array")
             if dataset.shape is None:
                 raise CarmilError(f"{where} has no values: expected an array")
+            check_size(dataset, where)
             return Held(
                 where,
                 dataset.shape,
@@ -212,7 +221,9 @@ def _h5(path: Path, inside: str) -> Iterator[Contents]:
                 lambda attribute: attribute_of(dataset, attribute, path=path),
             )
 
-        yield Contents(path, tuple(group), get, lambda attribute: attribute_of(group, attribute, path=path))
+        yield Contents(
+            path, names_of(group, path=path), get, lambda attribute: attribute_of(group, attribute, path=path)
+        )
 
 
 @contextmanager
@@ -220,11 +231,12 @@ def _npy(path: Path, inside: str) -> Iterator[Contents]:
     with path.open("rb") as stream:
         shape, fortran, dtype = _npy_header(stream, f"{path}")
         offset = stream.tell()
+    if not dtype.hasobject:
+        must_hold(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
 
     def read() -> np.ndarray:
         if dtype.hasobject:
             raise _needs_pickle(path, "npy")
-        must_hold(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
         if 0 in shape:
             return np.empty(shape, dtype)
         return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
@@ -242,14 +254,14 @@ def _npz(path: Path, inside: str) -> Iterator[Contents]:
             with archive.open(info) as stream:
                 shape, fortran, dtype = _npy_header(stream, where)
                 offset = stream.tell()
+            if not dtype.hasobject:
+                stored = min(info.compress_size, path.stat().st_size)
+                must_hold(where, info.file_size, max(stored * MOST_UNFOLDED, SMALL))
+                must_hold(where, math.prod(shape) * dtype.itemsize, info.file_size - offset)
 
             def read() -> np.ndarray:
                 if dtype.hasobject:
                     raise _needs_pickle(path, "npz")
-                declared = math.prod(shape) * dtype.itemsize
-                stored = min(info.compress_size, path.stat().st_size)
-                must_hold(where, info.file_size, max(stored * MOST_UNFOLDED, SMALL))
-                must_hold(where, declared, info.file_size - offset)
                 with archive.open(info) as stream:
                     stream.read(offset)
                     values = np.frombuffer(stream.read(), dtype, count=math.prod(shape))
@@ -286,10 +298,10 @@ def _pt(path: Path, inside: str) -> Iterator[Contents]:
             raise CarmilError(f"{where} is a {type(tensor).__name__}: expected one tensor (instances, features)")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise CarmilError(f"{where} is a {tensor.layout} tensor on {tensor.device}: expected a plain dense one")
+        # A tensor may repeat one value without end (stride 0): the file must hold what the tensor declares.
+        must_hold(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
 
         def read() -> np.ndarray:
-            # A tensor may repeat one value without end (stride 0): what it says it holds, the file must hold.
-            must_hold(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
             plain = tensor.detach().resolve_conj().resolve_neg()
             return (plain.float() if tensor.dtype == torch.bfloat16 else plain).numpy()
 

@@ -59,6 +59,7 @@ def build_store(
     on_bag: OnBag = lambda done, total: None,
 ) -> Store:
     """Packs the cohort at `origin`, in whatever layout it is, into a store at `out`; goes on where it was interrupted."""
+    out = out.resolve() if out.is_symlink() else out  # the store takes the place of the folder, not of the link
     found = find_bags(origin, truth=truth)
     for line in found.said:
         say(line)
@@ -377,7 +378,7 @@ def _finish(plan: _Plan, building: Path, found: Found, origin: Path, dtype: str,
         "signature": plan.signature,
         "fingerprint": fingerprint_of(entries),
         "empty": plan.empty,
-        "left_out": plan.left_out,
+        "left_out": [*plan.left_out, *found.hidden],
         "bags": [asdict(entry) for entry in entries],
     }
     write_text(building / "index.json", json.dumps(facts))

@@ -12,7 +12,7 @@ from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.bags.labels import LabelTable, match
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Found, Header, Source
-from carmil.bags.store import ITEM_SIZE, Dtype, OnBag, Store, checksum
+from carmil.bags.store import ITEM_SIZE, Dtype, OnBag, Store, checksum, fingerprint_of
 from carmil.bags.tables import an_example
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
@@ -82,8 +82,10 @@ def check_bags(
 
 
 def check_store(store: Store, *, on_bag: OnBag = lambda done, total: None) -> list[Problem]:
-    """Compares every bag with the checksum it was written with."""
+    """Compare every bag with the checksum it was written with, and the index with its fingerprint."""
     problems, first = [], 0
+    if fingerprint_of(store.entries) != store.fingerprint:
+        problems.append(Problem("", "index", "index.json was changed after the store was built: build again"))
     size = store.width * ITEM_SIZE[store.dtype]
     with (store.path / "features.bin").open("rb") as file:
         for done, entry in enumerate(store.entries, 1):

@@ -22,6 +22,7 @@ IDX_FILES = {
     "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
+LARGEST_IDX = 2**26  # bytes, unpacked; MNIST's largest file has 47 million
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 
 
@@ -53,10 +54,11 @@ def mnist_from_folder(folder: Path) -> DigitImages:
     if not folder.is_dir():
         raise CarmilError(f"{folder} is not a folder: expected one with MNIST's four idx files")
     parts = [_read_idx(_find(folder, name)) for name in IDX_FILES]
+    for images, labels in (parts[:2], parts[2:]):
+        if images.ndim != 3 or images.shape[1:] != (28, 28) or labels.shape != (len(images),):
+            raise CarmilError(f"{folder}: images {images.shape} and labels {labels.shape} are not MNIST's")
     images = np.concatenate([parts[0], parts[2]])
     labels = np.concatenate([parts[1], parts[3]]).astype(np.int64)
-    if images.ndim != 3 or images.shape[1:] != (28, 28) or labels.shape != (len(images),):
-        raise CarmilError(f"{folder}: images {images.shape} and labels {labels.shape} are not MNIST's")
     return DigitImages(images, labels, f"MNIST, {len(images):,} images")
 
 
@@ -100,7 +102,10 @@ def _find(folder: Path, name: str) -> Path:
 
 def _read_idx(path: Path) -> np.ndarray:
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            data = stream.read(LARGEST_IDX + 1)
+        if len(data) > LARGEST_IDX:
+            raise ValueError(f"larger than {LARGEST_IDX:,} bytes")
         zeros, kind, axes = struct.unpack(">HBB", data[:4])
         shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
         if zeros != 0 or kind != 8:

@@ -16,6 +16,7 @@ from carmil.bags.arrays import (
     KINDS,
     Contents,
     groups_of,
+    has_groups,
     kind_of,
     one_of,
     opened,
@@ -59,7 +60,18 @@ def find_bags(path: Path, *, truth: str | None = None) -> Found:
     _check_ids(path, found.sources)
     sources = _under_own_names(found.sources)
     _check_twice(path, sources)
-    return replace(found, sources=tuple(sorted(sources, key=lambda source: source.id)))
+    hidden = _hidden(sources) if path.is_dir() else ()
+    if hidden:
+        left = f"{plural(len(hidden), 'hidden file')} left out, whose {'name begins' if len(hidden) == 1 else 'names begin'}"
+        found = _also(found, f"{left} with a dot: {some(hidden)}")
+    return replace(found, sources=tuple(sorted(sources, key=lambda source: source.id)), hidden=hidden)
+
+
+def _hidden(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Files of features beside these that begin with a dot; what carmil itself has not finished writing does not count."""
+    folders = sorted({source.path.parent for source in sources})
+    names = [path.name for folder in folders for path in folder.glob(".*") if kind_of(path) and path.is_file()]
+    return tuple(sorted(name for name in names if not name.startswith(".carmil-")))
 
 
 def _under_own_names(sources: Sequence[Source]) -> list[Source]:
@@ -247,7 +259,7 @@ def _look_into(contents: Contents) -> _Look:
         old = "old STAMP files without a unit: coordinates become micrometres as STAMP itself does it, times 256/224"
         return _Look("stamp", () if told("unit") is not None else (old,))
     if kind_of(contents.path) == "h5":
-        if not set(contents.names) & {*FEATURE_NAMES, *COORDINATE_NAMES} and groups_of(contents.path):
+        if not set(contents.names) & {*FEATURE_NAMES, *COORDINATE_NAMES} and has_groups(contents.path):
             return _Look("acmil")
         if coordinates and contents.get(coordinates).told("patch_size_level0") is not None:
             layout = "trident"

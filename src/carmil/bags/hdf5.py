@@ -8,8 +8,9 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,13 @@ from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, must_hold, one_line_er
 if TYPE_CHECKING:
     import h5py
 
+Check = Callable[[mmap.mmap, int, int], bool]
+MOST_NAMES = 10_000  # groups and arrays in one group
 _LARGEST_ATTRIBUTE = 2**20  # bytes
+_VARIABLE = 9  # the class of types of variable length
+_CHECKED: set[tuple[str, int, int, int, str]] = (
+    set()
+)  # of a file: name, inode, bytes, time, and attribute ("": its heaps)
 
 
 @contextmanager
@@ -33,13 +40,25 @@ def open_hdf5(path: Path) -> "Iterator[h5py.File]":
         yield file
 
 
+def names_of(group: Any, *, path: Path) -> tuple[str, ...]:
+    """The names in a group: arrays, or one group per slide."""
+    if len(group) > MOST_NAMES:
+        raise CarmilError(
+            f"{path} has {len(group):,} groups or arrays beside one another: expected at most {MOST_NAMES:,}; "
+            "divide it into several files"
+        )
+    return tuple(group)
+
+
 def item_of(group: Any, name: str, *, path: Path) -> Any:
     """The group or array `name` of this very file: links can name any other file of the machine, so none is followed."""
     import h5py
 
     link = group.get(name, getlink=True)
     if link is None:
-        raise CarmilError(f"{path} has no {name}: found {', '.join(sorted(group)[:6]) or 'nothing'}")
+        raise CarmilError(
+            f"{path} has no {name}: found {', '.join(sorted(names_of(group, path=path))[:6]) or 'nothing'}"
+        )
     if not isinstance(link, h5py.HardLink):
         raise CarmilError(f"{path}: {name} is a link to elsewhere, which is not followed: copy the data into the file")
     item = group[name]
@@ -65,43 +84,91 @@ def attribute_of(owner: Any, name: str, *, path: Path) -> Any:
     if math.prod(held.shape) * kind.get_size() > _LARGEST_ATTRIBUTE:
         raise CarmilError(f"{path}: the attribute {name} is larger than {_LARGEST_ATTRIBUTE:,} bytes: {AGAIN}")
     if isinstance(kind, h5t.TypeStringID) and kind.is_variable_str():
-        _check_heaps(owner.file, path)
+        _check_words(owner.file, name, path)
     return owner.attrs[name]
 
 
 def values_of(dataset: Any, where: str) -> np.ndarray:
-    """All values of an array of numbers. Chunks count too: one may be larger than the array, and is unpacked whole."""
+    """All values of an array of numbers."""
     if dataset.dtype.kind not in "biuf":
         raise CarmilError(f"{where} holds {dataset.dtype}: expected numbers")
     if 0 in dataset.shape:
         return np.empty(dataset.shape, dataset.dtype)
+    check_size(dataset, where)
+    return dataset[()]
+
+
+def check_size(dataset: Any, where: str) -> None:
+    """Refuse an array that declares more than its file can hold. A chunk may be larger than the array, and is unpacked whole."""
+    if 0 in dataset.shape:
+        return
     values = max(math.prod(dataset.shape), math.prod(dataset.chunks or ()))
     stored = min(dataset.id.get_storage_size(), os.path.getsize(dataset.file.filename))
     unfolded = max(stored * MOST_UNFOLDED, SMALL if stored else 0)
     packed = dataset.id.get_create_plist().get_nfilters()
     must_hold(where, values * dataset.dtype.itemsize, unfolded if packed else stored)
-    return dataset[()]
 
 
-def _check_heaps(file: Any, path: Path) -> None:
-    """HDF5 walks through a damaged heap of strings for ever, so each is walked here first."""
-    if file.id.get_create_plist().get_sizes() != (8, 8):
+def _check_words(file: Any, name: str, path: Path) -> None:
+    """Refuse damaged strings, once while the file is the same: HDF5 walks through a damaged heap for ever, and takes memory for
+    whatever length an attribute declares before it looks for the string."""
+    state = path.stat()
+    version = (str(path), state.st_ino, state.st_size, state.st_mtime_ns)
+    known: dict[str, Check] = {"": _heaps_end, name: partial(_lengths_fit, name=name.encode())}
+    checks = [(of, check) for of, check in known.items() if (*version, of) not in _CHECKED]
+    if not checks or file.id.get_create_plist().get_sizes() != (8, 8):
         return
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        for start, end in _between_values(file, len(held)):
-            at = held.find(b"GCOL\1\0\0\0", start, end)
-            while at >= 0:
-                if not _ends(held, at):
-                    raise CarmilError(f"{path} has damaged attributes: {AGAIN}")
-                at = held.find(b"GCOL\1\0\0\0", at + 8, end)
+        parts = list(_between_values(file, path, len(held)))
+        for of, check in checks:
+            if not all(check(held, start, end) for start, end in parts):
+                raise CarmilError(f"{path} has damaged attributes: {AGAIN}")
+            _CHECKED.add((*version, of))
 
 
-def _between_values(file: Any, length: int) -> Iterator[tuple[int, int]]:
+def _heaps_end(held: mmap.mmap, start: int, end: int) -> bool:
+    """Whether the objects of every global heap in a part of a file lead to the heap's end."""
+    mark = b"GCOL\1\0\0\0"
+    return all(_ends(held, at) for at in _found(held, mark, start, end))
+
+
+def _lengths_fit(held: mmap.mmap, start: int, end: int, name: bytes) -> bool:
+    """Whether all attributes of this name in a part of a file declare strings of at most _LARGEST_ATTRIBUTE bytes.
+
+    An attribute is: version, flags, the sizes of name, type and space, (from version 3 on) the alphabet, then name, type, space
+    and values. A value that is a string of variable length is its length and its place in a global heap.
+    """
+    for at in _found(held, name + b"\0", start, end):
+        for head in (8, 9):
+            begin = at - head
+            if begin < 0 or held[begin] not in ((1, 2) if head == 8 else (3,)):
+                continue
+            version, flags, *sizes = struct.unpack_from("<BBHHH", held, begin)
+            kind, space, value = at + np.cumsum([-(-size // 8) * 8 if version == 1 else size for size in sizes])
+            if sizes[0] != len(name) + 1 or value + 16 > len(held) or not (flags & 1 or held[kind] & 15 == _VARIABLE):
+                continue
+            rank, first = held[space + 1], space + (8 if held[space] == 1 else 4)
+            many = math.prod(struct.unpack_from(f"<{rank}Q", held, first)) if first + 8 * rank <= value else 1
+            values = range(int(value), int(min(value + 16 * many, len(held) - 16, value + _LARGEST_ATTRIBUTE)) + 1, 16)
+            if any(struct.unpack_from("<I", held, place)[0] > _LARGEST_ATTRIBUTE for place in values[:many]):
+                return False
+    return True
+
+
+def _found(held: mmap.mmap, mark: bytes, start: int, end: int) -> Iterator[int]:
+    at = held.find(mark, start, end)
+    while at >= 0:
+        yield at
+        at = held.find(mark, at + 1, end)
+
+
+def _between_values(file: Any, path: Path, length: int) -> Iterator[tuple[int, int]]:
     """The parts of the file that are not the values of an array in one piece: a search need not go through those."""
     import h5py
 
     start = 0
-    arrays = [file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+    names = names_of(file, path=path)
+    arrays = [file[name] for name in names if isinstance(file.get(name, getlink=True), h5py.HardLink)]
     offsets = {item.id.get_offset(): item.id.get_storage_size() for item in arrays if isinstance(item, h5py.Dataset)}
     for offset in sorted(offset for offset in offsets if offset is not None):
         yield start, offset

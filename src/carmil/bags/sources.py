@@ -70,11 +70,15 @@ class Header:
 
 @dataclass(frozen=True)
 class Found:
-    """The bags of a folder or file, sorted by id, and in plain sentences what was guessed or left aside."""
+    """The bags of a folder or file, sorted by id, and in plain sentences what was guessed or left aside.
+
+    hidden: names of files of features that were left out because they begin with a dot.
+    """
 
     sources: tuple[Source, ...]
     layout: str
     said: tuple[str, ...]
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

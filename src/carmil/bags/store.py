@@ -182,6 +182,7 @@ class _EntryFacts(TypedDict):
 class _Index(TypedDict):
     """index.json."""
 
+    version: int
     dtype: Dtype
     width: int
     encoder: str | None
@@ -210,6 +211,8 @@ def open_store(path: str | Path) -> Store:
     if isinstance(facts, dict) and isinstance(facts.get("version"), int) and facts["version"] > VERSION:
         raise CarmilError(f"{path} was written by a newer carmil (store version {facts['version']}): update carmil")
     check_type(facts, _Index, f"{index} cannot be read", again)
+    if facts["version"] < 1:
+        raise CarmilError(f"{index} has the store version {facts['version']}: expected 1 to {VERSION}; {again}")
     known = {field.name for field in fields(Entry)}
     if not (path / "instance_labels.bin").is_file() and not all(entry["truth"] for entry in facts["bags"]):
         for entry in facts["bags"]:  # carmil 0.1 kept instance labels only where all bags had them
@@ -231,6 +234,9 @@ def open_store(path: str | Path) -> Store:
         raise CarmilError(f"{index}: {error}: {again}") from None
     if store.width < 1 or any(entry.rows < 1 for entry in store.entries) or len(set(store.ids)) != len(store.ids):
         raise CarmilError(f"{index} has a bag without rows, two of one name, or no features: {again}")
+    for entry in store.entries:
+        if (entry.tile_size is not None and entry.tile_size <= 0) or not 0 <= entry.vanished <= 1:
+            raise CarmilError(f"{index}: tile_size or vanished of {entry.id!r} is outside its range: {again}")
     sizes = {"features.bin": store.width * ITEM_SIZE[store.dtype], "coordinates.bin": 8}
     if any(entry.truth for entry in store.entries):
         sizes["instance_labels.bin"] = 8
@@ -253,4 +259,4 @@ def checksum(data: bytes) -> str:
 
 
 def fingerprint_of(entries: Iterable[Entry]) -> str:
-    return checksum("".join(entry.id + entry.checksum for entry in entries).encode())
+    return checksum("".join(entry.id + entry.checksum for entry in entries).encode(errors="surrogatepass"))

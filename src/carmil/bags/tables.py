@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carmil.errors import CarmilError
+from carmil.untrusted import one_line_errors, read_parquet
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -136,17 +137,12 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _parquet_cells(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise CarmilError(f"{path}: cannot be read as Parquet ({reason}); write it again or save it as CSV") from None
-    columns = [["" if v is None else str(v).strip() for v in column.to_pylist()] for column in table.columns]
+    table = read_parquet(path, again := "write it again or save it as CSV")
+    with one_line_errors(path, again):
+        names = list(table.column_names)
+        columns = [["" if v is None else str(v).strip() for v in column.to_pylist()] for column in table.columns]
     rows = zip(*columns, strict=True)
-    return list(table.column_names), [(number, list(row)) for number, row in enumerate(rows, start=1)]
+    return names, [(number, list(row)) for number, row in enumerate(rows, start=1)]
 
 
 def _text_cells(path: Path, said: list[str]) -> tuple[list[str], list[tuple[int, list[str]]]]:

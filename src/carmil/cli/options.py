@@ -141,7 +141,10 @@ def check_device(asked: str) -> None:
 def folder_for(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise CarmilError(f"--out {out} is a file: expected a folder, or a name that is free")
-    there = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    parents = (out.absolute(), *out.absolute().parents)
+    if (link := next((parent for parent in parents if parent.is_symlink() and not parent.exists()), None)) is not None:
+        raise CarmilError(f"--out {out}: {link} is a link that leads nowhere: remove the link or choose another --out")
+    there = next(parent for parent in parents if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise CarmilError(f"--out {out} cannot be written: {there} is not a folder one may write to")
     return out

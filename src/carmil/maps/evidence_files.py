@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
 from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap, logits_apart
-from carmil.untrusted import check_type, one_line_errors
+from carmil.untrusted import check_type, one_line_errors, read_parquet
 
 TAKEN = ("summary",)  # names of files that no slide's may have
 ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
@@ -105,13 +105,11 @@ class SlideEvidence:
 
 
 def read_evidence(path: Path) -> SlideEvidence:
-    import pyarrow.parquet as pq
-
     if not path.is_file():
         raise CarmilError(f"{path}: there is no such evidence; `carmil explain` writes it, a file a slide")
     again = "run `carmil explain` again"
     with one_line_errors(path, again):
-        table = pq.read_table(path)
+        table = read_parquet(path, again)
         columns = {name: table[name].to_numpy() for name in table.column_names}
         told = json.loads((table.schema.metadata or {})[ABOUT])
     check_type(told, _About, str(path), again)

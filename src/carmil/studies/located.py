@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.errors import CarmilError
 from carmil.evidence.agreement import agreement_by_bag
 from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc, dice, dice_threshold, froc_interval, ndcg
@@ -22,6 +21,7 @@ from carmil.studies.figures import mean_interval
 from carmil.studies.tested import Subject
 from carmil.studies.truth import known_instances
 from carmil.truth import UNKNOWN
+from carmil.untrusted import one_line_errors, read_parquet
 
 AT_ONCE = 2**17  # instances in memory
 
@@ -116,10 +116,6 @@ def _of_slide(scores: Tensor, truth: Tensor, two_sided: bool, threshold: float |
 
 
 def _column(path: Path, name: str) -> Tensor:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return torch.from_numpy(pq.read_table(path, columns=[name])[name].to_numpy().copy())
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): remove it and run `carmil explain` again") from error
+    table = read_parquet(path, again := "remove it and run `carmil explain` again")
+    with one_line_errors(path, again):
+        return torch.from_numpy(table[name].to_numpy().copy())

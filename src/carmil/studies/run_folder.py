@@ -38,7 +38,7 @@ from carmil.studies.settings import WHERE, Settings, current_names
 from carmil.training.population import Member, Population
 from carmil.training.protocol import GridPoint, Trained
 from carmil.training.runs import config_key, machine, plain
-from carmil.untrusted import check_type, one_line_errors, read_json
+from carmil.untrusted import check_type, one_line_errors, read_json, read_parquet
 from carmil.weights import write_tensors
 from carmil.words import plural
 
@@ -332,10 +332,9 @@ def write_predictions(folder: Path, frame: "pd.DataFrame") -> None:
 
 
 def read_table(path: Path) -> "pd.DataFrame":
-    import pandas as pd
-
+    table = read_parquet(path, _TRAIN_AGAIN)
     with one_line_errors(path, _TRAIN_AGAIN):
-        return pd.read_parquet(path)
+        return table.to_pandas()
 
 
 def pick_device(device: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -228,6 +228,8 @@ async def _body(request: Request) -> bytes:
                     raise RefusedError(413, f"too much: expected at most {LARGEST_BODY:,} bytes")
     except TimeoutError:
         raise RefusedError(408, "the request did not arrive in time") from None
+    except ClientDisconnect:  # the caller has gone and reads no answer; what matters is that the log stays quiet
+        raise RefusedError(400, "the request did not arrive whole") from None
     return body
 
 
