@@ -99,7 +99,7 @@ def test_what_was_given_wins_over_the_file_and_is_said(tmp_path, make_slide):
     ("resolution", "words"),
     [
         (None, "does not say how many micrometres a pixel is: give it with --mpp"),
-        ((72, 72, "INCH"), "352.8 x 352.8 um a pixel (its TIFF resolution), which is impossible"),
+        ((72, 72, "INCH"), "352.8 x 352.8 um/px (its TIFF resolution), which is impossible"),
         ((20000, 19000, "CENTIMETER"), "x and y differ by more than 2%"),
         ((20000, 20000, "NONE"), "does not say how many micrometres"),
     ],

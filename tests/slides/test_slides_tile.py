@@ -79,12 +79,42 @@ def test_what_is_done_stays_done_until_something_changes(tmp_path, ellipse, said
     assert (out / "sheets" / "ellipse.png").is_file()
 
 
+@pytest.mark.finding(n=1)
+def test_a_folder_that_holds_tiles_of_another_geometry_is_refused_and_left_as_it_is(tmp_path, ellipse, said):
+    out = tmp_path / "tiles"
+    assert said("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for words, asked in (
+        (["--pixels", "224"], "224 pixels at 0.5 um/px"),
+        (["--tile-mpp", "1"], "256 pixels at 1 um/px"),
+    ):
+        status, shown, err = said("slides", "tile", str(ellipse), "--out", str(out), *words)
+        assert (status, shown, len(err.strip().splitlines())) == (2, "", 1)
+        assert (
+            "tiles of 256 pixels at 0.5 um/px (ellipse_patches.h5)" in err and f"tiles of {asked} were asked for" in err
+        )
+        assert "choose another --out" in err
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    (out / "patches" / "damaged_patches.h5").write_bytes(b"no HDF5")
+    assert said("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
+
+
+@pytest.mark.finding(n=1)
+def test_the_size_of_tiles_is_in_the_printed_table_and_in_tiles_csv(tmp_path, ellipse, said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "tiles"
+    _, shown, _ = said("slides", "tile", str(ellipse), "--out", str(out), "--pixels", "128", "--tile-mpp", "1")
+    assert "128 px at 1 um/px" in shown
+    line = lines_of(out / "tiles.csv")["ellipse"]
+    assert (line["tile_pixels"], line["tile_mpp"], line["mpp"]) == ("128", "1", "0.5")
+
+
 def test_an_mpp_that_was_given_wins_and_is_said(tmp_path, ellipse, said):
     out = tmp_path / "tiles"
     status, shown, remarks = said("slides", "tile", str(ellipse), "--out", str(out), "--mpp", "0.4", "--pixels", "128")
     assert status == 0
     assert "0.4 given" in shown
-    assert "ellipse: 0.4 um a pixel given; the file says 0.5" in remarks
+    assert "ellipse: 0.4 um/px given; the file says 0.5" in remarks
     tiles = read_tiles(out / "patches" / "ellipse_patches.h5")
     assert (tiles.slide_mpp, tiles.size, tiles.pixels) == (0.4, 160, 128)
 

@@ -61,7 +61,7 @@ def test_overlap_and_clams_rule_give_more_tiles(ellipse):
         ({"pixels": 2}, "tiles of 2 pixels: expected 8 to 16384"),
         ({"overlap": 1.0}, "an overlap of 1: expected a share of the side"),
         ({"mpp": 0.0}, "expected 0.05 to 20"),
-        ({"mpp": 0.25}, r"has 0\.5 um a pixel, too coarse for tiles of 0.25"),
+        ({"mpp": 0.25}, r"has 0\.5 um/px, too coarse for tiles of 0\.25 um/px"),
         ({"rule": "center"}, "unknown rule for tiles 'center'; did you mean 'centre'"),
     ],
 )

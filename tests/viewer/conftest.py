@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.studies.settings import Settings
@@ -94,7 +95,8 @@ def make_study(folder):
         features[0, label] = 5.0
         corners = np.array([(x * TILE, y * TILE) for y in range(10) for x in range(12)])[: len(features)]
         places = corners.astype(np.float32)
-        bag = Bag(f"s{s}", features, coordinates=places, coordinate_unit="level0_px", tile_size=TILE, encoder="made")
+        where = {"coordinates": places, "coordinate_unit": "level0_px", "tile_size": TILE}
+        bag = Bag(f"s{s}", features, **where, encoder="made", geometry=TileGeometry(TILE, 0.5))
         write_bag(bag, folder / "features", "trident")
         lines.append(f"s{s},P{s},{'ab'[label]}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")

@@ -118,6 +118,7 @@ def case(i: int) -> dict:
         "instances": len(everything), "probabilities": answer(i, everything),
         "counterfactual_probabilities": answer(i, everything, turned=True),
         "picture": None if kind else {"width": WIDTH, "height": HEIGHT, "mpp": 0.5, "tile": TILE, "overlap": 1, "levels": levels},
+        "tile_pixels": None if kind > 1 else 256, "tile_mpp": None if kind > 1 else 1.0,
         "places": kind < 2, "tile_size": SIDE if kind < 2 else None, "extent": [WIDTH, HEIGHT] if kind == 1 else None,
         "images": kind in (0, 2),
     }  # fmt: skip

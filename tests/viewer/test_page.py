@@ -219,6 +219,14 @@ def test_the_numbers_are_those_of_the_server(opened, made_up):
     assert f"loses half of its probability after {percent(half)}" in page.locator("#deletion").inner_text()
 
 
+@pytest.mark.finding(n=1)
+def test_the_header_has_pixels_and_micrometres_per_pixel_of_the_tiles(opened, made_up):
+    page = opened(f"{made_up}/#case={SLIDE}")
+    assert "tiles of 256 px at 1 µm/px · slide 0.5 µm/px" in page.locator("#facts").inner_text()
+    page = opened(f"{made_up}/#case={DIGITS}")
+    assert "px" not in page.locator("#facts").inner_text()
+
+
 def test_maps_and_classes_change_and_the_legend_says_what_the_colours_mean(opened, made_up):
     page = opened(f"{made_up}/#case={SLIDE}")
     legend = page.locator("figcaption")

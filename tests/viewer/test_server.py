@@ -149,6 +149,7 @@ def test_a_case_says_what_can_be_shown_of_it(ask, number_of):
     assert with_slide["images"] and with_slide["places"] and with_slide["extent"] is None
     assert without["picture"] is None and not without["images"] and without["places"]
     assert without["tile_size"] == 64 and without["extent"] == [768, 192]
+    assert (without["tile_pixels"], without["tile_mpp"]) == (64, 0.5)
     assert len(without["counterfactual_probabilities"]) == 2
 
 

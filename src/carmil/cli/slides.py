@@ -68,8 +68,9 @@ def slides_tile(
 ) -> None:
     """Find the tissue of slides and cut it into tiles, with a sheet to check each by eye; status 1 if a slide was skipped.
 
-    Writes OUT/patches, a file of tiles a slide, OUT/sheets, contact_sheet.png and tiles.csv. Started again, it goes on where it
-    was; a slide that cannot be cut is said, and the others go on.
+    Writes OUT/patches with one file of tiles per slide, OUT/sheets, contact_sheet.png and tiles.csv. If interrupted, run the same
+    command again to resume. A slide that cannot be cut is skipped and named. An OUT that holds tiles of another size (pixels,
+    um/px) is refused.
 
     Examples:
       carmil slides tile scans --out tiles
@@ -102,14 +103,15 @@ def _print_outcomes(outcomes: "list[Outcome]") -> None:
             continue
         gone = dict(each.left_out)
         counts = [str(gone.get(rule, "kept")) for rule in RULES]
+        tile = f"{each.tiles.pixels} px at {each.tiles.mpp:.4g} um/px"
         said = f"{each.tiles.slide_mpp:.4g}{' given' if each.mpp_from.startswith('given') else ''}"
         lines.append(
-            (each.name, f"{len(each.tiles):,}", f"{each.mm2:.2f}", *counts, said, "yes" if each.resumed else "")
+            (each.name, f"{len(each.tiles):,}", f"{each.mm2:.2f}", *counts, tile, said, "yes" if each.resumed else "")
         )
         if each.mpp_from.startswith("given; the file says"):
-            say(f"{each.name}: {each.tiles.slide_mpp:g} um a pixel {each.mpp_from}")
+            say(f"{each.name}: {each.tiles.slide_mpp:g} um/px {each.mpp_from}")
     skipped = [each for each in outcomes if each.tiles is None]
-    heads = ("slide", "tiles", "tissue mm2", *RULES, "um a pixel", "done before")
+    heads = ("slide", "tiles", "tissue mm2", *RULES, "a tile", "slide um/px", "done before")
     total = sum(len(each.tiles) for each in outcomes if each.tiles is not None)
     title = f"{plural(total, 'tile')} of {plural(len(lines), 'slide')}" + (
         f"; {len(skipped)} skipped" if skipped else ""

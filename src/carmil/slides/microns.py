@@ -21,7 +21,7 @@ class FileMpp:
 
     def problem(self) -> str | None:
         """Why nobody should believe it, if so."""
-        told = f"{self.x:.4g} x {self.y:.4g} um a pixel ({self.place})"
+        told = f"{self.x:.4g} x {self.y:.4g} um/px ({self.place})"
         if not (SMALLEST <= self.x <= LARGEST and SMALLEST <= self.y <= LARGEST):
             return f"says {told}, which is impossible (outside {SMALLEST} to {LARGEST:g})"
         if abs(self.x - self.y) > SKEW * min(self.x, self.y):

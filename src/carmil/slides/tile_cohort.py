@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from carmil.bags.geometry import TileGeometry
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.files import safe_name, write_text
@@ -14,7 +15,7 @@ from carmil.slides.overview import look
 from carmil.slides.quality import RULES, check_rules, sort_out
 from carmil.slides.sheets import write_contact_sheets, write_sheet
 from carmil.slides.slide import Tiles
-from carmil.slides.tiling import check_tiles, cut, read_more, read_tiles, tiles_file, write_tiles
+from carmil.slides.tiling import check_tiles, cut, geometries_in, read_more, read_tiles, tiles_file, write_tiles
 from carmil.slides.tissue import find_tissue, preset
 
 
@@ -28,6 +29,10 @@ class TileSettings:
     rule: str = "centre"
     preset: str = "default"
     keep: tuple[str, ...] = ()
+
+    @property
+    def geometry(self) -> TileGeometry:
+        return TileGeometry(self.pixels, self.mpp)
 
     def check(self) -> None:
         check_tiles(self.pixels, self.mpp, self.overlap, self.rule)
@@ -60,9 +65,13 @@ def tile_slides(
     mpp: float | None = None,
     on_slide: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Outcome]:
-    """Writes each slide's tiles and sheet below `out`, then contact_sheet.png and tiles.csv of them all."""
+    """Writes each slide's tiles and sheet below `out`, then contact_sheet.png and tiles.csv of them all.
+
+    A folder that holds tiles of another geometry is refused before anything is written.
+    """
     settings = settings or TileSettings()
     settings.check()
+    _check_folder(out, settings)
     outcomes = []
     with ThreadPoolExecutor(1) as sheets:  # a sheet is drawn while the next slide is looked at
         drawn: Future[None] | None = None
@@ -113,6 +122,16 @@ def tile_slide(
     return outcome, lambda: write_sheet(sheet, slide, overview, tissue, tiles, left_out)
 
 
+def _check_folder(out: Path, settings: TileSettings) -> None:
+    """Refuses a folder that holds tiles of another geometry: they would be replaced, or mixed with these."""
+    for path, there in geometries_in(out).items():
+        if there != settings.geometry:
+            raise CarmilError(
+                f"{out} holds tiles of {there} ({path.name}), and tiles of {settings.geometry} were asked for: choose another "
+                f"--out, or remove {out / 'patches'} to cut the slides again"
+            )
+
+
 def _done(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
     """What an earlier run made of the same file with the same settings, if it did."""
     file = tiles_file(out, path.stem)
@@ -140,15 +159,16 @@ def _cell(out: Path, outcome: Outcome) -> tuple[str, str, Path | None]:
 
 def _write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     """A line a slide; empty where there is no number."""
-    heads = ("slide", "path", "tiles", "tissue_mm2", *RULES, "mpp", "mpp_from", "width", "height", "problem")
+    size = ("tile_pixels", "tile_mpp", "mpp", "mpp_from", "width", "height")
+    heads = ("slide", "path", "tiles", "tissue_mm2", *RULES, *size, "problem")
     rows: list[Sequence[object]] = [heads]
     for each in outcomes:
         gone, tiles = dict(each.left_out), each.tiles
         if tiles is None:
-            numbers: list[object] = ["", "", *("" for _ in RULES), "", "", "", ""]
+            numbers: list[object] = [""] * (len(heads) - 3)
         else:
             counts = [gone.get(rule, "") for rule in RULES]
-            size = [f"{tiles.slide_mpp:.6g}", each.mpp_from, tiles.width, tiles.height]
-            numbers = [len(tiles), f"{each.mm2:.4f}", *counts, *size]
+            lengths = [tiles.pixels, f"{tiles.mpp:.6g}", f"{tiles.slide_mpp:.6g}", each.mpp_from]
+            numbers = [len(tiles), f"{each.mm2:.4f}", *counts, *lengths, tiles.width, tiles.height]
         rows.append([each.name, str(each.path), *numbers, each.problem])
     write_text(path, csv_text(rows, for_people=True))

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from carmil.bags.arrays import as_number, as_text, opened, owned
+from carmil.bags.geometry import TileGeometry
 from carmil.bags.hdf5 import attribute_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name, whole_file
@@ -46,7 +47,7 @@ def cut(
     check_tiles(pixels, mpp, overlap, rule)
     if slide.mpp > _COARSER * mpp:
         raise CarmilError(
-            f"{slide.path} has {slide.mpp:.3g} um a pixel, too coarse for tiles of {mpp:g}: ask for --tile-mpp {slide.mpp:.3g}"
+            f"{slide.path} has {slide.mpp:.3g} um/px, too coarse for tiles of {mpp:g} um/px: use --tile-mpp {slide.mpp:.3g}"
         )
     side = pixels * mpp
     step = side * (1 - overlap)
@@ -75,7 +76,7 @@ def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
     if not 8 <= pixels <= 16384:
         raise CarmilError(f"tiles of {pixels} pixels: expected 8 to 16384")
     if not 0.05 <= mpp <= 20:
-        raise CarmilError(f"tiles of {mpp:g} micrometres a pixel: expected 0.05 to 20, for instance 0.5 for 20x")
+        raise CarmilError(f"tiles of {mpp:g} micrometres per pixel: expected 0.05 to 20, for instance 0.5 for 20x")
     if not 0 <= overlap <= 0.9:
         raise CarmilError(f"an overlap of {overlap:g}: expected a share of the side, 0 to 0.9")
     if rule not in POINTS:
@@ -136,6 +137,17 @@ def read_tiles(path: Path) -> Tiles:
             height=int(number("level0_height")),
             slide_mpp=number("slide_mpp") if "slide_mpp" in told else 10 / number("level0_magnification"),
         )
+
+
+def geometries_in(folder: Path) -> dict[Path, TileGeometry]:
+    """The geometry of every readable file of tiles in a folder as TRIDENT lays it out."""
+    found = {}
+    for path in sorted((folder / "patches").glob("*_patches.h5")):
+        try:
+            found[path] = read_tiles(path).geometry
+        except CarmilError:  # damaged: it will be cut again
+            continue
+    return found
 
 
 def read_more(path: Path) -> dict[str, Any]:

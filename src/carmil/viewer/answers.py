@@ -64,6 +64,8 @@ class Answers:
                 },
                 "places": places is not None,
                 "tile_size": None if places is None else places.tile_size,
+                "tile_pixels": case.geometry.tile_pixels,
+                "tile_mpp": case.geometry.tile_mpp,
                 "extent": None if places is None or zoom is not None else list(places.extent),
                 "images": self.run.pictures is not None or (zoom is not None and places is not None),
                 "remark": pictures.problems.get(number),

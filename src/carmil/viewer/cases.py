@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.bags.bags import Bags
+from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
 from carmil.evidence.decision import Decision
@@ -31,7 +32,7 @@ class Case:
     """A slide (or a digit bag): its place among the bags, the models that answer for it, their rule, and what they answered.
 
     probabilities (k), and of the counterfactual attention (k), each the mean over the models. tile_size is a tile's edge
-    in the unit of the coordinates.
+    in the unit of the coordinates, geometry what the encoder got of a tile: pixels, and micrometres per pixel.
     """
 
     slide: str
@@ -44,6 +45,7 @@ class Case:
     patient: str | None = None
     fold: int | None = None
     tile_size: float | None = None
+    geometry: TileGeometry = UNKNOWN
 
     @property
     def answer(self) -> str:
@@ -146,6 +148,7 @@ def _study_cases(run: StudyRun) -> RunCases:
                 patient=subject.patient,
                 fold=int(folds[0]) if len(folds) == 1 else None,
                 tile_size=store.entries[subject.place].tile_size,
+                geometry=store.entries[subject.place].geometry,
             )
         )
     bags = store.bags()

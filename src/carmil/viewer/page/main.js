@@ -126,7 +126,8 @@ async function openCase() {
   const { info } = mine;
   $("facts").textContent = [
     many(info.instances, mine.places ? "tile" : "instance"),
-    info.picture?.mpp ? `${Number(info.picture.mpp.toPrecision(3))} µm a pixel` : null,
+    geometry(info),
+    info.picture?.mpp ? `slide ${Number(info.picture.mpp.toPrecision(3))} µm/px` : null,
     mine.places && !info.picture ? "no slide file" : null,
     row.patient && row.patient !== row.slide ? `patient ${row.patient}` : null,
     row.fold !== null && row.fold !== undefined ? `fold ${row.fold}` : null,
@@ -147,6 +148,12 @@ async function openCase() {
   controls();
   showMaps();
   showClass();
+}
+
+// What the encoder got of a tile, where the features say it.
+function geometry({ tile_pixels: pixels, tile_mpp: mpp }) {
+  const known = [pixels ? `${pixels} px` : null, mpp ? `${Number(mpp.toPrecision(3))} µm/px` : null].filter(Boolean);
+  return known.length ? `tiles of ${known.join(" at ")}` : null;
 }
 
 function nothing() {
