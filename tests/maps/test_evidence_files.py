@@ -35,6 +35,25 @@ def test_maps_of_a_file_are_judged_over_its_classes_whichever_is_asked_for(tmp_p
     assert one.apart == 4 and not one.negligible
 
 
+@pytest.mark.finding(n=3)
+def test_a_file_says_the_answer_its_probability_the_label_and_the_rule(tmp_path):
+    line = {
+        "prediction": "a",
+        "explained_class": "a",
+        "p_a": 0.7,
+        "p_b": 0.3,
+        "label": "b",
+        "answer_rule": "a if p(a) >= 0.5",
+    }
+    known = read_evidence(write(tmp_path / "s.parquet", json.dumps({"line": line})))
+    assert known.answer_lines == ["Answer: a; probability of a: 70.0%; label: b", "Decision rule: a if p(a) >= 0.5"]
+    none = line | {"prediction": "no answer", "label": None}
+    known = read_evidence(write(tmp_path / "t.parquet", json.dumps({"line": none})))
+    assert known.answer_lines[0] == "Answer: no answer; probability of a: 70.0%"
+    assert read_evidence(write(tmp_path / "u.parquet")).answer_lines == ["Answer: a; probability of a: 70.0%"]
+    assert read_evidence(write(tmp_path / "v.parquet", "{}")).answer_lines == []
+
+
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize(
     ("told", "others", "words"),

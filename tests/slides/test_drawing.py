@@ -186,9 +186,49 @@ def test_the_zooms_of_the_comparison_go_to_the_largest_evidence_for_or_against(
     (x, y), first = tiles.corners[620], marked[0]
     assert first[0] <= x < first[2] and first[1] <= y < first[3] and marked[1] == (0, 0, 600, 600)
     marked.clear()
+    evidence[0] = 0.1  # too small beside the largest
+    comparison.draw_comparison(Painter(slide, tiles, tile_maps({"DCIS": evidence})), tmp_path / "comparison.png")
+    assert set(marked) == {first}
+    marked.clear()
     flat = Painter(slide, tiles, tile_maps({"DCIS": np.full(len(tiles), 1e-7)}))
     comparison.draw_comparison(flat, tmp_path / "flat.png")
     assert marked == []
+
+
+@pytest.mark.finding(n=3)
+def test_the_comparison_has_the_answer_its_rule_and_words_that_can_be_read(
+    tmp_path, plain_slide, grid_of_tiles, monkeypatch
+):
+    slide = plain_slide(4000, 3000)
+    tiles = grid_of_tiles(slide, 100)
+    large = np.linspace(-1, 1, len(tiles))
+    maps = tile_maps(
+        {"DCIS": large, "benign": -large, "factual": np.full(len(tiles), 1.0), "difference": np.zeros(len(tiles))}
+    )
+    rule = "Decision rule: DCIS if p(DCIS) >= 0.37, else benign (" + "chosen with care " * 12 + "on validation slides)"
+    drawn = []
+    monkeypatch.setattr(
+        comparison, "say", lambda draw, at, text, size, *, room, **how: drawn.append((text, size, room))
+    )
+    monkeypatch.setattr(comparison, "_outlined", lambda *given: None)
+    comparison.draw_comparison(Painter(slide, tiles, maps), tmp_path / "c.png", answers=["Answer: DCIS", rule])
+    words = " ".join(text for text, _, _ in drawn)
+    assert "Answer: DCIS" in words and rule in words
+    for one in maps:
+        assert f"Colours: {one.scaling('minmax')}" in words
+    for text, size, room in drawn:
+        assert legend.text_width(text, size) <= room and (size >= comparison.NOTE or text in "12"), text
+
+
+@pytest.mark.finding(n=3)
+@pytest.mark.parametrize(
+    ("width", "height", "side"), [(2220, 2967, 740), (1300, 1300, 512), (1000, 900, None), (9000, 9000, 1536)]
+)
+def test_a_zoom_is_a_small_part_of_the_slide_or_is_left_out(plain_slide, grid_of_tiles, width, height, side):
+    tiles = grid_of_tiles(plain_slide(width, height), 256)
+    found = top_regions(tiles, np.arange(float(len(tiles))), 2)
+    assert [round(box[2] - box[0]) for box in found[:1]] == ([] if side is None else [side])
+    assert all(box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= height for box in found)
 
 
 def test_models_are_compared_in_one_figure_with_chosen_zooms(tmp_path, plain_slide, grid_of_tiles, words):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -189,6 +190,8 @@ def test_a_rule_that_holds_in_one_fold_names_the_fold_wherever_it_is_printed(stu
     _, out, _ = said("explain", str(folder / "run"), "--out", str(tmp_path / "evidence"), "--device", "cpu")
     rules = [line for line in out.splitlines() if line.startswith("- answer: ")]
     assert sorted(line.partition("(fold ")[2][:2] for line in rules) == ["0:", "1:"]
+    same = replace(run, models=[{**model, "threshold": 0.5} for model in run.models])
+    assert {decision_of(same, [row]).rule for row in range(4)} == {decision_of(same).rule}  # one rule in all folds
 
 
 @pytest.mark.finding(n=2)

@@ -100,6 +100,7 @@ def slides_draw(
                         geojson=geojson,
                         ome_tiff=ome_tiff,
                         grey=not colour,
+                        answers=_answers(evidence, path.stem),
                     )
                 typer.echo(f"{path.stem}: {plural(len(files), 'file')} in {folder}")
             except CarmilError as error:
@@ -183,6 +184,13 @@ def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str]) -> "li
     return [
         one for folder in folders for one in maps_of(folder, tiles, wanted, model=_model(folder) if several else "")
     ]
+
+
+def _answers(folders: Sequence[Path], slide: str) -> list[str]:
+    from carmil.slides.evidence_files import answer_lines
+
+    several = len(folders) > 1
+    return [line for folder in folders for line in answer_lines(folder, slide, model=_model(folder) if several else "")]
 
 
 def _model(folder: Path) -> str:

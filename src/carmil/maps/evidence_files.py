@@ -16,6 +16,7 @@ from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, Til
 from carmil.untrusted import check_type, one_line_errors, read_parquet
 
 TAKEN = ("summary",)  # names of files that no slide's may have
+RULE = "answer_rule"  # where a slide's line has the decision rule in words
 ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
 
 
@@ -48,6 +49,18 @@ class SlideEvidence:
     def explained_class(self) -> str:
         """The class whose evidence is shown: the answer, or where there is none the class that leads."""
         return str(self.line.get("explained_class", self.line.get("prediction", "")))
+
+    @property
+    def answer_lines(self) -> list[str]:
+        """For the head of a picture: the answer, its probability, the label where it is known, and the decision rule."""
+        answer, leading = self.line.get("prediction"), self.explained_class
+        if not answer:
+            return []
+        p, label, rule = (self.line.get(name) for name in (f"p_{leading}", "label", RULE))
+        words = f"Answer: {answer}"
+        words += f"; probability of {leading}: {p:.1%}" if isinstance(p, float) else ""
+        words += f"; label: {label}" if label else ""
+        return [words, f"Decision rule: {rule}"] if rule else [words]
 
     @property
     def coordinates(self) -> NDArray[np.float64] | None:

@@ -11,7 +11,8 @@ from carmil.files import whole_file
 from carmil.maps.mosaic import Box, picture_size
 from carmil.maps.tile_maps import TileMap, leading_map, limits
 from carmil.slides.colours import INK, OUTLINES, SOFT
-from carmil.slides.legend import RESEARCH, colour_bar, say
+from carmil.slides.contours import SMALL
+from carmil.slides.legend import RESEARCH, colour_bar, say, wrapped
 from carmil.slides.painting import Painter
 from carmil.slides.slide import Picture, Slide, Tiles
 
@@ -20,31 +21,44 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 PANEL, SHOWN = 560, 200  # pixels of a panel's and of a tile's side
-MARGIN, WORDS = 28, 24  # pixels around everything, and how large words are
-ZOOMS, TILES_ACROSS = 2, 6  # regions that are chosen where none are, and how many tiles they are wide
+MARGIN, WORDS, NOTE = 28, 24, 20  # pixels around everything, and how large words are
+NUMBER = WORDS // 2 + 4  # half the width of a zoom's number
+NARROWEST = 900  # pixels of a figure's width
+ZOOMS, TILES_ACROSS = 2, 6  # regions that are chosen where none are given, and how many tiles they are wide at most
 WIDEST = 2.0  # the whole slide is at most so many times as wide as a zoom
 
 
-def draw_comparison(painter: Painter, path: Path, *, regions: Sequence[Box] | None = None) -> Path:
+def draw_comparison(
+    painter: Painter, path: Path, *, regions: Sequence[Box] | None = None, answers: Sequence[str] = ()
+) -> Path:
     """The paper's figure: first the slide itself, then one row per map, each with the same zooms (boxes in level-0 pixels).
 
-    By default the zooms are where the evidence of the answer is largest, for or against.
+    By default the zooms are where the evidence of the answer is largest, for or against. answers: what was answered and by which
+    rule, one line each, for the head of the figure.
     """
     slide, maps = painter.slide, painter.maps
     if regions is None:
         leading = leading_map(maps)
         plain = leading.negligible or leading.even  # no place is better than another
-        regions = [] if plain else top_regions(painter.tiles, np.abs(leading.values), ZOOMS)
+        sizes_of = np.abs(leading.values)
+        counted = np.where(sizes_of >= SMALL * np.nanmax(sizes_of, initial=0.0), sizes_of, np.nan)
+        regions = [] if plain else top_regions(painter.tiles, counted, ZOOMS)
     boxes: list[Box] = [(0.0, 0.0, float(slide.width), float(slide.height)), *regions]
     sizes = [_fitted(box, PANEL * (WIDEST if i == 0 else 1), PANEL) for i, box in enumerate(boxes)]
     lefts = np.cumsum([MARGIN, *(width + MARGIN for width, _ in sizes)])
-    title, tall = round(2.2 * WORDS), max(height for _, height in sizes)
-    row, under = title + tall + MARGIN // 2, round(3.4 * WORDS)
-    wide = max(int(lefts[-1]), 900)
-    page, draw = _page(wide, 3 * WORDS + row + (row + under) * len(maps) + 3 * WORDS)
+    wide = max(int(lefts[-1]), NARROWEST)
+    room = wide - 2 * MARGIN
+    head = [line for words in answers for line in wrapped(words, WORDS, room)]
+    scalings = [wrapped(f"Colours: {one.scaling(painter.scale)}", NOTE, room) for one in maps]
+    title, tall, line = round(2.2 * WORDS), max(height for _, height in sizes), round(1.4 * WORDS)
+    row, under = title + tall + MARGIN // 2, round(2.8 * WORDS) + line * max(map(len, scalings))
+    first = 3 * WORDS + line * len(head)
+    page, draw = _page(wide, first + row + (row + under) * len(maps) + (3 if painter.outlined else 1) * WORDS)
     say(draw, (MARGIN, WORDS), slide.name, WORDS, room=wide * 0.6, bold=True)
     say(draw, (wide - MARGIN, WORDS), RESEARCH, WORDS, room=wide * 0.35, bold=True, anchor="ra")
-    tops = [3 * WORDS + (row + under if i else 0) * i - (under if i else 0) for i in range(len(maps) + 1)]
+    for i, words in enumerate(head):
+        say(draw, (MARGIN, 2.6 * WORDS + line * i), words, WORDS, room=room)
+    tops = [first, *(first + row + (row + under) * i for i in range(len(maps)))]
     for column, (box, pixels) in enumerate(zip(boxes, sizes, strict=True)):
         bare = slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
         pictures = [painter.outline(bare, box, line=3), *painter.paint(box, pixels, line=3)]
@@ -56,20 +70,24 @@ def draw_comparison(painter: Painter, path: Path, *, regions: Sequence[Box] | No
             else:
                 _number(draw, (at[0] + WORDS, at[1] + WORDS), column)
     for top, words in zip(tops, ["slide", *(one.title for one in maps)], strict=True):
-        say(draw, (MARGIN, top + 0.6 * WORDS), words, WORDS, room=wide - 2 * MARGIN, bold=True)
-    for top, one in zip(tops[1:], maps, strict=True):
+        say(draw, (MARGIN, top + 0.6 * WORDS), words, WORDS, room=room, bold=True)
+    for top, one, scaling in zip(tops[1:], maps, scalings, strict=True):
         _bar(page, draw, one, painter, (MARGIN, top + row, wide - MARGIN))
-    bottom = page.height - 2.2 * WORDS
-    room = wide - 2 * MARGIN
-    words = "; ".join(dict.fromkeys(one.scaling(painter.scale) for one in maps))
-    took = say(draw, (MARGIN, bottom), f"colours: {words}", WORDS - 4, room=room, colour=SOFT)
-    _outlined(draw, painter, (MARGIN + took + WORDS, bottom), wide - MARGIN)
+        for i, words in enumerate(scaling):
+            say(draw, (MARGIN, top + row + 2.5 * WORDS + line * i), words, NOTE, room=room, colour=SOFT)
+    _outlined(draw, painter, (MARGIN, page.height - 2.2 * WORDS), wide - MARGIN)
     return _save(page, path)
 
 
 def top_regions(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[Box]:
-    """Squares of some tiles around the highest values, none over another; inside the slide where it is large enough."""
-    side = min(TILES_ACROSS * tiles.size, tiles.width, tiles.height)
+    """Squares of some tiles around the highest values, none over another, all inside the slide.
+
+    A third of the slide's shorter side at most; none on a slide so small that two tiles are more than half of it.
+    """
+    shorter = min(tiles.width, tiles.height)
+    if 2 * tiles.size > shorter / 2:
+        return []
+    side = max(2 * tiles.size, min(TILES_ACROSS * tiles.size, shorter / 3))
     middles = tiles.corners + tiles.size / 2
     found: list[Box] = []
     left = np.where(np.isnan(values), -np.inf, values)
@@ -97,12 +115,12 @@ def draw_ends(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, top: int)
             left, below = MARGIN + (SHOWN + MARGIN) * place, top_of_row + 2 * line
             _paste(page, draw, slide.read(x, y, tiles.size, tiles.size, (SHOWN, SHOWN)), (left, below))
             for n, text in enumerate((f"{one.values[i]:+.3g}".replace("-", "−"), f"x {x:,}", f"y {y:,}")):
-                say(draw, (left, below + SHOWN + 8 + n * line), text, WORDS - 4, room=SHOWN)
+                say(draw, (left, below + SHOWN + 8 + n * line), text, NOTE, room=SHOWN)
     a_tile = f"{tiles.size * tiles.slide_mpp:.0f} µm"
     words = f"{slide.name}: {one.title}; upper left corners in level-0 pixels; a tile is {a_tile} wide; {RESEARCH}"
     if one.negligible:
         words = f"{slide.name}: {one.title}; negligible: {one.why_negligible}; {RESEARCH}"
-    say(draw, (MARGIN, 2 * row + line), words, WORDS - 4, room=room, colour=SOFT)
+    say(draw, (MARGIN, 2 * row + line), words, NOTE, room=room, colour=SOFT)
     return _save(page, path)
 
 
@@ -133,13 +151,13 @@ def _mark(draw: "ImageDraw", at: tuple[int, int], regions: Sequence[Box], scale:
         x, y, right, bottom = (round(at[n % 2] + box[n] * scale) for n in range(4))
         draw.rectangle((x - 2, y - 2, right + 2, bottom + 2), outline="white", width=6)
         draw.rectangle((x, y, right, bottom), outline=INK, width=2)
-        _number(draw, (x, y), i)
+        _number(draw, (max(x, at[0] + NUMBER), max(y, at[1] + NUMBER)), i)
 
 
 def _number(draw: "ImageDraw", middle: tuple[int, int], number: int) -> None:
-    x, y, half = *middle, WORDS // 2 + 4
-    draw.ellipse((x - half, y - half, x + half, y + half), fill="white", outline=INK)
-    say(draw, (x, y), str(number), WORDS - 6, room=2 * half, bold=True, anchor="mm")
+    x, y = middle
+    draw.ellipse((x - NUMBER, y - NUMBER, x + NUMBER, y + NUMBER), fill="white", outline=INK)
+    say(draw, (x, y), str(number), WORDS - 6, room=2 * NUMBER, bold=True, anchor="mm")
 
 
 def _bar(page: "Image", draw: "ImageDraw", one: TileMap, painter: Painter, at: tuple[int, int, int]) -> None:
@@ -151,10 +169,10 @@ def _bar(page: "Image", draw: "ImageDraw", one: TileMap, painter: Painter, at: t
     draw.rectangle((left, top, right, top + WORDS), outline=SOFT)
     low, high = limits(one, painter.scale)
     y, half = top + 1.3 * WORDS, (right - left) * 0.46
-    say(draw, (left, y), f"{one.ends[0]} {low}", WORDS - 4, room=half)
-    say(draw, (right, y), f"{one.ends[1]} {high}", WORDS - 4, room=half, anchor="ra")
+    say(draw, (left, y), f"{one.ends[0]} {low}", NOTE, room=half)
+    say(draw, (right, y), f"{one.ends[1]} {high}", NOTE, room=half, anchor="ra")
     if one.signed:
-        say(draw, ((left + right) / 2, y), "0", WORDS - 4, room=half, anchor="ma")
+        say(draw, ((left + right) / 2, y), "0", NOTE, room=half, anchor="ma")
 
 
 def _outlined(draw: "ImageDraw", painter: Painter, at: tuple[float, float], right: float) -> None:
@@ -164,7 +182,7 @@ def _outlined(draw: "ImageDraw", painter: Painter, at: tuple[float, float], righ
             return
         draw.line((x, y + 0.5 * WORDS, x + 1.5 * WORDS, y + 0.5 * WORDS), fill=OUTLINES[i % len(OUTLINES)], width=4)
         x += 2 * WORDS
-        x += say(draw, (x, y), f"annotated: {name}", WORDS - 4, room=right - x) + WORDS
+        x += say(draw, (x, y), f"annotated: {name}", NOTE, room=right - x) + WORDS
 
 
 def _page(width: int, height: int) -> tuple["Image", "ImageDraw"]:

@@ -45,12 +45,14 @@ def draw_maps(
     geojson: bool = False,
     ome_tiff: bool = False,
     grey: bool = True,
+    answers: Sequence[str] = (),
 ) -> list[Path]:
     """Draws everything of one slide into the folder `out`, and gives the files.
 
     values: a value a tile by the map's name: factual, counterfactual, difference, or the class that it is evidence for (`kind`
     says otherwise). longest: pixels of the longer side, at most the slide's own. regions: boxes to zoom into, in level-0
     pixels; None takes where the evidence is largest, for or against. top: tiles shown of each end of a map; 0 for none.
+    answers: lines for the head of the comparison, see `carmil.slides.evidence_files.answer_lines`.
     """
     maps = tile_maps(values, kind) if isinstance(values, Mapping) else list(values)
     if not maps or not len(tiles):
@@ -61,7 +63,7 @@ def draw_maps(
     painter = Painter(slide, tiles, maps, scale, annotations, grey)
     names = file_names(maps)
     written = write_pngs(painter, [out / f"{name}.png" for name in names], longest=longest)
-    written.append(draw_comparison(painter, out / "comparison.png", regions=regions))
+    written.append(draw_comparison(painter, out / "comparison.png", regions=regions, answers=answers))
     if top > 0:
         for one, name in zip(maps, names, strict=True):
             written.append(draw_ends(slide, tiles, one, out / f"tiles_{name}.png", top=top))

@@ -22,6 +22,12 @@ def maps_of(folder: Path, tiles: Tiles, asked: Sequence[str] = (), *, model: str
     return [replace(one, values=np.append(one.values, np.nan)[rows]) for one in found.maps(asked, model=model)]
 
 
+def answer_lines(folder: Path, slide: str, *, model: str = "") -> list[str]:
+    """What the evidence in a folder explains: the answer with its probability, the label where it is known, and the rule."""
+    lines = read_evidence(evidence_file(folder, slide)).answer_lines
+    return [f"{model}: {line}" if model else line for line in lines]
+
+
 def _rows_of_tiles(found: SlideEvidence, tiles: Tiles) -> NDArray[np.int64]:
     """(n): the row of each tile, -1 where there is none. By coordinates where the file has them, else by order."""
     count, there = len(found), found.coordinates

@@ -62,6 +62,17 @@ def colour_bar(one: TileMap, width: int, height: int) -> Picture:
     return covered(tissue, np.broadcast_to(table, (height, width, 4)))
 
 
+def wrapped(words: str, size: int, room: float) -> list[str]:
+    """The words in lines of at most `room` pixels, broken between words."""
+    lines: list[str] = []
+    for word in words.split():
+        if lines and text_width(f"{lines[-1]} {word}", size) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
 def text_width(words: str, size: int, *, bold: bool = False) -> float:
     return float(_font(size, bold).getlength(words))
 

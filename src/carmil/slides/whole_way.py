@@ -19,7 +19,7 @@ from carmil.progress import counted
 from carmil.slides.drawing import LONGEST, draw_maps
 from carmil.slides.encoders import Encoder, may_be
 from carmil.slides.encoding import Times
-from carmil.slides.evidence_files import maps_of
+from carmil.slides.evidence_files import answer_lines, maps_of
 from carmil.slides.features import encode_slides, tiles_of
 from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles
@@ -128,7 +128,9 @@ def _drawn(path: Path, tiles: Tiles, out: Path, classes: Sequence[str], longest:
         maps += maps_of(out / "evidence", tiles, others)
     folder = out / "maps" / safe_name(tiles.slide)
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
-        draw_maps(slide, tiles, maps, folder, longest=min(longest, max(slide.width, slide.height)), geojson=True)
+        longest = min(longest, max(slide.width, slide.height))
+        answers = answer_lines(out / "evidence", tiles.slide)
+        draw_maps(slide, tiles, maps, folder, longest=longest, geojson=True, answers=answers)
     return folder
 
 

@@ -125,6 +125,8 @@ def _tested(
     decisions: dict[tuple[int, int], Decision] = {}
     attention: dict[str, list[float]] = {name: [] for name in ATTENTION}
     level = "patient" if cohort.has_patients else "slide"
+    chosen = {(None if point.at is None else point.at.threshold, point.cut) for point in points.values()}
+    one_rule = len(chosen) == 1 or len({group.fold for group in points}) == 1
     for group, point in points.items():
         frame = answered(trained.population, group.models, cohort.bags, group.tested, cohort.classes, attention=True)
         for name in set(ATTENTION) & set(frame):
@@ -134,7 +136,7 @@ def _tested(
         frame.insert(1, "seed", group.seed)
         at = None if point.at is None else point.at.threshold
         decision = Decision(cohort.classes, at, point.cut)
-        folds = [group.fold] if len({other.fold for other in points}) > 1 else []
+        folds = [] if one_rule else [group.fold]
         origin = origin_of(settings.threshold, [decision], folds=folds, level=level, patients=settings.patients)
         decision = replace(decision, origin=origin)
         decisions[group.fold, group.seed] = decision

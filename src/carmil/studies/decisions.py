@@ -17,6 +17,7 @@ import torch
 from carmil.bags.bags import Bags
 from carmil.evidence.decision import Decision
 from carmil.evidence.operating import Rule
+from carmil.maps import evidence_files
 from carmil.studies.answers import answered, columns
 from carmil.studies.card import tested_folds
 from carmil.studies.run_folder import StudyRun, pick_device
@@ -25,7 +26,7 @@ from carmil.studies.tested import Subject, together
 if TYPE_CHECKING:
     import pandas as pd
 
-RULE = "answer_rule"  # the column that holds the rule of each answer
+RULE = evidence_files.RULE  # the column that holds the rule of each answer
 JOINT = "joint_answer"  # beside the answers of single models: that of all models that were tested on the slide
 MOST = 3  # rules on a terminal
 
@@ -36,10 +37,11 @@ def decision_of(run: StudyRun, models: Sequence[int] | None = None) -> Decision:
     each = [Decision(run.classes, run.models[row]["threshold"], run.models[row]["abstain_below"]) for row in rows]
     folds = tested_folds(run)
     mine = {folds[row] for row in rows}
+    one_rule = len({(model["threshold"], model["abstain_below"]) for model in run.models}) == 1
     origin = origin_of(
         str(run.settings["threshold"]),
         each,
-        folds=sorted(mine) if mine != set(folds) else (),
+        folds=() if one_rule or mine == set(folds) else sorted(mine),
         level=run.metrics["level"],
         patients=run.metrics["rule"],
     )
