@@ -73,8 +73,10 @@ def test_cia_draws_anew_while_training_and_is_the_plain_model_otherwise():
 
 
 def test_alpha_lambda_and_distance_become_coefficients():
-    assert CAR.coefficients(0.2, 1.0, "l1") == {"diff": 0.2, "l1": 1.0, "cosine": 0.0}
-    assert CAR.coefficients(0.5, 0.3, "cosine") == {"diff": 0.5, "l1": 0.0, "cosine": 0.3}
+    assert CAR.coefficients(0.2, 1.0, "l1") == {"diff": 0.2, "l1": 1.0, "cosine": 0.0, "relative": 0.0}
+    assert CAR.coefficients(0.5, 0.3, "cosine") == {"diff": 0.5, "l1": 0.0, "cosine": 0.3, "relative": 0.0}
+    assert CAR.coefficients(0.5, 0.3, "relative") == {"diff": 0.5, "l1": 0.0, "cosine": 0.0, "relative": 0.3}
+    assert CAR.coefficients() == CAR.coefficients(0.2, 1.0, "l1"), "the paper's, unless a study says otherwise"
     assert Targeted.coefficients(0.05, 0.1) == {"target": 0.05, "change": 0.1}
     assert CIA.coefficients(0.2) == {"diff": 0.2}
 

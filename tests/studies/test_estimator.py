@@ -146,7 +146,7 @@ def test_a_missing_label_is_refused_and_is_no_class(y):
 def test_scale_divides_by_the_training_bags_alone_and_is_saved(tmp_path):
     bags = [bag * np.array([1e3, 1, 1, 1, 1, 1e-3], np.float32) + 7 for bag in BAGS]
     mine = classifier(scale="own", seeds=2, epochs=3)
-    assert clone(mine).get_params()["scale"] == "own" and classifier().scale == "none"
+    assert clone(mine).get_params()["scale"] == "own" and classifier().scale == "halfway"
     mine.fit(bags, Y)
     role = mine._roles(carmil.Bags.from_list(bags), (Y == "yes").astype(int), ["no", "yes"], None)[0]
     rows = np.concatenate([bag for bag, one in zip(bags, role.tolist(), strict=True) if one == TRAIN])
@@ -161,13 +161,23 @@ def test_scale_divides_by_the_training_bags_alone_and_is_saved(tmp_path):
 
 
 @pytest.mark.finding(n=8)
-def test_a_classifier_saved_before_there_was_scale_is_read(fitted, tmp_path):
-    fitted.save_pretrained(tmp_path / "model")
+def test_a_classifier_saved_before_there_was_scale_is_read(tmp_path):
+    before = classifier(scale="none", init="own", epochs=2).fit(BAGS, Y)
+    before.save_pretrained(tmp_path / "model")
     facts = json.loads((tmp_path / "model" / "config.json").read_text())
-    del facts["parameters"]["scale"]
+    del facts["parameters"]["scale"], facts["parameters"]["init"]
     (tmp_path / "model" / "config.json").write_text(json.dumps(facts))
     again = carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
-    assert np.array_equal(again.predict_proba(BAGS), fitted.predict_proba(BAGS))
+    assert (again.scale, again.init) == ("none", "own")
+    assert np.array_equal(again.predict_proba(BAGS), before.predict_proba(BAGS))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [({"scale": "owm"}, "unknown scale 'owm'"), ({"init": "he"}, "unknown init 'he'")]
+)
+def test_words_that_it_does_not_know_are_one_line(given, words):
+    with pytest.raises(CarmilError, match=words):
+        classifier(**given).fit(BAGS, Y)
 
 
 @pytest.mark.finding(n=2)

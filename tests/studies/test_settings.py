@@ -1,9 +1,12 @@
 """A YAML file with odd or hostile content is one line that names it."""
 
+from pathlib import Path
+
 import pytest
 
 from carmil.errors import CarmilError
 from carmil.studies.settings import Settings, checked_options, read_settings
+from carmil.studies.train import recipe_of
 
 GOOD = "bags: features\nout: run\n"
 BOMB = "options:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -61,3 +64,26 @@ def test_anchors_and_options_that_are_meant_are_read(tmp_path):
     assert settings.lr == settings.alpha == [1e-4, 2e-4]
     assert settings.options == {"hidden": 8, "names": ["a", 1], "gated": True}
     assert checked_options(None, "options") is None
+
+
+def settings_of(**given) -> Settings:
+    return Settings.of({"bags": "features", "out": "run", **given}, where="study.yaml")
+
+
+def test_a_preset_brings_back_the_settings_of_0_1_and_what_is_given_beside_it_wins():
+    before = settings_of(preset="0.1")
+    names = ("epochs", "warmup", "lr", "weight_decay", "label_smoothing", "scale", "init", "distance")
+    assert [getattr(before, name) for name in names] == [50, 5, 2e-4, 1e-5, 0.0, "none", "own", "l1"]
+    assert settings_of(preset=0.1, lr=1e-3, scale="own").lr == 1e-3
+    assert settings_of(preset="0.1", scale="own").scale == "own"
+    assert settings_of(preset="0.1", model="abmil").distance is None, "a model without a branch has no distance"
+    assert settings_of() == Settings(bags=Path("features"), out=Path("run"))
+    with pytest.raises(CarmilError, match=r"study.yaml: unknown preset '0.3'"):
+        settings_of(preset="0.3")
+
+
+def test_an_epoch_can_be_chosen_after_half_of_them_unless_told():
+    assert recipe_of(settings_of(epochs=40)).warmup == 20
+    assert recipe_of(settings_of(epochs=40, warmup=5)).warmup == 5
+    assert recipe_of(settings_of(epochs=3, warmup=5)).warmup == 2
+    assert recipe_of(settings_of(epochs=1)).warmup == 0

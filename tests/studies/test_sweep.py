@@ -318,7 +318,7 @@ def test_a_file_and_the_command_line_say_the_same(small, tmp_path, said):
         (["lambd=0,1"], "did you mean 'lambda'"),
         (["alpha=0,much"], "expected a number"),
         (["epochs=1.5,2"], "whole number"),
-        (["distance=l1,l7"], "expected one of l1, cosine"),
+        (["distance=l1,l7"], "expected one of relative, l1, cosine"),
         (["model=abmil,nomil"], "unknown model 'nomil'"),
         (["model=abmil,car/abmil", "alpha=0,1"], "has no counterfactual branch"),
         (["options.hidden=4", "options.hiden=4"], "unknown option 'hiden'"),

@@ -290,7 +290,7 @@ def test_settings_from_yaml_are_those_of_the_command_line(tmp_path):
         ("bags: f\nlabels: t\nout: r\noptions: 3\n", "expected an object"),
         ("bags: f\nlabels: t\nout: r\nofficial: true\ninner: 3\n", "one or the other"),
         ("- a\n- b\n", "expected lines such as"),
-        ("a: [\n", "expected YAML"),
+        ("a: [\n", "expected lines such as"),
     ],
 )
 def test_settings_that_are_wrong_are_one_line(tmp_path, text, words):

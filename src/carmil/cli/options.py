@@ -24,6 +24,7 @@ class Pool(StrEnum):
 
 
 class Distance(StrEnum):
+    relative = "relative"
     l1 = "l1"
     cosine = "cosine"
 
@@ -31,6 +32,11 @@ class Distance(StrEnum):
 class Precision(StrEnum):
     bfloat16 = "bfloat16"
     float32 = "float32"
+
+
+class Init(StrEnum):
+    xavier = "xavier"
+    own = "own"
 
 
 class Scale(StrEnum):

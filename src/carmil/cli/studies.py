@@ -10,6 +10,7 @@ from carmil.cli.options import (
     Device,
     DeviceOption,
     Distance,
+    Init,
     LabelColumn,
     OutOption,
     PatientColumn,
@@ -60,11 +61,11 @@ def _words_of_a_study(
     split: Annotated[str | None, typer.Option(help="Column with the official train/val/test.")] = None,
     positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
     truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most.  [default: 50]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most.  [default: 100]")] = None,
     patience: Annotated[int | None, typer.Option(help="Epochs without a better one.  [default: 20]")] = None,
     batch: Annotated[int | None, typer.Option(help="Bags a step.  [default: 1]")] = None,
     lr: Annotated[
-        str | None, typer.Option(help="Or several with commas: the best on validation.  [default: 2e-4]")
+        str | None, typer.Option(help="Or several with commas: the best on validation.  [default: 5e-4]")
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Weight(s) of the counterfactual term.")] = None,
     lambda_: Annotated[str | None, typer.Option("--lambda", help="Weight(s) of the distance.")] = None,
@@ -74,12 +75,23 @@ def _words_of_a_study(
         Scale | None,
         typer.Option(
             help="Centre features by each fold's training bags and divide them: all alike (common), each by its own deviation "
-            "(own), or between the two (halfway).  [default: none]"
+            "(own), between the two (halfway), or not at all (none).  [default: halfway]"
         ),
     ] = None,
     standardise: Annotated[
-        bool | None, typer.Option("--standardise", hidden=True)
-    ] = None,  # 0.1.0's word for --scale own
+        bool | None, typer.Option("--standardise", hidden=True, help="What 0.1.0 called --scale own.")
+    ] = None,
+    init: Annotated[
+        Init | None,
+        typer.Option(help="Initial weights: Xavier-normal with zero biases, or the model's own.  [default: xavier]"),
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="L2 penalty of the weights.  [default: 1e-2]")] = None,
+    label_smoothing: Annotated[
+        float | None, typer.Option(help="Share of a label that is spread over all classes.  [default: 0.1]")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Settings of an earlier version as defaults: 0.1 (the paper's objective).")
+    ] = None,
     precision: Annotated[
         Precision | None, typer.Option(help="Of products on a GPU; a CPU computes in float32.  [default: bfloat16]")
     ] = None,
@@ -105,7 +117,7 @@ def _words_of_a_study(
     words = {
         name: value
         for name, value in locals().copy().items()
-        if name in Settings.__dataclass_fields__ and value is not None
+        if name in (*Settings.__dataclass_fields__, "preset", "standardise") and value is not None
     }
     for name in ("lr", "alpha", "lambda_"):
         if name in words and "," in words[name]:

@@ -6,24 +6,29 @@ how the maps become answers is the model's own business.
 n instances, b bags, k classes, h heads, m counterfactual maps.
 """
 
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Container, Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from carmil.counterfactual.objective import (
+    DEFAULT_DISTANCE,
+    WEIGHTS,
     checked_weights,
     cosine_distance,
     evidence_differential_loss,
     l1_distance,
+    relative_distance,
 )
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, unknown
 from carmil.models import contract, registry
 from carmil.models.contract import AttendingModel, BagModel, Counterfactual, Prediction, cross_entropy
-from carmil.models.layers import Linear
+from carmil.models.layers import INITS, Linear, xavier
 from carmil.models.noise import Noisy
 from carmil.models.pooling import Offsets
+
+_DISTANCES = {"l1": l1_distance, "cosine": cosine_distance, "relative": relative_distance}
 
 
 class Branch(Noisy):
@@ -79,7 +84,7 @@ class CAR(Branch):
     ) -> dict[str, Tensor]:
         u, cf = _made(prediction)
         losses = {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels)}
-        for name, distance in (("l1", l1_distance), ("cosine", cosine_distance)):
+        for name, distance in _DISTANCES.items():
             if name in terms:
                 mine = model.compared(u.unsqueeze(-2), prediction.logits, prediction.offsets).squeeze(-2)
                 other = model.compared(cf.scores, prediction.logits, prediction.offsets)
@@ -87,9 +92,13 @@ class CAR(Branch):
         return losses
 
     @staticmethod
-    def coefficients(alpha: float = 0.2, lambda_: float = 1.0, distance: str = "l1") -> dict[str, float]:
+    def coefficients(
+        alpha: float | None = None, lambda_: float | None = None, distance: str = "l1"
+    ) -> dict[str, float]:
+        usual = WEIGHTS.get(distance, WEIGHTS["l1"])
+        alpha, lambda_ = usual[0] if alpha is None else alpha, usual[1] if lambda_ is None else lambda_
         checked_weights(alpha, lambda_, distance)
-        return {"diff": alpha, "l1": lambda_ * (distance == "l1"), "cosine": lambda_ * (distance == "cosine")}
+        return {"diff": alpha, **{name: lambda_ * (name == distance) for name in _DISTANCES}}
 
 
 class Targeted(Branch):
@@ -201,22 +210,33 @@ BRANCHES: dict[str, tuple[Callable[..., Branch], str]] = {
 }
 
 
-def create_model(name: str, in_features: int = 1024, classes: int = 2, **options: Any) -> BagModel:
+def create_model(
+    name: str, in_features: int = 1024, classes: int = 2, *, init: str = "own", **options: Any
+) -> BagModel:
     """A fresh model by name: `abmil`, or with a branch in front, `car/abmil`.
 
-    `options` are those of the model's class; `branch='shared'` or `'full'` chooses what CAR's branch is made of.
+    `options` are those of the model's class; `branch='shared'` or `'full'` chooses what CAR's branch is made of. `init`: the
+    model's own initial weights, or `xavier`: Xavier-normal with zero biases. A model begins alike with and without a branch.
     """
+    if init not in INITS:
+        raise CarmilError(unknown("init", init, INITS))
+    begin = xavier if init == "xavier" else lambda model: None
     prefix, slash, rest = name.rpartition("/")
     if not slash:
-        return registry.create(name, in_features, classes, **options)
+        plain = registry.create(name, in_features, classes, **options)
+        begin(plain)
+        return plain
     if prefix not in BRANCHES:
         raise CarmilError(f"{name!r}: {registry.unknown('branch', prefix, BRANCHES)}")
     branch_options = {"branch": options.pop("branch")} if "branch" in options and prefix == "car" else {}
     with registry.making:
         model = registry.create(rest, in_features, classes, **options)
+        begin(model)
         if not isinstance(model, AttendingModel):
             raise CarmilError(f"{name!r}: {rest} cannot carry a counterfactual branch; {_carriers()} can")
-        return CounterfactualModel(model, BRANCHES[prefix][0](model, **branch_options))
+        branch = BRANCHES[prefix][0](model, **branch_options)
+        begin(branch)
+        return CounterfactualModel(model, branch)
 
 
 def list_models() -> dict[str, str]:
@@ -229,6 +249,21 @@ def list_models() -> dict[str, str]:
         if entry.attends
     }
     return {**{name: entry.description for name, entry in entries.items()}, **branched}
+
+
+def study_coefficients(name: str, given: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The loss weights that a study trains a model with, and alpha, lambda_ and distance as far as they were given or chosen.
+
+    CAR's distance is `relative` unless given: the paper's l1 and cosine mean another thing on every cohort.
+    """
+    given = {word: value for word, value in given.items() if value is not None}
+    if name.startswith("car/"):
+        given = {"distance": DEFAULT_DISTANCE, **given}
+    if given and "/" not in name:
+        raise CarmilError(
+            f"{name!r} has no counterfactual branch that {', '.join(given)} could be of: try 'car/{name}'"
+        )
+    return branch_coefficients(name, **given) if given else {}, given
 
 
 def branch_coefficients(name: str, **given: Any) -> dict[str, float]:

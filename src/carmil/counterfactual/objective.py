@@ -1,6 +1,10 @@
 """The terms of the counterfactual objective, for each bag.
 
-L = CE(F(u), y) + alpha CE(F(u) - F(u_cf), y) + lambda D(u, u_cf)        D: mean |u - u_cf|, or 1 - cos(u, u_cf)
+L = CE(F(u), y) + alpha CE(F(u) - F(u_cf), y) + lambda D(u, u_cf)
+
+    l1        D = mean |u - u_cf|                       the paper's
+    cosine    D = 1 - cos(u, u_cf)                      the paper's
+    relative  D = mean |u - u_cf| / deviation of u      in units of the factual score, so that lambda means the same everywhere
 
 b bags, n instances, k classes, h heads, m counterfactual maps.
 """
@@ -13,7 +17,11 @@ from carmil.errors import CarmilError
 from carmil.models.contract import cross_entropy
 from carmil.models.pooling import Offsets, bag_mean, bag_sum
 
-DISTANCES = ("l1", "cosine")
+SMALLEST_SPREAD = 1e-3  # of scores: a bag whose scores are all alike has none
+DISTANCES = ("l1", "cosine", "relative")
+DEFAULT_DISTANCE = "relative"
+# alpha and lambda of each distance unless given: the paper's, and ours, chosen on validation bags (docs/choosing.md).
+WEIGHTS = {"l1": (0.2, 1.0), "cosine": (0.2, 1.0), "relative": (0.05, 0.05)}
 
 
 def evidence_differential_loss(factual: Tensor, counterfactual: Tensor, labels: Tensor) -> Tensor:
@@ -33,6 +41,23 @@ def cosine_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
     products = [bag_sum((x * y).flatten(-2), offsets) for x, y in ((u, u_cf), (u, u), (u_cf, u_cf))]
     inner, norm, norm_cf = products
     return (1 - inner / (norm * norm_cf).clamp_min(1e-16).sqrt()).mean(-1)
+
+
+def relative_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
+    """D = 1/N sum_j |u_j - u_cf_j| / s, s the deviation of u in its bag. u (..., n, h), u_cf (..., n, m, h) -> (..., b).
+
+    The score's spread differs between cohorts by orders of magnitude and grows in training; s takes it out. It is a unit of
+    measure and not a part of the model: no gradient goes through it.
+    """
+    spread = bag_deviation(u.detach(), offsets).clamp_min(SMALLEST_SPREAD)  # (..., b, h)
+    change = bag_mean((u.unsqueeze(-2) - u_cf).abs().mean(-2), offsets)  # (..., b, h)
+    return (change / spread).mean(-1)
+
+
+def bag_deviation(x: Tensor, offsets: Offsets) -> Tensor:
+    """The deviation of x (..., n, h) in each bag, (..., b, h)."""
+    mean = bag_mean(x, offsets)
+    return bag_mean((x - mean.index_select(-2, offsets.bag_of)).square(), offsets).sqrt()
 
 
 def checked_weights(alpha: float, lambda_: float, distance: str) -> None:

@@ -269,8 +269,11 @@ class BatchNorm(nn.Module):
         return mean, var
 
 
+INITS = ("xavier", "own")
+
+
 def xavier(model: nn.Module) -> None:
-    """Xavier-normal weights and zero biases for every linear layer, as several of the originals start."""
+    """Gives every linear layer Xavier-normal weights and zero biases, as several of the originals start."""
     for module in model.modules():
         if isinstance(module, Linear):
             nn.init.xavier_normal_(module.weight)

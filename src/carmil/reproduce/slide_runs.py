@@ -170,6 +170,7 @@ def words_of(cohort: SlideCohort, model: str, asked: Asked, name: str, **setting
         "labels": cohort.labels,
         "out": runs_of(cohort, asked) / name,
         "model": model,
+        "preset": "0.1",
         "official": cohort.official,
         "folds": min(cohort.folds, FAST_FOLDS) if asked.fast else cohort.folds,
         "seeds": cohort.seeds,

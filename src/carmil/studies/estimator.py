@@ -14,19 +14,20 @@ from torch import Tensor
 from carmil import __version__
 from carmil.bags.bags import Bags
 from carmil.bags.splits import TRAIN, make_splits
-from carmil.counterfactual.branches import branch_coefficients
-from carmil.errors import CarmilError
+from carmil.counterfactual.branches import study_coefficients
+from carmil.errors import CarmilError, unknown
 from carmil.evidence import explain
 from carmil.evidence.decision import Decision
 from carmil.evidence.operating import Rule, threshold
 from carmil.files import write_text
+from carmil.models.scaled import SCALES
 from carmil.studies.cohort import replace_labels
 from carmil.studies.run_folder import build, pick_device, read_population
 from carmil.studies.settings import checked_options
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, train_protocol
-from carmil.training.recipe import VALIDATION, Recipe
+from carmil.training.recipe import VALIDATION, Recipe, first_choice
 from carmil.training.scaling import fit_scales
 from carmil.untrusted import check_type, read_json
 from carmil.weights import write_tensors
@@ -44,6 +45,7 @@ class _Parameters(TypedDict):
     seed: int
     precision: str
     scale: NotRequired[str]
+    init: NotRequired[str]
     threshold: NotRequired[str | float]
 
 
@@ -61,8 +63,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
 
     `bags` are a carmil.Bags, or a sequence of (instances, features) arrays, one a bag. A part of the bags, stratified and
     if `groups` are given by group (patient), is kept aside to choose the epoch and the threshold. Several seeds answer together.
-    `scale` (none, common, halfway, own) centres and divides the features by those of the training bags, as `carmil train --scale`
-    does.
+    `scale` (halfway, own, common, none) centres and divides the features by those of the training bags, as `carmil train --scale`
+    does; `init` is xavier, or own for the model's own initial weights.
 
     Of two classes `predict` answers `classes_[1]` where its probability is at least `threshold_`, as `carmil train` does: chosen
     on the validation bags by the rule `threshold` (balanced, f1, sensitivity=0.95, specificity=0.9), the mean over the seeds.
@@ -76,20 +78,22 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         model: str = "car/abmil.gated",
         *,
         options: dict[str, Any] | None = None,
-        epochs: int = 50,
+        epochs: int = 100,
         batch: int = 1,
-        lr: float = 2e-4,
-        weight_decay: float = 1e-5,
+        lr: float = 5e-4,
+        weight_decay: float = 1e-2,
         schedule: str = "cosine",
-        warmup: int = 5,
+        warmup: int | None = None,
         patience: int = 20,
         validation: float = 0.15,
         class_weights: str = "none",
+        label_smoothing: float = 0.1,
         threshold: str | float = "balanced",
         alpha: float | None = None,
         lambda_: float | None = None,
         distance: str | None = None,
-        scale: str = "none",
+        scale: str = "halfway",
+        init: str = "xavier",
         seeds: int = 1,
         seed: int = 0,
         precision: str = "bfloat16",
@@ -106,11 +110,13 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         self.patience = patience
         self.validation = validation
         self.class_weights = class_weights
+        self.label_smoothing = label_smoothing
         self.threshold = threshold
         self.alpha = alpha
         self.lambda_ = lambda_
         self.distance = distance
         self.scale = scale
+        self.init = init
         self.seeds = seeds
         self.seed = seed
         self.precision = precision
@@ -131,19 +137,22 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             raise CarmilError("all bags have the same label: expected two classes or more")
         found = replace_labels(found, torch.from_numpy(labels.astype(np.int64)))
         self.n_features_in_ = found.width
+        if self.scale not in SCALES:
+            raise CarmilError(unknown("scale", self.scale, SCALES))
         given = {"alpha": self.alpha, "lambda_": self.lambda_, "distance": self.distance}
-        coefficients = branch_coefficients(self.model, **{name: v for name, v in given.items() if v is not None})
+        coefficients, _ = study_coefficients(self.model, given)
         recipe = Recipe(
             epochs=self.epochs,
             batch=self.batch,
             optimizer="adam",
             weight_decay=self.weight_decay,
             shuffle=True,
-            warmup=min(self.warmup, self.epochs - 1),
+            warmup=first_choice(self.warmup, self.epochs),
             patience=self.patience,
             study_seed=self.seed,
             schedule=self.schedule,
             class_weights=self.class_weights,
+            label_smoothing=self.label_smoothing,
         )
         rule = Rule.parse(str(self.threshold))
         roles = self._roles(found, labels, [str(name) for name in self.classes_], groups)
@@ -217,7 +226,10 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             raise CarmilError(f"{path}: unknown parameter {min(surplus)!r}: {again}")
         if not 1 <= parameters.get("seeds", 1) <= 1000 or not 0 <= parameters.get("seed", 0) < 2**31:
             raise CarmilError(f"{path}: seeds or seed is outside its range: {again}")
-        loaded = cls(**{**parameters, "options": checked_options(parameters.get("options"), f"{path}: options")})
+        as_before = {"scale": "none", "init": "own"}  # what 0.1.0 did, and did not write
+        loaded = cls(
+            **{**as_before, **parameters, "options": checked_options(parameters.get("options"), f"{path}: options")}
+        )
         loaded.device = device
         loaded.classes_ = np.array(facts["classes"])
         loaded.n_features_in_ = facts["features"]
@@ -244,7 +256,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return hasattr(self, "population_")
 
     def _build(self) -> Any:
-        asked = {"model": self.model, "options": self.options, "scale": self.scale}
+        asked = {"model": self.model, "options": self.options, "scale": self.scale, "init": self.init}
         return build(asked, self.n_features_in_, len(self.classes_))
 
     def _chosen(self, bags: Bags, labels: np.ndarray, validation: Tensor, rule: Rule) -> float | None:

@@ -143,7 +143,7 @@ def read_population(
 
 def build(settings: Mapping[str, Any], width: int, classes: int) -> BagModel:
     """A fresh model as the settings ask for it."""
-    model = create_model(settings["model"], width, classes, **(settings["options"] or {}))
+    model = create_model(settings["model"], width, classes, init=settings["init"], **(settings["options"] or {}))
     return model if settings["scale"] == "none" else Scaled(model, width)
 
 
@@ -211,11 +211,13 @@ def read_run(folder: Path) -> StudyRun:
 
 
 def _check_facts(facts: RunFacts, path: Path) -> None:
-    """Settings that `carmil train` would take, and numbers that fit each other; settings that are new get their defaults."""
+    """Settings that `carmil train` would take, and numbers that fit each other.
+
+    Settings that the run does not know are as 0.1.0 had them."""
     given = {name: value for name, value in current_names(facts["settings"]).items() if name not in WHERE}
     known = {field.name for field in fields(Settings)}
     checked = Settings.of(
-        {"out": str(path.parent), **{n: v for n, v in given.items() if n in known}}, where=str(path)
+        {"out": str(path.parent), "preset": "0.1", **{n: v for n, v in given.items() if n in known}}, where=str(path)
     ).asked()
     facts["settings"] = given | {name: value for name, value in checked.items() if name not in WHERE}
     classes, splits = facts["classes"], facts["splits"]

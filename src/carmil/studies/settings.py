@@ -51,20 +51,21 @@ class Settings:
     allow_duplicates: bool = False  # the same features under two patients
 
     # How.
-    epochs: int = 50
+    epochs: int = 100
     batch: int = 1
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: Many = 2e-4
-    weight_decay: float = 1e-5
+    lr: Many = 5e-4
+    weight_decay: float = 1e-2
     schedule: Literal["cosine", "constant"] = "cosine"
-    warmup: int = 5
+    warmup: int | None = None  # epochs before one can be chosen; half of them unless given
     patience: int = 20
     class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.1
     alpha: Many | None = None
     lambda_: Many | None = None
-    distance: Literal["l1", "cosine"] | None = None
-    scale: Literal["none", "common", "halfway", "own"] = "none"
+    distance: Literal["relative", "l1", "cosine"] | None = None
+    scale: Literal["none", "common", "halfway", "own"] = "halfway"
+    init: Literal["xavier", "own"] = "xavier"
     precision: Literal["bfloat16", "float32"] = "bfloat16"  # of products on a GPU; a CPU computes in float32
     warm_start: Path | None = None
 
@@ -102,7 +103,7 @@ class Settings:
     def of(cls, given: Mapping[str, Any], *, where: str) -> "Settings":
         """Settings from words; `where` they come from is named in a complaint."""
         kinds = typing.get_type_hints(cls)
-        given = current_names(given)
+        given = with_preset(current_names(given), where)
         for name in given:
             if name not in kinds:
                 raise CarmilError(f"{where}: {unknown('setting', name, kinds)}")
@@ -115,6 +116,32 @@ class Settings:
         """All settings as JSON knows them."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+# Settings under a name; what is given beside it wins. 0.1: the defaults of version 0.1.0, which are the paper's objective.
+PRESETS: dict[str, dict[str, Any]] = {
+    "0.1": {
+        "epochs": 50,
+        "warmup": 5,
+        "lr": 2e-4,
+        "weight_decay": 1e-5,
+        "label_smoothing": 0.0,
+        "scale": "none",
+        "init": "own",
+    }
+}
+
+
+def with_preset(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings of the preset that is named among them, if any, under those that are given themselves."""
+    given = dict(given)
+    name = given.pop("preset", None)
+    if name is None:
+        return given
+    if str(name) not in PRESETS:
+        raise CarmilError(f"{where}: {unknown('preset', str(name), PRESETS)}")
+    branch = {"distance": "l1"} if str(given.get("model", Settings.model)).startswith("car/") else {}
+    return {**PRESETS[str(name)], **branch, **given}
 
 
 def current_names(given: Mapping[str, Any]) -> dict[str, Any]:

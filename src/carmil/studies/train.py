@@ -15,7 +15,7 @@ from torch import Tensor
 from carmil.bags.split_files import write_splits
 from carmil.bags.splits import TEST, TRAIN, VALIDATION
 from carmil.counterfactual import list_models
-from carmil.counterfactual.branches import branch_coefficients
+from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.operating import Rule
 from carmil.files import write_text
@@ -31,7 +31,7 @@ from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
 from carmil.training.process import settle
 from carmil.training.protocol import Candidates, GridPoint, train_protocol
-from carmil.training.recipe import UNUSED, Recipe
+from carmil.training.recipe import UNUSED, Recipe, first_choice
 from carmil.training.runs import config_key
 from carmil.training.scaling import fit_scales
 from carmil.words import plural
@@ -58,7 +58,7 @@ def check(settings: Settings) -> None:
         raise CarmilError(unknown("model", settings.model, known))
     Rule.parse(settings.threshold)
     grid_of(settings)
-    _recipe(settings)
+    recipe_of(settings)
 
 
 def check_fit(settings: Settings, material: Material) -> None:
@@ -131,25 +131,21 @@ def grid_of(settings: Settings) -> list[GridPoint]:
 
     points = []
     for lr, alpha, lambda_ in product(values(settings.lr), values(settings.alpha), values(settings.lambda_)):
-        named = {"alpha": alpha, "lambda_": lambda_, "distance": settings.distance}
-        given = {name: value for name, value in named.items() if value is not None}
-        if given and "/" not in settings.model:
-            raise CarmilError(
-                f"{settings.model!r} has no counterfactual branch that {', '.join(given)} could be of: try 'car/{settings.model}'"
-            )
-        coefficients = branch_coefficients(settings.model, **given) if given else {}
+        coefficients, given = study_coefficients(
+            settings.model, {"alpha": alpha, "lambda_": lambda_, "distance": settings.distance}
+        )
         points.append(GridPoint(lr, coefficients, {"lr": lr, **given}))
     return points
 
 
-def _recipe(settings: Settings) -> Recipe:
+def recipe_of(settings: Settings) -> Recipe:
     return Recipe(
         epochs=settings.epochs,
         batch=settings.batch,
         optimizer=settings.optimizer,
         weight_decay=settings.weight_decay,
         shuffle=True,
-        warmup=min(settings.warmup, settings.epochs - 1),
+        warmup=first_choice(settings.warmup, settings.epochs),
         patience=settings.patience,
         study_seed=settings.seed,
         schedule=settings.schedule,
@@ -199,7 +195,7 @@ def _trained_on(material: Material) -> dict[str, str]:
 def _trained(
     settings: Settings, material: Material, grid: list[GridPoint], checkpoint: Checkpoint, say: Say
 ) -> Candidates:
-    cohort, recipe = material.cohort, _recipe(settings)
+    cohort, recipe = material.cohort, recipe_of(settings)
     seeds = list(range(settings.seed, settings.seed + settings.seeds))
     given = material.roles.masked_fill(material.roles == TEST, UNUSED)
     models = given.shape[1] * len(seeds) * len(grid)

@@ -11,6 +11,15 @@ UNUSED, TRAIN, VALIDATION = 0, 1, 2
 MOST_EPOCHS = 1_000_000  # the curves of all of them are kept
 
 
+def first_choice(warmup: int | None, epochs: int) -> int:
+    """The first epoch whose weights a study may keep: the one after `warmup`, by default after half of them.
+
+    Early on the learning rate is high and the validation loss jumps: the lowest of many noisy values is a lucky one. On slides
+    with few informative tiles it was lowest before anything had been learned (docs/choosing.md).
+    """
+    return min(epochs // 2 if warmup is None else warmup, epochs - 1)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a population is trained. The defaults are those of the digit-bag benchmark (xMIL's template)."""

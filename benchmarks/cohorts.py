@@ -1,0 +1,158 @@
+"""The cohorts that defaults are judged on, each with its protocol. b bags, f folds.
+
+crc, foci, kinds, weak   of crc's nuclei (`carmil.reproduce.stand_in_slides`), full size
+musk1, musk2             the classical molecules
+adjacent_pairs, four_bags   digit bags, 2,000 / 500 / 1,000, of the features beside MNIST
+or any folder of bags with a table of labels
+
+Bags that have an official split are trained three ways apart; the others by five folds, drawn anew for every seed, of which
+no patient (donor group, molecule) is in two.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.bags.digits import TASKS, DigitStudy, sample_study
+from carmil.reproduce.crc_nuclei import read_nuclei
+from carmil.reproduce.planting import MadeSlide
+from carmil.reproduce.stand_in_slides import FAST, FULL, slides_of
+from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
+
+FOLDS, VALIDATION_SHARE = 5, 0.15
+SLIDES, MOLECULES, DIGITS = ("crc", "foci", "kinds", "weak"), ("musk1", "musk2"), ("adjacent_pairs", "four_bags")
+NAMES = (*SLIDES, *MOLECULES, *DIGITS)
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """parts (b): train, val or test, where the split is official; groups (b): what must not be in two parts.
+
+    truth (n): 1 where an instance is what the label is about; places (n, 2) in tiles; both where they are known.
+    """
+
+    name: str
+    bags: Bags
+    groups: np.ndarray
+    parts: np.ndarray | None = None
+    truth: Tensor | None = None
+    places: Tensor | None = None
+
+    def roles(self, seed: int) -> tuple[Tensor, Tensor]:
+        """What the bags are to each fold's model (f, b), which knows no test bag; and which are tested (f, b) bool."""
+        assert self.bags.labels is not None
+        if self.parts is not None:
+            role = np.select([self.parts == "train", self.parts == "val"], [TRAIN, VALIDATION], UNUSED)
+            return torch.from_numpy(role)[None], torch.from_numpy(self.parts == "test")[None]
+        y, chance = self.bags.labels.numpy(), np.random.default_rng([seed, 2])
+        fold = _dealt(y, self.groups, FOLDS, chance)
+        roles = torch.full((FOLDS, len(y)), UNUSED)
+        for i in range(FOLDS):
+            rest = np.flatnonzero(fold != i)
+            pieces = round(1 / VALIDATION_SHARE)
+            kept = _dealt(y[rest], self.groups[rest], pieces, chance) == 0
+            roles[i, torch.from_numpy(rest)] = torch.from_numpy(np.where(kept, VALIDATION, TRAIN))
+        return roles, torch.from_numpy(fold[None] == np.arange(FOLDS)[:, None])
+
+
+def load(name: str, data: Path, *, fast: bool = False) -> Cohort:
+    if name in SLIDES:
+        return _slides(name, data / "crc", fast)
+    if name in MOLECULES:
+        return _molecules(name, data / "mil" / f"{name}.npz")
+    return _digits(name, data / "mnist", fast)
+
+
+def from_folder(bags: Path, labels: Path) -> Cohort:
+    """Features and labels of one's own, as `carmil train` reads them."""
+    from carmil.studies.cohort import material_of
+    from carmil.studies.settings import Settings
+
+    settings = Settings.of({"bags": bags, "labels": labels, "out": bags.parent / "unused"}, where="command line")
+    cohort = material_of(settings, say=print).cohort
+    return Cohort(bags.name, cohort.bags[cohort.known], np.array(cohort.patients))
+
+
+def _slides(name: str, crc: Path, fast: bool) -> Cohort:
+    nuclei = read_nuclei(crc)
+    slides = slides_of(name, nuclei, FAST if fast else FULL, 0)
+    features = torch.from_numpy(np.array(nuclei.features("resnet50")))
+    labels = sorted({slide.label for slide in slides})
+    offsets = np.cumsum([0, *(len(slide.nuclei) for slide in slides)])
+    bags = Bags(
+        features[torch.from_numpy(np.concatenate([slide.nuclei for slide in slides]))],
+        torch.from_numpy(offsets),
+        torch.tensor([labels.index(slide.label) for slide in slides]),
+        tuple(slide.name for slide in slides),
+    )
+    parts = np.array([slide.split for slide in slides])
+    return Cohort(
+        name,
+        bags,
+        np.array([slide.patient for slide in slides]),
+        parts if parts[0] else None,
+        _joined(slides, lambda slide: slide.truth),
+        _joined(slides, lambda slide: slide.places),
+    )
+
+
+def _joined(slides: list[MadeSlide], of: Callable[[MadeSlide], np.ndarray | None]) -> Tensor | None:
+    found = [array for array in map(of, slides) if array is not None]
+    return torch.from_numpy(np.concatenate(found)) if len(found) == len(slides) else None
+
+
+def _molecules(name: str, path: Path) -> Cohort:
+    with np.load(path) as file:
+        x, bag, y = file["X"], file["bag"], file["y_bag"]
+    order = np.argsort(bag, kind="stable")
+    names, starts = np.unique(bag[order], return_index=True)
+    bags = Bags(
+        torch.from_numpy(x[order].astype(np.float32)),
+        torch.from_numpy(np.append(starts, len(x))),
+        torch.from_numpy(y.astype(np.int64)),
+        tuple(map(str, names)),
+    )
+    return Cohort(name, bags, np.arange(len(names)))
+
+
+def _digits(name: str, mnist: Path, fast: bool) -> Cohort:
+    features, labels = _images(mnist)
+    sizes = (200, 60, 100) if fast else (2000, 500, 1000)
+    study = sample_study(TASKS[name], labels, features, sizes=sizes, pool="shared")
+    parts = [(study.train, "train"), (study.validation, "val"), (study.test, "test")]
+    bags = Bags.concatenate([part.bags for part, _ in parts])
+    return Cohort(name, bags, np.arange(len(bags)), np.repeat([word for _, word in parts], [*sizes]), _evidence(study))
+
+
+def _evidence(study: DigitStudy) -> Tensor | None:
+    found = [part.bags.instance_labels for part in (study.train, study.validation, study.test)]
+    return torch.cat([part for part in found if part is not None]) if all(p is not None for p in found) else None
+
+
+def _images(mnist: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Features and digits of the images; of some.npz, a part of them, where only that is there."""
+    if (part := mnist / "some.npz").is_file():
+        with np.load(part) as file:
+            return file["features"].astype(np.float32), file["labels"].astype(np.int64)
+    from carmil.bags.digit_features import array_features
+    from carmil.bags.digit_images import mnist_from_folder
+
+    images = mnist_from_folder(mnist)
+    return array_features(mnist / "resnet50_pca256.npy", images), images.labels
+
+
+def _dealt(y: np.ndarray, groups: np.ndarray, hands: int, chance: np.random.Generator) -> np.ndarray:
+    """Which of so many hands every bag is dealt to: group by group, each class of groups evenly. (b)"""
+    hand = np.zeros(len(y), dtype=np.int64)
+    label_of = {group: y[groups == group].max() for group in np.unique(groups)}
+    dealt = 0
+    for label in sorted(set(label_of.values())):
+        for group in chance.permutation([group for group in label_of if label_of[group] == label]):
+            hand[groups == group] = dealt % hands
+            dealt += 1
+    return hand

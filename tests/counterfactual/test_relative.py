@@ -1,0 +1,76 @@
+"""The distance in units of the factual score: what it is, and that lambda then means the same everywhere."""
+
+import pytest
+import torch
+
+from carmil.counterfactual import create_model
+from carmil.counterfactual.branches import study_coefficients
+from carmil.counterfactual.objective import l1_distance, relative_distance
+from carmil.errors import CarmilError
+from carmil.models.pooling import Offsets
+
+OFFSETS = Offsets(torch.tensor([0, 4, 9]))
+
+
+def scores(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(9, 2, generator=chance), torch.randn(9, 3, 2, generator=chance)
+
+
+def test_it_is_l1_divided_by_the_deviation_of_u_in_its_bag():
+    u, u_cf = scores()
+    u, u_cf = u[:, :1], u_cf[..., :1]
+    deviation = torch.stack([part.std(unbiased=False) for part in (u[:4], u[4:])])
+    assert torch.allclose(relative_distance(u, u_cf, OFFSETS), l1_distance(u, u_cf, OFFSETS) / deviation, atol=1e-6)
+
+
+def test_scores_of_another_size_and_place_have_the_same_distance():
+    u, u_cf = scores()
+    here = relative_distance(u, u_cf, OFFSETS)
+    assert torch.allclose(relative_distance(50 * u - 7, 50 * u_cf - 7, OFFSETS), here, rtol=1e-4)
+    assert not torch.allclose(l1_distance(50 * u, 50 * u_cf, OFFSETS), l1_distance(u, u_cf, OFFSETS))
+
+
+def test_every_head_is_measured_by_its_own_deviation():
+    u, u_cf = scores()
+    size = torch.tensor([1.0, 300.0])
+    assert torch.allclose(
+        relative_distance(u * size, u_cf * size, OFFSETS), relative_distance(u, u_cf, OFFSETS), rtol=1e-4
+    )
+
+
+def test_no_gradient_goes_through_the_unit_and_equal_scores_are_no_division_by_zero():
+    u, u_cf = scores()
+    moved = (u + 1.0).requires_grad_()  # all of them up by one changes the distance, not the unit
+    plain = (moved.unsqueeze(-2) - u_cf).abs().mean((-2,))
+    unit = torch.stack([u[:4].std(0, unbiased=False)] * 4 + [u[4:].std(0, unbiased=False)] * 5)
+    size = torch.tensor([4.0] * 4 + [5.0] * 5).unsqueeze(-1)
+    (expected,) = torch.autograd.grad((plain / unit / size).mean(-1).sum(), moved)
+    (found,) = torch.autograd.grad(relative_distance(moved, u_cf, OFFSETS).sum(), moved)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.isfinite(relative_distance(torch.zeros(9, 1), torch.ones(9, 1, 1), OFFSETS)).all()
+
+
+def test_a_study_of_car_measures_relatively_unless_told_and_the_paper_is_a_word_away():
+    assert study_coefficients("car/abmil", {}) == (
+        {"diff": 0.05, "l1": 0.0, "cosine": 0.0, "relative": 0.05},
+        {"distance": "relative"},
+    )
+    coefficients, _ = study_coefficients("car/abmil", {"distance": "l1", "alpha": None})
+    assert coefficients == {"diff": 0.2, "l1": 1.0, "cosine": 0.0, "relative": 0.0}
+    assert study_coefficients("abmil", {"alpha": None}) == ({}, {})
+    with pytest.raises(CarmilError, match="try 'car/abmil'"):
+        study_coefficients("abmil", {"alpha": 0.1})
+
+
+def test_a_model_begins_alike_with_and_without_a_branch():
+    def begun(name: str, init: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(5)
+        return create_model(name, 6, 2, hidden=4, attention=3, init=init).state_dict()
+
+    for init in ("own", "xavier"):
+        plain, branched = begun("abmil", init), begun("car/abmil", init)
+        assert all(torch.equal(branched[f"model.{name}"], tensor) for name, tensor in plain.items())
+    assert not any(tensor.any() for name, tensor in begun("car/abmil", "xavier").items() if name.endswith("bias"))
+    with pytest.raises(CarmilError, match="unknown init 'he'"):
+        create_model("abmil", init="he")
