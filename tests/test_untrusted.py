@@ -97,10 +97,26 @@ def test_a_parquet_file_that_repeats_itself_is_refused_before_memory_is_taken(tm
 
 @pytest.mark.finding(n=14)
 def test_a_parquet_table_is_read_as_it_was_written(tmp_path):
-    table = pa.table(
-        {"slide": ["a", None, "a"], "n": [1, 2, 3], "class": pa.array(["x", "y", "x"]).dictionary_encode()}
-    )
+    table = pa.table({"slide": ["a", None, "a"], "n": [1, 2, 3], "x.y": pa.array(["x", "y", "x"]).dictionary_encode()})
     pq.write_table(table.replace_schema_metadata({b"carmil": b"{}"}), tmp_path / "a.parquet")
     again = read_parquet(tmp_path / "a.parquet")
     assert again.to_pydict() == table.to_pydict() and again.schema.metadata[b"carmil"] == b"{}"
     assert again.schema.field("slide").type == pa.string()
+
+
+@pytest.mark.finding(n=17)
+def test_a_number_of_too_many_digits_is_called_that(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": ' + "9" * 5000 + "}")
+    with pytest.raises(CarmilError, match=r"cannot be read .ValueError: a whole number of too many digits."):
+        read_json(tmp_path / "a.json")
+
+
+@pytest.mark.finding(n=14)
+def test_a_parquet_table_with_lists_or_a_column_twice_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"slide": ["a"], "x": [[1, 2]]}), path)
+    with pytest.raises(CarmilError, match=r"a\.parquet: x holds list<element: int64>: expected numbers or words"):
+        read_parquet(path)
+    pq.write_table(pa.table([["a"], ["b"]], names=["slide", "slide"]), path)
+    with pytest.raises(CarmilError, match=r"a\.parquet has the column 'slide' twice"):
+        read_parquet(path)

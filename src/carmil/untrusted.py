@@ -48,6 +48,8 @@ def one_line_errors(path: Path, advice: str = AGAIN) -> Iterator[None]:
 def short(error: BaseException) -> str:
     """The library's own message on one line of bounded length."""
     words = " ".join(str(error).split())
+    if "int_max_str_digits" in words:
+        words = "a whole number of too many digits"
     return f"{type(error).__name__}: {words[:160]}" if words else type(error).__name__
 
 
@@ -67,8 +69,11 @@ def read_json(path: Path, advice: str = AGAIN) -> Any:
 
 
 def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
-    """The table of a Parquet file. A file repeats a value, or a word of its dictionary, as often as it likes: what that unfolds
-    to is counted before memory is taken."""
+    """The table of a Parquet file. Every column has a name of its own, and no lists or structs.
+
+    A file repeats a value, or a word of its dictionary, as often as it likes: what that unfolds to is counted before memory is
+    taken. What the file says of its column chunks is not looked at: pyarrow ends the process where that is damaged.
+    """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
     from pyarrow import types as kinds
@@ -76,11 +81,15 @@ def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
     with one_line_errors(path, advice):
         limit = max(path.stat().st_size * MOST_UNFOLDED, SMALL)
         with pq.ParquetFile(path) as file:
-            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-            values = sum(group.column(j).num_values for group in groups for j in range(group.num_columns))
-            must_hold(str(path), 8 * max(values, file.metadata.num_rows), limit)
-            words = [column.path for column in file.schema if column.physical_type == "BYTE_ARRAY"]
-        table = pq.read_table(path, read_dictionary=[name for name in words if "." not in name])
+            must_hold(str(path), 8 * file.metadata.num_rows * file.metadata.num_columns, limit)
+            names = file.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise CarmilError(f"{path} has the column {shown(twice)} twice: {advice}")
+            for field in file.schema_arrow:
+                if kinds.is_nested(field.type):
+                    raise CarmilError(f"{path}: {field.name} holds {field.type}: expected numbers or words; {advice}")
+            words = [field.name for field in file.schema_arrow if _is_words(field.type)]
+        table = pq.read_table(path, read_dictionary=words)
         for at, field in enumerate(table.schema):
             if not kinds.is_dictionary(field.type) or not _is_words(field.type.value_type):
                 continue

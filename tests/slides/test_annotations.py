@@ -8,6 +8,7 @@ import pytest
 import tifffile
 
 from carmil.errors import CarmilError
+from carmil.slides import masks
 from carmil.slides.annotations import Region, read_annotations
 from carmil.slides.slide import Tiles
 from carmil.slides.tile_labels import label_tiles, paint, positive_names
@@ -320,3 +321,28 @@ def test_the_kidneys_xml_and_geojson_say_the_same(shared_data):
         ours = [one for one in regions if one.name == name]
         np.testing.assert_array_equal(label_tiles(tiles, ours).labels, label_tiles(tiles, other).labels)
         assert sum(one.area for one in ours) == pytest.approx(sum(one.area for one in other), rel=0.001)
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((60, 90, 5), "has 5 numbers per pixel: expected a mask"),
+        ((6000, 9000), "stores 6,000 x 9,000 numbers in one piece"),
+    ],
+)
+def test_a_mask_that_is_far_larger_than_it_looks_is_refused_before_it_is_decoded(tmp_path, monkeypatch, shape, words):
+    monkeypatch.setattr(masks, "LARGEST", 2**20)
+    values = np.zeros(shape, np.uint8)
+    values[10:20, 10:20] = 1
+    tifffile.imwrite(
+        tmp_path / "m.tif",
+        values,
+        compression="zlib",
+        rowsperstrip=shape[0],
+        metadata=None,
+        photometric="minisblack",
+        planarconfig="contig" if len(shape) == 3 else None,
+    )
+    with pytest.raises(CarmilError, match=words):
+        read_annotations(tmp_path / "m.tif", width=900, height=600)

@@ -239,3 +239,12 @@ def test_a_saved_classifier_with_an_odd_value_is_refused_in_one_line(fitted, tmp
     with pytest.raises(carmil.CarmilError) as refused:
         carmil.MILClassifier.from_pretrained(tmp_path / "model", device="cpu")
     assert words in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.finding(n=17)
+def test_bags_of_words_and_labels_of_two_types_are_refused_in_plain_words():
+    bags = [np.ones((3, 2), np.float32)] * 4
+    with pytest.raises(CarmilError, match="bag 1 does not hold numbers only: expected an array"):
+        carmil.MILClassifier().fit([bags[0], np.array([["a"]])], ["x", "y"])
+    with pytest.raises(CarmilError, match="y has labels of different types"):
+        carmil.MILClassifier().fit(bags, np.array(["x", 1, "x", 1], dtype=object))

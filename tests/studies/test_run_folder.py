@@ -185,3 +185,12 @@ def test_a_good_run_is_read_by_all(run):
     read_all(run)
     assert (run / "report.html").stat().st_size > 10_000
     assert read_run(run).settings["options"] == {"hidden": 8, "attention": 4}
+
+
+@pytest.mark.finding(n=13)
+@pytest.mark.parametrize("name", ["splits.tsv", "report.html", "study.yaml"])
+def test_a_file_of_the_users_is_not_overwritten_by_a_run(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(CarmilError, match=rf"holds {name} but no run\.json: that file is not overwritten"):
+        run_folder.begin(tmp_path, {"settings": {}})
+    assert (tmp_path / name).read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]

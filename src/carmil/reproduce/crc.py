@@ -34,6 +34,7 @@ from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION, Recipe
 from carmil.training.runs import config_key, machine_line
+from carmil.untrusted import short
 
 FOLDS = 5
 VALIDATION_SHARE = 0.15
@@ -72,7 +73,7 @@ def load_crc(folder: Path) -> Bags:
     try:
         table = pd.read_csv(folder / "instances.csv", dtype={"patient_id": str})
     except ValueError as error:
-        raise CarmilError(f"{folder / 'instances.csv'} cannot be read as a table ({error})") from error
+        raise CarmilError(f"{folder / 'instances.csv'} cannot be read as a table ({short(error)})") from error
     for column in ("patient_id", "is_cancerous"):
         if column not in table or table[column].isna().any():
             raise CarmilError(f"{folder / 'instances.csv'}: expected a column {column!r} without gaps")
@@ -156,7 +157,7 @@ def _finished(path: Path, key: str) -> list[Row]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): remove it or choose another --out") from error
+        raise CarmilError(f"{path} cannot be read ({short(error)}): remove it or choose another --out") from error
     if there != key:
         raise CarmilError(f"{path} holds another study (other data, seed or epochs): choose another --out")
     return rows

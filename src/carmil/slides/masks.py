@@ -4,6 +4,7 @@ A mask has at most MOST_VALUES classes and regions with an outline of at most MO
 one number per nucleus, and is refused.
 """
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from carmil.slides.annotations import Region
 
 LONGEST = 8192  # pixels of a mask that are looked at, along its longer side
 STRIP = 256  # rows read at a time
+LARGEST = 2**28  # bytes of a mask that are read, or decoded, at once
+MOST_SAMPLES = 4  # numbers per pixel, of which the first is used
 PROPORTION = 0.02  # how much the sides of a mask may differ from the slide's
 MOST_VALUES = 256  # different numbers in a mask, 0 included: those of 8 bits
 MOST_EDGES = 2**22  # neighbouring pixels of different values
@@ -87,8 +90,11 @@ def _looked_at(path: Path, proportion: float) -> tuple[NDArray[Any], tuple[float
                 )
             step = max(1, max(height, width) // LONGEST)
             held: Any = zarr.open(file.aszarr(series=0, level=level), mode="r")
-            strip = STRIP * step
-            parts = [np.asarray(held[top : top + strip])[::step, ::step] for top in range(0, height, strip)]
+            mask = np.empty((-(-height // step), -(-width // step)), held.dtype)
+            rows = max(1, min(STRIP, LARGEST // (width * step * held.dtype.itemsize)))  # of the mask, read at a time
+            for top in range(0, len(mask), rows):
+                part = np.asarray(held[top * step : (top + rows) * step])[::step, ::step]
+                mask[top : top + rows] = part if part.ndim == 2 else part[..., 0]
     except CarmilError:
         raise
     except Exception as error:  # a broken TIFF fails in many ways
@@ -96,13 +102,21 @@ def _looked_at(path: Path, proportion: float) -> tuple[NDArray[Any], tuple[float
         raise CarmilError(
             f"{path} cannot be read as a mask ({said}): expected a TIFF with a whole number a pixel"
         ) from error
-    mask = np.concatenate(parts)
-    return (mask if mask.ndim == 2 else mask[..., 0]), (height / step, width / step)
+    return mask, (height / step, width / step)
 
 
 def _shape(level: Any, path: Path) -> tuple[int, int]:
+    """Height and width of a level, if it can be a mask."""
     if level.axes not in ("YX", "YXS") or level.dtype.kind not in "bui":
         raise CarmilError(
             f"{path} holds {level.dtype} with the axes {level.axes}: expected a mask, a whole number a pixel and one page"
+        )
+    if len(level.shape) == 3 and level.shape[2] > MOST_SAMPLES:
+        raise CarmilError(f"{path} has {level.shape[2]:,} numbers per pixel: expected a mask, a whole number a pixel")
+    page = level.keyframe
+    if prod(page.chunks) * level.dtype.itemsize > LARGEST:
+        raise CarmilError(
+            f"{path} stores {' x '.join(f'{size:,}' for size in page.chunks)} numbers in one piece, which would have to be "
+            "decoded whole; write it again as a tiled TIFF"
         )
     return level.shape[0], level.shape[1]

@@ -132,7 +132,10 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         if len(y) != len(found):
             raise CarmilError(f"{plural(len(y), 'label')} for {plural(len(found), 'bag')}")
         _check_labels(y)
-        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
+        try:
+            self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
+        except TypeError:
+            raise CarmilError("y has labels of different types: expected all of them as text, or as numbers") from None
         if len(self.classes_) < 2:
             raise CarmilError("all bags have the same label: expected two classes or more")
         found = replace_labels(found, torch.from_numpy(labels.astype(np.int64)))
@@ -339,7 +342,14 @@ def _as_bags(bags: SomeBags) -> Bags:
         return bags
     if len(bags) > 0 and isinstance(bags[0], Bags):  # what scikit-learn makes of Bags when it picks some
         return Bags.concatenate(bags)
-    return Bags.from_list([torch.as_tensor(np.asarray(bag, dtype=np.float32)) for bag in bags])
+    return Bags.from_list([torch.as_tensor(_as_array(bag, i)) for i, bag in enumerate(bags)])
+
+
+def _as_array(bag: Any, place: int) -> np.ndarray:
+    try:
+        return np.asarray(bag, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise CarmilError(f"bag {place} does not hold numbers only: expected an array (instances, features)") from None
 
 
 def _hub() -> Any:

@@ -158,6 +158,14 @@ KEYED = (
     "over",
 )  # what makes a run or a sweep another one
 READ = ("bags", "labels", "splits", "warm_start")  # settings that are paths
+_WRITTEN = {  # beside KIND.json; what a user has under such a name is not overwritten
+    "run": (
+        *("splits.tsv", "weights.safetensors", "models.json", "history.json", "metrics.json"),
+        *("predictions.parquet", "predictions.csv", "card.md", "study.yaml", "report.html"),
+    ),
+    "sweep": ("report.html", "sweep.md", "sweep.png"),
+    "explanation": ("summary.json", "summary.csv", "summary.parquet"),
+}
 _OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
 
 
@@ -182,6 +190,10 @@ def begin(folder: Path, facts: dict[str, Any], *, kind: str = "run") -> str:
         if now != begun["settings"]:
             write_text(there, json.dumps({**begun, "settings": now}, indent=2))
         return key
+    if taken := next((name for name in _WRITTEN[kind] if (folder / name).exists()), None):
+        raise CarmilError(
+            f"{folder} holds {taken} but no {kind}.json: that file is not overwritten; choose another --out or move the file"
+        )
     write_text(there, json.dumps({"carmil": __version__, "key": key, "machine": machine(), **facts}, indent=2))
     return key
 

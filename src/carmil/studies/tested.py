@@ -12,6 +12,7 @@ from carmil.studies.answers import columns
 from carmil.studies.card import tested_folds
 from carmil.studies.cohort import Say, opened
 from carmil.studies.run_folder import SHORT, StudyRun, build
+from carmil.untrusted import short
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def validated(run: StudyRun, store: Store) -> list[list[int]]:
         table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
         slides = [place[slide] for slide in table.iloc[:, 0]]
     except (ValueError, KeyError) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): train again") from None
+        raise CarmilError(f"{path} cannot be read ({short(error)}): train again") from None
     if any(len(roles) != len(slides) for division in run.facts["splits"] for roles in division):
         raise CarmilError(f"{path} lists {len(slides)} slides, and the run was divided with others: train again")
     divisions, seeds = run.facts["splits"], sorted({model["seed"] for model in run.models})

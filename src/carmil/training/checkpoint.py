@@ -12,6 +12,7 @@ from torch import Tensor
 from carmil.errors import CarmilError
 from carmil.training.curves import Curves
 from carmil.training.stopping import State
+from carmil.untrusted import short
 from carmil.weights import write_tensors
 
 
@@ -71,4 +72,4 @@ def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]
                 raise CarmilError(f"{path} is of another training: choose another --out or remove it")
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CarmilError(f"{path} cannot be read ({error}): remove it to begin anew") from error
+        raise CarmilError(f"{path} cannot be read ({short(error)}): remove it to begin anew") from error

@@ -27,6 +27,7 @@ from carmil.files import whole_folder, write_text
 from carmil.training.curves import History
 from carmil.training.population import Population
 from carmil.training.predict import Answers
+from carmil.untrusted import short
 from carmil.weights import write_tensors
 
 
@@ -112,7 +113,7 @@ def read_run(folder: Path) -> Run:
             measured_on=facts["measured_on"],
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CarmilError(f"{folder} is not a whole run ({error}): remove it and run again") from error
+        raise CarmilError(f"{folder} is not a whole run ({short(error)}): remove it and run again") from error
 
 
 def has_run(folder: Path, config: Mapping[str, Any]) -> bool:
