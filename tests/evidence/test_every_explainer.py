@@ -17,7 +17,7 @@ SMALL = {
     "weno": {"hidden": 8, "teacher": 8, "attention": 4, "student": 8, "init_std": None},
     "dsmil.official": {},
 }
-ANY = {"single", "input_x_gradient", "integrated_gradients", "random"}
+ANY = {"single", "coalition", "coalition.4", "input_x_gradient", "integrated_gradients", "random"}
 POOLED = {"path", "path.uniform", "path.zero", "attention", "margin_sensitivity", "leave_one_out", "lrp"}
 COUNTERFACTUAL = {"counterfactual_attention", "factual_minus_counterfactual"}
 

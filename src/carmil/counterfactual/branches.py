@@ -172,6 +172,7 @@ class CounterfactualModel(AttendingModel):
         self.branch = branch
         self.classes, self.heads, self.heads_are_classes = model.classes, model.heads, model.heads_are_classes
         self.phases, self.softmax_pooling = model.phases, model.softmax_pooling
+        self.instance_wise = model.instance_wise
         # A method that weighs its bag loss weighs the branch's terms with it.
         scale = model.coefficients["cls"]
         own = branch.coefficients()  # type: ignore[call-arg]
@@ -179,6 +180,9 @@ class CounterfactualModel(AttendingModel):
 
     def input_layers(self) -> tuple[Linear, ...]:
         return self.model.input_layers()
+
+    def reference(self, features: Tensor) -> Tensor:
+        return self.model.reference(features)
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.model.embed(features, offsets)

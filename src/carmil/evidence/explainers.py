@@ -20,6 +20,7 @@ from carmil.evidence.attention_maps import (
     rollout,
     targeted,
 )
+from carmil.evidence.coalition import coalition_evidence
 from carmil.evidence.gradients import class_logits, feature_change, input_x_gradient, integrated_gradients
 from carmil.evidence.leave_one_out import leave_one_out
 from carmil.evidence.lrp import lrp
@@ -82,11 +83,23 @@ def _path(reference: str, description: str) -> Explainer:
     )
 
 
+def _coalition(size: int, others: str) -> Explainer:
+    return Explainer(
+        partial(coalition_evidence, size=size),
+        f"what the instance adds to the class's logit, alone and beside {others} of its bag drawn at random",
+        class_conditional=True,
+        signed=True,
+        cost="1, and some tens of answers of the classifier for every instance; or so many small bags",
+    )
+
+
 EXPLAINERS: dict[str, Explainer] = {
     "path": _path("reversed", "what the model ignores"),
     "path.uniform": _path("uniform", "the mean instance"),
     "path.zero": _path("zero", "nothing"),
     "path.counterfactual": _path("counterfactual", "what CAR's branch attends"),
+    "coalition": _coalition(2, "another instance"),
+    "coalition.4": _coalition(4, "up to three others"),
     "attention": Explainer(
         attention,
         "the attention score: where the model looks; the same for every class unless each class has a map of its own",
@@ -144,14 +157,15 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "input_x_gradient": Explainer(
         input_x_gradient,
-        "the instance's features times the gradient of the class's logit",
+        "the instance's features, counted from the mean training instance (or from zeros), times the gradient of the class's logit",
         class_conditional=True,
         signed=True,
         cost="1, with k gradients",
     ),
     "integrated_gradients": Explainer(
         integrated_gradients,
-        "the features times the mean gradient of the class's logit on the way from features of zero; sums to its change",
+        "the features times the mean gradient of the class's logit on the way from the mean training instance (zeros where "
+        "features are not scaled); sums to its change",
         class_conditional=True,
         signed=True,
         cost="about 40, and hundreds where the way has many bends; nearly all with k gradients",

@@ -1,10 +1,12 @@
 """Gradients with respect to the features: of any model, by autograd.
 
-    input x gradient         e_cj = x_j . dF_c/dx_j
-    integrated gradients     e_cj = x_j . mean over t in (0, 1) of dF_c/dx_j at t x          sum_j e_cj = F_c(x) - F_c(0)
+    input x gradient         e_cj = (x_j - x_0) . dF_c/dx_j
+    integrated gradients     e_cj = (x_j - x_0) . mean over t in (0, 1) of dF_c/dx_j at x_0 + t (x - x_0)
+                             sum_j e_cj = F_c(x) - F_c(x_0)
 
-With all features of instance j multiplied by s_j, x_j . dF_c/dx_j is dF_c/ds_j: one number, and no gradient as large as the
-features. Bags do not see each other, so that one pass serves all of them.
+x_0 is the model's own zero (`BagModel.reference`): the mean training instance where features are scaled, zeros where not.
+With x_j = x_0 + s_j (x_j - x_0), the product above is dF_c/ds_j: one number, and no gradient as large as the features. Bags do
+not see each other, so that one pass serves all of them.
 
 n instances, b bags, k classes.
 """
@@ -22,14 +24,14 @@ ROWS = 2**15  # instances that are looked at once
 
 
 def input_x_gradient(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """x_j . dF_c/dx_j, (n, k)."""
+    """(x_j - x_0) . dF_c/dx_j, (n, k)."""
     return _slopes(model, features, Offsets.of(offsets, features.device), features.new_ones(len(features), 1))[1]
 
 
 def integrated_gradients(
     model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, tolerance: float = 5e-4
 ) -> Tensor:
-    """(n, k), from features of zero. The sum over a bag is F(x) - F(0), to `tolerance` of max(1, |difference|).
+    """(n, k), from instances x_0. The sum over a bag is F(x) - F(x_0), to `tolerance` of max(1, |difference|).
 
     Midpoint rule on pieces of the way. While a bag's sum is not met, those of its pieces are halved over which the logits
     do not do what the midpoint promises. No gradient sees a jump, and some models jump: DSMIL where another instance becomes
@@ -38,7 +40,9 @@ def integrated_gradients(
     offsets = Offsets.of(offsets, features.device)
     device, bags = features.device, torch.arange(offsets.bags, device=features.device)
     cuts = torch.linspace(0, 1, FIRST_CUTS + 1).tolist()
-    at_cuts = torch.stack([class_logits(model, features * t, offsets) for t in cuts], dim=1)  # (b, cuts, k)
+    at_cuts = torch.stack(
+        [class_logits(model, _on_the_way(model, features, t), offsets) for t in cuts], dim=1
+    )  # (b, cuts, k)
     change = at_cuts[:, -1] - at_cuts[:, 0]
     allowed = tolerance * change.abs().clamp_min(1.0)
     integral, met = features.new_zeros(len(features), model.classes), torch.zeros_like(change)
@@ -71,8 +75,8 @@ def integrated_gradients(
 def _midpoints(
     model: BagModel, features: Tensor, offsets: Offsets, bag: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """F (p, k) of piece i's bag (p) with its features times t_i, and, for every instance of every piece, laid end to end:
-    x_j . dF_c/dx_j (m, k), which instance it is (m), and of which piece (m)."""
+    """F (p, k) of piece i's bag (p) at t_i of its way, and, for every instance of every piece, laid end to end:
+    dF_c/dt_j (m, k), which instance it is (m), and of which piece (m)."""
     device = features.device
     starts, rows = rows_of(offsets.starts.cpu(), bag.cpu())
     rows, piece_of = rows.to(device), torch.repeat_interleave(starts.diff()).to(device)
@@ -87,8 +91,8 @@ def _midpoints(
 
 
 def feature_change(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """F(x) - F(0), (b, k): what integrated gradients sum to."""
-    return class_logits(model, features, offsets) - class_logits(model, torch.zeros_like(features), offsets)
+    """F(x) - F(x_0), (b, k): what integrated gradients sum to."""
+    return class_logits(model, features, offsets) - class_logits(model, _on_the_way(model, features, 0.0), offsets)
 
 
 def class_logits(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
@@ -98,13 +102,19 @@ def class_logits(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -
 
 
 def _slopes(model: BagModel, features: Tensor, offsets: Offsets, t: Tensor) -> tuple[Tensor, Tensor]:
-    """F (b, k) and x_j . dF_c/dx_j (n, k) at t x; t (n, 1)."""
+    """F (b, k) and dF_c/dt_j (n, k) at t of the way; t (n, 1)."""
     model.begin("validation", 0)  # a method that learns in phases answers as a whole
     with torch.enable_grad():
         s = t.to(features.dtype, copy=True).requires_grad_()
-        logits = model(features * s, offsets).logits
+        logits = model(_on_the_way(model, features, s), offsets).logits
         columns = [
             torch.autograd.grad(logits[:, c].sum(), s, retain_graph=c + 1 < model.classes)[0]
             for c in range(model.classes)
         ]
     return logits.detach(), torch.cat(columns, dim=1)
+
+
+def _on_the_way(model: BagModel, features: Tensor, t: Tensor | float) -> Tensor:
+    """x_0 + t (x - x_0), (n, d); t a number or (n, 1)."""
+    start = model.reference(features)
+    return start + t * (features - start)

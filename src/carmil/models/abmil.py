@@ -14,6 +14,8 @@ from carmil.models.registry import register
 
 
 class ABMIL(WithAttention):
+    instance_wise = True
+
     def __init__(
         self,
         in_features: int,

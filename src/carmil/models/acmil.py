@@ -23,6 +23,7 @@ from carmil.models.registry import register
 
 class ACMIL(WithAttention):
     coefficients = {"cls": 1.0, "branch": 1.0, "diversity": 1.0}  # noqa: RUF012
+    instance_wise = True
 
     def __init__(
         self,

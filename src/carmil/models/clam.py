@@ -25,6 +25,7 @@ class CLAM(WithAttention):
     """subtyping: the classes exclude each other, so what is attended for another class is negative evidence too."""
 
     coefficients = {"cls": 0.7, "instance": 0.3}  # noqa: RUF012
+    instance_wise = True
 
     def __init__(
         self,

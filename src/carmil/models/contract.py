@@ -75,6 +75,11 @@ class BagModel(nn.Module):
         """The linear layers that read the features, if nothing else does: they take over the scale of the features."""
         return ()
 
+    def reference(self, features: Tensor) -> Tensor:
+        """The instance (d) that stands for nothing, from which gradients and coalitions count: zeros, or where features are
+        scaled their mean."""
+        return features.new_zeros(features.shape[-1])
+
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         """The terms of the loss that are asked for, for each bag, (..., b); when validating, always `cls`, which is judged by."""
         return {"cls": cross_entropy(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}
@@ -106,6 +111,7 @@ class AttendingModel(BagModel):
     heads: int = 1
     heads_are_classes: bool = False  # map c belongs to class c
     softmax_pooling: bool = True  # Z is the sum of softmax(u)_j z_j
+    instance_wise: bool = False  # z_j and u_j depend on instance j alone, not on the others of its bag
     trunk_size: int
     own_branch: str = "shared"  # what CAR's branch is made of unless asked: "shared" or "full"
 

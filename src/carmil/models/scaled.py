@@ -42,6 +42,7 @@ class Scaled(AttendingModel):
         self.heads = getattr(model, "heads", 1)
         self.heads_are_classes = getattr(model, "heads_are_classes", False)
         self.softmax_pooling = getattr(model, "softmax_pooling", False)
+        self.instance_wise = getattr(model, "instance_wise", False)
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("deviation", torch.ones(features))
 
@@ -60,6 +61,10 @@ class Scaled(AttendingModel):
         finally:
             for layer in layers:
                 layer.scale = None
+
+    def reference(self, features: Tensor) -> Tensor:
+        """The mean training instance: zero, scaled."""
+        return self.mean.to(features)
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
         with self.reading(features) as x:

@@ -1,0 +1,117 @@
+"""Coalition evidence: what an instance adds to small random groups of the others of its bag.
+
+    v_c(S) = F_c of the bag that consists of S alone          v_c(nothing) = F_c of one reference instance
+    e_cj   = mean over |S| = 0 .. s-1, and over random groups S of so many others, of v_c(S + j) - v_c(S)
+
+It is the Shapley value of j in a random group of s, averaged over the groups. A group's evidence sums to v(group) - v(nothing);
+that of a bag of n to n/s of the mean of this over groups, and to F - v(nothing) where s reaches n. The zero is fixed by the
+reference, the mean training instance of a model that scales its features (zeros otherwise), and not by the bag: all of a slide
+may be evidence against. Small groups ask where the answer is not yet decided, and no attention weight is a factor: single
+instances do not rule a map.
+
+Groups are runs on a random circle of the bag: with j' the instance before j, and V_q[j] the value of the run of q that ends at j,
+
+    e_cj = 1/s sum_q  V_(q+1)[j] - V_q[j']          V_0 = v(nothing)
+
+so that every instance is in s groups and at each place of them once, and the sum above holds for the groups that were drawn.
+
+n instances, b bags, d features, h heads, k classes.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from carmil.evidence.abilities import pools_by_attention
+from carmil.evidence.gradients import class_logits
+from carmil.evidence.pooled import Pooled, pooled
+from carmil.models.contract import AttendingModel, BagModel
+from carmil.models.pooling import Offsets
+
+DRAWS = 16  # circles of every bag
+NUMBERS = 2**23  # of the pools, or features, that are classified together
+ALONE = 512  # small bags that are asked about together: some models lay each out as a square of many
+
+# Before each instance, which one stands there, (n) -> V_1, V_2, ... (n, k).
+Runs = Callable[[Tensor], Iterator[Tensor]]
+
+
+@torch.no_grad()
+def coalition_evidence(
+    model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, size: int = 2, draws: int = DRAWS
+) -> Tensor:
+    """Signed evidence (n, k) in groups of `size`, a bag of fewer instances in groups of all of them.
+
+    The same circles are drawn at every call; what a bag gets does not depend on the others.
+    """
+    offsets = Offsets.of(offsets, features.device)
+    nothing = class_logits(model, model.reference(features).unsqueeze(0), torch.tensor([0, 1]))  # (1, k)
+    values = _values(model, features, offsets, size)
+    whole = offsets.sizes.clamp(max=size)[offsets.bag_of].unsqueeze(-1)  # (n, 1) how large its groups are
+    total = features.new_zeros(len(features), model.classes)
+    for draw in range(draws):
+        before = _circle(offsets, draw)
+        shorter = nothing.expand_as(total)
+        for q, longer in zip(range(size), values(before), strict=False):
+            total += torch.where(q < whole, longer - shorter[before], 0.0)
+            shorter = longer
+    return total / (draws * whole)
+
+
+def _circle(offsets: Offsets, draw: int) -> Tensor:
+    """(n) the instance before each one on a random circle of its bag; the same for bags of the same size."""
+    before = torch.empty(offsets.instances, dtype=torch.long)
+    first = 0
+    for size in offsets.lengths:
+        order = first + torch.randperm(size, generator=torch.Generator().manual_seed(draw))
+        before[order] = order.roll(1)
+        first += size
+    return before.to(offsets.starts.device)
+
+
+def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> Runs:
+    """The way to V_1 .. V_size: by pooling anew what the model has seen, or by asking it about every run as a bag."""
+    if pools_by_attention(model) and isinstance(model, AttendingModel) and model.instance_wise:
+        seen = pooled(model, features, offsets, "coalition evidence")
+        return lambda before: _pooled_runs(seen, before, size)
+    alone = _answers(model, features, torch.arange(len(features), device=features.device).unsqueeze(-1))
+
+    def asked(before: Tensor) -> Iterator[Tensor]:
+        yield alone
+        run = torch.arange(len(features), device=features.device).unsqueeze(-1)
+        for _ in range(size - 1):
+            run = torch.cat([before[run[:, :1]], run], dim=1)
+            yield _answers(model, features, run)
+
+    return asked
+
+
+def _pooled_runs(seen: Pooled, before: Tensor, size: int) -> Iterator[Tensor]:
+    """V_q of every instance: the pools of runs, one instance longer each time.
+
+    Z = A / w with A = sum exp(u - m) z and w = sum exp(u - m), m the largest u so far: nothing overflows, nothing vanishes.
+    """
+    z, u = seen.instances, seen.scores
+    at = torch.arange(len(z), device=z.device)
+    m, w, pool = u, torch.ones_like(u), z.unsqueeze(1).expand(-1, u.shape[1], -1)
+    for q in range(size):
+        if q:
+            at = before[at]
+            top = torch.maximum(m, u[at])
+            kept, added = (m - top).exp() * w, (u[at] - top).exp()
+            m, w = top, kept + added
+            share = (added / w).unsqueeze(-1)
+            pool = pool + share * (z[at].unsqueeze(1) - pool)
+        yield torch.cat([seen.model.classify(part) for part in pool.split(max(1, NUMBERS // pool[0].numel()))])
+
+
+def _answers(model: BagModel, features: Tensor, runs: Tensor) -> Tensor:
+    """F (n, k) of bags that consist of the instances `runs` (n, q)."""
+    count = runs.shape[1]
+    at_once = max(1, min(ALONE, NUMBERS // (count * features.shape[1])))
+    parts = []
+    for some in runs.split(at_once):
+        offsets = torch.arange(len(some) + 1) * count
+        parts.append(class_logits(model, features[some.flatten()], offsets))
+    return torch.cat(parts)
