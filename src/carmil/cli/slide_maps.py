@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from carmil.cli.options import OutOption, folder_for, names_in, numbers_in, say
-from carmil.cli.slides import MppOption, SlidesArgument, slides
+from carmil.cli.slides import MppOption, SlidesArgument, SmoothOption, slides
 from carmil.errors import CarmilError, unknown
 from carmil.words import plural
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from carmil.maps.mosaic import Box
     from carmil.maps.tile_maps import TileMap
     from carmil.slides.annotations import Region
+    from carmil.slides.evidence_files import Smoothing
     from carmil.slides.slide import Tiles
 
 TilesOption = Annotated[Path, typer.Option(help="Folder that `carmil slides tile` wrote; or one file of tiles.")]
@@ -44,6 +45,7 @@ def slides_draw(
         ),
     ] = "",
     scale: Annotated[Scaling, typer.Option(help="How values become colours.")] = Scaling.minmax,
+    smooth: SmoothOption = "0",
     longest: Annotated[int, typer.Option(min=16, help="Pixels of a picture's longer side.")] = 4000,
     annotations: Annotated[
         Path | None, typer.Option(help="Contours to draw: GeoJSON, XML or mask; or a folder with one a slide.")
@@ -68,14 +70,17 @@ def slides_draw(
 
     Examples:
       carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --geojson
+      carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --smooth 2
       carmil slides draw a.svs --evidence abmil/evidence --evidence car/evidence --tiles tiles --map factual,tumour
     """
     from carmil.files import safe_name
     from carmil.progress import counted
     from carmil.slides.drawing import draw_maps
+    from carmil.slides.evidence_files import Smoothing
     from carmil.slides.opening import open_slide, slides_in
 
     boxes = [_box(words) for words in regions or ()] or None
+    smoothing = Smoothing.parse(smooth)
     wanted, skipped = names_in(maps), []
     found = slides_in(paths)
     folder_for(out)
@@ -83,7 +88,7 @@ def slides_draw(
         for done, path in enumerate(found, 1):
             try:
                 folder, cut = out / safe_name(path.stem), _tiles_of(tiles, path.stem)
-                drawn = _maps(evidence, cut, wanted)
+                drawn = _maps(evidence, cut, wanted, smoothing)
                 contours = _annotations(annotations, cut)
                 with open_slide(path, mpp=mpp or cut.slide_mpp) as slide:
                     _same_slide(slide.width, slide.height, cut)
@@ -177,12 +182,14 @@ def _tiles_of(where: Path, slide: str) -> "Tiles":
     return found
 
 
-def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str]) -> "list[TileMap]":
+def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str], smoothing: "Smoothing") -> "list[TileMap]":
     from carmil.slides.evidence_files import maps_of
 
     several = len(folders) > 1
     return [
-        one for folder in folders for one in maps_of(folder, tiles, wanted, model=_model(folder) if several else "")
+        one
+        for folder in folders
+        for one in maps_of(folder, tiles, wanted, model=_model(folder) if several else "", smoothing=smoothing)
     ]
 
 

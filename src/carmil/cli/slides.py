@@ -27,6 +27,13 @@ slides = typer.Typer(
 app.add_typer(slides, name="slides")
 
 SlidesArgument = Annotated[list[Path], typer.Argument(metavar="SLIDE...", help="Slides, or folders of them.")]
+SmoothOption = Annotated[
+    str,
+    typer.Option(
+        help="Smooth maps for the eye over a radius in tiles (2) or micrometres (300um); keeps their total. Evidence "
+        "files stay as they are.  [default: 0]"
+    ),
+]
 MppOption = Annotated[
     float | None, typer.Option(help="Micrometres a pixel of the slides, instead of what their files say.")
 ]
@@ -196,6 +203,7 @@ def slides_run(
     ] = None,
     mpp: MppOption = None,
     longest: Annotated[int, typer.Option(help="Pixels of a map's longer side, at most.")] = 4000,
+    smooth: SmoothOption = "0",
     out: OutOption = Path("answers"),
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -209,6 +217,7 @@ def slides_run(
     """
     need_slides()
     from carmil.slides.encoders import load_encoder
+    from carmil.slides.evidence_files import Smoothing
     from carmil.slides.opening import slides_in
     from carmil.slides.whole_way import check_encoder_name, run_slides
     from carmil.studies.decisions import RULE, rule_lines, rules_in
@@ -223,6 +232,7 @@ def slides_run(
         tiles=tiles,
         mpp=mpp,
         longest=longest,
+        smoothing=Smoothing.parse(smooth),
         device=where,
         say=say,
     )

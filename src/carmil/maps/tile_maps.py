@@ -1,11 +1,13 @@
 """A value a tile as a map: its name, what its colours mean, and the values scaled for them. n tiles."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from carmil.evidence.smoothing import smoothed
 
 Scale = Literal["minmax", "rank"]
 Kind = Literal["factual", "counterfactual", "difference", "evidence"]
@@ -26,7 +28,8 @@ class TileMap:
     """A value per tile (n), NaN where it has none. `name`: the class it is of, or else its kind; `model` tells several apart.
 
     scores: a map of attention holds scores, from before the softmax, instead of weights. apart: of a map of evidence, how far
-    the tiles move the logits of two classes apart (see `logits_apart`); None where only this class is known.
+    the tiles move the logits of two classes apart (see `logits_apart`); None where only this class is known. smoothed: over how
+    much of the plane, in words.
     """
 
     name: str
@@ -35,6 +38,19 @@ class TileMap:
     model: str = ""
     scores: bool = False
     apart: float | None = None
+    smoothed: str = ""
+
+    def smoothed_over(self, places: ArrayLike, radius: float, words: str) -> "TileMap":
+        """The map smoothed over a radius in the unit of `places` (n, 2); tiles without a value neither give nor take.
+
+        A negligible map and one of scores, which have no total to keep, stay as they are.
+        """
+        if radius == 0 or self.scores or self.negligible:
+            return self
+        known = ~np.isnan(self.values)
+        values = self.values.copy()
+        values[known] = smoothed(self.values[known], np.asarray(places)[known], radius)
+        return replace(self, values=values, smoothed=words)
 
     @property
     def signed(self) -> bool:
@@ -93,7 +109,8 @@ class TileMap:
             "evidence": "evidence",
         }[self.kind]
         whose = "" if self.name == self.kind else f" for {self.name}"
-        return (f"{self.model}: " if self.model else "") + words + whose
+        over = f", smoothed over {self.smoothed}" if self.smoothed else ""
+        return (f"{self.model}: " if self.model else "") + words + whose + over
 
     @property
     def ends(self) -> tuple[str, str]:

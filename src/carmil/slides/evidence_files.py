@@ -1,7 +1,8 @@
 """The evidence that `carmil explain` wrote, as maps of a slide's tiles. n tiles."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,37 @@ from carmil.slides.slide import Tiles
 NEAR = 0.75  # level-0 pixels by which a coordinate may differ: stores keep float32, and other tools round
 
 
-def maps_of(folder: Path, tiles: Tiles, asked: Sequence[str] = (), *, model: str = "") -> list[TileMap]:
+@dataclass(frozen=True)
+class Smoothing:
+    """How far a tile's value is handed out: `radius` in tiles, or micrometres if `microns`."""
+
+    radius: float = 0.0
+    microns: bool = False
+
+    @classmethod
+    def parse(cls, words: str) -> "Smoothing":
+        """`2` or `2 tiles`, `300um`."""
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(tiles?|um|µm)?\s*", words)
+        if found is None:
+            raise CarmilError(
+                f"--smooth {words!r}: expected a radius in tiles, such as 2, or in micrometres, such as 300um"
+            )
+        return cls(float(found[1]), found[2] in ("um", "µm"))
+
+    def __call__(self, one: TileMap, tiles: Tiles) -> TileMap:
+        pixels = self.radius / tiles.slide_mpp if self.microns else self.radius * tiles.size
+        words = f"{self.radius:g} {'µm' if self.microns else 'tile' if self.radius == 1 else 'tiles'}"
+        return one.smoothed_over(tiles.corners, pixels, words)
+
+
+def maps_of(
+    folder: Path, tiles: Tiles, asked: Sequence[str] = (), *, model: str = "", smoothing: Smoothing | None = None
+) -> list[TileMap]:
     """The maps that are asked for: factual, counterfactual, difference, or classes. None: see `SlideEvidence.maps`."""
     found = read_evidence(evidence_file(folder, tiles.slide))
     rows = _rows_of_tiles(found, tiles)
-    return [replace(one, values=np.append(one.values, np.nan)[rows]) for one in found.maps(asked, model=model)]
+    maps = [replace(one, values=np.append(one.values, np.nan)[rows]) for one in found.maps(asked, model=model)]
+    return [one if smoothing is None else smoothing(one, tiles) for one in maps]
 
 
 def answer_lines(folder: Path, slide: str, *, model: str = "") -> list[str]:

@@ -19,7 +19,7 @@ from carmil.progress import counted
 from carmil.slides.drawing import LONGEST, draw_maps
 from carmil.slides.encoders import Encoder, may_be
 from carmil.slides.encoding import Times
-from carmil.slides.evidence_files import answer_lines, maps_of
+from carmil.slides.evidence_files import Smoothing, answer_lines, maps_of
 from carmil.slides.features import encode_slides, tiles_of
 from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles
@@ -52,12 +52,14 @@ def run_slides(
     tiles: Path | None = None,
     mpp: float | None = None,
     longest: int = LONGEST,
+    smoothing: Smoothing | None = None,
     device: str,
     say: Callable[[str], None],
 ) -> Shown:
     """Tiles, features, answers, evidence and maps of slides.
 
     tiles: a folder of those that are cut already. longest: pixels of a map's longer side; never more than the slide has.
+    smoothing: of the maps that are drawn.
     """
     say = _once(say)
     run = read_run(run_folder)
@@ -82,7 +84,7 @@ def run_slides(
         for done, (path, cut) in enumerate(found.items(), 1):
             if path not in broken:
                 try:
-                    shown.maps[cut.slide] = _drawn(path, cut, out, run.classes, longest)
+                    shown.maps[cut.slide] = _drawn(path, cut, out, run.classes, longest, smoothing)
                 except CarmilError as error:
                     broken[path] = str(error)
             on_slide(done, len(found))
@@ -120,12 +122,14 @@ def _tiles(
     return found, {one.path: one.problem for one in outcomes if one.tiles is None}
 
 
-def _drawn(path: Path, tiles: Tiles, out: Path, classes: Sequence[str], longest: int) -> Path:
+def _drawn(
+    path: Path, tiles: Tiles, out: Path, classes: Sequence[str], longest: int, smoothing: Smoothing | None
+) -> Path:
     """The evidence of the answer, attention weights, and the evidence of the other classes."""
-    maps = maps_of(out / "evidence", tiles)
+    maps = maps_of(out / "evidence", tiles, smoothing=smoothing)
     there = {one.name for one in maps if one.kind == "evidence"}
     if others := [name for name in classes if name not in there]:
-        maps += maps_of(out / "evidence", tiles, others)
+        maps += maps_of(out / "evidence", tiles, others, smoothing=smoothing)
     folder = out / "maps" / safe_name(tiles.slide)
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
         longest = min(longest, max(slide.width, slide.height))
