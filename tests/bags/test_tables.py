@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from carmil.bags import tables
 from carmil.bags.labels import LabelTable, match, read_labels
 from carmil.bags.tables import bare_id, read_cells, read_table
 from carmil.errors import CarmilError
@@ -388,3 +389,10 @@ def test_a_parquet_table_with_words_that_are_no_text_is_refused_in_one_line(tmp_
     pq.write_table(pa.table({"slide": words, "label": ["b"]}), path)
     with pytest.raises(CarmilError, match=r"labels\.parquet cannot be read .UnicodeDecodeError"):
         read_labels(path)
+
+
+@pytest.mark.finding(n=14)
+def test_a_table_of_very_many_columns_is_refused_at_once(table, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_COLUMNS", 3)
+    with pytest.raises(CarmilError, match=r"labels\.csv: has 4 columns; expected at most 3"):
+        read_labels(table("slide,label,a,b\ns0,x,1,2\n"))

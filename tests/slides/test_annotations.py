@@ -8,7 +8,7 @@ import pytest
 import tifffile
 
 from carmil.errors import CarmilError
-from carmil.slides import masks
+from carmil.slides import masks, tile_labels
 from carmil.slides.annotations import Region, read_annotations
 from carmil.slides.slide import Tiles
 from carmil.slides.tile_labels import label_tiles, paint, positive_names
@@ -346,3 +346,30 @@ def test_a_mask_that_is_far_larger_than_it_looks_is_refused_before_it_is_decoded
     )
     with pytest.raises(CarmilError, match=words):
         read_annotations(tmp_path / "m.tif", width=900, height=600)
+
+
+def full_slide(many):
+    """Rings as large as a slide of 3000 x 2000 pixels, the later ones a little smaller."""
+    corners = np.array([(0.0, 0.0), (3000.0, 0.0), (3000.0, 2000.0), (0.0, 2000.0)])
+    return tuple(corners * (1 - i / 1e6) for i in range(many))
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("regions", [[Region("t", full_slide(2000))], [Region("t", full_slide(1))] * 2000])
+def test_thousands_of_regions_as_large_as_the_slide_are_refused_in_one_line(regions, monkeypatch):
+    monkeypatch.setattr(tile_labels, "MOST_WORK", 10**5)
+    tiles = Tiles("s", np.zeros((1, 2), np.int64), 256.0, 256, 0.5, 3000, 2000, 0.5)
+    with pytest.raises(CarmilError, match="annotated regions cover the slide too many times over"):
+        label_tiles(tiles, regions)
+    assert label_tiles(tiles, [Region("t", full_slide(3))]).labels.tolist() == [1]
+
+
+@pytest.mark.finding(n=14)
+def test_outlines_painted_in_parts_are_those_painted_at_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    rings = [rng.uniform(0, 60, (40, 2)) for _ in range(5)]
+    whole, parts = np.zeros((50, 60), np.uint8), np.zeros((50, 60), np.uint8)
+    paint(whole, rings, 1)
+    monkeypatch.setattr(tile_labels, "AT_ONCE", 7)
+    paint(parts, rings, 1)
+    assert 0 < whole.sum() < whole.size and np.array_equal(whole, parts)

@@ -20,6 +20,7 @@ from carmil.words import plural
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_COLUMNS = 50_000
 PART_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
@@ -169,6 +170,10 @@ def _text_cells(path: Path, said: list[str]) -> tuple[list[str], list[tuple[int,
     if not lines:
         raise CarmilError(f"{path}: is empty; expected a header line and one row a slide")
     (_, header), *lines = lines
+    if len(header) > MOST_COLUMNS:
+        raise CarmilError(
+            f"{path}: has {len(header):,} columns; expected at most {MOST_COLUMNS:,}, and one row a slide"
+        )
     for number, row in lines:
         if not any(row[len(header) :]):
             del row[len(header) :]  # empty cells behind the last column mean nothing

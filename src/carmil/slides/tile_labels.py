@@ -20,6 +20,8 @@ EXCLUSIONS = ("_2", "exclusion")  # CAMELYON16 calls so what is normal inside it
 RULES = {"any": "any part of the tile", "centre": "its centre", "half": "half of the tile or more"}
 A_TILE = 16  # cells that a tile is wide, where memory allows
 MOST_CELLS = 2**24
+MOST_WORK = 64 * MOST_CELLS  # cells of all regions' boxes, and rows that their outlines cross
+AT_ONCE = 2**20  # rows crossed that are in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +85,26 @@ def _painted(regions: Sequence[Region], positive: Collection[str], tiles: Tiles)
     cell = max(tiles.size / A_TILE, (tiles.width * tiles.height / MOST_CELLS) ** 0.5, 1.0)
     shape = (int(np.ceil(tiles.height / cell)), int(np.ceil(tiles.width / cell)))
     painted = np.zeros(shape, np.uint8)
+    _check_work(regions, cell, shape)
     for one in sorted(regions, key=lambda one: one.area, reverse=True):
         value = 0 if one.cut else _YES if one.name in positive else _NO
         paint(painted, [ring / cell for ring in one.rings], value)
     return painted, cell
+
+
+def _check_work(regions: Sequence[Region], cell: float, shape: tuple[int, int]) -> None:
+    """Refuse regions that would take minutes to paint: thousands that are as large as the slide, or one with as many rings."""
+    work, whole = 0.0, np.array(shape[::-1]) * cell
+    for one in regions:
+        rings = [np.clip(ring, 0, whole) / cell for ring in one.rings]
+        corners = np.concatenate(rings)
+        work += float(np.prod(corners.max(0) - corners.min(0)))
+        work += sum(float(np.abs(np.diff(ring[:, 1], append=ring[:1, 1])).sum()) for ring in rings)
+        if work > MOST_WORK:
+            raise CarmilError(
+                f"{len(regions):,} annotated regions cover the slide too many times over: expected regions that are drawn "
+                "by hand or found by a program; leave out those that lie on top of each other"
+            )
 
 
 def paint(cells: NDArray[np.uint8], rings: Sequence[Ring], value: int) -> None:
@@ -111,13 +129,15 @@ def _inside(rings: Sequence[Ring], shape: tuple[int, int]) -> NDArray[np.bool_]:
     first = np.clip(np.ceil(low - 0.5), 0, shape[0]).astype(np.int64)
     last = np.clip(np.ceil(high - 0.5), 0, shape[0]).astype(np.int64)
     many = last - first
-    edge = np.repeat(np.arange(len(start)), many)
-    row = first[edge] + np.arange(len(edge)) - np.repeat(many.cumsum() - many, many)
-    along = (row + 0.5 - start[edge, 1]) / (end[edge, 1] - start[edge, 1])
-    x = start[edge, 0] + along * (end[edge, 0] - start[edge, 0])
-    column = np.clip(np.ceil(x - 0.5), 0, shape[1]).astype(np.int64)
     turned = np.zeros((shape[0], shape[1] + 1), np.uint8)
-    np.bitwise_xor.at(turned, (row, column), 1)
+    parts = np.searchsorted(many.cumsum(), np.arange(AT_ONCE, many.sum(), AT_ONCE))
+    for some in np.split(np.arange(len(start)), parts):
+        edge = np.repeat(some, many[some])
+        row = first[edge] + np.arange(len(edge)) - np.repeat(many[some].cumsum() - many[some], many[some])
+        along = (row + 0.5 - start[edge, 1]) / (end[edge, 1] - start[edge, 1])
+        x = start[edge, 0] + along * (end[edge, 0] - start[edge, 0])
+        column = np.clip(np.ceil(x - 0.5), 0, shape[1]).astype(np.int64)
+        np.bitwise_xor.at(turned, (row, column), 1)
     return np.bitwise_xor.accumulate(turned, axis=1)[:, :-1].astype(bool)
 
 
