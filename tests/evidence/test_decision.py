@@ -31,7 +31,7 @@ def test_the_rule_is_said_in_words():
         "carcinoma if p(carcinoma) >= 0.37, else benign (threshold given)"
     )
     assert Decision(TWO, 0.3, 0.1).rule == (
-        "carcinoma if p(carcinoma) >= 0.3, else benign; no answer if p is less than 0.1 from 0.3"
+        "carcinoma if p(carcinoma) >= 0.3, else benign; no answer if p is within 0.1 of 0.3"
     )
     assert Decision(THREE, cut=0.2).rule == (
         "the most probable class; no answer if the two most probable are less than 0.2 apart"

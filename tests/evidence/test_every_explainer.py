@@ -164,7 +164,7 @@ def test_a_residual_is_reported_where_a_sum_is_promised():
         if EXPLAINERS[method].total is not None:
             assert residual(model, bags, method).shape == (3, 3)
             assert residual(model, bags, method).max() < 1e-3
-    with pytest.raises(CarmilError, match="'single' promises no sum, so that it has no residual; path, "):
+    with pytest.raises(CarmilError, match="'single' has no expected sum, so there is no residual; path, "):
         residual(model, bags, "single")
 
 

@@ -85,8 +85,8 @@ def shown(figure):
 
 def test_without_evidence_the_report_says_which_command_makes_it(explained):
     text = text_of(explained, "before.html")
-    assert "<code>carmil explain run</code> makes it" in text
-    assert "<code>carmil faithfulness run</code> asks" in text
+    assert "run <code>carmil explain run</code>, then" in text
+    assert "run <code>carmil faithfulness run</code>, then" in text
     assert "<img" not in text and 'id="slides"' not in text
 
 
@@ -95,8 +95,8 @@ def test_the_figures_of_the_evidence_are_those_of_its_summary(explained):
     summary = json.loads((explained.folder / "evidence" / "summary.json").read_text())
     moved = {line[0]: line[1:] for line in table_of(text, "mean over slides, 95 % interval")}
     learned, searched = summary["counterfactual"], summary["searched"]
-    assert moved["slides that are answered otherwise"] == [f"{learned['turned']} of 16", f"{searched['turned']} of 16"]
-    assert moved["attention weight that moved, of 2"] == [
+    assert moved["slides that get another answer"] == [f"{learned['turned']} of 16", f"{searched['turned']} of 16"]
+    assert moved["attention weight that moved (2 is the most)"] == [
         shown(part["attention_moved"]) for part in (learned, searched)
     ]
     for name in ("spearman", "pearson"):
@@ -170,7 +170,7 @@ def test_evidence_that_is_not_whole_is_not_shown(copied):
     folder, report = copied
     (folder / "evidence" / "summary.json").unlink()
     text = report()
-    assert "The evidence is begun and not whole" in text
+    assert "The evidence is incomplete" in text
     assert "<img" not in text
 
 

@@ -98,10 +98,10 @@ def test_what_was_given_wins_over_the_file_and_is_said(tmp_path, make_slide):
 @pytest.mark.parametrize(
     ("resolution", "words"),
     [
-        (None, "does not say how many micrometres a pixel is: give it with --mpp"),
+        (None, "does not record its micrometres per pixel: give it with --mpp"),
         ((72, 72, "INCH"), "352.8 x 352.8 um/px (its TIFF resolution), which is impossible"),
         ((20000, 19000, "CENTIMETER"), "x and y differ by more than 2%"),
-        ((20000, 20000, "NONE"), "does not say how many micrometres"),
+        ((20000, 20000, "NONE"), "does not record its micrometres per pixel"),
     ],
 )
 def test_without_believable_micrometres_there_is_an_error_and_no_guess(tmp_path, make_slide, resolution, words):
@@ -144,7 +144,7 @@ def test_strips_and_other_suffixes_are_read_too(tmp_path):
 
 def test_other_kinds_of_pixel_are_refused_by_name(tmp_path):
     tifffile.imwrite(tmp_path / "deep.tif", noise(64, 64, dtype=np.uint16), photometric="rgb")
-    assert "has 16 bits a sample (uint16): expected 8-bit RGB" in refused(tmp_path / "deep.tif", mpp=1)
+    assert "has 16 bits per sample (uint16): expected 8-bit RGB" in refused(tmp_path / "deep.tif", mpp=1)
     tifffile.imwrite(tmp_path / "many.tif", np.zeros((5, 64, 64), np.uint8), photometric="minisblack")
     assert "is a stack of 5 pictures" in refused(tmp_path / "many.tif", mpp=1)
 
@@ -154,7 +154,7 @@ def test_files_that_are_no_slides_say_what_they_are(tmp_path):
         "empty.svs": (b"", "is empty (0 bytes)"),
         "photo.svs": (b"\xff\xd8\xff\xe0" + bytes(100), "looks like a JPEG picture"),
         "words.tif": (b"not a slide at all", "is not a slide that OpenSlide or tifffile can read"),
-        "head.tif": (b"II*\0" + struct.pack("<I", 8), "is the file whole?"),
+        "head.tif": (b"II*\0" + struct.pack("<I", 8), "is the file complete?"),
     }
     for name, (content, words) in files.items():
         (tmp_path / name).write_bytes(content)
@@ -168,13 +168,13 @@ def test_a_truncated_file_is_one_line(tmp_path, make_slide, share):
     whole = make_slide(tmp_path / "whole.tif", noise(800, 800), levels=2).read_bytes()
     (tmp_path / "part.tif").write_bytes(whole[: int(len(whole) * share)])
     line = refused(tmp_path / "part.tif")
-    assert "truncated" in line or "is the file whole?" in line
+    assert "truncated" in line or "is the file complete?" in line
 
 
 def test_a_truncated_slide_of_openslide_is_one_line(tmp_path, shared_data):
     whole = (shared_data / "slides" / "CMU-1-Small-Region.svs").read_bytes()
     (tmp_path / "part.svs").write_bytes(whole[: len(whole) // 2])
-    assert "is the file whole?" in refused(tmp_path / "part.svs", mpp=0.5)
+    assert "is the file complete?" in refused(tmp_path / "part.svs", mpp=0.5)
 
 
 def test_a_huge_file_without_overview_is_opened_but_never_read_into_memory(tmp_path):

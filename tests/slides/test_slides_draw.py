@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
     )
     pq.write_table(moved, path)
     status, _, error = said("slides", "draw", str(ellipse), *words)
-    assert status == 2 and "10 of 10 rows lie at no tile" in error
+    assert status == 2 and "10 of 10 rows match no tile" in error
     path.write_bytes(b"PAR1 not really")
     status, _, error = said("slides", "draw", str(ellipse), *words)
     assert status == 2 and "run `carmil explain` again" in error

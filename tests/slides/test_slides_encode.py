@@ -74,7 +74,7 @@ def test_features_of_tiles_become_a_store(tmp_path, scans, encode):
     assert store.encoder.startswith("timm_resnet10t-") and store.encoder in said
     assert [entry.tile_size for entry in store.entries] == [128.0, 128.0]
     assert store.bags()[0].coordinates.tolist() == [[x, y] for y in (0, 128) for x in (0, 128, 256)]
-    assert "12 tiles in" in said and "was the limit" in said
+    assert "12 tiles in" in said and "limited by the" in said
     assert not (tmp_path / "store.encoding").exists()
 
 

@@ -122,7 +122,7 @@ def test_a_demo_is_viewed_by_its_folder(viewing, demo_folder):
         (["nowhere"], "nowhere is no run"),
         (["RUN", "--slides", "nowhere"], "--slides nowhere is not a folder"),
         (["RUN", "--token", "short"], "--token: expected 16 to 128"),
-        (["RUN", "--host", "no.such.host.invalid"], "is no address of this machine"),
+        (["RUN", "--host", "no.such.host.invalid"], "is not an address of this machine"),
         (["RUN", "--port", "TAKEN"], "choose another with --port"),
         (["RUN", "--port", "70000"], "'--port': Input should be less"),
     ],

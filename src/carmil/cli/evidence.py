@@ -29,10 +29,10 @@ def explain(
     ] = None,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Write the evidence of every tile for every class, a table a slide, and a summary.
+    """Write the evidence of every tile for every class, one table per slide, and a summary.
 
     A slide of the run is explained by the models that were tested on it. Writes OUT/SLIDE.parquet, summary.csv, summary.parquet
-    and summary.json. Killed and started again, it goes on.
+    and summary.json. If interrupted, run the same command again to resume.
 
     Examples:
       carmil explain run
@@ -71,7 +71,7 @@ def faithfulness(
     methods: Annotated[
         str, typer.Option(help="Maps, with commas between.  [default: the model's default evidence, attention]")
     ] = "",
-    steps: Annotated[int, typer.Option(help="In how many steps all tiles are taken away.")] = 100,
+    steps: Annotated[int, typer.Option(help="Number of steps in which all tiles are removed.")] = 100,
     random_orders: Annotated[int, typer.Option(help="Random orders to compare with.")] = 10,
     bags: Annotated[
         Path | None, typer.Option(help="Where the runs' own cohort has moved to.  [default: where it was]")
@@ -81,10 +81,11 @@ def faithfulness(
     ] = None,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Do the models need what their maps show? Curves and figures of several runs and maps side by side.
+    """Measure whether the models rely on what their maps show: curves and figures of several runs and maps.
 
-    Tiles are taken away, or put in, in each map's order; and the weights are shuffled, to see whether the map notices.
-    Writes OUT/faithfulness.html, faithfulness.png, faithfulness.md and faithfulness.json. Killed and started again, it goes on.
+    Tiles are removed, or added, in each map's order; and the weights are shuffled, to see whether the map changes.
+    Writes OUT/faithfulness.html, faithfulness.png, faithfulness.md and faithfulness.json. If interrupted, run the
+    same command again to resume.
 
     Example: carmil faithfulness run_abmil run_car --methods path,attention,random
     """

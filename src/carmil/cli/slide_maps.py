@@ -48,7 +48,7 @@ def slides_draw(
     smooth: SmoothOption = "0",
     longest: Annotated[int, typer.Option(min=16, help="Pixels of a picture's longer side.")] = 4000,
     annotations: Annotated[
-        Path | None, typer.Option(help="Contours to draw: GeoJSON, XML or mask; or a folder with one a slide.")
+        Path | None, typer.Option(help="Contours to draw: GeoJSON, XML or mask; or a folder with one file per slide.")
     ] = None,
     regions: Annotated[
         list[str] | None,
@@ -61,7 +61,7 @@ def slides_draw(
     ] = False,
     ome_tiff: Annotated[bool, typer.Option("--ome-tiff", help="Also as pyramidal OME-TIFF.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Tiles shown of each end of a map.")] = 8,
-    colour: Annotated[bool, typer.Option("--colour", help="Leave the slide its colours below the map.")] = False,
+    colour: Annotated[bool, typer.Option("--colour", help="Keep the slide's colours below the map.")] = False,
     mpp: MppOption = None,
 ) -> None:
     """Draw what `carmil explain` found onto the slides: the evidence for and against the answer, and where the model looks.
@@ -130,12 +130,13 @@ def slides_label(
         str, typer.Option(help="Classes that are positive, with commas between.  [default: all but exclusions]")
     ] = "",
     complete: Annotated[
-        bool, typer.Option("--complete", help="All there is was annotated: other tiles are negative, not unknown.")
+        bool,
+        typer.Option("--complete", help="Everything positive was annotated: other tiles are negative, not unknown."),
     ] = False,
 ) -> None:
     """Turn annotations into labels of tiles, the truth that maps are scored against.
 
-    Tiles of which nothing was said are unknown, and no map is scored there, unless annotation is complete. Writes OUT/instances.csv
+    Tiles outside all annotations are unknown and are left out of scores, unless --complete is given. Writes OUT/instances.csv
     and OUT/patch_labels/SLIDE.npy, which `carmil cohort build` reads beside a folder `features`.
 
     Examples:
@@ -155,7 +156,7 @@ def slides_label(
             raise CarmilError(f"--positive: {unknown('class', name, there)}")
     for cut, regions in zip(cuts, annotated, strict=True):
         if not regions and not complete:
-            raise CarmilError(f"{cut.slide} has no annotations in {annotations}: leave it out, or say --complete")
+            raise CarmilError(f"{cut.slide} has no annotations in {annotations}: leave it out, or give --complete")
         names = positive_names(regions, asked)
         found = label_tiles(cut, regions, positive=names, rule=rule, complete=complete)
         labelled.append((cut, found))

@@ -35,7 +35,7 @@ SmoothOption = Annotated[
     ),
 ]
 MppOption = Annotated[
-    float | None, typer.Option(help="Micrometres a pixel of the slides, instead of what their files say.")
+    float | None, typer.Option(help="Micrometres per pixel of the slides, instead of the value in their files.")
 ]
 
 
@@ -65,13 +65,13 @@ def slides_tile(
     out: OutOption = Path("tiles"),
     mpp: MppOption = None,
     pixels: Annotated[int, typer.Option(help="Pixels of a tile's side.")] = 256,
-    tile_mpp: Annotated[float, typer.Option(help="Micrometres a pixel of a tile: 0.5 is 20x.")] = 0.5,
-    overlap: Annotated[float, typer.Option(help="Share of the side that neighbours have in common.")] = 0.0,
+    tile_mpp: Annotated[float, typer.Option(help="Micrometres per pixel of a tile: 0.5 is 20x.")] = 0.5,
+    overlap: Annotated[float, typer.Option(help="Share of the side by which neighbouring tiles overlap.")] = 0.0,
     preset: Annotated[str, typer.Option(help="How tissue is found: default, biopsy, resection.")] = "default",
     rule: Annotated[
-        str, typer.Option(help="What of a tile must lie in tissue: centre, or CLAM's four-point.")
+        str, typer.Option(help="Which part of a tile must lie in tissue: centre, or CLAM's four-point.")
     ] = "centre",
-    keep: Annotated[str, typer.Option(help="Tiles not to leave out, with commas between: blank, pen, blurred.")] = "",
+    keep: Annotated[str, typer.Option(help="Kinds of tiles to keep, separated by commas: blank, pen, blurred.")] = "",
 ) -> None:
     """Find the tissue of slides and cut it into tiles, with a sheet to check each by eye; status 1 if a slide was skipped.
 
@@ -143,8 +143,8 @@ def slides_encode(
 ) -> None:
     """Make features of tiles, and pack them into a store to train on; status 1 if a slide was skipped.
 
-    Writes the store OUT, and with --h5 files for other tools. Started again, it goes on where it was; slides that a store has are
-    not encoded again.
+    Writes the store OUT, and with --h5 files for other tools. If interrupted, run the same command again to resume; slides that
+    the store has are not encoded again.
 
     Examples:
       carmil slides encode scans --tiles tiles --encoder hf-hub:MahmoodLab/UNI --out features
@@ -211,7 +211,7 @@ def slides_run(
 
     Tiles are cut as those the run was trained on: the same pixels and micrometres per pixel, which may differ by 5 %. Tiles of
     another size and another encoder are refused. Writes OUT/predictions.csv, tiles, features and evidence, and a folder
-    of maps a slide. Started again, it goes on where it was.
+    of maps per slide. If interrupted, run the same command again to resume.
 
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
     """

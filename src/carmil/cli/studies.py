@@ -178,7 +178,7 @@ def sweep(
     """Train a study at every point of a grid over any of its settings; a table, a picture, and a run a point.
 
     Points that differ in learning rate, alpha, lambda or distance are trained together as one population. Writes OUT/report.html,
-    sweep.md, sweep.png, sweep.json and OUT/points, a run each. Killed and started again with the same words, it goes on.
+    sweep.md, sweep.png, sweep.json and OUT/points, a run each. If interrupted, run the same command again to resume.
 
     Examples:
       carmil sweep --config study.yaml --over alpha=0,0.2,0.8,1 --over lambda=0,0.2,0.8,1 --over distance=l1,cosine

@@ -17,7 +17,9 @@ NEEDED = "the viewer needs starlette and uvicorn: pip install 'carmil[viewer]'"
 def view(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` or `carmil demo` wrote.")],
     slides: Annotated[Path | None, typer.Option(help="Folder of the slide files, to see the tissue.")] = None,
-    mpp: Annotated[float | None, typer.Option(help="Micrometres a pixel of slides that do not say it.")] = None,
+    mpp: Annotated[
+        float | None, typer.Option(help="Micrometres per pixel of slides whose files do not record it.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = PORT,
     host: Annotated[
         str,

@@ -92,7 +92,7 @@ def class_probabilities(probabilities: ArrayLike) -> Floats:
 def _cases(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
     given, truth = class_probabilities(probabilities), np.asarray(labels)
     if truth.shape != (len(given),):
-        raise CarmilError(f"labels have shape {truth.shape}, probabilities {given.shape}: expected one label a bag")
+        raise CarmilError(f"labels have shape {truth.shape}, probabilities {given.shape}: expected one label per bag")
     wrong = ~np.isin(truth, np.arange(given.shape[1]))
     if wrong.any():
         known = f"expected 0 to {given.shape[1] - 1}"

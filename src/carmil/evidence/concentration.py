@@ -1,4 +1,4 @@
-"""How few instances carry a map, and whether another seed would show the same ones.
+"""Concentration of maps, and whether another seed would show the same ones.
 
 n instances of all bags together, b bags, c columns (heads, classes), r models. Axes before these come along.
 """

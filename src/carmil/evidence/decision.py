@@ -85,5 +85,5 @@ class Decision:
             return found
         if len(self.classes) == 2:
             near = 0.5 if self.threshold is None else self.threshold
-            return f"{found}; {NO_ANSWER} if p is less than {self.cut:.4g} from {near:.4g}"
+            return f"{found}; {NO_ANSWER} if p is within {self.cut:.4g} of {near:.4g}"
         return f"{found}; {NO_ANSWER} if the two most probable are less than {self.cut:.4g} apart"

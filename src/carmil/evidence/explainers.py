@@ -74,7 +74,8 @@ def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
 def _path(reference: str, description: str) -> Explainer:
     return Explainer(
         partial(path_evidence, reference=reference),
-        f"how much the instance moves the class's logit from {description} to what the model attends; sums to that change",
+        f"how much the instance changes the class's logit on the way from {description} to what the model attends; sums to "
+        "that change",
         class_conditional=True,
         signed=True,
         cost="1, and a few tens of gradients of the classifier",
@@ -110,7 +111,8 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "counterfactual_attention": Explainer(
         counterfactual_attention,
-        "the score of CAR's branch: where the model would look to answer otherwise; the same for every class, as attention",
+        "the counterfactual attention score (CAR's branch): where the model would look to give another answer; the same for "
+        "every class, as attention is",
         class_conditional=False,
         signed=False,
         cost="1",
@@ -118,7 +120,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "factual_minus_counterfactual": Explainer(
         factual_minus_counterfactual,
-        "attention minus counterfactual attention, as weights (CAR's branch); the same for every class, as attention",
+        "attention weight minus counterfactual attention weight (CAR's branch); the same for every class, as attention is",
         class_conditional=False,
         signed=True,
         cost="1",
@@ -126,7 +128,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "targeted": Explainer(
         targeted,
-        "what attention must gain for the class to win (models with a targeted branch)",
+        "how attention must change for the class to win (models with a targeted branch)",
         class_conditional=True,
         signed=True,
         cost="1",
@@ -142,7 +144,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "leave_one_out": Explainer(
         leave_one_out,
-        "what the class's logit loses without the instance, the others' embedding and scores being kept",
+        "how much the class's logit drops without the instance; embedding and scores of the others are kept",
         class_conditional=True,
         signed=True,
         cost="1, and n answers of the classifier",
@@ -168,12 +170,12 @@ EXPLAINERS: dict[str, Explainer] = {
         "features are not scaled); sums to its change",
         class_conditional=True,
         signed=True,
-        cost="about 40, and hundreds where the way has many bends; nearly all with k gradients",
+        cost="about 40, or hundreds where the path has many kinks; nearly all with k gradients",
         total=feature_change,
     ),
     "lrp": Explainer(
         lrp,
-        "layer-wise relevance: the class's logit handed back to the instances, attention taken as it is; sums to the logit",
+        "layer-wise relevance: the class's logit propagated back to the instances with attention held fixed; sums to the logit",
         class_conditional=True,
         signed=True,
         cost="1, and k gradients of the classifier",
@@ -230,7 +232,7 @@ def residual(model: BagModel, bags: Bags, method: str = "path", *, max_instances
     explainer = _explainer(method)
     if explainer.total is None:
         complete = ", ".join(name for name, other in EXPLAINERS.items() if other.total is not None)
-        raise CarmilError(f"{method!r} promises no sum, so that it has no residual; {complete} do")
+        raise CarmilError(f"{method!r} has no expected sum, so there is no residual; {complete} have one")
     evidence = _asked(explainer.explain, model, bags, max_instances)
     total = _asked(explainer.total, model, bags, max_instances)
     return relative_residual(evidence, total, Offsets(bags.offsets))

@@ -276,7 +276,7 @@ def _checked(maps: Tensor, bags: Bags) -> Tensor:
     if maps.ndim != 2 or maps.shape[1] != len(bags.features):
         raise CarmilError(
             f"maps have shape {tuple(maps.shape)} for {len(bags.features)} instances: expected (maps, instances), "
-            "one number an instance; of_classes takes the column of each bag's class"
+            "one number per instance; of_classes takes the column of each bag's class"
         )
     if maps.isnan().any():
         raise CarmilError("a map holds NaN: expected a number for every instance, to order them by")

@@ -25,7 +25,7 @@ class Reading:
     grown                  argmax F(u_cf) - F(u): the class whose logit grew most, the paper's shift
     distance               |F(u_cf) - F(u)|, Euclidean
     attention_moved        sum_j |a_cf_j - a_j|, from 0 to 2, the mean over the heads
-    carriers               the smallest share of the instances that carries 90 % of it (see `read`); NaN if none moved
+    carriers               the smallest share of the instances on which 90 % of it moved (see `read`); NaN if none moved
     and logit_change (..., b, m, k), F(u_cf) - F(u).
     """
 

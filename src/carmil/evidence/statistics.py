@@ -120,9 +120,9 @@ def finite_numbers(values: ArrayLike, name: str) -> Floats:
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise CarmilError(f"{name} holds something that is not a number: expected one number a case") from None
+        raise CarmilError(f"{name} holds something that is not a number: expected one number per case") from None
     if numbers.ndim != 1:
-        raise CarmilError(f"{name} has shape {numbers.shape}: expected one number a case")
+        raise CarmilError(f"{name} has shape {numbers.shape}: expected one number per case")
     lost = ~np.isfinite(numbers)
     if lost.any():
         raise CarmilError(f"{name} is {numbers[lost][0]} at case {lost.argmax()}: expected finite numbers")

@@ -33,7 +33,7 @@ MAPS = {
     "gini": "Gini",
     "effective": "effective instances",
     "stability": "stability: Spearman",
-    "overlap": "stability: ten best in common",
+    "overlap": "stability: overlap of the ten best",
 }
 PASSED, FAILED, UNKNOWN, CONTROL = "passes ✓", "FAILS ✗", "not known", "control"
 WITHOUT = "weights shuffled"
@@ -115,7 +115,7 @@ def kinds(runs: Sequence[JudgedRun]) -> list[str]:
 
 
 def maps_table(runs: Sequence[JudgedRun]) -> ResultTable:
-    return _table("How few instances carry a map, and how alike the maps of a slide's models are", runs, MAPS)
+    return _table("Concentration of the maps, and agreement between the maps of a slide's models", runs, MAPS)
 
 
 def remarks(runs: Sequence[JudgedRun]) -> list[str]:
@@ -134,18 +134,23 @@ def named(one: JudgedMap, runs: Sequence[JudgedRun]) -> str:
 def panels(runs: Sequence[JudgedRun]) -> list[tuple[str, str]]:
     """(heading, svg) of deletion, insertion and the cohort's AUC. Dashed: random orders, of the first run; grey: the twins."""
     maps, first = [one for run in runs for one in run.maps], runs[0]
-    gone = {"x_label": "share of the tiles taken away", "y_label": "probability of the label"}
-    come = {"x_label": "share of the tiles put in", "y_label": "probability of the label"}
+    gone = {"x_label": "share of the tiles removed", "y_label": "probability of the label"}
+    come = {"x_label": "share of the tiles added", "y_label": "probability of the label"}
     at_random = first.at_random.mean
     parts: list[tuple[str, Callable[[Followed], NDArray[np.float64]], NDArray[np.float64], dict[str, str]]] = [
-        ("Deletion: the most relevant go first; lower is better", lambda one: one.deletion.mean, at_random, gone),
         (
-            "Insertion: the most relevant come first; higher is better",
+            "Deletion: the most relevant tiles are removed first; lower is better",
+            lambda one: one.deletion.mean,
+            at_random,
+            gone,
+        ),
+        (
+            "Insertion: the most relevant tiles are added first; higher is better",
             lambda one: one.insertion.mean,
             at_random[::-1],
             come,
         ),
-        ("AUC of the cohort as tiles go", lambda one: one.auc, first.auc_at_random, gone | {"y_label": "AUC"}),
+        ("AUC of the cohort as tiles are removed", lambda one: one.auc, first.auc_at_random, gone | {"y_label": "AUC"}),
     ]
     found = []
     for head, y, guide, axes in parts:

@@ -41,9 +41,9 @@ def write_picture(runs: Sequence[JudgedRun], path: Path) -> None:
             panel.set_ylim(0, 1.02)
             panel.grid(True)
         for panel, title, across, up in (
-            (deletion, "Deletion: lower is better", "share of the tiles taken away", "probability of the label"),
-            (insertion, "Insertion: higher is better", "share of the tiles put in", "probability of the label"),
-            (auc, "AUC of the cohort", "share of the tiles taken away", "AUC"),
+            (deletion, "Deletion: lower is better", "share of the tiles removed", "probability of the label"),
+            (insertion, "Insertion: higher is better", "share of the tiles added", "probability of the label"),
+            (auc, "AUC of the cohort", "share of the tiles removed", "AUC"),
         ):
             panel.set_title(title)
             panel.set_xlabel(across)

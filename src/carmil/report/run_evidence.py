@@ -24,8 +24,8 @@ CONCENTRATION = {"normalised_entropy": "entropy of log n", "gini": "Gini", "effe
 DIGITS = {"effective": 0}  # of a count
 CONCENTRATED = {"attention": "attention weight", "evidence": "evidence for the answer, by its size"}
 MOVED = {
-    "attention_moved": "attention weight that moved, of 2",
-    "carriers": "share of the instances that carries 90 % of it",
+    "attention_moved": "attention weight that moved (2 is the most)",
+    "carriers": "share of the instances on which 90 % of it moved",
     "distance": "how far the logits moved",
 }
 CORRELATED = {
@@ -62,11 +62,9 @@ def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
     """Or, in words, why there is none. cases: the run's slides."""
     folder = run.folder / "evidence"
     if not (folder / "explanation.json").is_file():
-        return (
-            f"No evidence yet: `carmil explain {run.name}` makes it, and `carmil report {run.name}` then shows it here."
-        )
+        return f"No evidence yet: run `carmil explain {run.name}`, then `carmil report {run.name}` to show it here."
     if not (folder / "summary.json").is_file():
-        return f"The evidence is begun and not whole: start `carmil explain {run.name}` again, with the words it had."
+        return f"The evidence is incomplete: run the same `carmil explain {run.name}` command again to finish it."
     begun = read_json(folder / "explanation.json", _again(folder))
     check_type(begun, _Explanation, f"{folder / 'explanation.json'} cannot be read", _again(folder))
     asked = begun["settings"]
@@ -101,7 +99,7 @@ def faithfulness_part(run: StudyRun) -> dict[str, Any] | str:
     path = run.folder / "faithfulness" / FILE
     if not path.is_file():
         return (
-            f"Not asked yet: `carmil faithfulness {run.name}` asks, and `carmil report {run.name}` then shows it here."
+            f"Not measured yet: run `carmil faithfulness {run.name}`, then `carmil report {run.name}` to show it here."
         )
     try:
         return faithfulness_parts([read_judged(run, path)])
@@ -117,7 +115,7 @@ def concentration_table(summary: dict[str, Any]) -> ResultTable:
         return CONCENTRATED[name], *cells
 
     lines = tuple(line(name) for name in CONCENTRATED if any(one.startswith(f"{name}_") for one in found))
-    return ResultTable("How few instances carry a map", ("map", *CONCENTRATION.values()), lines)
+    return ResultTable("Concentration of the maps", ("map", *CONCENTRATION.values()), lines)
 
 
 def moved_table(summary: dict[str, Any]) -> ResultTable | None:
@@ -126,10 +124,10 @@ def moved_table(summary: dict[str, Any]) -> ResultTable | None:
     if not there:
         return None
     turned = (f"{summary[which]['turned']} of {summary['slides']}" for which in there)
-    lines = [("slides that are answered otherwise", *turned)]
+    lines = [("slides that get another answer", *turned)]
     if "reached" in summary.get("searched", {}):
         shares = (cell(summary[which].get("reached")) for which in there)
-        lines.append(("share of the slides where it was reached", *shares))
+        lines.append(("share of the slides on which one was found", *shares))
     lines += [(words, *(cell(summary[which].get(name)) for which in there)) for name, words in MOVED.items()]
     for between in summary.get("correlations", {}).values():  # of the learned one alone
         lines += [(words, cell(between.get(name)), *("–" for _ in there[1:])) for name, words in CORRELATED.items()]

@@ -98,13 +98,13 @@ def reproduce(asked: Asked) -> Finding:
         *little,
     ]
     conditions = [
-        "raw scores u, before any softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
+        "attention scores u, before the softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
         "± is over models (initialisations and folds) of the mean over their test bags; `over bags`: the deviation of single bags",
         *said_of_digits(asked, digits, *trained),
         *said,
     ]
     caption = (
-        f"How alike the attention maps are: {', '.join(dict.fromkeys(one.data for one in found))}; both distances."
+        f"How alike the attention scores are: {', '.join(dict.fromkeys(one.data for one in found))}; both distances."
     )
     finding = Finding(
         tuple(_table(found, kind) for kind in KINDS), (Picture(picture, caption),), tuple(lines), tuple(conditions)

@@ -95,7 +95,7 @@ def tables_of_reasons(names: Sequence[str], shift: Shift, reasons: Reasons) -> l
             tuple((heads[y], *(_signed(shift.change[:, y, c]) for c in classes)) for y in classes),
         ),
         ResultTable(
-            "Attention on each digit in rightly answered bags, per cent: factual, then counterfactual",
+            "Attention weight on each digit in rightly answered bags, per cent: factual, then counterfactual",
             ("true class", *(f"{digit}, {which}" for digit in DIGITS for which in ("u", "u_cf"))),
             tuple(
                 (

@@ -55,7 +55,7 @@ def read_annotations(path: Path, *, width: int, height: int) -> list[Region]:
         regions = _read_xml(path)
     else:
         raise CarmilError(
-            f"{path} is no annotation that is known: expected GeoJSON, XML of ASAP or Aperio, or a mask TIFF"
+            f"{path} is not a known kind of annotation: expected GeoJSON, XML of ASAP or Aperio, or a mask TIFF"
         )
     if not regions:
         raise CarmilError(f"{path} holds no polygon: expected at least one region")
@@ -69,9 +69,9 @@ def region(name: str, rings: Sequence[Any], where: str, *, cut: bool = False) ->
         try:
             corners = np.array([point[:2] for point in ring], dtype=np.float64)
         except (TypeError, ValueError, KeyError, IndexError, OverflowError):
-            raise CarmilError(f"{where} has corners that are no pairs of numbers: expected x and y") from None
+            raise CarmilError(f"{where} has corners that are not pairs of numbers: expected x and y") from None
         if len(corners) and (corners.ndim != 2 or corners.shape[1] != 2 or not np.isfinite(corners).all()):
-            raise CarmilError(f"{where} has corners that are no finite pairs: expected x and y in level-0 pixels")
+            raise CarmilError(f"{where} has corners that are not finite numbers: expected x and y in level-0 pixels")
         if len(corners) > 1 and (corners[0] == corners[-1]).all():
             corners = corners[:-1]
         if len(corners) >= 3:
@@ -84,7 +84,7 @@ def _read_geojson(path: Path) -> list[Region]:
     found = read_json(path, "expected GeoJSON, as QuPath writes it")
     features = found.get("features", [found]) if isinstance(found, dict) else found
     if not isinstance(features, list) or not all(isinstance(one, dict) for one in features):
-        raise CarmilError(f"{path} is no GeoJSON: expected a FeatureCollection, or a list of features")
+        raise CarmilError(f"{path} is not GeoJSON: expected a FeatureCollection, or a list of features")
     regions = []
     for i, feature in enumerate(features):
         where = f"{path}: feature {i}"
@@ -95,7 +95,7 @@ def _read_geojson(path: Path) -> list[Region]:
 
 def _polygons(geometry: Any, where: str, depth: int = 0) -> Iterator[list[Any]]:
     if not isinstance(geometry, dict) or depth > 8:
-        raise CarmilError(f"{where} has a geometry that is none: expected Polygon or MultiPolygon")
+        raise CarmilError(f"{where} has an unknown kind of geometry: expected Polygon or MultiPolygon")
     inside = geometry.get("geometries" if geometry.get("type") == "GeometryCollection" else "coordinates")
     match geometry.get("type"), inside:
         case "Polygon", list():
@@ -147,7 +147,7 @@ def _parsed(path: Path) -> Element:
             parser.ParseFile(file)
         return builder.close()
     except (expat.ExpatError, AssertionError, ValueError, LookupError, OSError) as error:
-        raise CarmilError(f"{path} is no XML ({error}): expected annotations of ASAP or Aperio") from error
+        raise CarmilError(f"{path} is not XML ({error}): expected annotations of ASAP or Aperio") from error
 
 
 def _of_asap(root: Element, path: Path) -> Iterator[Region | None]:

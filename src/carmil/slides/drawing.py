@@ -58,7 +58,7 @@ def draw_maps(
     if not maps or not len(tiles):
         raise CarmilError(f"{slide.name}: there is nothing to draw ({len(maps)} maps of {len(tiles)} tiles)")
     if longest < 16:
-        raise CarmilError(f"--longest {longest} is no picture: expected 16 pixels or more")
+        raise CarmilError(f"--longest {longest} is too small for a picture: expected 16 pixels or more")
     longest = min(longest, max(slide.width, slide.height))
     painter = Painter(slide, tiles, maps, scale, annotations, grey)
     names = file_names(maps)

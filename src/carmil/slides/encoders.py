@@ -59,7 +59,7 @@ class Encoder:
         known = ", ".join(f"{mpp:g}" for mpp in self.mpps)
         return (
             f"{self.name} was published for {known} um/px and sees {shown:.3g} um/px here (tiles of {tiles}, shown as "
-            f"{self.pixels} pixels): its features may be worse for it"
+            f"{self.pixels} pixels): its features may be less informative"
         )
 
     def on(self, device: str) -> "Encoder":

@@ -41,14 +41,14 @@ class Times:
         )
 
     def line(self) -> str:
-        """Who waited for whom, in a sentence."""
+        """The speed, and whether reading or computing limited it, in a sentence."""
         if not self.tiles or self.seconds <= 0:
             return "nothing was encoded"
         read, computed = (min(1.0, part / self.seconds) for part in (self.reading, self.computing))
-        limit = "device" if computed >= read else "reader"
+        limit = "device" if computed >= read else "readers"
         return (
-            f"{self.tiles:,} tiles in {self.seconds:.1f} s, {self.tiles / self.seconds:,.0f} tiles/s; the {limit} was the "
-            f"limit (the device computed {computed:.0%} of the time, the readers read {read:.0%})"
+            f"{self.tiles:,} tiles in {self.seconds:.1f} s, {self.tiles / self.seconds:,.0f} tiles/s; limited by the {limit} "
+            f"(computing {computed:.0%} of the time, reading {read:.0%})"
         )
 
 
@@ -97,7 +97,7 @@ def encode(
             threads.shutdown(cancel_futures=True)
     if not np.isfinite(features).all():
         raise CarmilError(
-            f"{slide.path}: {encoder.encoder.name} gives features that are no numbers or too large for float16"
+            f"{slide.path}: {encoder.encoder.name} gives features that are NaN, infinite or too large for float16"
         )
     return Encoded(features, Times(len(tiles), time.perf_counter() - begun, read_for / count, computed_for))
 

@@ -61,7 +61,7 @@ def _rows_of_tiles(found: SlideEvidence, tiles: Tiles) -> NDArray[np.int64]:
     if there is None:
         if count != len(tiles):
             raise CarmilError(
-                f"{found.path} has {count:,} rows without coordinates, and there are {len(tiles):,} tiles: expected as many"
+                f"{found.path} has {count:,} rows without coordinates for {len(tiles):,} tiles: expected one row per tile"
             )
         return np.arange(count)
     if found.unit == "um":
@@ -78,7 +78,7 @@ def _nearest(there: NDArray[np.float64], tiles: Tiles, path: Path) -> NDArray[np
     lost = int((far > NEAR).sum())
     if lost:
         raise CarmilError(
-            f"{path}: {lost:,} of {len(there):,} rows lie at no tile of {tiles.slide}: were the features made of these tiles?"
+            f"{path}: {lost:,} of {len(there):,} rows match no tile of {tiles.slide}: were the features made from these tiles?"
         )
     rows = np.full(len(tiles), -1)
     rows[tile] = np.arange(len(there))

@@ -178,7 +178,7 @@ def _encoded(
     path: Path, tiles: Tiles, encoder: PlacedEncoder, found: EncodedSlides, on_tiles: Callable[[int], None]
 ) -> Bag:
     if not len(tiles):
-        raise CarmilError(f"{path} has no tiles: nothing of it can be encoded")
+        raise CarmilError(f"{path} has no tiles: there is nothing to encode")
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
         _same_slide(slide, tiles)
         made = encode(slide, tiles, encoder, on_tiles=on_tiles)

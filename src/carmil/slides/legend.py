@@ -21,7 +21,7 @@ ROUND = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)  # micrometres a ba
 
 
 def legend(one: TileMap, *, slide: str, scale: Scale, width: int, mpp: float, outlined: Sequence[str] = ()) -> Picture:
-    """A band of `width` pixels; `mpp` are micrometres a pixel of the map above, `outlined` the classes of contours on it."""
+    """A band of `width` pixels; `mpp` are micrometres per pixel of the map above, `outlined` the classes of contours on it."""
     from PIL import Image, ImageDraw
 
     size = max(13, min(width // 55, 64))

@@ -17,10 +17,10 @@ def checked(maps: Sequence[TileMap], tiles: Tiles) -> None:
         if one.values.shape != (len(tiles),):
             raise CarmilError(
                 f"{tiles.slide}: the map {one.title!r} has the shape {one.values.shape} and there are {len(tiles):,} "
-                "tiles: expected a value a tile"
+                "tiles: expected one value per tile"
             )
         if np.isinf(one.values).any():
-            raise CarmilError(f"{tiles.slide}: the map {one.title!r} holds infinite values: nothing can be coloured so")
+            raise CarmilError(f"{tiles.slide}: the map {one.title!r} holds infinite values, which cannot be drawn")
 
 
 def raster(tiles: Tiles, values: ArrayLike, *, longest: int) -> NDArray[np.float64]:

@@ -100,7 +100,7 @@ def _looked_at(path: Path, proportion: float) -> tuple[NDArray[Any], tuple[float
     except Exception as error:  # a broken TIFF fails in many ways
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CarmilError(
-            f"{path} cannot be read as a mask ({said}): expected a TIFF with a whole number a pixel"
+            f"{path} cannot be read as a mask ({said}): expected a TIFF with one whole number per pixel"
         ) from error
     return mask, (height / step, width / step)
 
@@ -109,7 +109,7 @@ def _shape(level: Any, path: Path) -> tuple[int, int]:
     """Height and width of a level, if it can be a mask."""
     if level.axes not in ("YX", "YXS") or level.dtype.kind not in "bui":
         raise CarmilError(
-            f"{path} holds {level.dtype} with the axes {level.axes}: expected a mask, a whole number a pixel and one page"
+            f"{path} holds {level.dtype} with the axes {level.axes}: expected a mask with one whole number per pixel and one page"
         )
     if len(level.shape) == 3 and level.shape[2] > MOST_SAMPLES:
         raise CarmilError(f"{path} has {level.shape[2]:,} numbers per pixel: expected a mask, a whole number a pixel")

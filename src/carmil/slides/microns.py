@@ -13,7 +13,7 @@ _MICROMETRES = {"pm": 1e-6, "nm": 1e-3, "µm": 1.0, "um": 1.0, "μm": 1.0, "mm":
 
 @dataclass(frozen=True)
 class FileMpp:
-    """What a file says: x and y in micrometres a pixel, and where in the file that stands."""
+    """What a file says: x and y in micrometres per pixel, and where in the file that stands."""
 
     x: float
     y: float
@@ -35,10 +35,10 @@ def chosen_mpp(
     """The mpp to use and, in words, where it comes from. What was given wins."""
     if given is not None:
         if not SMALLEST <= given <= LARGEST:
-            raise CarmilError(f"mpp {given:g} for {path}: expected {SMALLEST} to {LARGEST:g} micrometres a pixel")
+            raise CarmilError(f"mpp {given:g} for {path}: expected {SMALLEST} to {LARGEST:g} micrometres per pixel")
         says = "the file has none" if told is None else f"the file {told.problem() or f'says {_mean(told):.4g}'}"
         return given, f"given; {says}"
-    problem = "does not say how many micrometres a pixel is" if told is None else told.problem()
+    problem = "does not record its micrometres per pixel" if told is None else told.problem()
     if told is None or problem is not None:
         hint = f" (its objective is {objective:g}x: {10 / objective:g} would be usual)" if objective else ""
         raise CarmilError(

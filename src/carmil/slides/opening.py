@@ -73,7 +73,7 @@ def slides_in(paths: Sequence[Path]) -> list[Path]:
     for same in named.values():
         if len(same) > 1:
             raise CarmilError(
-                f"two slides are called {same[0].stem!r} ({same[0]}, {same[1]}): their files would be one, at least where "
-                "case does not count; rename one"
+                f"two slides are called {same[0].stem!r} ({same[0]}, {same[1]}): their output files would have the same "
+                "name, at least where case is ignored; rename one"
             )
     return list(found)

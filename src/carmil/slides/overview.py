@@ -14,8 +14,8 @@ from scipy import ndimage
 from carmil.slides.pyramid import MOST, no_overview
 from carmil.slides.slide import Picture, Slide
 
-OVERVIEW = 8.0  # micrometres a pixel of the overview
-FINE = 2.0  # micrometres a pixel where detail is measured: nuclei are some 4 pixels there
+OVERVIEW = 8.0  # micrometres per pixel of the overview
+FINE = 2.0  # micrometres per pixel where detail is measured: nuclei are some 4 pixels there
 _BLOCK = 256  # overview pixels of a side that are looked at in one go
 _SHOWN = 1200  # pixels of the longer side that are enough for people
 _GLASS = 235
@@ -32,7 +32,7 @@ class Detail:
 
 @dataclass(frozen=True, eq=False)
 class Overview:
-    """`picture` (h, w, 3), OVERVIEW micrometres a pixel; white beyond the slide. `detail` if it was asked for and can be had.
+    """`picture` (h, w, 3), OVERVIEW micrometres per pixel; white beyond the slide. `detail` if it was asked for and can be had.
 
     `shown` is the same for people to look at: of a small slide each pixel is 2 x 2 or 4 x 4 there.
     """

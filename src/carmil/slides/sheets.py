@@ -93,16 +93,19 @@ def _words(slide: Slide, tissue: Tissue, tiles: Tiles, left_out: Mapping[str, Ti
     gone = {name: len(some) for name, some in left_out.items()}
     return [
         (slide.name[:90], black),
-        (f"{slide.width:,} x {slide.height:,} pixels of {slide.mpp:.4g} um, {wide:.1f} x {high:.1f} mm", black),
-        (f"micrometres a pixel: {slide.mpp_from}"[:90], black),
+        (f"{slide.width:,} x {slide.height:,} pixels at {slide.mpp:.4g} um/px, {wide:.1f} x {high:.1f} mm", black),
+        (f"micrometres per pixel: {slide.mpp_from}"[:90], black),
         (
             f"tissue (black outline): {tissue.mm2:.2f} mm2, pieces: {pieces}, holes: {holes}, "
             f"saturation above {tissue.threshold} of 255",
             _TISSUE,
         ),
-        (f"{len(tiles):,} tiles (blue) of {tiles.pixels} pixels, {tiles.pixels * tiles.mpp:g} um a side", _KEPT),
         (
-            "left out: " + (", ".join(f"{count} {name}" for name, count in gone.items()) or "nothing was looked for"),
+            f"{len(tiles):,} tiles (blue) of {tiles.pixels} pixels at {tiles.mpp:.4g} um/px, {tiles.pixels * tiles.mpp:g} um wide",
+            _KEPT,
+        ),
+        (
+            "left out: " + (", ".join(f"{count} {name}" for name, count in gone.items()) or "nothing"),
             next((_LEFT_OUT[name] for name, count in gone.items() if count), black),
         ),
         ("research use only", black),

@@ -79,19 +79,19 @@ def _created(name: str, asked: str, options: dict[str, Any], *, pretrained: bool
     except GatedRepoError as error:
         page = f"https://huggingface.co/{asked.removeprefix('hf-hub:')}"
         raise CarmilError(
-            f"{name} is given to those who asked for it: accept its terms at {page}, then set HF_TOKEN to a token of yours "
+            f"{name} is gated: accept its terms at {page}, then set HF_TOKEN to a token of yours "
             "(or run `hf auth login`)"
         ) from error
     except RepositoryNotFoundError as error:
         raise CarmilError(
-            f"{name} is not on the hub, or not for you: look at the name, and set HF_TOKEN to a token of yours if it is private"
+            f"{name} is not on the hub, or you have no access: check the name, and set HF_TOKEN if it is private"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise CarmilError(
             f"could not download {name} ({_first_line(error)}): is there a network? Or give a file with --weights FILE"
         ) from error
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
-        raise CarmilError(f"timm cannot make {name} ({_first_line(error)})") from error
+        raise CarmilError(f"timm cannot create {name} ({_first_line(error)})") from error
 
 
 def _load(network: nn.Module, weights: Path, name: str) -> None:

@@ -50,7 +50,7 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Tissue:
-    """The regions of a slide, largest first, and the same as a `mask` (h, w) of OVERVIEW micrometres a pixel."""
+    """The regions of a slide, largest first, and the same as a `mask` (h, w) of OVERVIEW micrometres per pixel."""
 
     regions: tuple[Region, ...]
     mask: NDArray[np.bool_]

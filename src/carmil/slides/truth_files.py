@@ -25,5 +25,5 @@ def write_truth(labelled: Sequence[tuple[Tiles, TileLabels]], out: Path) -> list
     write_text(out / "instances.csv", csv_text(rows, for_people=False))
     return [
         f"written: {out / 'instances.csv'}",
-        f"         {out / 'patch_labels'}, {len(labelled)} slides: put it beside a folder features and build the cohort",
+        f"         {out / 'patch_labels'}, {len(labelled)} slides: put it beside the folder features, then `carmil cohort build`",
     ]

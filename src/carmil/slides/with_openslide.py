@@ -31,7 +31,7 @@ class OpenSlideSlide(Pyramid):
             self._file = openslide.OpenSlide(path)
             self._file.set_cache(openslide.OpenSlideCache(_KEPT))
         except openslide.OpenSlideError as error:
-            raise CarmilError(f"{path} cannot be opened: {_line(error)}; is the file whole?") from None
+            raise CarmilError(f"{path} cannot be opened: {_line(error)}; is the file complete?") from None
         try:
             properties = self._file.properties
             self.width, self.height = self._file.dimensions

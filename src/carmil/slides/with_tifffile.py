@@ -103,7 +103,7 @@ class TiffSlide(Pyramid):
     def _largest_series(self) -> tuple[tifffile.TiffPageSeries, int]:
         """The largest picture of the file (others are labels and overviews), and its number."""
         if not len(self._file.series):
-            raise CarmilError(f"{self.path} holds no picture; is the file whole?")
+            raise CarmilError(f"{self.path} holds no picture; is the file complete?")
         sized = [
             (series.keyframe.imagewidth * series.keyframe.imagelength, -i) for i, series in enumerate(self._file.series)
         ]
@@ -121,7 +121,9 @@ class TiffSlide(Pyramid):
         page = level.keyframe
         sizes = (page.imagewidth, page.imagelength, page.samplesperpixel, *page.chunks)
         if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise CarmilError(f"{self.path} has a picture whose size is no positive whole number; is the file whole?")
+            raise CarmilError(
+                f"{self.path} has a picture whose size is not a positive whole number; is the file complete?"
+            )
         if problem := _unreadable(page):
             raise CarmilError(f"{self.path} {problem}: expected 8-bit RGB (or grayscale)")
         if prod(page.chunks) > _LARGEST_SEGMENT:
@@ -132,11 +134,11 @@ class TiffSlide(Pyramid):
         planes, _, _, down, across = _grid(page)
         segments = planes * down * across
         if not all(isinstance(number, int) and number >= 0 for number in (*page.dataoffsets, *page.databytecounts)):
-            raise CarmilError(f"{self.path} has pieces at places that are no whole numbers; is the file whole?")
+            raise CarmilError(f"{self.path} has pieces at positions that are not whole numbers; is the file complete?")
         if len(page.dataoffsets) < segments or len(page.databytecounts) < segments:
             raise CarmilError(
                 f"{self.path} has {min(len(page.dataoffsets), len(page.databytecounts)):,} pieces where its size needs "
-                f"{segments:,}; is the file whole?"
+                f"{segments:,}; is the file complete?"
             )
         end = max(
             (at + size for at, size in zip(page.dataoffsets, page.databytecounts, strict=False) if size), default=0
@@ -168,12 +170,12 @@ def _unreadable(page: tifffile.TiffPage) -> str | None:
     """What is wrong with a page's kind of pixel, in words."""
     kinds = tifffile.PHOTOMETRIC
     if page.dtype != np.uint8 or page.bitspersample != 8:
-        return f"has {page.bitspersample} bits a sample ({page.dtype})"
+        return f"has {page.bitspersample} bits per sample ({page.dtype})"
     if page.imagedepth > 1:
         return f"is {page.imagedepth} deep"
     colours = page.samplesperpixel - len(page.extrasamples)
     if page.photometric in (kinds.MINISBLACK, kinds.MINISWHITE):
-        return None if colours == 1 else f"has {colours} channels that are not said to be RGB"
+        return None if colours == 1 else f"has {colours} channels that are not declared as RGB"
     jpeg = page.compression in (tifffile.COMPRESSION.JPEG, tifffile.COMPRESSION.OJPEG)
     if page.photometric == kinds.RGB or (page.photometric == kinds.YCBCR and jpeg):
         return None if colours == 3 else f"has {colours} colours"

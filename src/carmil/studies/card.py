@@ -49,7 +49,7 @@ def card(run: StudyRun) -> str:
         "Protocol": _bullets(protocol(run)),
         "Figures": _figures(run),
         "Limits": _bullets([*LIMITS, *(f"{line[0].upper()}{line[1:]}." for line in cautions(run)), *_limits(run)]),
-        "What was said on the way": _bullets(remarks(run)),
+        "Messages during the run": _bullets(remarks(run)),
         "What each model chose, on validation bags": _table(choices(run)),
         "Versions and machine": _listed(machine(run)),
         "The command": _again(run),

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.evidence.calibration import cross_entropies
+from carmil.maps.tile_maps import LEAST_MOVED
 from carmil.studies.figures import MEAN_OVER_FOLDS
 from carmil.studies.run_folder import StudyRun
 
@@ -13,7 +14,6 @@ LITTLE = (
     0.01  # of the cross-entropy of the class frequencies: a model less than that below it is no better than they are
 )
 CHANCE = 0.5  # the AUC of scores that have nothing to do with the labels
-STILL = 0.05  # of 2, the most that attention can move
 UNIFORM = 0.9  # of a slide's instances: attention that is spread over so many is nearly the same everywhere
 FEW = 5  # patients of a class
 
@@ -45,8 +45,8 @@ def cautions(run: StudyRun) -> list[str]:
     if given is not None and shares is not None and not informed(given, shares):
         lines.append(
             f"the model is no better than class frequencies: its cross-entropy on the test {run.metrics['level']}s is "
-            f"{given:.3f}, that of always answering how common each class is {shares:.3f}; whether it ranks cases all the "
-            "same, AUC shows"
+            f"{given:.3f}, that of always predicting the class frequencies is {shares:.3f}; the AUC shows whether it still ranks "
+            "cases"
         )
     area = run.metrics["intervals"].get("auc") if run.metrics.get("intervals_of") == MEAN_OVER_FOLDS else None
     if area is not None and area["low"] is not None and area["low"] <= CHANCE:
@@ -55,16 +55,16 @@ def cautions(run: StudyRun) -> list[str]:
             "50, the AUC of a model that knows nothing of the labels"
         )
     moved = found.get("attention_moved")
-    if moved is not None and moved < STILL:
+    if moved is not None and moved < LEAST_MOVED:
         lines.append(
-            f"the counterfactual attention did not move: by {moved:.3f} of 2 on the median test slide (from {STILL:g} on it "
-            "shows something); counterfactual maps of this run say nothing"
+            f"the counterfactual attention did not move: on the median test slide only {moved:.3f} of the attention differs (2 is "
+            f"the most; below {LEAST_MOVED:g} is negligible), so do not read the counterfactual maps of this run"
         )
     spread = found.get("attention_spread")
     if spread is not None and spread >= UNIFORM:
         lines.append(
             f"attention is nearly uniform: on the median test slide it is spread over {spread:.0%} of the instances "
-            "(exp of its entropy); attention maps of this run say nothing"
+            "(exp of its entropy), so attention maps of this run point nowhere"
         )
     return lines
 

@@ -101,7 +101,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     found = [f"{plural(summary['slides'], 'slide')}; evidence_CLASS is {summary['evidence']}: {_described(summary)}"]
     found += rule_lines(summary["answer_rules"])
     if "residual" in summary:
-        found.append(f"its sum is off by {summary['residual']['largest']:.1e} at most, of max(1, what it should be)")
+        error = f"{summary['residual']['largest']:.1e}"
+        found.append(f"on every slide it adds up to the change of the logit, with a relative error of at most {error}")
     if summary["negligible"]:
         found.append(
             f"negligible evidence: on {summary['negligible']} of {plural(summary['slides'], 'slide')} all tiles together change "
@@ -112,9 +113,9 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         if which in summary:
             part = summary[which]
             found.append(
-                f"{which}: {part['turned']} of {plural(summary['slides'], 'slide')} answered otherwise; "
-                f"attention moved by {part['attention_moved']['value']:.2f} of 2, "
-                f"carried by {part['carriers']['value']:.0%} of the instances"
+                f"{which} attention: {part['turned']} of {plural(summary['slides'], 'slide')} would get another answer; "
+                f"{part['attention_moved']['value']:.2f} of the attention moved (2 is the most), "
+                f"90 % of it on {part['carriers']['value']:.0%} of the instances"
             )
     return found
 

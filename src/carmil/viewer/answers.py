@@ -75,7 +75,7 @@ class Answers:
     def places(self, number: int) -> bytes:
         places = self.pictures.places(number)
         if places is None:
-            raise CarmilError("where the instances of this case are is not known")
+            raise CarmilError("the positions of this slide's tiles are not known")
         x, y = places.corners.T
         return _json({}, x=x, y=y)
 
@@ -147,7 +147,9 @@ class Answers:
             return most_supporting(self.maps.evidence(number, asked["class"]), asked["top"])
         places = self.pictures.places(number)
         if places is None:
-            raise CarmilError("where the instances of this case are is not known: name them, or take a share")
+            raise CarmilError(
+                "the positions of this slide's tiles are not known: list the tiles to remove, or remove a share"
+            )
         return inside(places.centres, np.array(asked["polygon"], dtype=np.float64)).tolist()
 
     def _line(self, number: int) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class Viewer:
             HTTPException: lambda request, error: _with(refusal(error.status_code, _WORDS[error.status_code]), error),
             RefusedError: lambda request, error: refusal(error.status, error.line),
             CarmilError: lambda request, error: refusal(422, str(error)),
-            BusyError: lambda request, error: refusal(503, "too much is waiting: try again in a moment"),
-            Exception: lambda request, error: refusal(500, "something went wrong here; the terminal says more"),
+            BusyError: lambda request, error: refusal(503, "the server is busy: try again in a moment"),
+            Exception: lambda request, error: refusal(500, "internal error; see the terminal for details"),
         }
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
         app.router.redirect_slashes = False
@@ -182,7 +182,7 @@ class Viewer:
         return _whole(request, "class", self.answers.run.cases[number].leading, 0, len(self.answers.run.classes) - 1)
 
 
-_WORDS = {404: "there is nothing here", 405: "this cannot be asked that way"}
+_WORDS = {404: "there is nothing here", 405: "this method is not allowed here"}
 
 
 def _with(response: Response, error: HTTPException) -> Response:

@@ -78,7 +78,7 @@ def _drawn_again(run: Run) -> DigitData:
             (run.config["task"],), pool=about["pool"], sizes=tuple(about["sizes"]), seed=int(about["seed"])
         )
     except KeyError as error:
-        raise CarmilError(f"{run.folder} does not say which bags it is of ({error} is missing): run it again") from None
+        raise CarmilError(f"{run.folder} does not record its bags ({error} is missing): run it again") from None
     other = [name for name, value in data.about.items() if about.get(name) != value]
     if other:
         raise CarmilError(

@@ -80,7 +80,7 @@ class Guard:
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if not begun:
-                await refusal(500, "something went wrong here; the terminal says more")(scope, receive, answer)
+                await refusal(500, "internal error; see the terminal for details")(scope, receive, answer)
 
     def _looked_at(self, scope: Scope) -> Response | None:
         """Refuses what may not pass. The answer, where the request only brings the token."""
@@ -156,9 +156,9 @@ def _query(raw: bytes) -> dict[str, str]:
     try:
         pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, strict_parsing=bool(raw), max_num_fields=8)
     except ValueError:
-        raise RefusedError(400, "what stands behind the question mark cannot be read") from None
+        raise RefusedError(400, "the query string cannot be read") from None
     if len({name for name, _ in pairs}) < len(pairs):
-        raise RefusedError(400, "something is asked twice")
+        raise RefusedError(400, "a parameter is given twice")
     return dict(pairs)
 
 
@@ -166,9 +166,9 @@ def _check_origin(scope: Scope, headers: dict[str, str], host: str) -> None:
     """Another page in the same browser may link to us, and nothing else."""
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none") and not (scope["method"] == "GET" and scope["path"] == "/"):
-        raise RefusedError(403, "another page may not ask this")
+        raise RefusedError(403, "requests from another page are refused")
     if "origin" in headers and headers["origin"].lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-        raise RefusedError(403, "another page may not ask this")
+        raise RefusedError(403, "requests from another page are refused")
     if scope["method"] == "POST":
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":

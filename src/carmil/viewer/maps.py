@@ -177,7 +177,7 @@ class Maps:
                     f"counterfactual attention weight{whose}: where the answer would change; sums to one on the slide"
                 )
             case "difference":
-                return "positive: looked at for the answer; negative: looked at to answer otherwise"
+                return "positive: more attention for this answer; negative: more attention for another answer"
         says = EXPLAINERS[self.run.method].description
         return f"for (positive) and against (negative) {of}: {says}" if kind.diverging else f"{of}: {says}"
 

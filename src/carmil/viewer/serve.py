@@ -90,7 +90,7 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise CarmilError(f"--host {host} is no address of this machine ({error})") from None
+        raise CarmilError(f"--host {host} is not an address of this machine ({error})") from None
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -123,5 +123,5 @@ def missing() -> list[str]:
     if (PAGE / "openseadragon.min.js").is_file():
         return []
     return [
-        "OpenSeadragon is not there, so slides have no zoom: run `python tools/fetch_openseadragon.py` (it needs npm)"
+        "OpenSeadragon is not there, so slides cannot be zoomed: run `python tools/fetch_openseadragon.py` (it needs npm)"
     ]

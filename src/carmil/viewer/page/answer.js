@@ -88,11 +88,11 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
   box.replaceChildren(
     head,
     table,
-    element("p", { class: "soft note rule", text: `Answer: ${rule}.` }),
+    element("p", { class: "soft note rule", text: `Decision rule: ${rule}.` }),
     element("p", {
       class: "soft note",
       text: counter
-        ? "Counterfactual: what the same model answers, looking where the answer would change."
+        ? "Counterfactual: what the same model answers with its counterfactual attention."
         : "This model has no counterfactual attention.",
     }),
   );
@@ -142,7 +142,7 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
       ]
     : [
         ...group("Largest values", top.supporting, "for"),
-        element("p", { class: "note", text: "This map has no sign: it says what counts, not for or against what." }),
+        element("p", { class: "note", text: "This map has no sign: it shows how much a tile counts, not whether it is for or against." }),
       ];
   box.replaceChildren(
     ...groups,
@@ -208,13 +208,13 @@ export function showDeletion(box, { curve, className, flat }) {
     {
       viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
       role: "img",
-      "aria-label": `Probability of “${className}” as ${things} are taken away. ${words}`,
+      "aria-label": `Probability of “${className}” as ${things} are removed. ${words}`,
       class: "plot",
     },
     [
       ...grid,
       ...CURVES.filter(([name]) => curve[name]).map(([name]) => line(name)),
-      svg("text", { x: x(0.5), y: HEIGHT - 3, "text-anchor": "middle", text: `share of the ${things} taken away` }),
+      svg("text", { x: x(0.5), y: HEIGHT - 3, "text-anchor": "middle", text: `share of the ${things} removed` }),
     ],
   );
   const key = element("div", {
@@ -237,7 +237,7 @@ function summary({ share, most, random }, className, flat) {
     things = flat ? "instances" : "tiles";
   const first = falls(most),
     chance = random ? falls(random) : -1;
-  if (first < 0) return `Taken away in the map's order, “${className}” never loses half of its probability.`;
+  if (first < 0) return `Removed in the map's order, “${className}” never loses half of its probability.`;
   const compared = chance < 0 ? "in random order it never does" : `in random order after ${percent(share[chance])}`;
   return `“${className}” loses half of its probability after ${percent(share[first])} of the ${things}, ${compared}.`;
 }

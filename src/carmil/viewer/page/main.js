@@ -125,8 +125,7 @@ async function openCase() {
   if (mine.stale()) return;
   const { info } = mine;
   $("facts").textContent = [
-    many(info.instances, mine.places ? "tile" : "instance"),
-    geometry(info),
+    many(info.instances, mine.places ? "tile" : "instance") + geometry(info),
     info.picture?.mpp ? `slide ${Number(info.picture.mpp.toPrecision(3))} µm/px` : null,
     mine.places && !info.picture ? "no slide file" : null,
     row.patient && row.patient !== row.slide ? `patient ${row.patient}` : null,
@@ -153,7 +152,7 @@ async function openCase() {
 // What the encoder got of a tile, where the features say it.
 function geometry({ tile_pixels: pixels, tile_mpp: mpp }) {
   const known = [pixels ? `${pixels} px` : null, mpp ? `${Number(mpp.toPrecision(3))} µm/px` : null].filter(Boolean);
-  return known.length ? `tiles of ${known.join(" at ")}` : null;
+  return known.length ? ` of ${known.join(" at ")}` : "";
 }
 
 function nothing() {

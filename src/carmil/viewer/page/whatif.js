@@ -1,4 +1,4 @@
-// What if some of it were gone? Mark instances, take them away, see how every class moves, take it back.
+// What if tiles were removed? Mark instances, take them away, see how every class moves, take it back.
 import { element, many, percent, points, say } from "./words.js";
 
 const COUNTERFACTUAL = "after, looking where the answer would change";
