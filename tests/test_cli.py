@@ -123,3 +123,12 @@ def test_killed_and_started_again_it_goes_on(tmp_path):
     assert first.stat().st_mtime_ns == written
     assert (tmp_path / "demo" / "report.html").exists()
     assert "car/abmil" in answer.stdout
+
+
+@pytest.mark.finding(n=17)
+@pytest.mark.parametrize("option", ["--out", "--bags", "--labels"])
+def test_a_path_that_is_empty_is_not_the_current_folder(said, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = said("train", "--bags", "b", "--labels", "l", "--out", "o", option, "")
+    assert status == 2 and err == f"carmil: {option} is empty: expected a path; is a variable of the shell not set?\n"
+    assert not list(tmp_path.iterdir())

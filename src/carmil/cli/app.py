@@ -1,6 +1,8 @@
 """The command line itself: a command's file adds it to `app`; `main` turns what goes wrong into one line."""
 
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +46,7 @@ def _carmil(
 def main() -> None:
     """Runs the command line; bad input is one line and exit status 2, never a traceback."""
     try:
+        _check_paths(sys.argv)
         sys.exit(app(prog_name="carmil", standalone_mode=False))  # also as python -m carmil, for the completion
     except CarmilError as error:
         _fail(str(error), 2)
@@ -56,6 +59,13 @@ def main() -> None:
             error.show()
             sys.exit(2)
         _fail(f"{error.format_message().rstrip('.')}; --help says what there is", 2)
+
+
+def _check_paths(words: Sequence[str]) -> None:
+    """Refuse a path that is empty: the parser takes it for the current folder, and a run would be written there."""
+    for option, value in pairwise(words):
+        if option in ("--out", "--bags", "--labels", "--config", "--splits", "--tiles") and not value:
+            raise CarmilError(f"{option} is empty: expected a path; is a variable of the shell not set?")
 
 
 # The parser's errors; typer brings its own copy of click and shows only this one by name.
