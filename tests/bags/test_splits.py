@@ -516,3 +516,20 @@ def test_messages_name_classes_and_not_their_numbers(tmp_path):
     (tmp_path / "splits.csv").write_text("\n".join(lines))
     with pytest.raises(CarmilError, match="class 'carcinoma' has no slide in train of fold 0"):
         read_splits(tmp_path / "splits.csv", slides, patients, labels, classes=classes)
+
+
+@pytest.mark.finding(n=14)
+def test_a_fold_column_with_zeros_in_front_is_that_fold(tmp_path):
+    cohort = [f"s{i}" for i in range(12)], [f"P{i}" for i in range(12)], [i % 2 for i in range(12)]
+    path = tmp_path / "splits.tsv"
+    splits = make_splits(*cohort, folds=3)
+    write_splits(path, splits, form="carmil")
+    written = path.read_text()
+    path.write_text(written.replace("fold_0", "fold_00"))
+    assert np.array_equal(read_splits(path, *cohort).roles, splits.roles)
+    path.write_text(written.replace("fold_1", "fold_00"))
+    with pytest.raises(CarmilError, match="3 columns of folds do not make 2 outer x 1 inner ones"):
+        read_splits(path, *cohort)
+    path.write_text(f"slide\tfold_{'9' * 5000}\ns0\ttrain\n")
+    with pytest.raises(CarmilError, match=r"splits\.tsv"):
+        read_splits(path, *cohort)

@@ -25,6 +25,7 @@ Form = Literal["carmil", "clam", "patho-bench", "stamp"]
 _SLIDE_COLUMNS = ("slide", "slide_id", "bag_name", "filename", "wsi_id")
 _PATIENT_COLUMNS = ("patient", "case_id", "patient_id", "case")
 _SPLIT_COLUMNS = ("split", "subset", "split_info")
+_FOLD = re.compile(r"fold_[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def read_splits(
@@ -109,7 +110,7 @@ def _listing(path: Path, cohort: Cohort) -> _Listing:
         return _stamp(path)
     frame = read_table(path, counter=True)
     columns = {column.casefold(): column for column in frame.columns}
-    if any(re.fullmatch(r"fold_\d+(\.\d+)?", name) for name in columns):
+    if any(_FOLD.fullmatch(name) for name in columns):
         return _fold_columns(path, frame, columns, cohort)
     if {"train", "test"} <= set(columns):
         return _Listing((_clam(path, frame, columns),))
@@ -169,18 +170,18 @@ def _clam(path: Path, frame: "pd.DataFrame", columns: dict[str, str]) -> tuple[t
 
 
 def _fold_columns(path: Path, frame: "pd.DataFrame", columns: dict[str, str], cohort: Cohort) -> _Listing:
-    numbers = sorted(
-        tuple(int(part) for part in name[len("fold_") :].split("."))
-        for name in columns
-        if re.fullmatch(r"fold_\d+(\.\d+)?", name)
+    numbered = sorted(
+        (tuple(int(part) for part in name[len("fold_") :].split(".")), column)
+        for name, column in columns.items()
+        if _FOLD.fullmatch(name)
     )
+    numbers = [number for number, _ in numbered]
     inner = len({number[1] for number in numbers if len(number) > 1}) or 1
     outer = len({number[0] for number in numbers})
     if len({len(number) for number in numbers}) > 1 or outer * inner != len(numbers):
         raise CarmilError(f"{path}: {len(numbers)} columns of folds do not make {outer} outer x {inner} inner ones")
     ids = _id_column(path, frame, columns, cohort)
-    names = ["fold_" + ".".join(map(str, number)) for number in numbers]
-    return _Listing(tuple(_words(path, frame, ids, columns[name]) for name in names), inner)
+    return _Listing(tuple(_words(path, frame, ids, column) for _, column in numbered), inner)
 
 
 def _id_column(path: Path, frame: "pd.DataFrame", columns: dict[str, str], cohort: Cohort) -> str:
