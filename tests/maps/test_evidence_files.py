@@ -36,6 +36,20 @@ def test_maps_of_a_file_are_judged_over_its_classes_whichever_is_asked_for(tmp_p
 
 
 @pytest.mark.finding(n=3)
+def test_attention_of_a_model_that_has_no_evidence_is_not_drawn_as_for_and_against(tmp_path):
+    def names(explainer: str) -> list[tuple[str, str]]:
+        told = TOLD | {"line": TOLD["line"] | {"explainer": explainer}}
+        found = read_evidence(write(tmp_path / f"{explainer}.parquet", json.dumps(told), a=[0.9, 0.1]))
+        return [(one.name, one.kind) for one in found.maps()]
+
+    assert names("attention") == [("factual", "factual")]
+    assert names("path") == [("a", "evidence"), ("factual", "factual")]
+    told = json.dumps(TOLD | {"line": TOLD["line"] | {"explainer": "attention"}})
+    with pytest.raises(CarmilError, match="unknown map 'a'"):
+        read_evidence(write(tmp_path / "s.parquet", told, a=[0.9, 0.1])).maps(["a"])
+
+
+@pytest.mark.finding(n=3)
 def test_a_file_says_the_answer_its_probability_the_label_and_the_rule(tmp_path):
     line = {
         "prediction": "a",

@@ -25,7 +25,7 @@ def idle(tmp_path_factory):
     files = make_files(folder)
     for path in files.features.glob("*.npy"):
         np.save(path, 1e-3 * np.load(path))
-    return run_study(files.settings(folder / "run", epochs=1, lr=1e-7))
+    return run_study(files.settings(folder / "run", epochs=1, lr=1e-7, scale="none", init="own", distance="l1"))
 
 
 @pytest.fixture(scope="module")

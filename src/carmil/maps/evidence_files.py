@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError, unknown
+from carmil.evidence.explainers import EXPLAINERS
 from carmil.files import safe_name
 from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap, logits_apart
 from carmil.untrusted import check_type, one_line_errors, read_parquet
@@ -89,6 +90,13 @@ class SlideEvidence:
             found.append(TileMap(of, values.astype(np.float64), kind, model, apart=apart))
         return found
 
+    @property
+    def signed(self) -> bool:
+        """Whether `evidence_CLASS` speaks for and against. That of a model which has attention alone does not, and is no map of
+        evidence; files of 0.1.0 do not say."""
+        explainer = EXPLAINERS.get(str(self.line.get("explainer", "")))
+        return explainer is None or explainer.signed
+
     @cached_property
     def apart(self) -> float | None:
         """How far the slide's tiles move the logits of two classes apart, see `logits_apart`."""
@@ -111,7 +119,7 @@ class SlideEvidence:
             found[COUNTERFACTUAL] = (a_cf, "counterfactual", whose or COUNTERFACTUAL)
         if a is not None and a_cf is not None:
             found[DIFFERENCE] = (a.astype(np.float64) - a_cf, "difference", whose or DIFFERENCE)
-        for name in self._classes:
+        for name in self._classes if self.signed else ():
             word = f"evidence_{name}" if name in found else name
             found[word] = (self.columns[f"evidence_{name}"], "evidence", name)
         return found

@@ -128,7 +128,7 @@ def _drawn(
     """The evidence of the answer, attention weights, and the evidence of the other classes."""
     maps = maps_of(out / "evidence", tiles, smoothing=smoothing)
     there = {one.name for one in maps if one.kind == "evidence"}
-    if others := [name for name in classes if name not in there]:
+    if there and (others := [name for name in classes if name not in there]):
         maps += maps_of(out / "evidence", tiles, others, smoothing=smoothing)
     folder = out / "maps" / safe_name(tiles.slide)
     with open_slide(path, mpp=tiles.slide_mpp) as slide:

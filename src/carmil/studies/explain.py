@@ -156,7 +156,7 @@ def _written(
                 bag = bags[subject.place]
                 models = [members[row] for row in subject.models]
                 found = explained(models, bag, methods, run.classes, searched=searched)
-                line = _line(run, subject, found, bag, path.name)
+                line = _line(run, subject, found, bag, path.name) | {"explainer": methods[0]}
                 _write_slide(path, bag, found, line)
                 computed += 1
             lines.append(line)
