@@ -20,7 +20,7 @@ from carmil.studies import explain as command
 from carmil.studies.explain import explain_run
 from carmil.studies.explained import explained
 from carmil.studies.run_folder import read_run
-from carmil.studies.settings import Settings
+from carmil.studies.settings import PRESETS, Settings
 from carmil.studies.tested import own_store, own_subjects, validated
 from carmil.studies.train import run_study
 
@@ -54,9 +54,10 @@ def study(tmp_path_factory):
     """A run of CAR with two seeds, one of mean, on slides whose instances have coordinates and truth."""
     folder = tmp_path_factory.mktemp("explained")
     where = cohort(folder, two_sided=True)
-    given = {"folds": 3, "epochs": 8, "lr": 1e-2, "validation": 0.25}
+    given = {**PRESETS["0.1"], "folds": 3, "epochs": 8, "lr": 1e-2, "validation": 0.25}
     options = {"hidden": 8, "attention": 4}
-    run_study(Settings(**where, **given, out=folder / "car", model="car/abmil", options=options, seeds=2))
+    car = {"model": "car/abmil", "options": options, "distance": "l1"}
+    run_study(Settings(**where, **given, **car, out=folder / "car", seeds=2))
     run_study(Settings(**where, **given, out=folder / "mean", model="mean", options={"hidden": 8}))
     return folder
 
@@ -321,7 +322,7 @@ def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):
         ("features", [], "is no run"),
         ("car", ["--methods", "pathh"], "did you mean 'path'"),
         ("car", ["--methods", "patch_scores"], "'car/abmil', which cannot be asked for 'patch_scores'"),
-        ("mean", ["--methods", "path"], "cannot be asked for 'path'; there is: single"),
+        ("mean", ["--methods", "path"], "cannot be asked for 'path'; there is: coalition"),
         ("mean", ["--searched"], "--searched needs attention pooling"),
         ("car", ["--bags", "nowhere"], "nowhere"),
     ],
