@@ -18,7 +18,7 @@ from carmil.report.run import write_report
 from carmil.studies.explain import explain_run
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.run_folder import read_run
-from carmil.studies.settings import Settings
+from carmil.studies.settings import PRESETS, Settings
 from carmil.studies.train import run_study
 from carmil.training.runs import plain
 
@@ -42,7 +42,9 @@ def explained(tmp_path_factory):
         lines.append({"slide": f"s{s}", "patient": f"P{s}", "label": CLASSES[s % 2]})
     pd.DataFrame(lines).to_csv(folder / "labels.csv", index=False)
     where = {"bags": folder / "features", "labels": folder / "labels.csv", "out": folder / "run", "device": "cpu"}
-    run = run_study(Settings(**where, folds=2, epochs=6, lr=1e-2, positive=CLASSES[1]))
+    run = run_study(
+        Settings(**where, **{**PRESETS["0.1"], "epochs": 6, "lr": 1e-2}, distance="l1", folds=2, positive=CLASSES[1])
+    )
     write_report(run, folder / "before.html")
     explain_run(run.folder, None, bags=None, methods=("attention",), searched=True, device="cpu", say=lambda line: None)
     write_report(run, folder / "after.html")

@@ -90,7 +90,7 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     where = _cohort(folder, ("healthy", EVIL), per_patient=2)
     run = run_study(
-        Settings(**where, folds=2, seeds=2, epochs=4, lr=[1e-3, 1e-2], abstain=0.6, positive=EVIL, weight_decay=0.0)
+        Settings(**where, folds=2, seeds=2, epochs=4, lr=[1e-3, 1e-2], abstain=0.6, positive=EVIL, schedule="constant")
     )
     write_report(run, folder / "report.html")
     return run, Page(folder / "report.html")
@@ -369,7 +369,7 @@ def test_the_command_says_what_differs_from_the_defaults(two, three):
         "carmil train --config run/study.yaml --bags features --labels labels.csv --model car/abmil.gated "
         f"--positive '{EVIL}' --folds 2 --seeds 2 --epochs 4 {told}"
     )
-    assert yaml_part(two[0]) == "weight_decay: 0.0\n"
+    assert yaml_part(two[0]) == "schedule: constant\n"
     assert "--reshuffle --epochs" in command(three[0])
     assert yaml_part(three[0]) == "validation: 0.25\n"
 

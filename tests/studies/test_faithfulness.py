@@ -160,7 +160,10 @@ def test_the_twin_is_a_control_with_curves_of_its_own(car):
 def test_a_model_of_zeros_has_a_constant_map_and_has_learned_nothing(study, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(study / "car", run)
-    weights = {name: torch.zeros_like(tensor) for name, tensor in load_file(run / "weights.safetensors").items()}
+    weights = {
+        name: tensor if name in ("mean", "deviation") else torch.zeros_like(tensor)  # these scale the features
+        for name, tensor in load_file(run / "weights.safetensors").items()
+    }
     save_file(weights, run / "weights.safetensors")
     (found,) = judged(run, methods=("attention",))
     assert found.maps[0].failures == (UNLEARNED, NO_GAIN)

@@ -23,10 +23,8 @@ YAML_ONLY = (  # settings that have no word on the command line
     "options",
     "validation",
     "optimizer",
-    "weight_decay",
     "schedule",
     "warmup",
-    "label_smoothing",
     "dtype",
 )
 INTERVALS = (
