@@ -69,8 +69,9 @@ def passing_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file. Characters that no UTF-8 has (names of files on other systems) are written as escapes."""
     with whole_file(path) as aside:
-        aside.write_text(text, encoding="utf-8", newline="\n")
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 @contextmanager

@@ -99,6 +99,7 @@ def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
             ]
             must_hold(f"{path}: {field.name}", sum(lengths), limit)
             table = table.set_column(at, field.name, column.cast(field.type.value_type))
+        table.validate(full=True)  # that words are UTF-8, among other things
         return table
 
 

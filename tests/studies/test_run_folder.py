@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -98,6 +99,12 @@ ODD = [
     ("metrics", ["by_fold", 0, "fold"], None, "has no fold or seed"),
     ("metrics", ["by_fold", 0, "fold"], 77, "other folds than metrics.json"),
     ("metrics", ["by_fold", 0], 3, "by_fold[0] is 3: expected an object"),
+    ("metrics", ["by_fold", 0, "auc"], "x", "by_fold[0].auc is 'x': expected a number or null"),
+    ("metrics", ["readings", "cross_entropy"], {}, "readings.cross_entropy is an object: expected a number or null"),
+    ("metrics", ["intervals", "auc", "high"], None, "intervals.auc has one end only"),
+    ("models", [0, "best_epoch"], 99, "of other models than models.json"),
+    ("history", ["train", "cls"], [], "of other models than models.json"),
+    ("run", ["settings", "labels"], "9" * 400, "longer than 255 bytes: expected the name of a file"),
     ("history", ["train"], {}, "of other models than models.json"),
     ("history", ["validation", 0], [1.0], "of other models than models.json"),
     ("history", ["best_epoch"], "x", "best_epoch is 'x': expected a list"),
@@ -141,6 +148,7 @@ def test_a_run_with_json_that_cannot_be_read_is_refused_in_one_line(run, name, t
         lambda frame: frame.assign(fold=0),
         lambda frame: frame.assign(fold=pd.Timestamp(0)),
         lambda frame: frame.assign(fold=frame["fold"] + 7),
+        lambda frame: frame.drop(columns="cf_b"),
     ],
 )
 def test_predictions_of_other_columns_are_refused_in_one_line(run, change):
@@ -194,3 +202,19 @@ def test_a_file_of_the_users_is_not_overwritten_by_a_run(tmp_path, name):
     with pytest.raises(CarmilError, match=rf"holds {name} but no run\.json: that file is not overwritten"):
         run_folder.begin(tmp_path, {"settings": {}})
     assert (tmp_path / name).read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.finding(n=14)
+def test_what_pandas_left_in_the_table_of_predictions_is_not_believed(run):
+    path = run / "predictions.parquet"
+    table = pq.read_table(path)
+    odd = {b"pandas": b'{"index_columns": [], "column_indexes": [{"name": {}}], "columns": [{"name": {}}]}'}
+    pq.write_table(table.replace_schema_metadata(odd), path)
+    assert list(read_run(run).predictions().columns) == table.column_names
+
+
+@pytest.mark.finding(n=14)
+def test_a_remark_that_is_no_unicode_is_escaped_in_the_report(run):
+    changed(run / "run.json", ["said"], ["a \ud800 b"])
+    read_all(run)
+    assert "a \\ud800 b" in (run / "report.html").read_text(encoding="utf-8")

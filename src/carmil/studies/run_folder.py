@@ -100,6 +100,8 @@ class StudyRun:
             or trained % len(self.models)
             or points >= trained // len(self.models)
             or any(len(epoch) != trained for curve in curves for epoch in curve)
+            or len({len(curve) for curve in curves}) > 1
+            or max(model["best_epoch"] for model in self.models) >= len(found["validation"])
         ):
             raise CarmilError(f"{path} is of other models than models.json: {_TRAIN_AGAIN}")
         return found
@@ -287,6 +289,9 @@ def _check_metrics(metrics: Metrics, path: Path) -> None:
     for line in metrics["by_fold"]:
         if not all(isinstance(line.get(name), int) for name in ("fold", "seed")):
             raise CarmilError(f"{path}: a line of by_fold has no fold or seed: {_TRAIN_AGAIN}")
+    for name, interval in metrics["intervals"].items():
+        if (interval["low"] is None) != (interval["high"] is None):
+            raise CarmilError(f"{path}: intervals.{name} has one end only: {_TRAIN_AGAIN}")
     if "auc" not in metrics["intervals"]:
         raise CarmilError(f"{path}: intervals.auc is missing: {_TRAIN_AGAIN}")
 
@@ -295,8 +300,9 @@ def _check_predictions(frame: "pd.DataFrame", run: StudyRun, path: Path) -> None
     import numpy as np
 
     words, numbers = ("slide", "patient", "label"), ("fold", "seed")
-    shares = [f"p_{name}" for name in run.classes] + [name for name in frame.columns if str(name).startswith("cf_")]
     names = [str(name) for name in frame.columns]
+    kinds = ("p", "cf") if any(f"cf_{name}" in names for name in run.classes) else ("p",)
+    shares = [f"{kind}_{name}" for kind in kinds for name in run.classes]
     if missing := [name for name in (*words, *numbers, *shares) if name not in names]:
         raise CarmilError(f"{path} has no column {missing[0]!r}: {_TRAIN_AGAIN}")
     sound = (
@@ -348,7 +354,7 @@ def write_predictions(folder: Path, frame: "pd.DataFrame") -> None:
 def read_table(path: Path) -> "pd.DataFrame":
     table = read_parquet(path, _TRAIN_AGAIN)
     with one_line_errors(path, _TRAIN_AGAIN):
-        return table.to_pandas()
+        return table.to_pandas(ignore_metadata=True)  # pandas believes whatever it finds there
 
 
 def pick_device(device: str) -> str:

@@ -80,7 +80,9 @@ class Metrics(TypedDict):
     summary: dict[str, Spread]
     intervals: dict[str, Interval]
     calibration: Calibration
-    by_fold: list[dict[str, float | str | None]]
+    by_fold: list[dict[str, float | None]]
+    intervals_of: NotRequired[str]
+    readings: NotRequired[dict[str, float | None]]
 
 
 class Learning(TypedDict):

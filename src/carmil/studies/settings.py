@@ -1,6 +1,7 @@
 """What a study is asked to do; the words of the command line and of a YAML file."""
 
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ Many = float | list[float]
 # Where a study is computed and written: no part of what it finds.
 MOST_VALUES = 10_000  # of a YAML file
 LARGEST_OPTION = 2**16
+LONGEST_PART = 255  # bytes of a file's name
 WHERE = ("out", "device", "models_at_once", "cluster")
 
 
@@ -223,6 +225,10 @@ def _as(kind: Any, value: Any, where: str) -> Any:
             raise CarmilError(f"{where} is {shown(value)}: expected text")
         if "\0" in str(value):
             raise CarmilError(f"{where} holds a null character: expected text")
+        if kind is Path and max(len(os.fsencode(part)) for part in (*Path(str(value)).parts, "")) > LONGEST_PART:
+            raise CarmilError(
+                f"{where} is {shown(value)}, longer than {LONGEST_PART} bytes: expected the name of a file"
+            )
         return kind(str(value))
     if kind is bool:
         if value in ("true", "false"):
