@@ -332,3 +332,21 @@ def test_a_tiff_whose_pages_have_no_end_is_refused_in_one_line(tmp_path, count, 
         open_slide(path)
     with pytest.raises(CarmilError, match=f"a.tif is a TIFF {words}"):
         read_annotations(path, width=100, height=100)
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("tag", "change", "words"),
+    [
+        (TILE_COUNTS, {"kind": 4, "value": 8}, "page 0 stores pieces that are larger than the file"),
+        (TILE_COUNTS, {"count": 2}, "page 0 has 2 tiles where its size needs 15"),
+        (WIDTH, {"value": 0}, "page 0 has a size that is no positive whole number"),
+    ],
+)
+def test_a_damaged_slide_is_refused_before_openslide_ends_the_process(tmp_path, tag, change, words):
+    path = tmp_path / "a.svs"
+    description = "Aperio Image Library v11.2.1\r\n160x96 (32x32) JPEG/RGB Q=70|AppMag = 20|MPP = 0.5"
+    how = {"tile": (32, 32), "photometric": "rgb", "compression": "jpeg", "metadata": None}
+    tifffile.imwrite(path, np.full((96, 160, 3), 200, np.uint8), description=description, **how)
+    with pytest.raises(CarmilError, match=rf"a\.svs: {words}.*; is the file whole\?"):
+        open_slide(with_tag(path, tag, **change))

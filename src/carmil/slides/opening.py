@@ -8,7 +8,6 @@ from carmil.errors import CarmilError
 from carmil.slides.slide import Slide
 
 SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".qptiff", ".btf")
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _OTHERS = {
     b"\xff\xd8\xff": "a JPEG picture",
     b"\x89PNG": "a PNG picture",
@@ -32,6 +31,7 @@ def open_slide(path: Path, *, mpp: float | None = None) -> Slide:
     with path.open("rb") as stream:
         start = stream.read(16)
     try:
+        from carmil.slides.tiff_files import is_tiff
         from carmil.slides.with_openslide import OpenSlideSlide, vendor
         from carmil.slides.with_tifffile import TiffSlide
     except (ImportError, OSError) as error:
@@ -39,9 +39,8 @@ def open_slide(path: Path, *, mpp: float | None = None) -> Slide:
     whose = vendor(path)
     if whose not in (None, "generic-tiff"):
         return OpenSlideSlide(path, mpp=mpp)
-    if start.startswith(
-        _TIFF
-    ):  # OpenSlide's plain TIFF knows neither SubIFDs nor inches, nor says that a file is cut off
+    # OpenSlide's plain TIFF knows neither SubIFDs nor inches, nor says that a file is cut off
+    if is_tiff(path):
         return TiffSlide(path, mpp=mpp)
     looks = next(
         (f"it looks like {words}" for mark, words in _OTHERS.items() if start.startswith(mark)), "unknown format"

@@ -1,4 +1,7 @@
-"""The one way TIFF files are opened with tifffile: their pages are counted first, for they may form a circle."""
+"""The one way TIFF files are opened with tifffile: their pages are counted first, for they may form a circle.
+
+`check_tiff` looks at a file before a library does that ends the process where the file is damaged.
+"""
 
 import logging
 from pathlib import Path
@@ -8,6 +11,7 @@ import tifffile
 from carmil.errors import CarmilError
 from carmil.untrusted import one_line_errors
 
+MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_PAGES = 1000  # a slide has about ten: levels, a label, an overview
 
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # our own messages name what is wrong with a file
@@ -28,3 +32,32 @@ def open_tiff(path: Path, advice: str = "is this TIFF whole?") -> tifffile.TiffF
             file.close()
             raise
     return file
+
+
+def is_tiff(path: Path) -> bool:
+    """Whether a file begins as a TIFF does."""
+    with path.open("rb") as stream:
+        return stream.read(4) in MAGIC
+
+
+def check_tiff(path: Path) -> None:
+    """Refuse a TIFF with sizes that no picture has, fewer tiles than its sizes need, or pieces larger than the file."""
+    with open_tiff(path) as file, one_line_errors(path, "is this TIFF whole?"):
+        for number, page in enumerate(file.pages):
+            if problem := _problem(page.aspage(), file.filehandle.size):
+                raise CarmilError(f"{path}: page {number} {problem}; is the file whole?")
+
+
+def _problem(page: tifffile.TiffPage, size: int) -> str | None:
+    sides = [page.imagewidth, page.imagelength, *((page.tilewidth, page.tilelength) if page.is_tiled else ())]
+    if not all(isinstance(side, int) and side > 0 for side in sides):
+        return "has a size that is no positive whole number"
+    if not all(isinstance(number, int) and 0 <= number <= size for number in page.databytecounts):
+        return f"stores pieces that are larger than the file, which has {size:,} bytes"
+    if page.is_tiled:
+        wide, tall, across, down = sides
+        planes = page.samplesperpixel if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE else 1
+        needed, found = planes * -(-wide // across) * -(-tall // down), len(page.databytecounts)
+        if min(found, len(page.dataoffsets)) < needed:
+            return f"has {found:,} tiles where its size needs {needed:,}"
+    return None

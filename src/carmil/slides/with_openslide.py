@@ -10,6 +10,7 @@ from carmil.errors import CarmilError
 from carmil.slides.microns import FileMpp, chosen_mpp
 from carmil.slides.pyramid import Pyramid, over_white
 from carmil.slides.slide import Level, Picture
+from carmil.slides.tiff_files import check_tiff, is_tiff
 
 _KEPT = 1 << 26  # bytes of decoded tiles kept, since neighbouring pieces share them
 
@@ -27,6 +28,8 @@ def vendor(path: Path) -> str | None:
 class OpenSlideSlide(Pyramid):
     def __init__(self, path: Path, *, mpp: float | None = None) -> None:
         self.path = path
+        if is_tiff(path):
+            check_tiff(path)
         try:
             self._file = openslide.OpenSlide(path)
             self._file.set_cache(openslide.OpenSlideCache(_KEPT))
