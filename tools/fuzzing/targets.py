@@ -457,10 +457,14 @@ def _run_and_cases(folder: Path) -> Any:
 
 def _read_evidence_figures(folder: Path, file: Path) -> None:
     """As the report of a run reads them. What is wrong with a file of faithfulness is written into the report."""
+    from unittest.mock import patch
+
     from carmil.report import run_evidence
 
-    run_evidence.gallery = lambda *_, **__: []  # type: ignore[assignment] # drawn from the slides' files, a target of their own
-    run_evidence.evidence_part(*_run_and_cases(folder))
+    with patch.object(
+        run_evidence, "gallery", lambda *_, **__: []
+    ):  # drawn from the slides' files, a target of their own
+        run_evidence.evidence_part(*_run_and_cases(folder))
     found = run_evidence.faithfulness_part(_run_and_cases(folder)[0])
     if isinstance(found, str):
         raise CarmilError(found)
