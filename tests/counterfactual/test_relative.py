@@ -54,7 +54,7 @@ def test_no_gradient_goes_through_the_unit_and_equal_scores_are_no_division_by_z
 def test_a_study_of_car_measures_relatively_unless_told_and_the_paper_is_a_word_away():
     assert study_coefficients("car/abmil", {}) == (
         {"diff": 0.05, "l1": 0.0, "cosine": 0.0, "relative": 0.05},
-        {"distance": "relative"},
+        {"alpha": 0.05, "lambda_": 0.05, "distance": "relative"},
     )
     coefficients, _ = study_coefficients("car/abmil", {"distance": "l1", "alpha": None})
     assert coefficients == {"diff": 0.2, "l1": 1.0, "cosine": 0.0, "relative": 0.0}

@@ -17,6 +17,8 @@ from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.studies.card import SCALING
+from carmil.studies.run_folder import read_run
 from carmil.studies.settings import Settings
 from carmil.studies.tested import validated
 from carmil.studies.train import run_study
@@ -291,6 +293,8 @@ def test_another_cohort_is_evaluated_with_the_runs_own_thresholds(trained, tmp_p
     assert facts["level"] == "patient"
     assert 0 <= facts["figures"]["auc"] <= 1
     assert "all models together" in shown
+    assert "of another cohort" in shown
+    assert facts["own_slides"] == 0
     assert "have names of slides that the run was trained on" in warned  # both cohorts number their slides alike
 
 
@@ -698,3 +702,43 @@ def test_the_command_of_the_card_runs_again_as_printed(files, tmp_path, said, mo
     assert keys[0] == keys[1]
     first, second = (pd.read_parquet(run.parent / name / "predictions.parquet") for name in ("a run", "another"))
     pd.testing.assert_frame_equal(first, second)
+
+
+@pytest.mark.finding(n=2)
+def test_evaluate_says_that_slides_are_the_runs_own_and_that_it_pools_them(trained, tmp_path, said):
+    own = ("--bags", str(trained / "features"), "--labels", str(trained / "labels.csv"))
+    words = (*own, "--out", str(tmp_path / "evaluation"))
+    status, shown, _ = said("evaluate", str(trained / "abmil"), *words)
+    assert status == 0
+    facts = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert facts["own_slides"] == len(read_run(trained / "abmil").predictions())
+    assert "of its own cohort" in shown
+    assert "all slides are the run's own test slides: no external validation" in shown
+    assert "another cohort" not in shown
+
+
+@pytest.mark.finding(n=18)
+def test_evaluate_says_where_the_auc_may_be_chance(trained, tmp_path, said):
+    other = make_files(tmp_path, seed=7, patients=10)
+    table = pd.read_csv(other.labels, dtype=str)
+    label = table.columns[-1]
+    table[label] = table[label].sample(frac=1, random_state=3).to_numpy()
+    patients = table.columns[1]
+    table[label] = table.groupby(patients)[label].transform("first")
+    table.to_csv(other.labels, index=False)
+    words = ("--bags", str(other.features), "--labels", str(other.labels), "--out", str(tmp_path / "evaluation"))
+    status, shown, _ = said("evaluate", str(trained / "abmil"), *words)
+    assert status == 0
+    low = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["intervals"]["auc"]["low"]
+    assert low <= 0.5
+    assert "the AUC may be chance" in shown
+
+
+@pytest.mark.finding(n=17)
+def test_the_card_has_every_setting_that_decides_how_a_model_learns(trained):
+    text = (trained / "abmil" / "card.md").read_text()
+    settings = read_run(trained / "abmil").settings
+    assert f"- input scaling: {SCALING[settings['scale']]}" in text
+    assert "- initial weights: " in text
+    for words in (f"learning rate {settings['lr']}", f"weight decay {settings['weight_decay']:g}", "label smoothing"):
+        assert words in text

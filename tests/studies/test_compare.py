@@ -131,3 +131,10 @@ def test_two_runs_that_answer_everything_right_are_not_certainly_the_same():
         ((found),) = compare_pairs([tuple(replace(one, measure=measure) for one in perfect)])
         assert (found.difference, found.p_patients) == (0, 1)
         assert found.low < -0.02 and found.high > 0.02
+
+
+@pytest.mark.finding(n=17)
+def test_no_difference_is_printed_as_plus_zero():
+    (found,) = compare_pairs([(folds_of("a", GOOD), folds_of("b", GOOD))])
+    line = comparison_table([replace(found, difference=-0.0, low=-0.0004, high=0.0004)]).lines[0]
+    assert line[2:4] == ("+0.0", "+0.0 to +0.0")

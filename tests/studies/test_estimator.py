@@ -248,3 +248,12 @@ def test_bags_of_words_and_labels_of_two_types_are_refused_in_plain_words():
         carmil.MILClassifier().fit([bags[0], np.array([["a"]])], ["x", "y"])
     with pytest.raises(CarmilError, match="y has labels of different types"):
         carmil.MILClassifier().fit(bags, np.array(["x", 1, "x", 1], dtype=object))
+
+
+def test_a_preset_gives_the_settings_of_train_and_parameters_beside_it_win():
+    before = carmil.MILClassifier.from_preset("0.1", seeds=2, epochs=7)
+    assert (before.scale, before.init, before.lr, before.distance) == ("none", "own", 2e-4, "l1")
+    assert (before.seeds, before.epochs) == (2, 7)
+    assert carmil.MILClassifier.from_preset("0.1", model="abmil").distance is None
+    with pytest.raises(CarmilError, match=r"MILClassifier: unknown preset '0.7'; .*there is: 0.1"):
+        carmil.MILClassifier.from_preset("0.7")

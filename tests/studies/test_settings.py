@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from carmil.errors import CarmilError
-from carmil.studies.settings import Settings, checked_options, read_settings
+from carmil.studies.settings import Settings, checked_options, preset_of, read_settings
 from carmil.studies.train import recipe_of
 
 GOOD = "bags: features\nout: run\n"
@@ -88,3 +88,17 @@ def test_an_epoch_can_be_chosen_after_half_of_them_unless_told():
     assert recipe_of(settings_of(epochs=40, warmup=5)).warmup == 5
     assert recipe_of(settings_of(epochs=3, warmup=5)).warmup == 2
     assert recipe_of(settings_of(epochs=1)).warmup == 0
+
+
+def test_an_unknown_setting_or_value_names_the_nearest_and_all_there_are():
+    with pytest.raises(CarmilError, match=r"unknown setting 'presett'; did you mean 'preset'\?"):
+        settings_of(presett="0.1")
+    with pytest.raises(CarmilError, match=r"scale is 'half': .*none, common, halfway, own; did you mean 'halfway'\?"):
+        settings_of(scale="half")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [({"preset": "0.1"}, "0.1"), ({"preset": "0.1", "lr": 1e-3}, None), ({}, None)]
+)
+def test_the_preset_that_a_study_follows_is_known_from_its_settings(given, name):
+    assert preset_of(settings_of(**given).asked()) == name

@@ -58,7 +58,8 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
             sys.exit(2)
-        _fail(f"{error.format_message().rstrip('.')}; --help says what there is", 2)
+        message = error.format_message().rstrip(".").replace("Value error, ", "")
+        _fail(f"{message}; --help lists the options", 2)
 
 
 def _check_paths(words: Sequence[str]) -> None:

@@ -253,7 +253,7 @@ def evaluate(
     from carmil.report.tables import print_tables
     from carmil.studies import external
     from carmil.studies.decisions import rule_lines
-    from carmil.studies.shown import evaluation_table
+    from carmil.studies.shown import evaluation_lines, evaluation_table
 
     named = {"slide": slide, "patient": patient, "label": label}
     found = external.evaluate(
@@ -268,7 +268,7 @@ def evaluate(
         skip_broken=skip_broken,
     )
     print_tables([evaluation_table(found)])
-    for line in rule_lines(found.rules):
+    for line in [*evaluation_lines(found), *rule_lines(found.rules)]:
         typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'evaluation.json'}, predictions.csv, predictions.parquet")
 

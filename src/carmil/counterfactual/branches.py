@@ -262,7 +262,9 @@ def study_coefficients(name: str, given: Mapping[str, Any]) -> tuple[dict[str, f
     """
     given = {word: value for word, value in given.items() if value is not None}
     if name.startswith("car/"):
-        given = {"distance": DEFAULT_DISTANCE, **given}
+        distance = given.get("distance", DEFAULT_DISTANCE)
+        alpha, lambda_ = WEIGHTS.get(distance, WEIGHTS["l1"])
+        given = {"alpha": alpha, "lambda_": lambda_, "distance": distance, **given}
     if given and "/" not in name:
         raise CarmilError(
             f"{name!r} has no counterfactual branch that {', '.join(given)} could be of: try 'car/{name}'"

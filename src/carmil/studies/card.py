@@ -14,7 +14,7 @@ from carmil.report.tables import ResultTable
 from carmil.studies.cautions import cautions
 from carmil.studies.figures import percent, run_table
 from carmil.studies.run_folder import StudyRun
-from carmil.studies.settings import Settings
+from carmil.studies.settings import Settings, preset_of
 from carmil.words import plural
 
 CONFIG = "study.yaml"
@@ -27,6 +27,13 @@ YAML_ONLY = (  # settings that have no word on the command line
     "warmup",
     "dtype",
 )
+SCALING = {
+    "none": "none",
+    "common": "centred, and divided by one deviation for all features; fitted on each model's training bags",
+    "halfway": "centred, and divided by the geometric mean of each feature's own and the common deviation; fitted on each "
+    "model's training bags",
+    "own": "centred, and divided by each feature's own deviation; fitted on each model's training bags",
+}
 INTERVALS = (
     "Intervals: Clopper and Pearson's for accuracy, sensitivity and specificity, Wilson's for balanced accuracy and F1, Newcombe's "
     "(method 5) for AUC; none collapses at 0 or 100 %. Slides of one patient are not counted as independent. How often such "
@@ -65,8 +72,22 @@ def trained(run: StudyRun) -> dict[str, str]:
         "model": run.settings["model"],
         "options": _said(run.settings["options"]) if run.settings["options"] else "the model's defaults",
         "models kept": f"{len(run.models)}: {plural(folds, 'fold')}{nested} x {plural(seeds, 'seed')}",
+        "input scaling": SCALING[run.settings["scale"]],
+        "initial weights": "Xavier-normal, zero biases" if run.settings["init"] == "xavier" else "the model's own",
+        **_objective(run),
+        **({"preset": f"{preset}: every setting of it as it is there"} if (preset := preset_of(run.settings)) else {}),
         "run": run.facts["key"],
     }
+
+
+def _objective(run: StudyRun) -> dict[str, str]:
+    """Weights of the loss's terms, as the models that were kept have them; several where validation bags chose."""
+    found = {}
+    for name in ("alpha", "lambda_", "distance"):
+        values = dict.fromkeys(_said(model["settings"][name]) for model in run.models if name in model["settings"])
+        if values:
+            found[name.rstrip("_")] = ", ".join(values)
+    return found
 
 
 def data(run: StudyRun) -> dict[str, str]:
@@ -97,7 +118,8 @@ def protocol(run: StudyRun) -> list[str]:
         f"Answers: {answer_rule(run)}.",
         f"Figures are of {run.metrics['level']}s{_merged(run)}.",
         f"Training: at most {plural(settings['epochs'], 'epoch')}, patience {settings['patience']}, "
-        f"{settings['optimizer']}, {plural(settings['batch'], 'bag')} a step.",
+        f"{settings['optimizer']}, {plural(settings['batch'], 'bag')} per step, learning rate {_said(settings['lr'])} "
+        f"({settings['schedule']}), weight decay {settings['weight_decay']:g}, label smoothing {settings['label_smoothing']:g}.",
     ]
 
 

@@ -1,6 +1,6 @@
 """What a reader should know before using a run, in one line each: from numbers that were measured on its test folds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ def informed(cross_entropy: float, class_frequencies: float) -> bool:
 
 
 def readings(
-    p: NDArray[np.float64], labels: NDArray[np.int64], moved: Sequence[float], spread: Sequence[float]
+    p: NDArray[np.float64], labels: NDArray[np.int64], moved: Sequence[float] = (), spread: Sequence[float] = ()
 ) -> dict[str, float]:
     """What `cautions` judges by. p (c, k) and labels (c) of the test cases; moved and spread of each test slide, if known."""
     given, shares = cross_entropies(p, labels)
@@ -37,23 +37,31 @@ def readings(
     return found
 
 
+def answer_cautions(
+    readings: Mapping[str, float | None], auc: Mapping[str, float | None] | None, cases: str
+) -> list[str]:
+    """Cautions about answers alone. readings: see `readings`; auc: its interval, if known; cases: "test slides", say."""
+    lines = []
+    given, shares = readings.get("cross_entropy"), readings.get("cross_entropy_of_class_frequencies")
+    if given is not None and shares is not None and not informed(given, shares):
+        lines.append(
+            f"the model is no better than class frequencies: its cross-entropy on the {cases} is {given:.3f}, that of always "
+            f"predicting the class frequencies is {shares:.3f}; the AUC shows whether it still ranks cases"
+        )
+    low, high = (None, None) if auc is None else (auc["low"], auc["high"])
+    if low is not None and high is not None and low <= CHANCE:
+        lines.append(
+            f"the AUC may be chance: its 95 % interval, {100 * low:.1f} to {100 * high:.1f}, is not wholly above 50, the AUC of "
+            "a model that knows nothing of the labels"
+        )
+    return lines
+
+
 def cautions(run: StudyRun) -> list[str]:
     """One line for each thing that is so; nothing of a run of version 0.1.0, which did not measure it."""
     found = run.metrics.get("readings", {})
-    lines = []
-    given, shares = found.get("cross_entropy"), found.get("cross_entropy_of_class_frequencies")
-    if given is not None and shares is not None and not informed(given, shares):
-        lines.append(
-            f"the model is no better than class frequencies: its cross-entropy on the test {run.metrics['level']}s is "
-            f"{given:.3f}, that of always predicting the class frequencies is {shares:.3f}; the AUC shows whether it still ranks "
-            "cases"
-        )
-    area = run.metrics["intervals"].get("auc") if run.metrics.get("intervals_of") == MEAN_OVER_FOLDS else None
-    if area is not None and area["low"] is not None and area["low"] <= CHANCE:
-        lines.append(
-            f"the AUC may be chance: its 95 % interval, {100 * area['low']:.1f} to {100 * area['high']:.1f}, is not wholly above "
-            "50, the AUC of a model that knows nothing of the labels"
-        )
+    auc = run.metrics["intervals"].get("auc") if run.metrics.get("intervals_of") == MEAN_OVER_FOLDS else None
+    lines = answer_cautions(found, auc, f"test {run.metrics['level']}s")
     moved = found.get("attention_moved")
     if moved is not None and moved < LEAST_MOVED:
         lines.append(

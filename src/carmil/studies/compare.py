@@ -91,7 +91,7 @@ def comparison_table(found: Sequence[Comparison]) -> ResultTable:
         return "–" if np.isnan(value) else f"{value:.3g} ({corrected:.3g})"
 
     def signed(value: float) -> str:
-        return "–" if np.isnan(value) else f"{100 * value:+.1f}"
+        return "–" if np.isnan(value) else f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0: never -0.0
 
     lines = tuple(
         (

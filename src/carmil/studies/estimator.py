@@ -23,7 +23,7 @@ from carmil.files import write_text
 from carmil.models.scaled import SCALES
 from carmil.studies.cohort import replace_labels
 from carmil.studies.run_folder import build, pick_device, read_population
-from carmil.studies.settings import checked_options
+from carmil.studies.settings import checked_options, with_preset
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, train_protocol
@@ -121,6 +121,14 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         self.seed = seed
         self.precision = precision
         self.device = device
+
+    @classmethod
+    def from_preset(cls, preset: str, **given: Any) -> "MILClassifier":
+        """Return a classifier with the settings of a preset of `carmil train --preset`; parameters given beside it win.
+
+        from_preset("0.1", seeds=3) trains as version 0.1.0 did.
+        """
+        return cls(**with_preset({"preset": preset, **given}, where="MILClassifier"))
 
     def fit(self, bags: SomeBags, y: Sequence[Any] | np.ndarray | None = None, groups: Any = None) -> "MILClassifier":
         """Trains on bags and their labels; without y the labels of the Bags."""

@@ -14,7 +14,8 @@ from carmil.bags.store import Store
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.decision import Decision
 from carmil.files import write_text
-from carmil.studies.answers import answered, by_patient
+from carmil.studies.answers import answered, by_patient, numbers, probabilities
+from carmil.studies.cautions import answer_cautions, readings
 from carmil.studies.cohort import Cohort, Say, labelled, opened
 from carmil.studies.decisions import decided_answers, decision_of, rules_in
 from carmil.studies.figures import calibration, fold_answers, intervals, measured
@@ -29,9 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an external cohort gave: figures of all models answering together, and of each by itself."""
+    """What an external cohort gave: figures of all models answering together, and of each by itself.
+
+    own: how many of the slides are the run's own, answered by the models that were tested on them.
+    """
 
     run: StudyRun
+    slides: int
+    own: int
+    cautions: list[str]
     figures: dict[str, float]
     intervals: dict[str, dict[str, float]]
     each: dict[str, dict[str, float]]
@@ -84,16 +91,30 @@ def evaluate(
         judged, level = by_patient(frame, run.classes, rule), "patient"
     decisions = _decisions(run, judged[level].to_list(), frame[level].to_list(), answering)
     figures = measured(judged, run.classes, decisions)
-    known = any(subject.probabilities is not None for subject in answering)  # its models have been trained on it
-    each = {} if known else _each(run, cohort, rule, level, device)
+    own = sum(subject.probabilities is not None for subject in answering)  # some of the models were trained on these
+    each = {} if own else _each(run, cohort, rule, level, device)
     sure = intervals(fold_answers(judged, run.classes, decisions))
-    found = Evaluation(run, figures, sure, each, len(judged), level, rules_in(frame))
+    found = Evaluation(
+        run,
+        slides=len(frame),
+        own=own,
+        cautions=answer_cautions(
+            readings(probabilities(judged, run.classes), numbers(judged, run.classes)), sure.get("auc"), f"{level}s"
+        ),
+        figures=figures,
+        intervals=sure,
+        each=each,
+        cases=len(judged),
+        level=level,
+        rules=rules_in(frame),
+    )
     write_predictions(out, frame)
     facts = {
         "run": run.facts["key"],
         "data": cohort.fingerprint,
         "machine": machine(),
         "level": level,
+        "own_slides": own,
         "map": dict(mapping or {}),
         "answer_rules": found.rules,
         "figures": figures,

@@ -1,5 +1,6 @@
 """What a study is asked to do; the words of the command line and of a YAML file."""
 
+import difflib
 import math
 import os
 import types
@@ -108,7 +109,7 @@ class Settings:
         given = with_preset(current_names(given), where)
         for name in given:
             if name not in kinds:
-                raise CarmilError(f"{where}: {unknown('setting', name, kinds)}")
+                raise CarmilError(f"{where}: {unknown('setting', name, {**kinds, 'preset': str})}")
         for field in fields(cls)[:2]:
             if given.get(field.name) is None:
                 raise CarmilError(f"{where}: {field.name!r} is missing; expected {_MEANT[field.name]}")
@@ -144,6 +145,15 @@ def with_preset(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise CarmilError(f"{where}: {unknown('preset', str(name), PRESETS)}")
     branch = {"distance": "l1"} if str(given.get("model", Settings.model)).startswith("car/") else {}
     return {**PRESETS[str(name)], **branch, **given}
+
+
+def preset_of(settings: Mapping[str, Any]) -> str | None:
+    """The preset that a study's settings follow in everything, if any."""
+    for name in PRESETS:
+        whole = with_preset({"preset": name, "model": settings["model"]}, where=name)
+        if all(settings[key] == value for key, value in whole.items()):
+            return name
+    return None
 
 
 def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +226,9 @@ def _as(kind: Any, value: Any, where: str) -> Any:
         kind = next(one for one in kinds if one is not types.NoneType)
     if typing.get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in typing.get_args(kind):
-            raise CarmilError(f"{where} is {shown(value)}: expected one of {', '.join(typing.get_args(kind))}")
+            close = difflib.get_close_matches(str(value), typing.get_args(kind), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise CarmilError(f"{where} is {shown(value)}: expected one of {', '.join(typing.get_args(kind))}{hint}")
         return value
     if typing.get_origin(kind) is dict:
         return checked_options(value, where)

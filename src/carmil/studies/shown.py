@@ -45,6 +45,18 @@ def figures_lines(run: StudyRun) -> list[str]:
     return [*found, *cautions(run)]
 
 
+def evaluation_lines(found: Evaluation) -> list[str]:
+    """What a reader should know of an evaluation: whose slides these are, and whether the figures may be chance."""
+    lines = []
+    if found.own:
+        share = "all" if found.own == found.slides else f"{found.own} of {found.slides}"
+        lines.append(
+            f"{share} slides are the run's own test slides: no external validation. Figures here are of all {found.level}s "
+            "pooled; those of `carmil train` are means over the folds, and differ"
+        )
+    return [*lines, *found.cautions]
+
+
 def evaluation_table(found: Evaluation) -> ResultTable:
     """All models together with the 95 % interval of that, and the mean ± standard deviation of each by itself, in per cent."""
     names = [name for name in SHOWN if name in found.figures]
@@ -57,6 +69,7 @@ def evaluation_table(found: Evaluation) -> ResultTable:
         )
         for name in names
     ]
-    title = f"{found.run.name} on {found.cases} {found.level}s of another cohort, per cent"
+    whose = "another cohort" if not found.own else "its own cohort" if found.own == found.slides else "two cohorts"
+    title = f"{found.run.name} on {plural(found.cases, found.level)} of {whose}, per cent"
     heads = ("figure", "all models together", "95 % interval of that", "each by itself: mean ± sd over models")
     return ResultTable(title, heads, tuple(lines))
