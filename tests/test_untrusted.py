@@ -59,13 +59,23 @@ def test_a_value_of_another_type_is_named_with_its_place(changed, message):
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "cannot be read"), ("[" * 100_000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "cannot be read")],
+    [
+        ("{", "cannot be read"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "cannot be read"),
+        ('{"ids": ["\\ud800"]}', "surrogates not allowed"),
+    ],
 )
 def test_json_that_cannot_be_read_is_one_line(tmp_path, text, words):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(CarmilError, match=words) as refused:
         read_json(tmp_path / "a.json", "train again")
     assert str(refused.value).startswith(str(tmp_path / "a.json")) and str(refused.value).endswith(": train again")
+
+
+def test_json_with_a_character_of_two_escapes_is_read(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps("\N{GRINNING FACE}"), encoding="ascii")
+    assert read_json(tmp_path / "a.json") == "\N{GRINNING FACE}"
 
 
 def test_json_with_a_byte_order_mark_is_read(tmp_path):

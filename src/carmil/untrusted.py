@@ -5,6 +5,7 @@ header cannot ask for more memory than its file can fill.
 """
 
 import json
+import re
 import sys
 import types
 import typing
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 AGAIN = "it may be cut short or damaged; copy or extract it again"
 MOST_UNFOLDED = 100  # features do not compress a hundredfold; a bomb does
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # an escape that is one only beside another: \ud83d\ude00
 SMALL = 64 * 2**20  # bytes that may unfold from next to nothing, e.g. labels that are all zero
 
 
@@ -62,10 +64,14 @@ def must_hold(where: str, declared: int, limit: int) -> None:
 def read_json(path: Path, advice: str = AGAIN) -> Any:
     """The content of a JSON file, with or without a byte order mark."""
     with one_line_errors(path, advice):
+        text = path.read_text(encoding="utf-8-sig")
         try:
-            return json.loads(path.read_text(encoding="utf-8-sig"))
+            found = json.loads(text)
+            if HALF_CHARACTER.search(text):
+                json.dumps(found, ensure_ascii=False).encode()  # half a character is no text: no table can hold it
         except RecursionError:
             raise CarmilError(f"{path} is nested too deeply to be read: {advice}") from None
+        return found
 
 
 def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":

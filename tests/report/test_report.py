@@ -2,7 +2,7 @@ import re
 from html.parser import HTMLParser
 
 from carmil.report.curves import Curve, curve_svg
-from carmil.report.tables import ResultTable
+from carmil.tables import ResultTable
 
 
 class Reader(HTMLParser):

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from carmil.errors import CarmilError
-from carmil.report.tables import ResultTable
 from carmil.reproduce.everything import reproduce_all
 from carmil.reproduce.recipes import RECIPES, Asked, Finding, Picture
 from carmil.reproduce.written import written
+from carmil.tables import ResultTable
 
 PAGE = "paper.html"
 

@@ -8,7 +8,7 @@ from typing import Any
 from carmil.benchmark.plan import SECTIONS
 from carmil.benchmark.records import Fact, Measurement, Record, Results, ratios
 from carmil.files import whole_file, write_text
-from carmil.report.tables import ResultTable
+from carmil.tables import ResultTable
 
 CONDITIONS = (
     "a training step is forward, backward and Adam, dropout on, on bags of noise 1024 wide that take turns; "

@@ -93,7 +93,7 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
 
     from carmil.bags.arrays import some
     from carmil.bags.store import open_store
-    from carmil.report.tables import ResultTable, print_tables
+    from carmil.tables import ResultTable, print_tables
 
     found = open_store(store)
     sizes = [entry.rows for entry in found.entries]
@@ -163,7 +163,7 @@ def cohort_check(
     from carmil.bags.labels import read_labels
     from carmil.bags.store import is_store, open_store
     from carmil.progress import counted
-    from carmil.report.tables import ResultTable, print_tables
+    from carmil.tables import ResultTable, print_tables
 
     with counted(f"checking {source.name}", "bags") as on_bag:
         if is_store(source):

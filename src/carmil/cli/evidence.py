@@ -39,9 +39,9 @@ def explain(
       carmil explain run --methods attention,leave_one_out --searched
       carmil explain run --bags new_features --out new_evidence
     """
-    from carmil.report.tables import print_tables
     from carmil.studies.explain import explain_run
     from carmil.studies.summary import agreement_table, summary_lines
+    from carmil.tables import print_tables
 
     if out is not None:
         folder_for(out)
@@ -90,8 +90,8 @@ def faithfulness(
     Example: carmil faithfulness run_abmil run_car --methods path,attention,random
     """
     from carmil.report.faithfulness import remarks, write_faithfulness
-    from carmil.report.tables import print_tables
     from carmil.studies.faithfulness import judge_runs
+    from carmil.tables import print_tables
 
     if out is None:
         out = runs[0] / "faithfulness" if len(runs) == 1 else Path("faithfulness")

@@ -43,7 +43,7 @@ def asked_in(out: Path, words: dict[str, Any]) -> "Asked":
 
 
 def show_finding(name: str, asked: "Asked", found: "Finding") -> None:
-    from carmil.report.tables import print_tables
+    from carmil.tables import print_tables
 
     print_tables(found.tables)
     for line in (*found.lines, *found.conditions):

@@ -27,9 +27,9 @@ def demo(
       carmil demo
       carmil demo --fast --view --out look
     """
-    from carmil.report.tables import print_tables
     from carmil.reproduce.demo import run_demo
     from carmil.reproduce.table1 import tables
+    from carmil.tables import print_tables
 
     report, rows = run_demo(folder_for(out), fast=fast, device=device_named(device))
     print_tables(tables(rows))
@@ -79,7 +79,7 @@ def benchmark(
     from carmil.benchmark.plan import changed, planned
     from carmil.benchmark.report import CONDITIONS, tables, write_plot
     from carmil.benchmark.run import run_benchmark
-    from carmil.report.tables import print_tables
+    from carmil.tables import print_tables
 
     where = device_named(device)
     given = {

@@ -25,7 +25,7 @@ from carmil.cli.options import (
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
-    from carmil.report.tables import ResultTable
+    from carmil.tables import ResultTable
 
 reproduce = typer.Typer(
     help="""The paper's tables and figures, one recipe each.
@@ -200,7 +200,7 @@ def faithfulness(
 
 
 def _say(tables: "Sequence[ResultTable]", lines: Sequence[str]) -> None:
-    from carmil.report.tables import print_tables
+    from carmil.tables import print_tables
 
     print_tables(tables)
     for line in lines:
@@ -222,8 +222,8 @@ def crc(
 
     Example: carmil reproduce crc --data DIR --models abmil.gated,car/abmil.gated
     """
-    from carmil.report.tables import print_tables
     from carmil.reproduce.crc import MODELS, RECIPE, conditions, run_crc, table
+    from carmil.tables import print_tables
 
     names = names_in(models or MODELS)
     if not names:
@@ -245,8 +245,8 @@ def complexity(out: OutOption = Path("complexity")) -> None:
 
     Example: carmil reproduce complexity --out complexity
     """
-    from carmil.report.tables import print_tables
     from carmil.reproduce.complexity import EXPLANATION, run_complexity, table
+    from carmil.tables import print_tables
 
     lines = run_complexity(folder_for(out))
     print_tables([table(lines)])

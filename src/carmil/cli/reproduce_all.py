@@ -22,8 +22,8 @@ def list_() -> None:
 
     Example: carmil reproduce list
     """
-    from carmil.report.tables import ResultTable, print_tables
     from carmil.reproduce.recipes import RECIPES, WHAT_THAT_IS
+    from carmil.tables import ResultTable, print_tables
 
     lines = tuple((one.name, one.of, one.title, one.needs) for one in RECIPES)
     heads = ("recipe", "in the paper", "what", "runs on")

@@ -101,8 +101,8 @@ def slides_tile(
 
 def _print_outcomes(outcomes: "list[Outcome]") -> None:
     """What became of the slides, then what was skipped and which mpp is not the file's own."""
-    from carmil.report.tables import ResultTable, print_tables
     from carmil.slides.quality import RULES
+    from carmil.tables import ResultTable, print_tables
 
     lines = []
     for each in outcomes:
@@ -181,8 +181,8 @@ def slides_encoders() -> None:
 
     Example: carmil slides encoders
     """
-    from carmil.report.tables import ResultTable, print_tables
     from carmil.slides.published_encoders import PUBLISHED_ENCODERS
+    from carmil.tables import ResultTable, print_tables
 
     rows = tuple(row.cells() for row in PUBLISHED_ENCODERS)
     heads = ("--encoder", "loaded by", "features", "pixels", "um/px", "pooling")

@@ -146,11 +146,11 @@ def train(given: dict[str, Any], where: str) -> None:
       carmil train --config study.yaml --device cpu
     """
     from carmil.report.run import write_report
-    from carmil.report.tables import print_tables
     from carmil.studies.figures import run_table
     from carmil.studies.settings import Settings
     from carmil.studies.shown import figures_lines
     from carmil.studies.train import run_study
+    from carmil.tables import print_tables
 
     settings = Settings.of(given, where=where)
     folder_for(settings.out)
@@ -185,8 +185,8 @@ def sweep(
       carmil sweep --bags cohort --labels labels.csv --over model=abmil.gated,car/abmil.gated --out sweep
     """
     from carmil.report.sweep import write_sweep
-    from carmil.report.tables import print_tables
     from carmil.studies.sweep import parse_over, run_sweep, sweep_of
+    from carmil.tables import print_tables
 
     asked = sweep_of(given, parse_over(over or []), where=where)
     folder_for(asked.out)
@@ -250,10 +250,10 @@ def evaluate(
       carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
       carmil evaluate run --bags other_cohort --labels other.csv --map tumor=carcinoma --map normal=benign --map unknown=
     """
-    from carmil.report.tables import print_tables
     from carmil.studies import external
     from carmil.studies.decisions import rule_lines
     from carmil.studies.shown import evaluation_lines, evaluation_table
+    from carmil.tables import print_tables
 
     named = {"slide": slide, "patient": patient, "label": label}
     found = external.evaluate(
@@ -287,10 +287,10 @@ def compare(
       carmil compare run_abmil run_clam run_car --out comparison.md
     """
     from carmil.files import write_text
-    from carmil.report.tables import print_tables
     from carmil.studies.compare import compare_runs, comparison_table
     from carmil.studies.run_folder import read_run
     from carmil.studies.shown import figures_table
+    from carmil.tables import print_tables
 
     read = [read_run(run) for run in runs]
     tables = [figures_table(read), comparison_table(compare_runs(read))]

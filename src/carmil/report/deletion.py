@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.files import whole_file
-from carmil.report.sensitivity import COLOURS, STYLE
+from carmil.plot_style import COLOURS, STYLE, save_figure
 
 
 @dataclass(frozen=True)
@@ -54,5 +53,4 @@ def draw_ribbons(rows: Sequence[Sequence[Panel]], path: Path, *, axis: str) -> N
         figure.supylabel(axis, fontsize=9)
         # One legend for all panels, above them, where it covers no curve.
         figure.legend(list(shown.values()), list(shown), loc="outside upper center", ncols=3, fontsize=8, frameon=False)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=150, facecolor="white")
+        save_figure(figure, path)

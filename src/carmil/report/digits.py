@@ -13,7 +13,7 @@ from carmil.bags.digits import BAG_SIZE, DigitBags, Task
 from carmil.maps.tile_maps import tile_maps
 from carmil.report.curves import Curve, curve_svg
 from carmil.report.page import embedded, write_page
-from carmil.report.tables import ResultTable
+from carmil.tables import ResultTable
 from carmil.training.runs import Run
 
 SIDE = 28

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carmil.evidence.statistics import Interval
-from carmil.files import whole_file
-from carmil.report.sensitivity import COLOURS, SOFT, STYLE
+from carmil.plot_style import COLOURS, SOFT, STYLE, save_figure
 
 APART = 0.36  # of a row, between its first group and its last
 
@@ -30,5 +29,4 @@ def write_dots(groups: Mapping[str, Mapping[str, Interval]], path: Path, *, axis
         panel.set_xlabel(axis)
         panel.grid(True, axis="x")
         figure.legend(loc="outside upper center", ncols=len(groups) + 1, frameon=False)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=150, facecolor="white")
+        save_figure(figure, path)

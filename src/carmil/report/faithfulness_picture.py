@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.files import whole_file
-from carmil.report.sensitivity import COLOURS, SOFT, STYLE
+from carmil.plot_style import COLOURS, SOFT, STYLE, save_figure
 from carmil.studies.verdict import JudgedRun
 
 
@@ -50,5 +49,4 @@ def write_picture(runs: Sequence[JudgedRun], path: Path) -> None:
             panel.set_ylabel(up)
         handles, labels = deletion.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=150, facecolor="white")
+        save_figure(figure, path)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.files import whole_file
 from carmil.maps.colours import ATTENTION, SIGNED
-from carmil.report.sensitivity import INK, SOFT, STYLE
+from carmil.plot_style import INK, SOFT, STYLE, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,8 +56,7 @@ def draw_matrices(
         shown = figure.colorbar(image, ax=list(panels), shrink=0.85, pad=0.015)
         shown.set_label(bar)
         shown.outline.set_visible(False)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=150, facecolor="white")
+        save_figure(figure, path)
     return path
 
 

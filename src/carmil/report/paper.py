@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carmil.report.page import write_page
-from carmil.report.tables import ResultTable
+from carmil.tables import ResultTable
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from carmil.report.cases import Cases
 from carmil.report.faithfulness import cell, faithfulness_parts
 from carmil.report.faithfulness_file import FILE, read_judged
 from carmil.report.gallery import ShownSlide, gallery
-from carmil.report.tables import ResultTable
 from carmil.studies.run_folder import StudyRun, weights_key
 from carmil.studies.run_schema import EvidenceSummary
 from carmil.studies.summary import agreement_table
+from carmil.tables import ResultTable
 from carmil.training.runs import numbers_again
 from carmil.untrusted import check_type, read_json
 

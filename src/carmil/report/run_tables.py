@@ -6,10 +6,10 @@ import numpy as np
 
 from carmil.evidence.decision import NO_ANSWER
 from carmil.report.cases import Cases, decided
-from carmil.report.tables import ResultTable
 from carmil.studies.answers import columns
 from carmil.studies.figures import FIGURES, percent
 from carmil.studies.run_folder import StudyRun
+from carmil.tables import ResultTable
 
 
 @dataclass(frozen=True)

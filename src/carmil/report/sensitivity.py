@@ -9,27 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carmil.files import whole_file
+from carmil.plot_style import COLOURS, INK, SOFT, STYLE, save_figure
 from carmil.studies.sweep import Point, Swept, said, said_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The pages' colours, in light.
-INK, SOFT, GRID = "#1c2330", "#5b6474", "#dfe3ea"
-COLOURS = ("#1464c8", "#c85a00", "#8050aa", "#0b7f69", "#c2317e", "#6f6c0c")
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GRID,
-    "axes.titlesize": 10,
-    "axes.axisbelow": True,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "grid.color": GRID,
-}
 AXIS = "AUC of the test folds, per cent"
 MOST_PANELS, MOST_BARS = 12, 60
 WIDE = 50  # a largest value so many times the smallest is drawn on a logarithmic axis
@@ -43,8 +29,7 @@ def write_picture(swept: Swept, best: int | None, path: Path) -> str:
     with matplotlib.rc_context(STYLE):
         numeric = [name for name, values in swept.sweep.over.items() if all(map(_is_number, values))]
         figure, words = _lines(swept, numeric, ringed) if numeric else _bars(swept, ringed)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=150, facecolor="white")
+        save_figure(figure, path)
     ring = "" if ringed is None else " Ring: the point that validation bags choose."
     return f"{words} Means over the folds; {_spread(swept)}.{ring}"
 

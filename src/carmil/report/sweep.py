@@ -7,12 +7,12 @@ from typing import Any
 from carmil.files import write_text
 from carmil.report.page import write_page
 from carmil.report.sensitivity import write_picture
-from carmil.report.tables import ResultTable
 from carmil.studies import card
 from carmil.studies.chosen import Choice, choose
 from carmil.studies.figures import SHOWN, line
 from carmil.studies.shown import figures_lines
 from carmil.studies.sweep import Swept, said, said_name
+from carmil.tables import ResultTable
 from carmil.training.runs import plain
 from carmil.words import plural
 

@@ -20,8 +20,8 @@ import torch
 from carmil.counterfactual import create_model
 from carmil.files import write_text
 from carmil.progress import tracked
-from carmil.report.tables import ResultTable
 from carmil.reproduce.recipes import Asked, Finding
+from carmil.tables import ResultTable
 
 INSTANCES, PAPER_INSTANCES = 10_000, 9_000
 IN, HIDDEN, CLASSES = 1024, 512, 2

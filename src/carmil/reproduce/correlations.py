@@ -13,7 +13,6 @@ from carmil.errors import CarmilError
 from carmil.evidence.reading import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
-from carmil.report.tables import ResultTable
 from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
@@ -24,6 +23,7 @@ from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
 from carmil.studies.run_folder import StudyRun
+from carmil.tables import ResultTable
 
 Floats = NDArray[np.float64]
 

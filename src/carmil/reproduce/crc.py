@@ -25,10 +25,10 @@ from carmil.evidence import bag_auc, explain, explainers_of
 from carmil.files import write_text
 from carmil.models.contract import BagModel
 from carmil.progress import training_progress
-from carmil.report.tables import ResultTable
 from carmil.reproduce.paper import Figure
 from carmil.reproduce.table1 import EVIDENCE, figure, shown
 from carmil.studies.truth import auprc
+from carmil.tables import ResultTable
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict

@@ -11,10 +11,10 @@ from carmil.evidence import EXPLAINERS
 from carmil.evidence.statistics import Interval
 from carmil.files import write_text
 from carmil.report.dots import write_dots
-from carmil.report.tables import ResultTable
 from carmil.reproduce.crc import FOLDS, LEARNING_RATE, VALIDATION_SHARE
 from carmil.reproduce.map_comparison import BASELINE, REPEATS, Contrast, Map, Result, Row
 from carmil.reproduce.table1 import Figure, shown
+from carmil.tables import ResultTable
 from carmil.training.recipe import Recipe
 from carmil.training.runs import plain
 

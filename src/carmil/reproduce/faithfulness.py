@@ -17,13 +17,13 @@ from carmil.errors import CarmilError
 from carmil.files import write_text
 from carmil.progress import console
 from carmil.report.deletion import Panel, Ribbon, draw_ribbons
-from carmil.report.tables import ResultTable
 from carmil.reproduce import crc, recipes, table1
 from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Asked, Bounded, Curves, check_model, curves_of
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
 from carmil.reproduce.table1 import DIGIT_TASKS, Settings, figure, shown
 from carmil.studies.measured import measured_once
+from carmil.tables import ResultTable
 from carmil.training.predict import predict
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run

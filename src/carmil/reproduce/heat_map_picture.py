@@ -15,8 +15,8 @@ from carmil.errors import CarmilError
 from carmil.files import whole_file
 from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes, spacing
 from carmil.maps.tile_maps import SCALES, TileMap, limits
+from carmil.plot_style import INK, SOFT, STYLE
 from carmil.report.matrices import map_colours
-from carmil.report.sensitivity import INK, SOFT, STYLE
 from carmil.slides.annotations import Region
 from carmil.slides.comparison import draw_comparison
 from carmil.slides.contours import top_region_contours

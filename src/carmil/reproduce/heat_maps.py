@@ -20,7 +20,6 @@ from carmil.evidence.ranks import spearman
 from carmil.maps.tile_maps import Kind, TileMap
 from carmil.models.pooling import Offsets
 from carmil.progress import console
-from carmil.report.tables import ResultTable
 from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, annotated, draw_heat_maps
 from carmil.reproduce.recipes import Asked, Finding, Picture
@@ -32,6 +31,7 @@ from carmil.studies.answers import probabilities
 from carmil.studies.decisions import decision_of
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.tested import Subject, own_subjects, reopened
+from carmil.tables import ResultTable
 
 CAR = "car/abmil.gated"
 MAPS: tuple[tuple[str, str, str, Kind], ...] = (

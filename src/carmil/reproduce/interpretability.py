@@ -22,13 +22,13 @@ from carmil.evidence.resampling import mean_intervals
 from carmil.files import write_text
 from carmil.models.pooling import Offsets
 from carmil.progress import console
-from carmil.report.tables import ResultTable
 from carmil.reproduce import table1
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, evidence_maps, known, population_of, scored
 from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.table1 import DIGIT_TASKS, Row, Settings, figure
 from carmil.studies.measured import measured_once
+from carmil.tables import ResultTable
 from carmil.training.runs import Run
 
 MEASURES = {**table1.MEASURES, "auroc_both": "AUROC±", "ndcg": "NDCG"}

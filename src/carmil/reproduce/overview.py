@@ -15,7 +15,6 @@ from carmil.counterfactual.objective import evidence_differential_loss, l1_dista
 from carmil.models.abmil import ABMIL
 from carmil.models.contract import BagModel, cross_entropy
 from carmil.models.pooling import Offsets, bag_softmax
-from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import known, population_of
 from carmil.reproduce.overview_picture import SeenBag, Stage, draw_overview
@@ -23,6 +22,7 @@ from carmil.reproduce.recipes import Asked, Finding, Picture
 from carmil.reproduce.table1 import Settings, planned, trained
 from carmil.reproduce.two_branches import look
 from carmil.reproduce.written import written
+from carmil.tables import ResultTable
 
 MODEL, WIDTH, CLASSES = "car/abmil.gated", 1024, 2  # UNI's features, two classes
 TASK, SHOWN = "four_bags", 3  # the first test bag of this class that is answered rightly

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.files import whole_file
-from carmil.report.sensitivity import GRID, INK, SOFT, STYLE
+from carmil.plot_style import GRID, INK, SOFT, STYLE, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,8 +62,7 @@ def draw_overview(stages: Sequence[Stage], bag: SeenBag, path: Path) -> Path:
         flow.set_ylim(1, 51)
         flow.set_aspect("auto")
         _bag(figure, bag)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=150, facecolor="white")
+        save_figure(figure, path)
     return path
 
 

@@ -5,7 +5,7 @@ Mean and standard deviation in per cent, over five folds (BRCA, NSCLC, LUAD) or 
 
 from collections.abc import Mapping
 
-from carmil.report.tables import ResultTable
+from carmil.tables import ResultTable
 
 TITLE = "The paper's, UNI features of TCGA, BRACS and CAMELYON16"
 MEASURES = {

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from carmil.errors import CarmilError, unknown
-from carmil.report.tables import ResultTable
+from carmil.tables import ResultTable
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
-from carmil.report.tables import ResultTable
 from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import DigitModels, Point, digit_models, said_of_digits
@@ -35,6 +34,7 @@ from carmil.reproduce.table1 import figure, shown
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
 from carmil.studies.run_folder import StudyRun
+from carmil.tables import ResultTable
 
 TASK, MODEL, SLIDE_MODEL = "four_bags", "car/abmil", CAR_L1.model
 COUNTED = "of the rightly answered bags of a class (a row) those whose logit of a class (a column) grows most: per cent"

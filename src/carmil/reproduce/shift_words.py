@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from carmil.report.tables import ResultTable
 from carmil.reproduce.shift_reading import CONTROL, DIGITS, READINGS, Floats, Reasons, Shift
 from carmil.reproduce.table1 import figure, shown
+from carmil.tables import ResultTable
 
 PAPER = {(1, 3): 100.0, (3, 1): 62.0}  # of Four Bags, in per cent: from a true class to the class that grows most
 COMES_OUT = 90.0  # per cent of the bags of class 1

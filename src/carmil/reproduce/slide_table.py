@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from carmil.errors import CarmilError, unknown
-from carmil.report.tables import ResultTable
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Found, SlideCohort
 from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, PATIENCE, Answered, Method
@@ -15,6 +14,7 @@ from carmil.reproduce.table1 import figure, shown
 from carmil.studies.cautions import LITTLE
 from carmil.studies.compare import Comparison, compare_pairs
 from carmil.studies.tested import reopened
+from carmil.tables import ResultTable
 from carmil.truth import UNKNOWN
 
 MEASURES = {"auc": "AUC", "f1_macro": "F1", "balanced_accuracy": "BACC", "auprc_attention": "AUPRC+"}

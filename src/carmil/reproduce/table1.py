@@ -19,12 +19,12 @@ from carmil.counterfactual.branches import branch_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import EXPLAINERS, NEGATIVE_RULES
 from carmil.files import write_text
-from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
 from carmil.reproduce.paper import PAPER, Figure
 from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.side_by_side import side_by_side
+from carmil.tables import ResultTable
 from carmil.training.population import Member
 from carmil.training.recipe import Recipe
 from carmil.training.runs import Run

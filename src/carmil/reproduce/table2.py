@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from carmil.report.tables import ResultTable
 from carmil.reproduce.paper_slides import TABLE2, paper_table
 from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.slide_cohorts import cohorts_in
@@ -26,6 +25,7 @@ from carmil.reproduce.slide_table import (
     uninformed,
 )
 from carmil.reproduce.written import written
+from carmil.tables import ResultTable
 
 METHODS = (
     Method("Mean", "mean"),

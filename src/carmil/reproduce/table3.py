@@ -1,6 +1,5 @@
 """Table 3: CAR on ABMIL, DSMIL and TransMIL. The paper shows the better of two distances; here validation bags choose."""
 
-from carmil.report.tables import ResultTable
 from carmil.reproduce.paper_slides import TABLE3, paper_table
 from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.slide_cohorts import SlideCohort, cohorts_in
@@ -19,6 +18,7 @@ from carmil.reproduce.slide_table import (
 )
 from carmil.reproduce.written import written
 from carmil.studies.chosen import Choice
+from carmil.tables import ResultTable
 
 BASES = {"CAR-MIL": ABMIL, "CAR-DSMIL": Method("DSMIL", "dsmil"), "CAR-TransMIL": Method("TransMIL", "transmil")}
 DISTANCES: dict[str, dict[str, str]] = {"L1": {}, "cosine": {"distance": "cosine"}}

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from carmil.progress import console
-from carmil.report.tables import ResultTable
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
 from carmil.reproduce.recipes import Asked, Finding, Picture
@@ -11,6 +10,7 @@ from carmil.reproduce.table1 import DIGIT_TASKS
 from carmil.reproduce.theory_picture import Row, draw_theory
 from carmil.reproduce.theory_reading import MEASURES, RIVALS, TENTH, Followed, followed
 from carmil.reproduce.written import written
+from carmil.tables import ResultTable
 
 MODEL = "car/abmil"
 MAIN = "all others"  # of RIVALS: it needs no choice

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carmil.files import whole_file
+from carmil.plot_style import COLOURS, SOFT, STYLE
 from carmil.report.matrices import map_colours
-from carmil.report.sensitivity import COLOURS, SOFT, STYLE
 from carmil.reproduce.theory_reading import Followed
 
 if TYPE_CHECKING:

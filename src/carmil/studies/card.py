@@ -10,11 +10,11 @@ from typing import Any
 
 from carmil.bags.splits import TEST, TRAIN, VALIDATION
 from carmil.evidence.operating import Rule
-from carmil.report.tables import ResultTable
 from carmil.studies.cautions import cautions
 from carmil.studies.figures import percent, run_table
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.settings import Settings, preset_of
+from carmil.tables import ResultTable
 from carmil.words import plural
 
 CONFIG = "study.yaml"

@@ -11,10 +11,10 @@ from carmil.errors import CarmilError
 from carmil.evidence.decision import Decision
 from carmil.evidence.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
 from carmil.evidence.statistics import Test, holm, paired_t
-from carmil.report.tables import ResultTable
 from carmil.studies.answers import by_patient, numbers
 from carmil.studies.figures import SHOWN, fold_answers
 from carmil.studies.run_folder import StudyRun
+from carmil.tables import ResultTable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from carmil.evidence.intervals import FoldAnswers, figure_interval
 from carmil.evidence.operating import at_threshold
 from carmil.evidence.performance import bag_performance
 from carmil.evidence.statistics import bootstrap
-from carmil.report.tables import ResultTable
 from carmil.studies.answers import numbers, probabilities
 from carmil.studies.run_folder import StudyRun
+from carmil.tables import ResultTable
 
 if TYPE_CHECKING:
     import pandas as pd

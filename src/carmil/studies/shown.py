@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from carmil.report.tables import ResultTable
 from carmil.studies.cautions import cautions
 from carmil.studies.external import Evaluation
 from carmil.studies.figures import MEAN_OVER_FOLDS, SHOWN, interval_words, line, percent
 from carmil.studies.run_folder import StudyRun
+from carmil.tables import ResultTable
 from carmil.words import plural
 
 

@@ -11,12 +11,12 @@ from carmil.bags.bags import Bags
 from carmil.evidence.agreement import NEGATIVE_RULES
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.maps.tile_maps import LEAST_LOGITS
-from carmil.report.tables import ResultTable
 from carmil.studies.decisions import rule_lines, rules_in
 from carmil.studies.figures import mean_interval
 from carmil.studies.located import located
 from carmil.studies.run_folder import StudyRun
 from carmil.studies.tested import Subject
+from carmil.tables import ResultTable
 from carmil.words import plural
 
 if TYPE_CHECKING:
