@@ -15,15 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from carmil.maps.drawing import draw_maps, write_pngs
 from carmil.maps.mosaic import mosaic, pixel_boxes
+from carmil.maps.overlays import write_geojson, write_ome_tiff
+from carmil.maps.painting import Painter, raster
+from carmil.maps.regions import Region
+from carmil.maps.tile_labels import label_tiles
 from carmil.maps.tile_maps import tile_maps
-from carmil.slides.annotations import Region
-from carmil.slides.drawing import draw_maps, write_pngs
-from carmil.slides.maps import raster
-from carmil.slides.overlays import write_geojson, write_ome_tiff
-from carmil.slides.painting import Painter
 from carmil.slides.slide import Level, Picture, Slide, Tiles
-from carmil.slides.tile_labels import label_tiles
 
 SIZE = 256
 

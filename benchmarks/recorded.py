@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from carmil import Bags, Member, Population, Recipe, create_model, fit
+from carmil.recording import Recorder
 from carmil.training import TRAIN, VALIDATION
 from carmil.training.feeding import Feeder
-from carmil.training.recording import Recorder
 from carmil.training.runs import machine_line
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from carmil.maps.drawing import draw_maps
 from carmil.maps.tile_maps import tile_maps
-from carmil.slides.drawing import draw_maps
 from carmil.slides.opening import open_slide, slides_in
 from carmil.slides.tile_cohort import tile_slides
 from carmil.training.runs import machine_line

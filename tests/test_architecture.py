@@ -35,15 +35,10 @@ FRONT_DOORS = ("carmil", "carmil.__main__")  # what a user imports or runs: they
 
 # (importing room, imported room)
 EXCEPTIONS = {
-    ("slides", "maps"),
-    ("slides", "studies"),
-    ("slides", "training"),
     ("viewer", "reproduce"),
 }
 # One file of each cycle that is left, and why it is there
 CYCLES: set[frozenset[str]] = {
-    frozenset({"carmil.models.fused", "carmil.models.layers"}),
-    frozenset({"carmil.slides.masks", "carmil.slides.annotations"}),
     frozenset({"carmil.reproduce.stand_in", "carmil.reproduce.slide_cohorts"}),
     frozenset({"carmil.viewer.digit_cases", "carmil.viewer.cases"}),
 }

@@ -36,9 +36,9 @@ ALLOWED = {
     },
     "cli/datasets.py": {"folder_for(out) / one.name"},
     "cli/slide_maps.py": {"path / f'{tiles.slide}{suffix}'"},  # read only, and the slide is the stem of a file
-    "slides/drawing.py": {"out / f'tiles_{name}.png'", "out / f'{name}.ome.tiff'", "out / f'{name}.png'"},  # file_names
+    "maps/drawing.py": {"out / f'tiles_{name}.png'", "out / f'{name}.ome.tiff'", "out / f'{name}.png'"},  # file_names
     "slides/features.py": {"out.with_name(f'{out.name}.encoding')"},
-    "slides/legend.py": {"fonts / f\"DejaVuSans{'-Bold' * bold}.ttf\""},
+    "maps/legend.py": {"fonts / f\"DejaVuSans{'-Bold' * bold}.ttf\""},
     "slides/sheets.py": {"path.with_stem(f'{path.stem}_{page + 1}')"},
     "slides/tiling.py": {"folder / 'patches' / f'{slide}_patches.h5'"},  # read only, if it is one name
     "studies/explain.py": {"out / f'{kind}.json'"},

@@ -15,15 +15,15 @@ from carmil.bags.split_files import write_splits
 from carmil.bags.splits import make_splits
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.maps.drawing import file_names
 from carmil.maps.evidence_files import evidence_file
+from carmil.maps.tile_labels import TileLabels
 from carmil.maps.tile_maps import TileMap
+from carmil.maps.truth_files import write_truth
 from carmil.reproduce import slide_runs
 from carmil.slides import features, tile_cohort
-from carmil.slides.drawing import file_names
 from carmil.slides.slide import Tiles
-from carmil.slides.tile_labels import TileLabels
 from carmil.slides.tiling import read_tiles, tiles_file, write_tiles
-from carmil.slides.truth_files import write_truth
 from carmil.studies.sweep import folder_name
 
 HOSTILE = [

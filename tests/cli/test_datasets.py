@@ -6,10 +6,10 @@ import pytest
 from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.maps.tile_labels import TileLabels
+from carmil.maps.truth_files import write_truth
 from carmil.reproduce.datasets import DATASETS
 from carmil.slides.slide import Tiles
-from carmil.slides.tile_labels import TileLabels
-from carmil.slides.truth_files import write_truth
 
 
 @pytest.fixture

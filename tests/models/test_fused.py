@@ -8,8 +8,7 @@ if torch.cuda.is_available():  # pragma: no cover
     pytest.skip("kernels are interpreted where there is no GPU", allow_module_level=True)
 
 from carmil.models import fused
-from carmil.models.layers import Dropout
-from carmil.models.noise import Noise
+from carmil.models.noise import Dropout, Noise
 from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
 
 R = 2

@@ -8,8 +8,8 @@ import torch
 from carmil import Bags, create_model, list_models
 from carmil.errors import CarmilError
 from carmil.models import AttendingModel, entries
-from carmil.models.layers import BatchNorm, Dropout, LayerNorm, Linear
-from carmil.models.noise import Noise
+from carmil.models.layers import BatchNorm, LayerNorm, Linear
+from carmil.models.noise import Dropout, Noise
 from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
 from carmil.training import TRAIN, VALIDATION, Member, Population, Recipe, fit
 from carmil.training.predict import predict

@@ -7,7 +7,7 @@ import pytest
 import tifffile
 
 from carmil.errors import CarmilError
-from carmil.slides.annotations import read_annotations
+from carmil.maps.annotations import read_annotations
 from carmil.slides.opening import is_slide, open_slide, slides_in
 
 

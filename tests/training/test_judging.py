@@ -6,10 +6,10 @@ import weakref
 import torch
 
 from carmil import Bags, create_model
+from carmil.recording import Recorder
 from carmil.training import Member, Population, Recipe
 from carmil.training.feeding import Feeder
 from carmil.training.judging import Judge, validation_parts
-from carmil.training.recording import Recorder
 from carmil.training.stopping import State
 
 SIZES = (3, 5, 2, 7, 4, 6)

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from carmil import Bags, Member, Population, Recipe, create_model, fit
-from carmil.training import TRAIN, VALIDATION, recording
-from carmil.training.recording import Recorder, give_back, out_of_memory
+from carmil import Bags, Member, Population, Recipe, create_model, fit, recording
+from carmil.recording import Recorder, give_back, out_of_memory
+from carmil.training import TRAIN, VALIDATION
 
 
 def test_where_memory_does_not_suffice_what_is_kept_is_given_back_and_it_is_tried_once_more(monkeypatch):

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from carmil import Bags, create_model
+from carmil.recording import Recorder
 from carmil.training import Member, Population, Recipe
 from carmil.training.feeding import Feeder
-from carmil.training.recording import Recorder
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State
 

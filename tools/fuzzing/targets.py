@@ -115,8 +115,8 @@ def _make_tiles(folder: Path) -> None:
 
 
 def _read_tiles(folder: Path, file: Path) -> None:
-    from carmil.slides.annotations import Region
-    from carmil.slides.tile_labels import label_tiles
+    from carmil.maps.regions import Region
+    from carmil.maps.tile_labels import label_tiles
     from carmil.slides.tiling import read_more, read_tiles
 
     tiles = read_tiles(file)
@@ -174,9 +174,9 @@ def _make_masks(folder: Path) -> None:
 
 
 def _read_annotations(folder: Path, file: Path) -> None:
-    from carmil.slides.annotations import read_annotations
+    from carmil.maps.annotations import read_annotations
+    from carmil.maps.tile_labels import label_tiles
     from carmil.slides.slide import Tiles
-    from carmil.slides.tile_labels import label_tiles
 
     regions = read_annotations(file, width=3000, height=2000)
     label_tiles(Tiles("s", GRID, 256.0, 256, 0.5, 3000, 2000, 0.5), regions)

@@ -14,9 +14,9 @@ from carmil.words import plural
 
 if TYPE_CHECKING:
     from carmil.maps.mosaic import Box
+    from carmil.maps.regions import Region
+    from carmil.maps.slide_evidence import Smoothing
     from carmil.maps.tile_maps import TileMap
-    from carmil.slides.annotations import Region
-    from carmil.slides.evidence_files import Smoothing
     from carmil.slides.slide import Tiles
 
 TilesOption = Annotated[Path, typer.Option(help="Folder that `carmil slides tile` wrote; or one file of tiles.")]
@@ -74,9 +74,9 @@ def slides_draw(
       carmil slides draw a.svs --evidence abmil/evidence --evidence car/evidence --tiles tiles --map factual,tumour
     """
     from carmil.files import safe_name
+    from carmil.maps.drawing import draw_maps
+    from carmil.maps.slide_evidence import Smoothing
     from carmil.progress import counted
-    from carmil.slides.drawing import draw_maps
-    from carmil.slides.evidence_files import Smoothing
     from carmil.slides.opening import open_slide, slides_in
 
     boxes = [_box(words) for words in regions or ()] or None
@@ -143,8 +143,8 @@ def slides_label(
       carmil slides label tumor_001.tif --tiles tiles --annotations tumor_001.xml --complete --out labels
       carmil slides label scans/*.svs --tiles tiles --annotations geojson --positive tumour --rule centre
     """
-    from carmil.slides.tile_labels import label_tiles, positive_names
-    from carmil.slides.truth_files import write_truth
+    from carmil.maps.tile_labels import label_tiles, positive_names
+    from carmil.maps.truth_files import write_truth
 
     folder_for(out)
     asked, labelled = names_in(positive), []
@@ -184,7 +184,7 @@ def _tiles_of(where: Path, slide: str) -> "Tiles":
 
 
 def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str], smoothing: "Smoothing") -> "list[TileMap]":
-    from carmil.slides.evidence_files import maps_of
+    from carmil.maps.slide_evidence import maps_of
 
     several = len(folders) > 1
     return [
@@ -195,7 +195,7 @@ def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str], smooth
 
 
 def _answers(folders: Sequence[Path], slide: str) -> list[str]:
-    from carmil.slides.evidence_files import answer_lines
+    from carmil.maps.slide_evidence import answer_lines
 
     several = len(folders) > 1
     return [line for folder in folders for line in answer_lines(folder, slide, model=_model(folder) if several else "")]
@@ -208,7 +208,7 @@ def _model(folder: Path) -> str:
 
 
 def _annotations(path: Path | None, tiles: "Tiles") -> "list[Region]":
-    from carmil.slides.annotations import read_annotations
+    from carmil.maps.annotations import read_annotations
 
     if path is not None and path.is_dir():
         path = next((file for suffix in ANNOTATED if (file := path / f"{tiles.slide}{suffix}").is_file()), None)

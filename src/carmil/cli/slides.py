@@ -216,11 +216,11 @@ def slides_run(
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
     """
     need_slides()
+    from carmil.maps.slide_evidence import Smoothing
     from carmil.slides.encoders import load_encoder
-    from carmil.slides.evidence_files import Smoothing
     from carmil.slides.opening import slides_in
-    from carmil.slides.whole_way import check_encoder_name, run_slides
     from carmil.studies.decisions import RULE, rule_lines, rules_in
+    from carmil.studies.slide_pipeline import check_encoder_name, run_slides
 
     found, where = slides_in(paths), device_named(device)
     check_encoder_name(model, encoder)

@@ -1,4 +1,4 @@
-"""Maps of instances: what they are called, their colours, where they lie in a picture, and the files they are read from.
+"""Maps of instances: their names, colours and files; drawing them onto slides, GeoJSON, annotations.
 
-Slides, reports and the viewer draw with this room; it needs nothing that is optional to install.
+Reports and the viewer use this room; what is optional to install (scikit-image, tifffile) is imported when a function needs it.
 """

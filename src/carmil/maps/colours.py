@@ -1,10 +1,13 @@
 """The colours of maps: blue supports, orange refutes, violet is attention. The viewer's page has the same.
 
-Blue and orange differ for all common kinds of colour blindness; violet gets darker all the way, so it reads in grey too.
+The slide beneath is grey, so that hue means one thing. Blue and orange differ for all common kinds of colour blindness; violet gets
+darker all the way, so it reads in grey too.
 """
 
 import numpy as np
 from numpy.typing import NDArray
+
+from carmil.slides.slide import Picture
 
 SUPPORTS, REFUTES, ATTENDED = (20, 100, 200), (200, 90, 0), (128, 80, 170)
 # (where on the scale, colour)
@@ -12,6 +15,10 @@ ATTENTION = ((0.0, (238, 234, 244)), (0.6, ATTENDED), (1.0, (52, 16, 88)))
 SIGNED = ((-1.0, (140, 55, 0)), (-0.75, REFUTES), (0.0, (236, 236, 238)), (0.75, SUPPORTS), (1.0, (8, 58, 140)))
 WEAKEST, STRONGEST = 0.30, 0.85  # how much of the slide a colour covers, at 0 and at the ends
 NOTHING = 255  # the place in a table of colours of where there is no tile
+
+# Of words and contours.
+INK, SOFT = (28, 35, 48), (91, 100, 116)
+OUTLINES = (INK, (11, 127, 105), (194, 49, 126), (111, 108, 12))  # none of them a colour of a map
 
 Colours = NDArray[np.uint8]  # (256, 4): red, green, blue, how much it covers
 
@@ -36,3 +43,22 @@ def places(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
 def colour_of(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
     """(n, 3) of scaled values, as they are in the legend: without a slide beneath."""
     return colours(signed=signed)[places(values, signed=signed), :3]
+
+
+def covered(slide: Picture, cover: NDArray[np.uint8]) -> Picture:
+    """The slide beneath colours (h, w, 4)."""
+    alpha = cover[..., 3:].astype(np.uint16)
+    mixed = slide * (255 - alpha)
+    mixed += cover[..., :3] * alpha
+    mixed += 128
+    mixed += mixed >> 8  # with the shift that follows, a division by 255, rounded
+    mixed >>= 8
+    return mixed.astype(np.uint8)
+
+
+def greyed(picture: Picture) -> Picture:
+    """Without hue and a little lighter."""
+    red, green, blue = (picture[..., c].astype(np.uint16) for c in range(3))
+    grey = (red * 54 + green * 183 + blue * 19) >> 8
+    light = (255 - (255 - grey) * 3 // 4).astype(np.uint8)
+    return np.repeat(light[..., None], 3, axis=2)

@@ -8,7 +8,8 @@ F   = phi(sum_j softmax(u)_j z_j)             phi: `output_layers` hidden ReLU l
 from torch import Tensor, nn
 
 from carmil.models.attention import Attention, WithAttention
-from carmil.models.layers import Dropout, Hidden, Linear
+from carmil.models.layers import Hidden, Linear
+from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from carmil.models import fused
 from carmil.models.contract import AttendingModel, Branch, Seen
-from carmil.models.layers import ACTIVATIONS, Dropout, Linear, linear
+from carmil.models.layers import ACTIVATIONS, Linear, linear
+from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets
 
 

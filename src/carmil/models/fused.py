@@ -7,16 +7,13 @@ Matrix products are the library's; everything between them is in `carmil.models.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from carmil.models.noise import Noise
+from carmil.models.noise import Dropout, Noise
 from carmil.models.pooling import Offsets, bag_softmax, bag_sum
-
-if TYPE_CHECKING:
-    from carmil.models.layers import Dropout
 
 CHUNK = 512  # rows of one bag that one program pools
 
@@ -46,7 +43,7 @@ class _Drawn:
     rows: Tensor
 
     @classmethod
-    def by(cls, dropouts: "tuple[Dropout, ...]", count: int, device: torch.device) -> "_Drawn":
+    def by(cls, dropouts: tuple[Dropout, ...], count: int, device: torch.device) -> "_Drawn":
         first = dropouts[0]
         noise = first.noise if first.training and first.p > 0 else None
         rows = torch.arange(count, device=device) if noise is None else noise.rows_for(count)
@@ -65,7 +62,7 @@ class _Drawn:
         return (spare, spare, spare) if self.noise is None else (self.noise.seeds, self.noise.steps, self.rows)
 
 
-def hidden(x: Tensor, weight: Tensor, bias: Tensor | None, dropout: "Dropout") -> Tensor:
+def hidden(x: Tensor, weight: Tensor, bias: Tensor | None, dropout: Dropout) -> Tensor:
     """dropout(relu(x W' + b)) of every model. x (n, in) or (r, n, in), W (r, d, in), b (r, d) -> (r, n, d)."""
     x = x.expand(len(weight), -1, -1) if x.ndim == 2 else x
     bias = None if bias is None else bias.contiguous()
@@ -128,7 +125,7 @@ def look(
     *,
     gated: bool,
     relu: bool,
-    dropouts: "tuple[Dropout, Dropout]",
+    dropouts: tuple[Dropout, Dropout],
     masked: Callable[[Tensor], Tensor],
 ) -> Looked:
     """u = reads(trunk(z)), softmax over each bag, Z = sum_j a_j z_j, for all maps at once.

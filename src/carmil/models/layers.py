@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from carmil.models import fused
-from carmil.models.noise import Noisy
+from carmil.models.noise import Dropout
 
 PIECE = 2048  # rows of a large bag that the first layer looks at, at a time, on a CPU
 
@@ -108,31 +108,6 @@ class HeadLinear(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             y = torch.einsum("...bhi,...hoi->...bho", x.to(self.weight.dtype), self.weight)
         return y + self.bias.unsqueeze(-3)
-
-
-class Dropout(Noisy):
-    """Each element is dropped with probability p while training, the others scaled by 1 / (1-p)."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    @property
-    def scale(self) -> float:
-        """What is kept is multiplied by this."""
-        return 1 / (1 - self.p) if self.training else 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        dropped = self.kept((x.shape[-2], x.shape[-1]), 1 - self.p, x).logical_not_()
-        return x.masked_fill(dropped, 0.0).mul_(self.scale)
-
-    def drop_(self, x: Tensor, rows: slice, count: int) -> Tensor:
-        """The same in place, for these rows of a population's (r, count, d)."""
-        if self.training and self.p > 0:
-            x.mul_(self.kept((count, x.shape[-1]), 1 - self.p, x, rows)).mul_(self.scale)
-        return x
 
 
 class Hidden(nn.Sequential):

@@ -71,6 +71,31 @@ class Noisy(nn.Module):
         return self.noise.kept(shape, share, self.site, part)
 
 
+class Dropout(Noisy):
+    """Each element is dropped with probability p while training, the others scaled by 1 / (1-p)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    @property
+    def scale(self) -> float:
+        """What is kept is multiplied by this."""
+        return 1 / (1 - self.p) if self.training else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        dropped = self.kept((x.shape[-2], x.shape[-1]), 1 - self.p, x).logical_not_()
+        return x.masked_fill(dropped, 0.0).mul_(self.scale)
+
+    def drop_(self, x: Tensor, rows: slice, count: int) -> Tensor:
+        """The same in place, for these rows of a population's (r, count, d)."""
+        if self.training and self.p > 0:
+            x.mul_(self.kept((count, x.shape[-1]), 1 - self.p, x, rows)).mul_(self.scale)
+        return x
+
+
 def _mix(x: Tensor) -> Tensor:
     """A bijection of 32-bit integers under which neighbours become unrelated (two rounds of xor-shift-multiply)."""
     x = x.to(torch.int32, copy=True)

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from carmil.errors import CarmilError
 from carmil.models.attention import Attention, WithAttention
-from carmil.models.layers import Dropout, Hidden, LayerNorm, Linear, xavier
+from carmil.models.layers import Hidden, LayerNorm, Linear, xavier
+from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
 

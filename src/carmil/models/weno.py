@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from carmil.errors import CarmilError
 from carmil.models.attention import Attention
 from carmil.models.contract import BagModel, Prediction
-from carmil.models.layers import BatchNorm, Dropout, Linear
+from carmil.models.layers import BatchNorm, Linear
+from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets, bag_max, bag_mean, bag_softmax, bag_weighted_sum
 from carmil.models.registry import register
 

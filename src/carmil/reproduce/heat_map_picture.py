@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
 from carmil.files import whole_file
+from carmil.maps.comparison import draw_comparison
+from carmil.maps.contours import top_region_contours
 from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes, spacing
+from carmil.maps.painting import Painter
+from carmil.maps.regions import Region
 from carmil.maps.tile_maps import SCALES, TileMap, limits
 from carmil.plot_style import INK, SOFT, STYLE
 from carmil.report.matrices import map_colours
-from carmil.slides.annotations import Region
-from carmil.slides.comparison import draw_comparison
-from carmil.slides.contours import top_region_contours
-from carmil.slides.painting import Painter
 from carmil.slides.slide import Level, Slide, Tiles
 from carmil.slides.slide import Picture as Pixels
 

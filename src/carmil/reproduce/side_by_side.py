@@ -12,8 +12,7 @@ from typing import TypeVar
 import torch
 
 from carmil import progress
-from carmil.training.recording import out_of_memory
-from carmil.training.streams import own_stream
+from carmil.recording import out_of_memory, own_stream
 
 Result = TypeVar("Result")
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from carmil.recording import Recorded, Recorder
 from carmil.slides.encoders import Encoder
-from carmil.training.recording import Recorded, Recorder
 
 _AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles a batch
 

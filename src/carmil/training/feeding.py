@@ -16,9 +16,9 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
 from carmil.models.scaled import Scaled
+from carmil.recording import own_stream
 from carmil.training.memory import free_memory
 from carmil.training.population import Population
-from carmil.training.streams import own_stream
 
 RESIDENT_SHARE = 0.5  # of the device's free memory that features may take; the rest is for what is computed
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags, runs_of
 from carmil.models.contract import cross_entropy
+from carmil.recording import Recorded, Recorder
 from carmil.training.feeding import Fed, Feeder
 from carmil.training.population import Population
-from carmil.training.recording import Recorded, Recorder
 from carmil.training.stopping import State, at_least_two
 
 

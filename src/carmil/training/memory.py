@@ -11,9 +11,9 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
+from carmil.recording import give_back
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
-from carmil.training.recording import give_back
 
 USED = 0.8  # of the free memory
 BESIDE = 3.0  # what lies in memory at the worst moment, beside what is kept for the gradient alone

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from carmil.models.pooling import Offsets
+from carmil.recording import Recorded, Recorder
 from carmil.training.population import Population
-from carmil.training.recording import Recorded, Recorder
 from carmil.training.stopping import State, at_least_two
 
 MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each, of TransMIL some thousand

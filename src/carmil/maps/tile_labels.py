@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
-from carmil.slides.annotations import Region, Ring
+from carmil.maps.regions import Region, Ring
 from carmil.slides.slide import Tiles
 from carmil.truth import UNKNOWN
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from carmil.errors import CarmilError
+from carmil.maps.slide_evidence import Smoothing
 from carmil.maps.tile_maps import TileMap
-from carmil.slides.evidence_files import Smoothing
 from carmil.slides.slide import Tiles
 
 CORNERS = np.array([[0, 0], [100, 0], [200, 0], [0, 100], [900, 900]])

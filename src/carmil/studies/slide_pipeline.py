@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
 from carmil.files import safe_name, whole_folder
+from carmil.maps.drawing import LONGEST, draw_maps
+from carmil.maps.slide_evidence import Smoothing, answer_lines, maps_of
 from carmil.progress import counted
-from carmil.slides.drawing import LONGEST, draw_maps
 from carmil.slides.encoders import Encoder, may_be
 from carmil.slides.encoding import Times
-from carmil.slides.evidence_files import Smoothing, answer_lines, maps_of
 from carmil.slides.features import encode_slides, tiles_of
 from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles

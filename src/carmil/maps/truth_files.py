@@ -7,8 +7,8 @@ import numpy as np
 
 from carmil.csv_files import csv_text
 from carmil.files import safe_names, whole_file, write_text
+from carmil.maps.tile_labels import TileLabels
 from carmil.slides.slide import Tiles
-from carmil.slides.tile_labels import TileLabels
 from carmil.truth import UNKNOWN
 
 

@@ -8,10 +8,11 @@ import pytest
 import tifffile
 
 from carmil.errors import CarmilError
-from carmil.slides import masks, tile_labels
-from carmil.slides.annotations import Region, read_annotations
+from carmil.maps import masks, tile_labels
+from carmil.maps.annotations import read_annotations
+from carmil.maps.regions import Region
+from carmil.maps.tile_labels import label_tiles, paint, positive_names
 from carmil.slides.slide import Tiles
-from carmil.slides.tile_labels import label_tiles, paint, positive_names
 from carmil.truth import UNKNOWN
 
 SQUARE = [[100, 200], [300, 200], [300, 500], [100, 500]]
@@ -153,7 +154,7 @@ def test_a_mask_with_many_wide_classes_is_looked_at_more_coarsely(tmp_path, monk
     path = tmp_path / "mask.tif"
     tifffile.imwrite(path, mask, metadata=None)
     fine = read_annotations(path, width=640, height=640)
-    monkeypatch.setattr("carmil.slides.masks.MOST_TRACED", 500)
+    monkeypatch.setattr("carmil.maps.masks.MOST_TRACED", 500)
     coarse = read_annotations(path, width=640, height=640)
     assert [one.name for one in coarse] == [one.name for one in fine] == list("12345678")
     for one, other in zip(fine, coarse, strict=True):

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carmil.training.streams import own_stream
-
 _BROKEN: list[torch.cuda.CUDAGraph] = []  # recordings that could not be ended: torch goes on asking after them
 _RECORDING = threading.Lock()  # meanwhile torch can give no memory back, whichever thread asks for it
+
+_MINE = threading.local()  # the streams of each thread
 
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
@@ -83,3 +83,16 @@ def give_back() -> None:
 def out_of_memory(error: RuntimeError) -> bool:
     """Is it memory that does not suffice, the GPU's or the machine's? Drivers and libraries say so in their own words."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
+def own_stream(use: str) -> "torch.cuda.Stream":
+    """Return this thread's stream for `use` on the current GPU: always the same one.
+
+    torch hands out the same 32 streams again and again. Threads that took a new one for every purpose would share one, and the
+    operations of one thread would become part of what another records.
+    """
+    mine: dict[tuple[str, int], torch.cuda.Stream] = _MINE.__dict__.setdefault("streams", {})
+    key = (use, torch.cuda.current_device())
+    if key not in mine:
+        mine[key] = torch.cuda.Stream()
+    return mine[key]

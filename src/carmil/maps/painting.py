@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from carmil.maps.colours import colours, places
-from carmil.maps.mosaic import Box, mosaic, pixel_boxes
+from carmil.errors import CarmilError
+from carmil.maps.colours import OUTLINES, colours, covered, greyed, places
+from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes
+from carmil.maps.regions import Region
 from carmil.maps.tile_maps import Scale, TileMap
-from carmil.slides.annotations import Region
-from carmil.slides.colours import OUTLINES, covered, greyed
-from carmil.slides.maps import checked
 from carmil.slides.slide import Picture, Slide, Tiles
 
 STRIP = 2**21  # pixels that are painted at a time
@@ -85,3 +84,23 @@ class Painter:
 def _touches(ring: NDArray[np.float64], box: Box) -> bool:
     low, high = ring.min(0), ring.max(0)
     return bool((low <= box[2:]).all() and (high >= box[:2]).all())
+
+
+def checked(maps: Sequence[TileMap], tiles: Tiles) -> None:
+    """Refuses maps that are not of these tiles, or are infinite."""
+    for one in maps:
+        if one.values.shape != (len(tiles),):
+            raise CarmilError(
+                f"{tiles.slide}: the map {one.title!r} has the shape {one.values.shape} and there are {len(tiles):,} "
+                "tiles: expected one value per tile"
+            )
+        if np.isinf(one.values).any():
+            raise CarmilError(f"{tiles.slide}: the map {one.title!r} holds infinite values, which cannot be drawn")
+
+
+def raster(tiles: Tiles, values: ArrayLike, *, longest: int) -> NDArray[np.float64]:
+    """One map over the whole slide, its longer side `longest` pixels: the mean of the tiles there, NaN where there are none."""
+    pixels = picture_size(tiles.width, tiles.height, longest)
+    boxes = pixel_boxes(tiles.corners, tiles.size, (0, 0, tiles.width, tiles.height), pixels)
+    laid = mosaic(boxes, np.asarray(values, dtype=np.float64)[None], pixels)
+    return laid.spread(laid.cells[0])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from carmil.errors import CarmilError
+from carmil.maps.painting import checked, raster
 from carmil.maps.tile_maps import tile_maps
-from carmil.slides.maps import checked, raster
 from carmil.slides.slide import Tiles
 
 

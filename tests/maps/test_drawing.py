@@ -7,17 +7,18 @@ import pytest
 from PIL import Image
 
 from carmil.errors import CarmilError
+from carmil.maps import comparison, legend, painting
+from carmil.maps.annotations import read_annotations
 from carmil.maps.colours import colour_of
+from carmil.maps.comparison import ends_of, top_regions
+from carmil.maps.drawing import draw_maps, write_pngs
 from carmil.maps.mosaic import picture_size
+from carmil.maps.painting import Painter
+from carmil.maps.png import PngWriter
+from carmil.maps.regions import Region
+from carmil.maps.tile_labels import POSITIVE, label_tiles
 from carmil.maps.tile_maps import tile_maps
-from carmil.slides import comparison, legend, painting
-from carmil.slides.annotations import Region, read_annotations
-from carmil.slides.comparison import ends_of, top_regions
-from carmil.slides.drawing import draw_maps, write_pngs
 from carmil.slides.opening import open_slide
-from carmil.slides.painting import Painter
-from carmil.slides.png import PngWriter
-from carmil.slides.tile_labels import POSITIVE, label_tiles
 
 
 def opened(path):

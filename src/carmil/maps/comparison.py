@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.files import whole_file
+from carmil.maps.colours import INK, OUTLINES, SOFT
+from carmil.maps.contours import SMALL
+from carmil.maps.legend import RESEARCH, colour_bar, say, wrapped
 from carmil.maps.mosaic import Box, picture_size
+from carmil.maps.painting import Painter
 from carmil.maps.tile_maps import TileMap, leading_map, limits
-from carmil.slides.colours import INK, OUTLINES, SOFT
-from carmil.slides.contours import SMALL
-from carmil.slides.legend import RESEARCH, colour_bar, say, wrapped
-from carmil.slides.painting import Painter
 from carmil.slides.slide import Picture, Slide, Tiles
 
 if TYPE_CHECKING:

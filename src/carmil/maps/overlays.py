@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from carmil.files import whole_file
 from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
+from carmil.maps.contours import SMALL, regions_of
+from carmil.maps.legend import RESEARCH
 from carmil.maps.mosaic import picture_size
+from carmil.maps.painting import Painter
+from carmil.maps.regions import Ring
 from carmil.maps.tile_maps import Scale, TileMap, leading_map
-from carmil.slides.annotations import Ring
-from carmil.slides.contours import SMALL, regions_of
-from carmil.slides.legend import RESEARCH
-from carmil.slides.painting import Painter
 from carmil.slides.slide import Picture, Tiles
 
 EDGE = 512  # pixels of a TIFF's tile

@@ -4,38 +4,20 @@ Nothing in a file is executed or expanded: an XML that declares a document type,
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 import numpy as np
-from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
+from carmil.maps.masks import read_mask
+from carmil.maps.regions import Region
 from carmil.untrusted import read_json
 
-Ring = NDArray[np.float64]  # (k, 2): x, y of its corners
 NAMELESS = "annotation"  # a region that nobody named
 _ELLIPSE, _LINES = "2", ("3", "4", "5")  # Aperio's types of regions; arrows and rulers hold nothing
-
-
-@dataclass(frozen=True, eq=False)
-class Region:
-    """A region of class `name`: the points inside an odd number of `rings`, so that a ring in a ring is a hole.
-
-    A `cut` region takes away from what it lies in, and is of no class.
-    """
-
-    name: str
-    rings: tuple[Ring, ...]
-    cut: bool = False
-
-    @property
-    def area(self) -> float:
-        """In square level-0 pixels; holes are not taken away."""
-        return max(abs(_signed_area(ring)) for ring in self.rings)
 
 
 def read_annotations(path: Path, *, width: int, height: int) -> list[Region]:
@@ -46,8 +28,6 @@ def read_annotations(path: Path, *, width: int, height: int) -> list[Region]:
     except OSError as error:
         raise CarmilError(f"annotations {path} cannot be read: {error.strerror or error}") from error
     if start[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        from carmil.slides.masks import read_mask
-
         regions = read_mask(path, width=width, height=height)
     elif start[:1] in (b"{", b"["):
         regions = _read_geojson(path)
@@ -193,8 +173,3 @@ def _ellipse(corners: list[tuple[float, float]]) -> list[tuple[float, float]]:
     turn = np.linspace(0, 2 * np.pi, 64, endpoint=False)
     x, y = (x0 + x1) / 2 + (x1 - x0) / 2 * np.cos(turn), (y0 + y1) / 2 + (y1 - y0) / 2 * np.sin(turn)
     return list(zip(x.tolist(), y.tolist(), strict=True))
-
-
-def _signed_area(ring: Ring) -> float:
-    x, y = ring.T
-    return float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
-from carmil.slides.annotations import Region
+from carmil.maps.regions import Region
 
 LONGEST = 8192  # pixels of a mask that are looked at, along its longer side
 STRIP = 256  # rows read at a time

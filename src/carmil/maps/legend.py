@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from carmil.maps.colours import NOTHING, colours
+from carmil.maps.colours import INK, NOTHING, OUTLINES, SOFT, colours, covered
 from carmil.maps.tile_maps import Scale, TileMap, limits
-from carmil.slides.colours import INK, OUTLINES, SOFT, covered
 from carmil.slides.slide import Picture
 
 if TYPE_CHECKING:

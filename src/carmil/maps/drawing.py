@@ -17,14 +17,14 @@ from numpy.typing import ArrayLike
 
 from carmil.errors import CarmilError
 from carmil.files import safe_name, whole_file
+from carmil.maps.comparison import draw_comparison, draw_ends
+from carmil.maps.legend import NARROWEST, RESEARCH, legend
 from carmil.maps.mosaic import Box, picture_size
+from carmil.maps.overlays import write_geojson, write_ome_tiff
+from carmil.maps.painting import Painter
+from carmil.maps.png import PngWriter
+from carmil.maps.regions import Region
 from carmil.maps.tile_maps import Kind, Scale, TileMap, tile_maps
-from carmil.slides.annotations import Region
-from carmil.slides.comparison import draw_comparison, draw_ends
-from carmil.slides.legend import NARROWEST, RESEARCH, legend
-from carmil.slides.overlays import write_geojson, write_ome_tiff
-from carmil.slides.painting import Painter
-from carmil.slides.png import PngWriter
 from carmil.slides.slide import Picture, Slide, Tiles
 
 LONGEST = 4000
@@ -52,7 +52,7 @@ def draw_maps(
     values: a value a tile by the map's name: factual, counterfactual, difference, or the class that it is evidence for (`kind`
     says otherwise). longest: pixels of the longer side, at most the slide's own. regions: boxes to zoom into, in level-0
     pixels; None takes where the evidence is largest, for or against. top: tiles shown of each end of a map; 0 for none.
-    answers: lines for the head of the comparison, see `carmil.slides.evidence_files.answer_lines`.
+    answers: lines for the head of the comparison, see `carmil.maps.slide_evidence.answer_lines`.
     """
     maps = tile_maps(values, kind) if isinstance(values, Mapping) else list(values)
     if not maps or not len(tiles):

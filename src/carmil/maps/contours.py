@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.maps.mosaic import mosaic, pixel_boxes
+from carmil.maps.regions import Ring, ring_area
 from carmil.maps.tile_maps import TileMap
-from carmil.slides.annotations import Ring
 from carmil.slides.slide import Tiles
 
 TOP = 0.05  # of the tiles are in top regions
@@ -68,7 +68,7 @@ def top_region_contours(
         if not sizes[number]:
             continue
         inside = numbers == number
-        rings = sorted(_traced(inside), key=_area, reverse=True)
+        rings = sorted(_traced(inside), key=ring_area, reverse=True)
         corners = tuple(origin + ring * cell for ring in rings)
         found.append(TopRegion(corners, sign * float(cells[inside].mean()), float(inside.sum() * cell**2)))
     return found
@@ -111,8 +111,3 @@ def _followed(ahead: dict[tuple[int, int], list[tuple[int, int]]]) -> Ring:
         here, step = there, turned
     straight = (ring[1][0] - first[0]) * step[1] == (ring[1][1] - first[1]) * step[0]
     return np.array(ring[1:] if straight else ring, dtype=np.float64)
-
-
-def _area(ring: Ring) -> float:
-    x, y = ring.T
-    return abs(float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))) / 2

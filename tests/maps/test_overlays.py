@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tifffile
 
+from carmil.maps import overlays
+from carmil.maps.contours import regions_of, top_region_contours
+from carmil.maps.overlays import write_geojson, write_ome_tiff
+from carmil.maps.painting import Painter
+from carmil.maps.regions import Region
+from carmil.maps.tile_labels import label_tiles
 from carmil.maps.tile_maps import tile_maps
-from carmil.slides import overlays
-from carmil.slides.annotations import Region
-from carmil.slides.contours import regions_of, top_region_contours
-from carmil.slides.overlays import write_geojson, write_ome_tiff
-from carmil.slides.painting import Painter
-from carmil.slides.tile_labels import label_tiles
 
 KNOWN_TYPES = {"annotation", "detection", "tile", "cell", "tmaCore", "root"}
 
@@ -139,8 +139,8 @@ def test_what_only_refutes_has_no_top_region(plain_slide, grid_of_tiles):
 
 
 def test_any_region_is_traced_so_that_it_can_be_painted_again():
-    from carmil.slides.contours import _traced
-    from carmil.slides.tile_labels import paint
+    from carmil.maps.contours import _traced
+    from carmil.maps.tile_labels import paint
 
     rng = np.random.default_rng(0)
     for _ in range(50):
