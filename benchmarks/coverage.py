@@ -22,7 +22,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.evidence.intervals import Estimate, FoldAnswers, difference_interval, estimate, wilson
+from carmil.statistics.intervals import Estimate, FoldAnswers, difference_interval, estimate, wilson
 
 SIZES = (16, 30, 100)
 RATIOS = {"1:1": 2, "1:5": 6}

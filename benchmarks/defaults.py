@@ -21,10 +21,10 @@ import cohorts
 import torch
 from cohorts import Cohort
 
-from carmil.evidence.performance import bag_auc
 from carmil.models.pooling import bag_softmax, bag_sum
+from carmil.runs.settings import Settings
+from carmil.statistics.performance import bag_auc
 from carmil.studies.run_folder import build
-from carmil.studies.settings import Settings
 from carmil.studies.train import grid_of, recipe_of
 from carmil.training.population import Population
 from carmil.training.predict import predict

@@ -26,7 +26,7 @@ import tifffile
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.studies.settings import Settings
+from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
 from carmil.training.runs import machine_line
 

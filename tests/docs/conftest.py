@@ -85,7 +85,7 @@ def lay_out():
 
 def _run(out: Path, bags: Path, labels: Path, model: str) -> None:
     from carmil.report.run import write_report
-    from carmil.studies.settings import Settings
+    from carmil.runs.settings import Settings
     from carmil.studies.train import run_study
 
     options = {"hidden": 8, "attention": 4}

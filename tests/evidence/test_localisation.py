@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score, ndcg_score, roc_auc_score
 
 from carmil.errors import CarmilError
 from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, froc_interval, ndcg, over_bags
-from carmil.evidence.statistics import bootstrap
+from carmil.statistics.bootstrap import bootstrap
 
 BAGS = dict(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6), levels=st.integers(1, 9), seed=st.integers(0, 10_000)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from carmil.evidence.decision import Decision
 from carmil.maps.colours import colour_of
 from carmil.maps.evidence_files import ABOUT
 from carmil.report.cases import Cases
 from carmil.report.gallery import LONGEST, MOST, chosen, gallery, gradient, plane, strip
+from carmil.runs.decision import Decision
 
 CLASSES = ("a", "b")
 
@@ -151,8 +151,8 @@ def test_the_scale_has_the_colours_of_the_maps():
 def test_report_overlays_and_viewer_show_the_same_values_under_the_same_name(tmp_path):
     from carmil.bags.bags import Bags
     from carmil.counterfactual import create_model
-    from carmil.evidence.decision import Decision
     from carmil.maps.evidence_files import read_evidence
+    from carmil.runs.decision import Decision
     from carmil.studies.explained import explained
     from carmil.training.population import Member, Population
     from carmil.viewer.cases import Case, RunCases

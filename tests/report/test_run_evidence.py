@@ -15,10 +15,10 @@ from carmil.report.cases import decided
 from carmil.report.faithfulness_file import facts_of, read_judged
 from carmil.report.gallery import chosen
 from carmil.report.run import write_report
+from carmil.runs.settings import PRESETS, Settings
 from carmil.studies.explain import explain_run
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.run_folder import read_run
-from carmil.studies.settings import PRESETS, Settings
 from carmil.studies.train import run_study
 from carmil.training.runs import plain
 

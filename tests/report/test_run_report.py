@@ -12,15 +12,15 @@ from sklearn.metrics import roc_auc_score
 from carmil import cli
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.evidence.performance import bag_auc
 from carmil.report.cases import decided, decision_of_folds
 from carmil.report.plots import Line, colour, reliability_svg, share_svg
 from carmil.report.run import write_report
 from carmil.report.run_plots import learning_curves
+from carmil.runs.settings import Settings
+from carmil.statistics.performance import bag_auc
 from carmil.studies.card import YAML_ONLY, card, command, remarks, yaml_part
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.run_folder import read_run
-from carmil.studies.settings import Settings
 from carmil.studies.train import run_study
 
 EVIL = "<script>alert(1)"

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from carmil.evidence import bag_auc
-from carmil.evidence.statistics import bootstrap, percentiles
 from carmil.reproduce.fold_bootstrap import fold_auc, fold_mean, resamples
+from carmil.statistics.bootstrap import bootstrap, percentiles
 
 FOLD = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])
 TESTED = np.arange(2)[:, None] == FOLD

@@ -8,7 +8,7 @@ import pytest
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.studies.settings import Settings
+from carmil.runs.settings import Settings
 
 WIDTH = 6
 SMALL = {"hidden": 8, "attention": 4}

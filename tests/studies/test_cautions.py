@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from carmil.evidence.calibration import cross_entropies
 from carmil.report.run import write_report
+from carmil.statistics.calibration import cross_entropies
 from carmil.studies.card import card
 from carmil.studies.cautions import cautions, few_patients
 from carmil.studies.run_folder import StudyRun

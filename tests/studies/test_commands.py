@@ -17,9 +17,9 @@ from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.runs.settings import Settings
 from carmil.studies.card import SCALING
 from carmil.studies.run_folder import read_run
-from carmil.studies.settings import Settings
 from carmil.studies.tested import validated
 from carmil.studies.train import run_study
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from carmil.evidence.decision import Decision
 from carmil.report.run import write_report
+from carmil.runs.decision import Decision
 from carmil.studies import card
 from carmil.studies.decisions import JOINT, RULE, decision_of, decision_together, origin_of
 from carmil.studies.explain import explain_run

@@ -16,11 +16,11 @@ from carmil.bags.writers import write_bag
 from carmil.counterfactual import create_model
 from carmil.evidence import explain
 from carmil.evidence.explainers import default_explainer
+from carmil.runs.settings import PRESETS, Settings
 from carmil.studies import explain as command
 from carmil.studies.explain import explain_run
 from carmil.studies.explained import explained
 from carmil.studies.run_folder import read_run
-from carmil.studies.settings import PRESETS, Settings
 from carmil.studies.tested import own_store, own_subjects, validated
 from carmil.studies.train import run_study
 

@@ -8,7 +8,7 @@ import pytest
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import read_bag
 from carmil.bags.writers import write_bag
-from carmil.studies.settings import Settings
+from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
 
 LAYOUTS = ("clam", "trident", "stamp", "torchmil", "slideflow", "npy", "npz", "pt", "safetensors")

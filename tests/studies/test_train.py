@@ -18,9 +18,9 @@ from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.locks import locked
+from carmil.runs.settings import Settings, read_settings
 from carmil.studies.answers import answered
 from carmil.studies.run_folder import read_run
-from carmil.studies.settings import Settings, read_settings
 from carmil.studies.train import grid_of, run_study
 
 from .conftest import SMALL, make_files
@@ -88,7 +88,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
     script = (
         "import sys, carmil.training.checkpoint as c, carmil.training.loop as loop, time\n"
         "from pathlib import Path\n"
-        "from carmil.studies.settings import Settings\n"
+        "from carmil.runs.settings import Settings\n"
         "from carmil.studies.train import run_study\n"
         "c.Checkpoint.save_if_due = lambda self, *a: (self.save(*a), time.sleep(0.15))\n"
         f"run_study(Settings(bags=Path({str(files.features)!r}), labels=Path({str(files.labels)!r}), out=Path(sys.argv[1]),"

@@ -19,8 +19,8 @@ from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.runs.settings import Settings
 from carmil.studies.cohort import bags_elsewhere
-from carmil.studies.settings import Settings
 from carmil.studies.train import run_study
 from carmil.training import TRAIN, UNUSED, VALIDATION, Recipe
 from carmil.training import cluster as module

@@ -12,7 +12,7 @@ import tifffile
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.studies.settings import Settings
+from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
 from carmil.viewer.answers import Answers
 from carmil.viewer.app import guarded_app

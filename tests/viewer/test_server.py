@@ -14,9 +14,9 @@ from carmil.bags.store import open_store
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
 from carmil.evidence import explain
-from carmil.evidence.decision import Decision
 from carmil.evidence.faithfulness import faithfulness_of
 from carmil.maps.tile_maps import tile_maps
+from carmil.runs.decision import Decision
 from carmil.studies.run_folder import read_run
 from carmil.training.population import Member, Population
 from carmil.viewer.answers import Answers

@@ -6,7 +6,7 @@ import torch
 
 from carmil.bags.bags import Bags
 from carmil.counterfactual import create_model
-from carmil.evidence.decision import Decision
+from carmil.runs.decision import Decision
 from carmil.studies.run_folder import read_run
 from carmil.training.population import Member, Population
 from carmil.viewer.cases import Case, RunCases

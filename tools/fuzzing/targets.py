@@ -252,7 +252,7 @@ def _make_settings(folder: Path) -> None:
 
 
 def _read_settings(folder: Path, file: Path) -> None:
-    from carmil.studies.settings import Settings, read_settings
+    from carmil.runs.settings import Settings, read_settings
 
     json.dumps(Settings.of(read_settings(file), where=str(file)).asked())
 
@@ -351,7 +351,7 @@ atexit.register(_KEPT.close)
 def _make_study(folder: Path) -> None:
     from carmil.bags.sources import Bag
     from carmil.bags.writers import write_bag
-    from carmil.studies.settings import Settings
+    from carmil.runs.settings import Settings
     from carmil.studies.train import run_study
 
     rng = np.random.default_rng(0)
@@ -390,9 +390,9 @@ def _read_run(folder: Path, file: Path) -> None:
 
     Which of these is decided by the mutant: a tenth of them gets a report, which takes longest.
     """
-    from carmil.evidence.statistics import bootstrap
     from carmil.report import run as report
     from carmil.report import run_tables
+    from carmil.statistics.bootstrap import bootstrap
     from carmil.studies import card, external
     from carmil.studies.run_folder import read_run
     from carmil.viewer.cases import read_cases

@@ -112,7 +112,7 @@ def _words_of_a_study(
     ] = None,
 ) -> tuple[dict[str, Any], str]:
     """What is asked of a study, and where that was said: the file's words, and the command line's, which win."""
-    from carmil.studies.settings import Settings, read_settings
+    from carmil.runs.settings import Settings, read_settings
 
     words = {
         name: value
@@ -146,8 +146,8 @@ def train(given: dict[str, Any], where: str) -> None:
       carmil train --config study.yaml --device cpu
     """
     from carmil.report.run import write_report
+    from carmil.runs.settings import Settings
     from carmil.studies.figures import run_table
-    from carmil.studies.settings import Settings
     from carmil.studies.shown import figures_lines
     from carmil.studies.train import run_study
     from carmil.tables import print_tables

@@ -2,7 +2,7 @@
 
 from carmil.evidence.agreement import NEGATIVE_RULES, Agreement, average_precision, evidence_agreement
 from carmil.evidence.explainers import EXPLAINERS, default_explainer, explain, explainers_of, residual
-from carmil.evidence.performance import bag_auc, bag_performance
+from carmil.statistics.performance import bag_auc, bag_performance
 
 __all__ = [
     "EXPLAINERS",

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from carmil.errors import CarmilError
 from carmil.evidence.ranks import bag_ranks, tie_bounds
-from carmil.evidence.statistics import Interval, bootstrap, draws, percentiles
 from carmil.models.pooling import Offsets, bag_ranking, bag_sum
+from carmil.statistics.bootstrap import Interval, bootstrap, draws, percentiles
 
 FALSE_ALARMS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.evidence.decision import NO_ANSWER, Decision
+from carmil.runs.decision import NO_ANSWER, Decision
 from carmil.studies import card
 from carmil.studies.answers import columns, numbers
 from carmil.studies.decisions import decision_of

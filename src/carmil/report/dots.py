@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from carmil.evidence.statistics import Interval
 from carmil.plot_style import COLOURS, SOFT, STYLE, save_figure
+from carmil.statistics.bootstrap import Interval
 
 APART = 0.36  # of a row, between its first group and its last
 

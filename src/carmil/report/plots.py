@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from carmil.evidence.intervals import wilson
+from carmil.statistics.intervals import wilson
 
 SIZE = 320
 LEFT, BOTTOM, TOP, RIGHT = 44, 40, 10, 12

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carmil.evidence.decision import NO_ANSWER
 from carmil.report.cases import Cases, decided
+from carmil.runs.decision import NO_ANSWER
 from carmil.studies.answers import columns
 from carmil.studies.figures import FIGURES, percent
 from carmil.studies.run_folder import StudyRun

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from carmil.evidence import EXPLAINERS
-from carmil.evidence.statistics import Interval
 from carmil.files import write_text
 from carmil.report.dots import write_dots
 from carmil.reproduce.crc import FOLDS, LEARNING_RATE, VALIDATION_SHARE
 from carmil.reproduce.map_comparison import BASELINE, REPEATS, Contrast, Map, Result, Row
 from carmil.reproduce.table1 import Figure, shown
+from carmil.statistics.bootstrap import Interval
 from carmil.tables import ResultTable
 from carmil.training.recipe import Recipe
 from carmil.training.runs import plain

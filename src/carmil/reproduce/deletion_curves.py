@@ -16,8 +16,8 @@ from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence import explain, explainers_of
 from carmil.evidence.faithfulness import Faithfulness, cohort_curve, deletion, judged, laid_out, of_classes
-from carmil.evidence.resampling import mean_intervals
 from carmil.models.contract import BagModel
+from carmil.statistics.resampling import mean_intervals
 
 EVIDENCE = ("attention", "factual_minus_counterfactual", "path")  # the second is the paper's relevance for CAR-MIL
 STEPS = 100

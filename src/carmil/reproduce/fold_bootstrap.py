@@ -7,7 +7,7 @@ often each patient is in it. Two maps or two models are compared on the same res
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.evidence.statistics import draws
+from carmil.statistics.bootstrap import draws
 
 Floats = NDArray[np.float64]
 

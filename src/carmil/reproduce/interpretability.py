@@ -18,7 +18,6 @@ from carmil.errors import CarmilError, unknown
 from carmil.evidence import EXPLAINERS, explainers_of
 from carmil.evidence.agreement import agreement_by_bag
 from carmil.evidence.localisation import auroc, ndcg
-from carmil.evidence.resampling import mean_intervals
 from carmil.files import write_text
 from carmil.models.pooling import Offsets
 from carmil.progress import console
@@ -27,6 +26,7 @@ from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, evidence_maps, known, population_of, scored
 from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.table1 import DIGIT_TASKS, Row, Settings, figure
+from carmil.statistics.resampling import mean_intervals
 from carmil.studies.measured import measured_once
 from carmil.tables import ResultTable
 from carmil.training.runs import Run

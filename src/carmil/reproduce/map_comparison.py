@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.evidence import EXPLAINERS
-from carmil.evidence.statistics import Interval, percentiles
 from carmil.reproduce.crc import FOLDS
 from carmil.reproduce.fold_bootstrap import Floats, fold_auc, fold_mean, resamples
 from carmil.reproduce.table1 import Figure, figure
+from carmil.statistics.bootstrap import Interval, percentiles
 
 BASELINE = ("abmil.gated", "attention")
 DEFAULT = ("car/abmil.gated", "path")

@@ -7,11 +7,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carmil.evidence.calibration import cross_entropies
 from carmil.files import safe_name
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
+from carmil.runs.settings import Settings
+from carmil.statistics.calibration import cross_entropies
 from carmil.studies.answers import numbers, probabilities
 from carmil.studies.cautions import informed
 from carmil.studies.chosen import Choice, choose
@@ -19,7 +20,6 @@ from carmil.studies.cohort import material_of, opened
 from carmil.studies.compare import Judged, each_fold
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.run_folder import StudyRun, finished
-from carmil.studies.settings import Settings
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
 from carmil.training.checkpoint import Checkpoint
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.evidence.ranks import bag_places, pearson, spearman
-from carmil.evidence.resampling import mean_intervals
 from carmil.evidence.sensitivity import logit_sensitivity
 from carmil.models.contract import BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_sum
 from carmil.reproduce.digit_models import DigitModels
 from carmil.reproduce.digit_runs import known
 from carmil.reproduce.two_branches import Looked, look
+from carmil.statistics.resampling import mean_intervals
 
 Floats = NDArray[np.float64]
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.evidence.abilities import scores_are_weights
 from carmil.evidence.concentration import concentration_of
-from carmil.evidence.decision import Decision
 from carmil.evidence.explainers import explain
 from carmil.evidence.faithfulness import Faithfulness, deletion, judged, of_classes
 from carmil.evidence.randomisation import likeness, shuffled
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets, bag_softmax
+from carmil.runs.decision import Decision
 from carmil.studies.gathered import Gathered
 
 TWINS, EXPLAINED, FOLLOWED = 19, 5, 2  # twins that answer; of these, explained; of these, followed as instances go

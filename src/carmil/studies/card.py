@@ -9,11 +9,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from carmil.bags.splits import TEST, TRAIN, VALIDATION
-from carmil.evidence.operating import Rule
+from carmil.runs.settings import Settings, preset_of
+from carmil.statistics.operating import Rule
 from carmil.studies.cautions import cautions
 from carmil.studies.figures import percent, run_table
 from carmil.studies.run_folder import StudyRun
-from carmil.studies.settings import Settings, preset_of
 from carmil.tables import ResultTable
 from carmil.words import plural
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.evidence.calibration import cross_entropies
 from carmil.maps.tile_maps import LEAST_MOVED
+from carmil.statistics.calibration import cross_entropies
 from carmil.studies.figures import MEAN_OVER_FOLDS
 from carmil.studies.run_folder import StudyRun
 

@@ -19,8 +19,8 @@ from carmil.bags.splits import Splits, audit, make_splits, official_splits
 from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.progress import counted
+from carmil.runs.settings import Settings
 from carmil.studies.cautions import few_patients
-from carmil.studies.settings import Settings
 from carmil.words import plural
 
 Say = Callable[[str], None]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from carmil.errors import CarmilError
-from carmil.evidence.decision import Decision
-from carmil.evidence.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
-from carmil.evidence.statistics import Test, holm, paired_t
+from carmil.runs.decision import Decision
+from carmil.statistics.bootstrap import Test, holm, paired_t
+from carmil.statistics.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
 from carmil.studies.answers import by_patient, numbers
 from carmil.studies.figures import SHOWN, fold_answers
 from carmil.studies.run_folder import StudyRun

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from carmil.bags.splits import TEST
-from carmil.evidence.decision import Decision
-from carmil.evidence.operating import OperatingPoint, Rule, abstention, threshold
 from carmil.files import write_text
+from carmil.runs.decision import Decision
+from carmil.runs.settings import Settings
+from carmil.statistics.operating import OperatingPoint, Rule, abstention, threshold
 from carmil.studies.answers import ATTENTION, answered, by_patient, numbers, probabilities
 from carmil.studies.cautions import readings
 from carmil.studies.cohort import Cohort, Material
@@ -27,7 +28,6 @@ from carmil.studies.figures import (
     summarised,
 )
 from carmil.studies.run_folder import write_models, write_predictions
-from carmil.studies.settings import Settings
 from carmil.studies.truth import agreement
 from carmil.training.protocol import GridPoint, Trained, validation_bags
 from carmil.training.runs import plain

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.evidence.decision import Decision
-from carmil.evidence.operating import Rule
 from carmil.maps import evidence_files
+from carmil.runs.decision import Decision
+from carmil.statistics.operating import Rule
 from carmil.studies.answers import answered, columns
 from carmil.studies.card import tested_folds
 from carmil.studies.run_folder import StudyRun, pick_device

@@ -17,13 +17,13 @@ from carmil.bags.splits import TRAIN, make_splits
 from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import explain
-from carmil.evidence.decision import Decision
-from carmil.evidence.operating import Rule, threshold
 from carmil.files import write_text
 from carmil.models.scaled import SCALES
+from carmil.runs.decision import Decision
+from carmil.runs.settings import checked_options, with_preset
+from carmil.statistics.operating import Rule, threshold
 from carmil.studies.cohort import replace_labels
 from carmil.studies.run_folder import build, pick_device, read_population
-from carmil.studies.settings import checked_options, with_preset
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, train_protocol

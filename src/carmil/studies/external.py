@@ -12,8 +12,8 @@ from carmil.bags.geometry import TileGeometry, check_geometry
 from carmil.bags.labels import LabelTable, read_labels
 from carmil.bags.store import Store
 from carmil.errors import CarmilError, unknown
-from carmil.evidence.decision import Decision
 from carmil.files import write_text
+from carmil.runs.decision import Decision
 from carmil.studies.answers import answered, by_patient, numbers, probabilities
 from carmil.studies.cautions import answer_cautions, readings
 from carmil.studies.cohort import Cohort, Say, labelled, opened

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from carmil.evidence.calibration import brier, reliability
-from carmil.evidence.decision import Decision
-from carmil.evidence.intervals import FoldAnswers, figure_interval
-from carmil.evidence.operating import at_threshold
-from carmil.evidence.performance import bag_performance
-from carmil.evidence.statistics import bootstrap
+from carmil.runs.decision import Decision
+from carmil.statistics.bootstrap import bootstrap
+from carmil.statistics.calibration import brier, reliability
+from carmil.statistics.intervals import FoldAnswers, figure_interval
+from carmil.statistics.operating import at_threshold
+from carmil.statistics.performance import bag_performance
 from carmil.studies.answers import numbers, probabilities
 from carmil.studies.run_folder import StudyRun
 from carmil.tables import ResultTable

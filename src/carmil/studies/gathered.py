@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from carmil.evidence.performance import bag_auc
-from carmil.evidence.resampling import mean_intervals
+from carmil.statistics.performance import bag_auc
+from carmil.statistics.resampling import mean_intervals
 from carmil.studies.figures import mean_interval
 
 Floats = NDArray[np.float64]

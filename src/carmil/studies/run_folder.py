@@ -29,12 +29,12 @@ from carmil.bags.geometry import TileGeometry
 from carmil.counterfactual import create_model
 from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
-from carmil.evidence.decision import Decision
 from carmil.files import whole_file, write_text
 from carmil.models.contract import BagModel
 from carmil.models.scaled import Scaled
+from carmil.runs.decision import Decision
+from carmil.runs.settings import WHERE, Settings, current_names
 from carmil.studies.run_schema import Learning, Metrics, ModelFacts, RunFacts
-from carmil.studies.settings import WHERE, Settings, current_names
 from carmil.training.population import Member, Population
 from carmil.training.protocol import GridPoint, Trained
 from carmil.training.runs import config_key, machine, plain

@@ -19,9 +19,9 @@ from typing import Any
 
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
+from carmil.runs.settings import WHERE, Settings, plain_name
 from carmil.studies.cohort import Material, Say, material_of
 from carmil.studies.run_folder import StudyRun, begin
-from carmil.studies.settings import WHERE, Settings, plain_name
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_together
 from carmil.training.runs import config_key
 from carmil.words import plural

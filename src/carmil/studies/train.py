@@ -17,15 +17,15 @@ from carmil.bags.splits import TEST, TRAIN, VALIDATION
 from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
-from carmil.evidence.operating import Rule
 from carmil.files import write_text
 from carmil.locks import locked
 from carmil.progress import counted, training_progress
+from carmil.runs.settings import WHERE, Settings
+from carmil.statistics.operating import Rule
 from carmil.studies.card import CONFIG, card, yaml_part
 from carmil.studies.cohort import Material, Say, bags_elsewhere, material_of
 from carmil.studies.conclude import conclude
 from carmil.studies.run_folder import SHORT, StudyRun, begin, build, finished, pick_device, read_run, weights_key
-from carmil.studies.settings import WHERE, Settings
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from carmil.errors import CarmilError
-from carmil.evidence.decision import NO_ANSWER
 from carmil.evidence.explainers import EXPLAINERS
+from carmil.runs.decision import NO_ANSWER
 from carmil.viewer.bounded import Kept
 from carmil.viewer.cases import RunCases
 from carmil.viewer.maps import Maps

@@ -15,9 +15,9 @@ from carmil.bags.bags import Bags
 from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
-from carmil.evidence.decision import Decision
 from carmil.evidence.explainers import default_explainer
 from carmil.models.contract import BagModel
+from carmil.runs.decision import Decision
 from carmil.studies.cohort import Say
 from carmil.studies.decisions import decision_of
 from carmil.studies.run_folder import StudyRun, read_run

@@ -11,8 +11,8 @@ from carmil.bags.digits import TASKS
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
-from carmil.evidence.decision import Decision
 from carmil.reproduce.digit_data import DigitData, load_digits
+from carmil.runs.decision import Decision
 from carmil.training.population import Member, Population
 from carmil.training.runs import Run, read_run
 from carmil.viewer.cases import Case, RunCases

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from carmil.evidence.resampling import mean_intervals
-from carmil.evidence.statistics import bootstrap
+from carmil.statistics.bootstrap import bootstrap
+from carmil.statistics.resampling import mean_intervals
 
 
 def test_rows_resampled_one_by_one_have_the_interval_of_the_plain_bootstrap():

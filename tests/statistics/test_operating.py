@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, precision_score, recall_score
 
 from carmil.errors import CarmilError
-from carmil.evidence.operating import RULES, Rule, abstention, answered, at_threshold, confidence, threshold
+from carmil.statistics.operating import RULES, Rule, abstention, answered, at_threshold, confidence, threshold
 
 ASKED = ["balanced", "f1", "fixed", "0.3", "sensitivity=0.95", "sensitivity=1", "specificity=0.9", "specificity=1"]
 PROBABILITY = st.sampled_from([0.0, 0.2, 0.4, 0.5, 0.7, 1.0]) | st.floats(0, 1)

@@ -8,7 +8,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
 from carmil.errors import CarmilError
-from carmil.evidence.calibration import brier, negative_log_likelihood, reliability
+from carmil.statistics.calibration import brier, negative_log_likelihood, reliability
 
 
 def sure_answers(b, classes, seed, sharpness=1.0):

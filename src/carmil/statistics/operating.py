@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError, unknown
-from carmil.evidence.calibration import class_probabilities
-from carmil.evidence.statistics import finite_numbers, two_class_cases
+from carmil.statistics.bootstrap import finite_numbers, two_class_cases
+from carmil.statistics.calibration import class_probabilities
 
 Floats = NDArray[np.float64]
 ABOVE_ALL = float(np.nextafter(1.0, 2.0))  # the threshold that even p = 1 does not reach

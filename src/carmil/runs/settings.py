@@ -169,7 +169,7 @@ _MEANT = {"bags": "a store or a folder of features", "out": "a folder for the ru
 
 def read_settings(path: Path) -> dict[str, Any]:
     """A YAML file's keys and values."""
-    from carmil.studies.yaml_files import read_yaml
+    from carmil.runs.yaml_files import read_yaml
 
     given = read_yaml(path, expected="lines such as 'model: car/abmil.gated'")
     _check_size(given, path)

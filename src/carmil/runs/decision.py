@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
-from carmil.evidence.operating import ABOVE_ALL, answered, confidence
+from carmil.statistics.operating import ABOVE_ALL, answered, confidence
 
 NO_ANSWER = "no answer"
 
@@ -19,7 +19,7 @@ class Decision:
     """How some models together turn the probabilities of k classes into an answer.
 
     threshold: of two classes, the answer is the second if its probability is at least this; None: the most probable class.
-    cut: confidence below which there is no answer (see `carmil.evidence.operating.confidence`); None: always an answer.
+    cut: confidence below which there is no answer (see `carmil.statistics.operating.confidence`); None: always an answer.
     origin: how the two numbers were chosen.
     """
 

@@ -3,7 +3,7 @@
 import pytest
 
 from carmil.errors import CarmilError
-from carmil.evidence.decision import NO_ANSWER, Decision
+from carmil.runs.decision import NO_ANSWER, Decision
 
 TWO, THREE = ("benign", "carcinoma"), ("a", "b", "c")
 

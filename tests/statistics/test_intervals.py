@@ -11,7 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from carmil.bags.splits import TEST, make_splits
 from carmil.errors import CarmilError
-from carmil.evidence.intervals import (
+from carmil.statistics.intervals import (
     FoldAnswers,
     clopper_pearson,
     delong,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from carmil.errors import CarmilError
-from carmil.evidence.statistics import bootstrap, draws, holm, paired_t
+from carmil.statistics.bootstrap import bootstrap, draws, holm, paired_t
 
 
 def area(probabilities, labels):
@@ -59,7 +59,7 @@ def test_holm_never_lowers_a_p_nor_changes_their_order(p_values):
 
 
 def test_many_rows_are_resampled_in_pieces(monkeypatch):
-    monkeypatch.setattr("carmil.evidence.statistics.CHUNK", 64)
+    monkeypatch.setattr("carmil.statistics.bootstrap.CHUNK", 64)
     values = np.random.default_rng(0).normal(size=40)
     interval = bootstrap(np.mean, values, repeats=500)
     error = values.std() / math.sqrt(40)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from carmil.errors import CarmilError
-from carmil.studies.settings import Settings, checked_options, preset_of, read_settings
+from carmil.runs.settings import Settings, checked_options, preset_of, read_settings
 from carmil.studies.train import recipe_of
 
 GOOD = "bags: features\nout: run\n"

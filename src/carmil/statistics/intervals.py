@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError, unknown
-from carmil.evidence.statistics import Interval, Test, checked_level
+from carmil.statistics.bootstrap import Interval, Test, checked_level
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
