@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score
 
 from carmil.bags.digits import BAG_SIZE, TASKS, sample_digits
 from carmil.evidence import evidence_agreement
-from carmil.training.runs import machine_line
+from carmil.provenance import machine_line
 
 BAGS = 1000
 

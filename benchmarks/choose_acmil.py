@@ -13,12 +13,12 @@ import torch
 
 from carmil.counterfactual import create_model
 from carmil.evidence import bag_auc, explain
+from carmil.provenance import machine_line
 from carmil.reproduce.crc import FOLDS, LEARNING_RATE, RECIPE, fold_roles, load_crc
 from carmil.studies.truth import auprc
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
-from carmil.training.runs import machine_line
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

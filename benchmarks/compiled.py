@@ -17,11 +17,11 @@ from carmil.benchmark.arithmetic import work
 from carmil.benchmark.ours import MODEL, new_population, noise_bags
 from carmil.counterfactual import create_model
 from carmil.models import fused
+from carmil.provenance import machine_line
 from carmil.reproduce.digit_runs import template
 from carmil.training.feeding import Feeder
 from carmil.training.population import Member, Population
 from carmil.training.recipe import Recipe
-from carmil.training.runs import machine_line
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State
 

@@ -22,9 +22,9 @@ import torch
 from cohorts import Cohort
 
 from carmil.models.pooling import bag_softmax, bag_sum
+from carmil.runs.run import build
 from carmil.runs.settings import Settings
 from carmil.statistics.performance import bag_auc
-from carmil.studies.run_folder import build
 from carmil.studies.train import grid_of, recipe_of
 from carmil.training.population import Population
 from carmil.training.predict import predict
@@ -67,7 +67,7 @@ def train_and_test(
             fit_scales(population, cohort.bags, everyone, settings.scale)
 
     trained = train_protocol(
-        lambda: build(settings.asked(), width, cohort.bags.classes),
+        lambda: build(settings, width, cohort.bags.classes),
         cohort.bags,
         roles,
         recipe=recipe_of(settings),

@@ -20,6 +20,7 @@ from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.evidence import bag_auc, evidence_agreement, explain
 from carmil.models.pooling import Offsets, bag_mean
+from carmil.provenance import machine_line
 from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import template
 from carmil.reproduce.side_by_side import side_by_side
@@ -27,7 +28,6 @@ from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
-from carmil.training.runs import machine_line
 
 MODEL = "car/abmil"
 POINTS = tuple(product((0.2, 0.8, 1.0), (0.2, 0.8, 1.0)))  # the paper's alpha and lambda

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from carmil.provenance import machine_line
 from carmil.slides import encoding
 from carmil.slides.encoders import load_encoder
 from carmil.slides.opening import open_slide
 from carmil.slides.placed_encoder import PlacedEncoder
 from carmil.slides.slide import Slide, Tiles
-from carmil.training.runs import machine_line
 
 PIXELS, MPP = 256, 0.5
 

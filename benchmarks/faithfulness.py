@@ -14,7 +14,7 @@ import torch
 from carmil.bags.bags import Bags
 from carmil.counterfactual.branches import create_model
 from carmil.evidence.faithfulness import deletion
-from carmil.training.runs import machine_line
+from carmil.provenance import machine_line
 
 INSTANCES, WIDTH, MAPS, STEPS = 10_000, 1024, 8, 100
 

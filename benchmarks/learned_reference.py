@@ -30,6 +30,7 @@ from carmil.evidence.pooled import pooled
 from carmil.evidence.ranks import bag_places
 from carmil.models import registry
 from carmil.models.pooling import Offsets, bag_mean, bag_softmax, bag_sum
+from carmil.provenance import machine_line
 from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import template
 from carmil.reproduce.side_by_side import side_by_side
@@ -37,7 +38,6 @@ from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
-from carmil.training.runs import machine_line
 
 TERMS = ("reference_diff", "overlap", "neutral", "spread")
 POINTS = (

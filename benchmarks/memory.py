@@ -6,7 +6,7 @@ python benchmarks/memory.py [MODEL ...]
 import subprocess
 import sys
 
-from carmil.training.runs import machine_line
+from carmil.provenance import machine_line
 
 INSTANCES = 30_000
 STEP = f"""

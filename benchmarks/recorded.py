@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from carmil import Bags, Member, Population, Recipe, create_model, fit
+from carmil.provenance import machine_line
 from carmil.recording import Recorder
 from carmil.training import TRAIN, VALIDATION
 from carmil.training.feeding import Feeder
-from carmil.training.runs import machine_line
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from carmil.maps.drawing import draw_maps
 from carmil.maps.tile_maps import tile_maps
+from carmil.provenance import machine_line
 from carmil.slides.opening import open_slide, slides_in
 from carmil.slides.tile_cohort import tile_slides
-from carmil.training.runs import machine_line
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -13,7 +13,7 @@ import torch
 
 from carmil.benchmark.arithmetic import work
 from carmil.benchmark.ours import new_population, noise_bags, our_step
-from carmil.training.runs import machine_line
+from carmil.provenance import machine_line
 from carmil.training.stepping import Stepper
 
 

@@ -25,9 +25,9 @@ from carmil.bags.sources import Bag
 from carmil.bags.store import Entry, open_store
 from carmil.bags.writers import write_bag
 from carmil.counterfactual import create_model
+from carmil.provenance import machine_line
 from carmil.studies.cohort import replace_labels
 from carmil.training import TRAIN, VALIDATION, Member, Population, Recipe, fit
-from carmil.training.runs import machine_line
 
 ROWS, WIDTH = 10_000, 1024
 

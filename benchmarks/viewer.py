@@ -26,9 +26,9 @@ import tifffile
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.provenance import machine_line
 from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
-from carmil.training.runs import machine_line
 
 SIDE, TILE, ROWS, WIDTH, SLIDES = 30_000, 256, 10_000, 1024, 6
 

@@ -43,7 +43,7 @@ ALLOWED = {
     "slides/tiling.py": {"folder / 'patches' / f'{slide}_patches.h5'"},  # read only, if it is one name
     "studies/explain.py": {"out / f'{kind}.json'"},
     "studies/faithfulness.py": {"kept / f'{safe_name(name)}-{i}.json'"},
-    "studies/run_folder.py": {"folder / f'{kind}.json'", "folder / f'{name}.json'"},
+    "runs/writing.py": {"folder / f'{kind}.json'"},
     "studies/sweep.py": {"sweep.out / f'checkpoint-{i}.safetensors'"},
     "training/parts.py": {"folder / f'{name}.begun.safetensors'", "folder / f'{name}{_ENDED}'"},  # a checksum
 }

@@ -1,13 +1,14 @@
 import json
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typing_extensions import TypedDict
 
 from carmil.errors import CarmilError
-from carmil.untrusted import check_type, one_line_errors, read_json, read_parquet
+from carmil.untrusted import one_line_errors, parsed, read_json, read_parquet
 
 
 class Inner(TypedDict):
@@ -30,29 +31,24 @@ GOOD: dict[str, Any] = {"name": "x", "level": "slide", "figures": {"auc": {"mean
     ("changed", "message"),
     [
         ({}, None),
-        ({"figures": {"auc": {"mean": None}}, "more": object()}, None),
+        ({"figures": {"auc": {"mean": None}}, "more": [1]}, None),
         ({"name": 3}, "run.json: name is 3: expected text"),
-        ({"level": "fold"}, "run.json: level is 'fold': expected slide or patient"),
-        ({"level": []}, "run.json: level is a list: expected slide or patient"),
-        ({"figures": {"auc": {"mean": "x"}}}, "run.json: figures.auc.mean is 'x': expected a number or null"),
-        ({"figures": {"auc": {}}}, "run.json: figures.auc.mean is missing: expected a number or null"),
-        ({"figures": {"auc": {"mean": float("nan")}}}, "run.json: figures.auc.mean is nan: expected a number or null"),
-        (
-            {"figures": {"auc": {"mean": 10**400}}},
-            "run.json: figures.auc.mean is a whole number of too many digits: expected a number or null",
-        ),
+        ({"level": "fold"}, "run.json: level is 'fold': expected 'slide' or 'patient'"),
+        ({"level": []}, "run.json: level is a list: expected 'slide' or 'patient'"),
+        ({"figures": {"auc": {"mean": "x"}}}, "run.json: figures.auc.mean is 'x': expected a number"),
+        ({"figures": {"auc": {}}}, "run.json: figures.auc.mean is missing"),
+        ({"figures": {"auc": {"mean": float("nan")}}}, "run.json: it holds NaN or an infinite number"),
         ({"figures": {"auc": 3}}, "run.json: figures.auc is 3: expected an object"),
         ({"figures": []}, "run.json: figures is a list: expected an object"),
         ({"counts": [1, True]}, "run.json: counts[1] is True: expected a whole number"),
-        ({"counts": [2**63]}, "run.json: counts[0] is a whole number of too many digits: expected a whole number"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_place(changed, message):
     if message is None:
-        check_type(GOOD | changed, Outer, "run.json")
+        parsed(GOOD | changed, Outer, "run.json")
         return
     with pytest.raises(CarmilError) as refused:
-        check_type(GOOD | changed, Outer, "run.json")
+        parsed(GOOD | changed, Outer, "run.json")
     assert str(refused.value) == message
 
 

@@ -6,18 +6,19 @@ header cannot ask for more memory than its file can fill.
 
 import json
 import re
-import sys
 import types
-import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pydantic import ValidationError
+
+T = TypeVar("T")
 
 AGAIN = "it may be cut short or damaged; copy or extract it again"
 MOST_UNFOLDED = 100  # features do not compress a hundredfold; a bomb does
@@ -66,12 +67,19 @@ def read_json(path: Path, advice: str = AGAIN) -> Any:
     with one_line_errors(path, advice):
         text = path.read_text(encoding="utf-8-sig")
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_int=_whole_number)
             if HALF_CHARACTER.search(text):
                 json.dumps(found, ensure_ascii=False).encode()  # half a character is no text: no table can hold it
         except RecursionError:
             raise CarmilError(f"{path} is nested too deeply to be read: {advice}") from None
         return found
+
+
+def _whole_number(digits: str) -> int:
+    """A whole number of 64 bits: no library takes longer ones, and some take minutes to read them."""
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError("a whole number of too many digits")
+    return number
 
 
 def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
@@ -115,54 +123,87 @@ def _is_words(kind: "pa.DataType") -> bool:
     return any(fits(kind) for fits in (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary))
 
 
-def check_type(value: Any, kind: Any, where: str, advice: str = "") -> None:
-    """Refuse a value of JSON or YAML that is not of this type; `where` names its place in the message.
+def parsed(value: Any, kind: type[T], where: str, advice: str = "") -> T:
+    """Return a value of JSON or YAML as `kind`, a dataclass, TypedDict or plain type; refuse it where it does not fit.
 
-    Types: str, bool, int (of 64 bits), float (any finite number), None, list[...], dict[str, ...], Literal, unions, Any and
-    TypedDict, whose unknown keys are ignored.
+    `where` begins the message, which names the place of the first value that does not fit, what it is and what was expected.
+    Types are strict (true is no number, 1 is no text), numbers are finite, and keys that `kind` does not have are ignored.
     """
-    problem = _mismatch(value, kind)
-    if problem is not None:
-        place, found, expected = problem
-        named = f"{where}: {place.lstrip('.') or 'its content'} is {found}: expected {expected}"
-        raise CarmilError(f"{named}; {advice}" if advice else named)
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise CarmilError(f"{where}: it holds NaN or an infinite number{_then(advice)}") from None
+    except TypeError:
+        raise CarmilError(
+            f"{where}: expected text, numbers, lists and objects, and found {_odd(value)}{_then(advice)}"
+        ) from None
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise CarmilError(f"{where}: {_problem(error, value)}{_then(advice)}") from None
 
 
-def _mismatch(value: Any, kind: Any) -> tuple[str, str, str] | None:
-    """The place of the first value that does not fit, what it is and what was expected; None where all fits."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any or (origin is Literal and value in arguments and not isinstance(value, list | dict)):
-        return None
-    if origin in (typing.Union, types.UnionType):
-        problems = [_mismatch(value, one) for one in arguments]
-        deepest = max(problems, key=lambda problem: len(problem[0]) if problem is not None else 0)
-        return None if None in problems else deepest if deepest and deepest[0] else _found(value, kind)
-    parts: list[tuple[str, Any, Any]]
-    if origin is list and isinstance(value, list):
-        parts = [(f"[{i}]", item, arguments[0]) for i, item in enumerate(value)]
-    elif origin is dict and isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        parts = [(f".{name}", item, arguments[1]) for name, item in value.items()]
-    elif typing.is_typeddict(kind) and isinstance(value, dict):
-        missing = sorted(kind.__required_keys__ - set(value))
-        if missing:
-            return f".{missing[0]}", "missing", _type_name(typing.get_type_hints(kind)[missing[0]])
-        parts = [(f".{name}", value[name], one) for name, one in typing.get_type_hints(kind).items() if name in value]
-    else:
-        fits = origin is None and not typing.is_typeddict(kind) and _is_plain(value, kind)
-        return None if fits else _found(value, kind)
-    for place, item, one in parts:
-        problem = _mismatch(item, one)
-        if problem is not None:
-            return place + problem[0], problem[1], problem[2]
-    return None
+def read_as(path: Path, kind: type[T], words: str = "cannot be read", advice: str = AGAIN) -> T:
+    """Return the content of a JSON file as `kind`, see `parsed`; `words` say of the file what is wrong."""
+    return parsed(read_json(path, advice), kind, f"{path} {words}", advice)
 
 
-def _is_plain(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-    return value is None if kind in (None, types.NoneType) else isinstance(kind, type) and isinstance(value, kind)
+def _odd(value: Any) -> str:
+    """What JSON does not know in a value of YAML: a date, say, or a key that is no text."""
+    if isinstance(value, dict):
+        return next((_odd(item) for item in value.values() if _odd(item)), "")
+    if isinstance(value, list):
+        return next((_odd(item) for item in value if _odd(item)), "")
+    return "" if isinstance(value, str | int | float | types.NoneType) else shown(value)
+
+
+def _then(advice: str) -> str:
+    return f"; {advice}" if advice else ""
+
+
+def _problem(error: "ValidationError", value: Any) -> str:
+    """The first problem in words: its place, what is there, what was expected (of a union: any of its kinds)."""
+    problems: dict[str, list[str]] = {}
+    found: dict[str, str] = {}
+    for one in error.errors(include_url=False):
+        place, there = "", value
+        for part in one["loc"]:
+            if isinstance(there, list) and isinstance(part, int) and part < len(there):
+                place, there = f"{place}[{part}]", there[part]
+            elif isinstance(there, dict) and part in there:
+                place, there = f"{place}.{part}", there[part]
+            elif one["type"] == "missing":
+                place, there = f"{place}.{part}", one
+                break
+        found.setdefault(place, "missing" if there is one else shown(there))
+        problems.setdefault(place, []).append(_EXPECTED.get(one["type"], "") or _lowered(one["msg"]))
+    place, expected = next(iter(problems.items()))
+    if found[place] == "missing":
+        return f"{place.lstrip('.')} is missing"
+    return f"{place.lstrip('.') or 'its content'} is {found[place]}: expected {' or '.join(dict.fromkeys(expected))}"
+
+
+def _lowered(message: str) -> str:
+    """A message of pydantic as it stands after "expected"."""
+    for begin in ("Input should be ", "Value error, ", "Input should "):
+        message = message.removeprefix(begin)
+    return message[:1].lower() + message[1:]
+
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "none_required": "null",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "dataclass_type": "an object",
+}
 
 
 def shown(value: Any) -> str:
@@ -174,16 +215,3 @@ def shown(value: Any) -> str:
     return (
         "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
     )
-
-
-def _found(value: Any, kind: Any) -> tuple[str, str, str]:
-    return "", shown(value), _type_name(kind)
-
-
-def _type_name(kind: Any) -> str:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType, Literal):
-        return " or ".join(str(one) if origin is Literal else _type_name(one) for one in arguments)
-    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
-    names |= {list: "a list", dict: "an object"}
-    return names.get(origin or kind, "an object")

@@ -38,7 +38,9 @@ def page(tmp_path):
     def write(*values, name="run", gain=0.3, learned=True):
         maps = tuple(judged_map(name, f"map{i}", value, gain, learned) for i, value in enumerate(values))
         (tmp_path / "weights.safetensors").write_bytes(b"weights")
-        about = SimpleNamespace(folder=tmp_path, settings={"model": "car/abmil"}, facts={"key": "k", "data": "d"})
+        about = SimpleNamespace(
+            folder=tmp_path, settings=SimpleNamespace(model="car/abmil"), key="k", data=SimpleNamespace(fingerprint="d")
+        )
         run = JudgedRun(about, name, 12, 9, maps, curve(0.5), np.linspace(0.95, 0.5, 11), np.array([0.4, 0.55]))
         write_faithfulness([run], tmp_path, command="carmil faithfulness run")
         return (tmp_path / "faithfulness.html").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@ import inspect
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -16,11 +17,12 @@ from carmil.report.cases import decided, decision_of_folds
 from carmil.report.plots import Line, colour, reliability_svg, share_svg
 from carmil.report.run import write_report
 from carmil.report.run_plots import learning_curves
+from carmil.runs.facts import Calibration
+from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.statistics.performance import bag_auc
 from carmil.studies.card import YAML_ONLY, card, command, remarks, yaml_part
 from carmil.studies.figures import mean_over_seeds
-from carmil.studies.run_folder import read_run
 from carmil.studies.train import run_study
 
 EVIL = "<script>alert(1)"
@@ -166,14 +168,14 @@ def test_the_figures_are_those_of_the_run(two):
         assert [row[name.replace("ece", "ECE")] for row in by_fold] == [
             f"{100 * found[name]:.1f}" for found in metrics["by_fold"]
         ]
-    assert sum(int(row["patients"]) for row in by_fold) == 2 * run.facts["patients"]  # two seeds
+    assert sum(int(row["patients"]) for row in by_fold) == 2 * run.data.patients  # two seeds
 
 
 def test_every_patient_is_once_in_the_confusion_matrix(two):
     run, page = two
     truth, answer, _ = _answers_by_hand(run)
     expected = [[int(((truth == t) & (answer == a)).sum()) for a in (False, True)] for t in (False, True)]
-    assert np.sum(expected) == run.facts["patients"] == 15
+    assert np.sum(expected) == run.data.patients == 15
     assert _matrix(page) == expected
 
 
@@ -189,7 +191,7 @@ def test_an_error_is_marked_and_everyone_is_there(two):
     rows = page.table("slide")
     frame = pd.read_parquet(run.folder / "predictions.parquet").groupby(["fold", "slide"])[list(_p(run))].mean()
     points = _rules(run)
-    assert len(rows) == run.facts["slides"] == 30
+    assert len(rows) == run.data.slides == 30
     for row in rows:
         fold = int(row["fold"])
         p = frame.loc[(fold, row["slide"]), f"p_{EVIL}"]
@@ -241,7 +243,7 @@ def test_three_classes_have_a_curve_each_whose_mean_area_is_the_runs(three):
 
 def test_divisions_of_their_own_count_a_patient_once_each(three):
     run, page = three
-    assert np.sum(_matrix(page)) == 2 * run.facts["patients"] == 60
+    assert np.sum(_matrix(page)) == 2 * run.data.patients == 60
     assert sorted(_rules(run)) == sorted(set(run.predictions()["fold"])) == [0, 1, 2, 3]
     frame = run.predictions()
     likeliest = frame[list(_p(run))].to_numpy().argmax(1)
@@ -251,10 +253,9 @@ def test_divisions_of_their_own_count_a_patient_once_each(three):
 
 def test_reshuffled_folds_answer_at_the_thresholds_of_their_own_seed(two):
     run, _ = two
-    facts = {**run.facts, "splits": run.facts["splits"] * 2}
-    reshuffled = type(run)(run.folder, facts, run.models, run.metrics)
+    reshuffled = replace(run, data=replace(run.data, splits=run.data.splits * 2))
     assert [decision_of_folds(reshuffled, [fold]).threshold for fold in range(4)] == [
-        model["threshold"] for model in run.models
+        model.threshold for model in run.models
     ]
 
 
@@ -270,16 +271,16 @@ def test_learning_curves_are_of_the_models_that_were_kept(two):
     history = json.loads((run.folder / "history.json").read_text())
     assert len(history["best_epoch"]) == 2 * len(run.models)  # a grid of two
     for i, model in enumerate(run.models):
-        kept = 2 * i + model["point"]
-        assert history["best_epoch"][kept] == model["best_epoch"]
-        assert history["validation"][model["best_epoch"]][kept] == pytest.approx(model["validation_loss"])
+        kept = 2 * i + model.point
+        assert history["best_epoch"][kept] == model.best_epoch
+        assert history["validation"][model.best_epoch][kept] == pytest.approx(model.validation_loss)
     found = learning_curves(run)
     assert [heading for heading, _ in found] == ["fold 0", "fold 1"]
     for fold, (_, svg) in enumerate(found):
         assert svg.count("<polyline") == 2 * 2  # two seeds, training and validation
         dots = re.findall(r'<circle class="c1" cx="([\d.]+)" cy="([\d.]+)"', svg)
         validation = [points.split() for points in re.findall(r'dashed" points="([^"]*)"', svg)]
-        epochs = [model["best_epoch"] for model in run.models if model["fold"] == fold]
+        epochs = [model.best_epoch for model in run.models if model.fold == fold]
         kept = [points[epoch] for points, epoch in zip(validation, epochs, strict=True)]
         assert [",".join(dot) for dot in dots] == kept
 
@@ -317,12 +318,8 @@ def test_what_is_too_close_to_call_is_counted(two):
 
 
 def test_reliability_has_a_dot_for_every_bin_that_has_cases():
-    bins = {
-        "edges": [0.0, 0.5, 0.75, 1.0],
-        "count": [0, 8, 2],
-        "confidence": [None, 0.6, 0.9],
-        "accuracy": [None, 0.5, 1.0],
-    }
+    nan = float("nan")
+    bins = Calibration(0.1, 0.1, (0.0, 0.5, 0.75, 1.0), (0, 8, 2), (nan, 0.6, 0.9), (nan, 0.5, 1.0))
     svg = reliability_svg(bins)
     assert svg.count("<circle") == svg.count("<rect") == 2
     assert "8 cases: 60.0% sure, 50.0% right" in svg
@@ -337,12 +334,12 @@ def test_more_lines_than_colours_are_told_apart():
 def test_the_card_says_what_was_done_and_how_sure_it_is(two):
     run, _ = two
     text = card(run)
-    auc = run.metrics["intervals"]["auc"]
-    sd = f"{100 * run.metrics['summary']['auc']['std']:.1f}"
-    sure = f"{100 * auc['low']:.1f} to {100 * auc['high']:.1f}"
+    auc = run.metrics.intervals["auc"]
+    sd = f"{100 * run.metrics.summary['auc'].std:.1f}"
+    sure = f"{100 * auc.low:.1f} to {100 * auc.high:.1f}"
     assert "| figure, per cent | mean over folds | 95 % interval of that mean | sd over folds |" in text
-    assert f"| AUC | {100 * auc['value']:.1f} | {sure} | {sd} |" in text
-    assert run.facts["data"] in text
+    assert f"| AUC | {100 * auc.value:.1f} | {sure} | {sd} |" in text
+    assert run.data.fingerprint in text
     assert "slides: 30 of 15 patients" in text
     assert "healthy (16)" in text
     assert "models kept: 4: 2 folds x 2 seeds" in text
@@ -352,7 +349,7 @@ def test_the_card_says_what_was_done_and_how_sure_it_is(two):
 
 def test_the_card_knows_no_folder_of_the_machine(two):
     run, page = two
-    assert any(str(run.folder.parent) in said for said in run.facts["said"])
+    assert any(str(run.folder.parent) in said for said in run.notes)
     for text in (card(run), page.text):
         assert str(run.folder.parent) not in text
     assert any(said.startswith("features is packed once into run/cohort") for said in remarks(run))

@@ -98,10 +98,10 @@ def test_a_row_is_a_method_and_a_cell_what_its_run_found(asked, found2):
     assert [line[0] for line in ours.lines] == ["Mean", "TransMIL", "ABMIL", *CARS]
     brca, camelyon = (next(c for c in cohorts_in(asked).cohorts if c.name == n) for n in ("brca", "camelyon16"))
     folds = run_on(brca, "abmil.gated", asked).metrics
-    auc = folds["summary"]["auc"]
-    assert column(ours, "TCGA-BRCA AUC")["ABMIL"] == f"{100 * auc['mean']:.1f} ± {100 * auc['std']:.1f}"
-    assert len(folds["by_fold"]) == 3  # of a look at the machinery
-    runs = [line["auc"] for line in run_on(camelyon, "car/abmil.gated", asked).metrics["by_fold"]]
+    auc = folds.summary["auc"]
+    assert column(ours, "TCGA-BRCA AUC")["ABMIL"] == f"{100 * auc.mean:.1f} ± {100 * auc.std:.1f}"
+    assert len(folds.by_fold) == 3  # of a look at the machinery
+    runs = [line.figures["auc"] for line in run_on(camelyon, "car/abmil.gated", asked).metrics.by_fold]
     assert len(runs) == 3  # the official split thrice: the deviation is over runs
     shown = f"{100 * np.mean(runs):.1f} ± {100 * np.std(runs, ddof=1):.1f}"
     assert column(ours, "CAMELYON16 AUC")["CAR-MIL (L1)"] == shown
@@ -114,7 +114,7 @@ def test_maps_are_scored_by_attention_and_transmils_by_its_rollout(asked, found2
     run = run_on(camelyon, "transmil", asked)
     assert ours["TransMIL"].startswith(f"{100 * run.metrics['summary']['auprc_rollout']['mean']:.1f} ")
     by_slide = run.predictions().groupby("seed")["auprc_rollout"].mean()
-    assert by_slide.tolist() == pytest.approx([line["auprc_rollout"] for line in run.metrics["by_fold"]])
+    assert by_slide.tolist() == pytest.approx([line.figures["auprc_rollout"] for line in run.metrics.by_fold])
     assert any("TransMIL's rollout" in line for line in found2.conditions)
     (blind,) = (line for line in found2.conditions if "a map that knows nothing" in line)
     bags = reopened(run).bags()
@@ -232,11 +232,11 @@ def test_validation_bags_choose_the_distance_fold_by_fold(asked):
     camelyon, *_ = (c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
     alternatives = answered([camelyon], [CAR_L1, CAR_COSINE], asked)
     row, choice = chosen(alternatives, "CAR-MIL")
-    losses = [[model["validation_loss"] for model in one.run.models] for one in alternatives]
+    losses = [[model.validation_loss for model in one.run.models] for one in alternatives]
     assert list(choice.taken.values()) == np.argmin(losses, 0).tolist()
     for (fold, seed), i in choice.taken.items():
-        line = next(one for one in row.by_fold if (one["fold"], one["seed"]) == (fold, seed))
-        assert line in alternatives[i].run.metrics["by_fold"]
+        line = next(one for one in row.by_fold if (one.fold, one.seed) == (fold, seed))
+        assert line in alternatives[i].run.metrics.by_fold
         mine, theirs = (
             f[f["seed"] == seed].set_index("slide")["p_tumor"] for f in (row.answers, alternatives[i].answers)
         )
@@ -256,8 +256,8 @@ def test_both_distances_are_one_population_and_each_is_what_it_would_be_alone(as
     together = answered([camelyon], [CAR_L1, ABMIL, CAR_COSINE], replace(asked, shared=tmp_path / "together"))
     assert trained == [2]
     assert [one.method for one in together] == [CAR_L1, ABMIL, CAR_COSINE]
-    assert together[2].run.metrics["by_fold"] == alone.metrics["by_fold"]
-    assert together[0].run.metrics["by_fold"] != alone.metrics["by_fold"]
+    assert together[2].run.metrics.by_fold == alone.metrics.by_fold
+    assert together[0].run.metrics.by_fold != alone.metrics.by_fold
     answered([camelyon], [CAR_COSINE, CAR_L1], replace(asked, shared=tmp_path / "together"))
     assert trained == [2]  # read, not trained
     assert not list((tmp_path / "together").rglob("*checkpoint*"))
@@ -281,7 +281,7 @@ def test_killed_after_a_training_in_parts_it_goes_on_with_the_parts(asked, tmp_p
     assert len(fitted) == 3 and list((tmp_path / "shared").rglob("*.parts"))
     monkeypatch.setattr(train, "conclude", conclude)
     first, second = runs_on(camelyon, CAR_L1.model, [CAR_L1.settings, CAR_COSINE.settings], here)
-    assert len(fitted) == 3 and first.metrics["by_fold"] != second.metrics["by_fold"]
+    assert len(fitted) == 3 and first.metrics.by_fold != second.metrics.by_fold
     assert not list((tmp_path / "shared").rglob("*checkpoint*"))
 
 
@@ -325,7 +325,7 @@ def test_the_grid_and_the_plain_model_are_one_population_and_the_picture_shows_t
     assert [table.title.partition(":")[0] for table in found.tables] == [
         "TCGA-BRCA", "TCGA-LUAD TP53", "Differences on the same cases",
     ]  # fmt: skip
-    plain = run_on(brca, "abmil.gated", asked).metrics["summary"]["auc"]["mean"]
+    plain = run_on(brca, "abmil.gated", asked).metrics.summary["auc"].mean
     assert found.tables[0].lines[0][4].startswith(f"{100 * plain:.1f} ± ")  # alpha = lambda = 0 is ABMIL
     assert [picture.path.read_bytes()[:4] for picture in found.pictures] == [b"\x89PNG"] * 2
     assert any(f"{100 * plain:.1f} without" in line for line in found.lines)

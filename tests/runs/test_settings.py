@@ -40,7 +40,7 @@ BOMB = "options:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("bags: " + "x" * 300, "longer than 255 bytes: expected the name of a file"),
         ('label: "a\\0b"', "label holds a null character"),
         ("optimizer: [adam]", "optimizer is a list: expected one of adam, sgd"),
-        ("options: {hidden: 2001-01-01}", "options: hidden is a date"),
+        ("options: {hidden: 2001-01-01}", "options: expected text, numbers, lists and objects, and found a date"),
         ("options: {hidden: 1000000000}", "options.hidden is 1000000000: expected at most 65,536"),
         ("options: {[1, 2]: 3}", "study.yaml"),
         ("options: {1: 3}", "study.yaml"),
@@ -101,4 +101,4 @@ def test_an_unknown_setting_or_value_names_the_nearest_and_all_there_are():
     ("given", "name"), [({"preset": "0.1"}, "0.1"), ({"preset": "0.1", "lr": 1e-3}, None), ({}, None)]
 )
 def test_the_preset_that_a_study_follows_is_known_from_its_settings(given, name):
-    assert preset_of(settings_of(**given).asked()) == name
+    assert preset_of(settings_of(**given)) == name

@@ -1,7 +1,7 @@
 """A study says in one line each what makes its figures or maps worthless, where it is so, and only there."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,6 @@ from carmil.report.run import write_report
 from carmil.statistics.calibration import cross_entropies
 from carmil.studies.card import card
 from carmil.studies.cautions import cautions, few_patients
-from carmil.studies.run_folder import StudyRun
 from carmil.studies.shown import figures_lines
 from carmil.studies.train import run_study
 
@@ -53,36 +52,33 @@ def test_a_model_that_is_no_better_than_class_frequencies_is_called_so(idle, lea
     ]
     assert "0.693" in line  # two classes of the same size
     assert not any("class frequencies" in line for line in lines_of(learned, tmp_path))
-    readings = learned.metrics["readings"]
+    readings = learned.metrics.readings
     assert readings["cross_entropy"] < 0.6 < readings["cross_entropy_of_class_frequencies"]
 
 
 @pytest.mark.finding(n=18)
 def test_a_cohort_of_noise_is_called_out_by_its_auc(idle, learned, tmp_path):
-    interval = idle.metrics["intervals"]["auc"]
-    assert interval["low"] <= 0.5
+    interval = idle.metrics.intervals["auc"]
+    assert interval.low <= 0.5
     (line,) = [line for line in lines_of(idle, tmp_path) if line.startswith("the AUC may be chance")]
-    assert (
-        f"its 95 % interval, {100 * interval['low']:.1f} to {100 * interval['high']:.1f}, is not wholly above 50"
-        in line
-    )
-    assert learned.metrics["intervals"]["auc"]["low"] > 0.5
+    assert f"its 95 % interval, {100 * interval.low:.1f} to {100 * interval.high:.1f}, is not wholly above 50" in line
+    assert learned.metrics.intervals["auc"].low > 0.5
     assert not any("may be chance" in line for line in lines_of(learned, tmp_path))
 
 
 @pytest.mark.finding(n=18)
 def test_a_counterfactual_attention_that_did_not_move_is_called_so(idle, learned, tmp_path):
-    assert idle.metrics["readings"]["attention_moved"] < 0.05 <= learned.metrics["readings"]["attention_moved"] <= 2
+    assert idle.metrics.readings["attention_moved"] < 0.05 <= learned.metrics.readings["attention_moved"] <= 2
     (line,) = [
         line for line in lines_of(idle, tmp_path) if line.startswith("the counterfactual attention did not move")
     ]
-    assert f"only {idle.metrics['readings']['attention_moved']:.3f} of the attention differs" in line
+    assert f"only {idle.metrics.readings['attention_moved']:.3f} of the attention differs" in line
     assert not any("did not move" in line for line in lines_of(learned, tmp_path))
 
 
 @pytest.mark.finding(n=18)
 def test_attention_that_is_nearly_uniform_is_called_so(idle, learned, tmp_path):
-    assert idle.metrics["readings"]["attention_spread"] >= 0.9 > learned.metrics["readings"]["attention_spread"]
+    assert idle.metrics.readings["attention_spread"] >= 0.9 > learned.metrics.readings["attention_spread"]
     assert any(line.startswith("attention is nearly uniform") for line in lines_of(idle, tmp_path))
     assert not any("nearly uniform" in line for line in lines_of(learned, tmp_path))
 
@@ -122,14 +118,15 @@ def test_five_patients_are_not_few_and_slides_are_no_patients():
 
 def test_a_model_without_attention_or_branch_is_judged_by_what_it_has(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", model="mean", options={"hidden": 8}, epochs=1))
-    assert set(run.metrics["readings"]) == {"cross_entropy", "cross_entropy_of_class_frequencies"}
+    assert set(run.metrics.readings) == {"cross_entropy", "cross_entropy_of_class_frequencies"}
     run = run_study(files.settings(tmp_path / "other", model="abmil", epochs=1))
-    assert "attention_spread" in run.metrics["readings"] and "attention_moved" not in run.metrics["readings"]
+    assert "attention_spread" in run.metrics.readings and "attention_moved" not in run.metrics.readings
     assert not {"attention_spread", "attention_moved"} & set(run.predictions())
 
 
-def test_a_run_that_did_not_measure_is_not_called_anything():
-    assert cautions(StudyRun(SimpleNamespace(), {}, [], {"level": "slide"})) == []
+def test_a_run_that_did_not_measure_is_not_called_anything(idle):
+    before = replace(idle, metrics=replace(idle.metrics, readings={}, intervals_of=None))
+    assert cautions(before) == []
 
 
 def test_cross_entropies_by_hand():

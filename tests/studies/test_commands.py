@@ -17,9 +17,9 @@ from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.studies.card import SCALING
-from carmil.studies.run_folder import read_run
 from carmil.studies.tested import validated
 from carmil.studies.train import run_study
 
@@ -738,7 +738,7 @@ def test_evaluate_says_where_the_auc_may_be_chance(trained, tmp_path, said):
 def test_the_card_has_every_setting_that_decides_how_a_model_learns(trained):
     text = (trained / "abmil" / "card.md").read_text()
     settings = read_run(trained / "abmil").settings
-    assert f"- input scaling: {SCALING[settings['scale']]}" in text
+    assert f"- input scaling: {SCALING[settings.scale]}" in text
     assert "- initial weights: " in text
-    for words in (f"learning rate {settings['lr']}", f"weight decay {settings['weight_decay']:g}", "label smoothing"):
+    for words in (f"learning rate {settings.lr}", f"weight decay {settings.weight_decay:g}", "label smoothing"):
         assert words in text

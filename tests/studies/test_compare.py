@@ -1,7 +1,7 @@
 """Runs are compared on the same cases by any figure they have; what a t-test rests on is said."""
 
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,13 +10,14 @@ from scipy.stats import ttest_rel
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from carmil.errors import CarmilError
+from carmil.runs.facts import FoldFigures
 from carmil.studies.compare import Judged, compare_pairs, comparison_table, each_fold
-from carmil.studies.run_folder import StudyRun
 
 
 def judged(name, measure, p, labels, by_fold, **columns):
     """Answers of one model to cases of their own patients; p is that of class b."""
-    run = StudyRun(Path(name), {"classes": ["a", "b"], "splits": [[0]]}, [], {"level": "slide", "rule": "mean"})
+    data = SimpleNamespace(splits=(((0,),),))
+    run = SimpleNamespace(name=name, classes=("a", "b"), data=data, merges_slides=False)
     slides = [f"s{i:02d}" for i in range(len(p))]
     cases = {"fold": 0, "seed": 0, "slide": slides, "patient": slides, "label": ["ab"[y] for y in labels]}
     frame = pd.DataFrame({**cases, "p_a": 1 - np.asarray(p), "p_b": p, **columns})
@@ -26,7 +27,7 @@ def judged(name, measure, p, labels, by_fold, **columns):
 LABELS = np.arange(40) % 2
 RNG = np.random.default_rng(0)
 GOOD, POOR = (np.clip(0.5 + s * (LABELS - 0.5) + RNG.normal(0, 0.3, 40), 0.01, 0.99) for s in (0.9, 0.2))
-FOLDS = [[{"fold": f, "seed": s, "threshold": 0.5, "f1_macro": v + s / 100} for f, v in enumerate(vs) for s in (0, 1)]
+FOLDS = [[FoldFigures(f, s, {"f1_macro": v + s / 100}, 0.5) for f, v in enumerate(vs) for s in (0, 1)]
          for vs in ([0.9, 0.8, 0.85], [0.6, 0.7, 0.5])]  # fmt: skip
 
 
@@ -47,13 +48,15 @@ def test_f1_is_of_the_answers_that_were_given_from_each_runs_own_threshold_on():
         return f1_score(LABELS, p >= threshold, average="macro")
 
     first, second = (
-        judged(name, "f1_macro", p, LABELS, [{"fold": 0, "seed": 0, "threshold": at, "f1_macro": f1(p, at)}])
+        judged(name, "f1_macro", p, LABELS, [FoldFigures(0, 0, {"f1_macro": f1(p, at)}, at)])
         for name, p, at in (("a", GOOD, GOOD[LABELS == 1].min()), ("b", POOR, 0.7))
     )
     (found,) = compare_pairs([(first, second)])
-    assert found.difference == pytest.approx(first.by_fold[0]["f1_macro"] - second.by_fold[0]["f1_macro"])
+    assert found.difference == pytest.approx(
+        first.by_fold[0].figures["f1_macro"] - second.by_fold[0].figures["f1_macro"]
+    )
     assert found.difference != pytest.approx(f1(GOOD, 0.5) - f1(POOR, 0.5))
-    unknown = judged("c", "f1_macro", GOOD, LABELS, [{"fold": 0, "seed": 0, "f1_macro": 1.0}])
+    unknown = judged("c", "f1_macro", GOOD, LABELS, [FoldFigures(0, 0, {"f1_macro": 1.0})])
     with pytest.raises(CarmilError, match="c does not say where its answers begin"):
         compare_pairs([(first, unknown)])
 
@@ -64,10 +67,7 @@ def test_t_is_over_folds_and_of_one_fold_over_its_seeds_which_the_table_says():
     assert (found.pairs, found.p_t) == ("folds", pytest.approx(ttest_rel([0.9, 0.8, 0.85], [0.6, 0.7, 0.5]).pvalue))
     heads = ("difference of mean macro F1", "95 % interval of that", "p paired t", "p over patients", "p DeLong")
     assert comparison_table([found]).heads[2:] == heads
-    seeds = [
-        [{"fold": 0, "seed": s, "threshold": 0.5, "f1_macro": v} for s, v in enumerate(vs)]
-        for vs in ([0.9, 0.8], [0.7, 0.65])
-    ]
+    seeds = [[FoldFigures(0, s, {"f1_macro": v}, 0.5) for s, v in enumerate(vs)] for vs in ([0.9, 0.8], [0.7, 0.65])]
     first, second = (judged(n, "f1_macro", p, LABELS, f) for n, p, f in zip("ab", (GOOD, POOR), seeds, strict=True))
     (found,) = compare_pairs([(first, second)])
     assert (found.pairs, found.p_t) == ("seeds", pytest.approx(ttest_rel([0.9, 0.8], [0.7, 0.65]).pvalue))
@@ -100,10 +100,7 @@ def test_p_values_are_corrected_for_the_pairs_that_were_asked_for():
 def folds_of(name, p, **others):
     """Four folds of ten cases, each with its threshold and its figures; the scores of a fold lie elsewhere than another's."""
     fold = np.arange(40) // 10
-    by_fold = [
-        {"fold": f, "seed": 0, "threshold": 0.5, "auc": roc_auc_score(LABELS[fold == f], p[fold == f])}
-        for f in range(4)
-    ]
+    by_fold = [FoldFigures(f, 0, {"auc": roc_auc_score(LABELS[fold == f], p[fold == f])}, 0.5) for f in range(4)]
     return judged(name, "auc", p, LABELS, by_fold, fold=fold, **others)
 
 
@@ -111,7 +108,7 @@ def folds_of(name, p, **others):
 def test_compare_gives_the_difference_of_the_fold_means_that_it_prints_and_its_table_says_so():
     shifted = np.clip(GOOD * 0.25 + 0.25 * (np.arange(40) // 10), 0.001, 0.999)  # pooled, the folds do not compare
     first, second = folds_of("a", shifted), folds_of("b", POOR)
-    means = [np.mean([line["auc"] for line in one.by_fold]) for one in (first, second)]
+    means = [np.mean([line.figures["auc"] for line in one.by_fold]) for one in (first, second)]
     (found,) = compare_pairs([(first, second)])
     assert found.difference == pytest.approx(means[0] - means[1])
     pooled = roc_auc_score(LABELS, shifted) - roc_auc_score(LABELS, POOR)

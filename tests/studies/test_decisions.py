@@ -11,11 +11,10 @@ import pytest
 
 from carmil.report.run import write_report
 from carmil.runs.decision import Decision
-from carmil.studies import card
+from carmil.runs.run import read_run
 from carmil.studies.decisions import JOINT, RULE, decision_of, decision_together, origin_of
 from carmil.studies.explain import explain_run
 from carmil.studies.external import evaluate, predict_bags
-from carmil.studies.run_folder import read_run
 from carmil.studies.train import run_study
 from carmil.viewer.answers import Answers
 from carmil.viewer.cases import read_cases
@@ -70,7 +69,7 @@ def test_report_viewer_explain_predict_and_evaluate_give_one_answer_for_one_slid
     expected = {}
     for slide, p in mean["p_b"].items():
         fold = frame.loc[frame["slide"] == slide, "fold"].iloc[0]
-        at = np.mean([model["threshold"] for model in run.models if model["fold"] == fold])
+        at = np.mean([model.threshold for model in run.models if model.fold == fold])
         expected[slide] = "b" if p >= at else "a"
     most_probable = {slide: "b" if row["p_b"] > row["p_a"] else "a" for slide, row in mean.iterrows()}
     assert sum(expected[slide] != most_probable[slide] for slide in expected) > 2  # the threshold matters
@@ -98,7 +97,7 @@ def test_new_slides_have_one_answer_by_the_mean_threshold_of_all_models(study, t
     for path in new.features.glob("*.npy"):
         path.rename(path.with_name(f"new{path.name}"))
     told = predict_bags(folder / "run", new.features, tmp_path / "predict", device="cpu", say=quiet)
-    at = float(np.mean([model["threshold"] for model in read_run(folder / "run").models]))
+    at = float(np.mean([model.threshold for model in read_run(folder / "run").models]))
     assert told["answer"].tolist() == ["b" if p >= at else "a" for p in told["p_b"]]
     assert set(told["models"]) == {4}
     asked = {"methods": (), "searched": False, "device": "cpu", "say": quiet}
@@ -142,9 +141,7 @@ def test_every_table_of_answers_has_the_rule(study, tmp_path):
     )
     told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", say=quiet)
     assert set(told["models"]) == {2}  # of the fold that the slide was tested in
-    of_folds = {
-        decision_of(run, [row for row, model in enumerate(run.models) if model["fold"] == f]).rule for f in (0, 1)
-    }
+    of_folds = {decision_of(run, [row for row, model in enumerate(run.models) if model.fold == f]).rule for f in (0, 1)}
     assert set(pd.read_csv(tmp_path / "predict" / "predictions.csv")[RULE]) == of_folds
     write_report(run, tmp_path / "report.html")
     assert "slides use the threshold of their patients" in (tmp_path / "report.html").read_text()
@@ -167,9 +164,9 @@ def test_predictions_of_train_have_the_answer_of_each_model_and_the_joint_answer
         run_study(files.settings(folder, folds=2, seeds=2, epochs=3, reshuffle=reshuffle), say=quiet)
         run, frame = read_run(folder), pd.read_csv(folder / "predictions.csv")
         for row in frame.itertuples():
-            pairs = zip(card.tested_folds(run), run.models, strict=True)
-            (model,) = [model for fold, model in pairs if (fold, model["seed"]) == (row.fold, row.seed)]
-            assert row.answer == ("b" if row.p_b >= model["threshold"] else "a")
+            pairs = zip(run.tested_folds, run.models, strict=True)
+            (model,) = [model for fold, model in pairs if (fold, model.seed) == (row.fold, row.seed)]
+            assert row.answer == ("b" if row.p_b >= model.threshold else "a")
         assert frame[RULE].str.startswith("this model alone: b if p(b) >= ").all()
         assert frame.groupby("slide")[JOINT].nunique().eq(1).all()
         assert dict(zip(frame["slide"], frame[JOINT], strict=True)) == in_report(run, tmp_path)
@@ -183,14 +180,14 @@ def test_a_rule_that_holds_in_one_fold_names_the_fold_wherever_it_is_printed(stu
     folder, _ = study
     run = read_run(folder / "run")
     for fold in (0, 1):
-        rows = [row for row, model in enumerate(run.models) if model["fold"] == fold]
+        rows = [row for row, model in enumerate(run.models) if model.fold == fold]
         assert f", else a (fold {fold}: mean of the thresholds of 2 models" in decision_of(run, rows).rule
     mine = run.predictions()
     assert all(f"(fold {fold}: threshold chosen" in rule for fold, rule in zip(mine["fold"], mine[RULE], strict=True))
     _, out, _ = said("explain", str(folder / "run"), "--out", str(tmp_path / "evidence"), "--device", "cpu")
     rules = [line for line in out.splitlines() if line.startswith("- answer: ")]
     assert sorted(line.partition("(fold ")[2][:2] for line in rules) == ["0:", "1:"]
-    same = replace(run, models=[{**model, "threshold": 0.5} for model in run.models])
+    same = replace(run, models=tuple(replace(model, threshold=0.5) for model in run.models))
     assert {decision_of(same, [row]).rule for row in range(4)} == {decision_of(same).rule}  # one rule in all folds
 
 

@@ -224,7 +224,7 @@ def test_a_threshold_rule_nobody_knows_is_refused_before_the_training():
         (lambda facts: facts.update(classes=[[]]), "classes[0]"),
         (lambda facts: facts["parameters"].update(seeds=10**9), "outside its range"),
         (lambda facts: facts["parameters"].update(options={"hidden": 10**9}), "expected at most 65,536"),
-        (lambda facts: facts["parameters"].update(options=[]), "options: its content is a list"),
+        (lambda facts: facts["parameters"].update(options=[]), "options is a list: expected names with values"),
         (lambda facts: facts["parameters"].update(model=3), "model is 3: expected text"),
         (lambda facts: facts["parameters"].update(nonsense=3), "unknown parameter 'nonsense'"),
         (lambda facts: facts.pop("parameters"), "parameters is missing"),
@@ -257,3 +257,11 @@ def test_a_preset_gives_the_settings_of_train_and_parameters_beside_it_win():
     assert carmil.MILClassifier.from_preset("0.1", model="abmil").distance is None
     with pytest.raises(CarmilError, match=r"MILClassifier: unknown preset '0.7'; .*there is: 0.1"):
         carmil.MILClassifier.from_preset("0.7")
+
+
+@pytest.mark.parametrize("model", [name for name in carmil.list_models() if "/" not in name])
+def test_every_model_is_trained_and_explained_with_the_defaults(model):
+    classifier = carmil.MILClassifier(model, epochs=1, device="cpu").fit(BAGS[:16], Y[:16])
+    (evidence,) = classifier.explain(BAGS[:1])
+    assert evidence.shape == (len(BAGS[0]), 2)
+    assert np.isfinite(evidence).all()

@@ -16,11 +16,11 @@ from carmil.bags.writers import write_bag
 from carmil.counterfactual import create_model
 from carmil.evidence import explain
 from carmil.evidence.explainers import default_explainer
+from carmil.runs.run import read_run
 from carmil.runs.settings import PRESETS, Settings
 from carmil.studies import explain as command
 from carmil.studies.explain import explain_run
 from carmil.studies.explained import explained
-from carmil.studies.run_folder import read_run
 from carmil.studies.tested import own_store, own_subjects, validated
 from carmil.studies.train import run_study
 
@@ -82,7 +82,7 @@ def test_a_slide_is_explained_by_the_mean_of_the_models_that_were_tested_on_it(s
     frame = run.predictions()
     for slide in (ODD, "s07", "s20"):
         fold = set(frame[frame["slide"] == slide]["fold"])
-        rows = [row for row, model in enumerate(run.models) if model["fold"] in fold]
+        rows = [row for row, model in enumerate(run.models) if model.fold in fold]
         assert len(rows) == 2
         bag = bags[bags.ids.index(slide)]
         for method, name in (("path", "evidence"), ("attention", "attention")):
@@ -194,7 +194,7 @@ def test_the_threshold_of_dice_comes_from_validation_bags_alone(study):
         assert chosen
         assert not {subject.place for subject in subjects if row in subject.models} & set(chosen)
     table = pd.read_csv(study / "car" / "splits.tsv", sep="\t")
-    of_first = table[table[f"fold_{run.models[0]['fold']}"] == "val"].iloc[:, 0]
+    of_first = table[table[f"fold_{run.models[0].fold}"] == "val"].iloc[:, 0]
     assert {store.ids[place] for place in places[0]} == set(of_first)
 
 

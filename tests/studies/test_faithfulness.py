@@ -12,10 +12,10 @@ from carmil.evidence import bag_auc, explain
 from carmil.evidence.faithfulness import faithfulness_of, of_classes
 from carmil.evidence.randomisation import likeness, shuffled
 from carmil.models.pooling import Offsets
+from carmil.runs.run import read_run
 from carmil.studies import faithfulness as command
 from carmil.studies.asked import EXPLAINED, FOLLOWED, TWINS, ask
 from carmil.studies.faithfulness import judge_runs
-from carmil.studies.run_folder import read_run
 from carmil.studies.tested import own_store
 from carmil.studies.train import run_study
 from carmil.studies.verdict import ALIKE, NO_GAIN, UNLEARNED
@@ -61,7 +61,7 @@ def by_hand(run):
     """For every model its slides, what its path evidence does to its answers, then that of its twins, and all twins' answers."""
     bags, population, frame = own_store(run).bags(), run.population(), run.predictions()
     for row, model in enumerate(run.models):
-        slides = frame[(frame["fold"] == model["fold"]) & (frame["seed"] == model["seed"])]
+        slides = frame[(frame["fold"] == model.fold) & (frame["seed"] == model.seed)]
         part = bags[[bags.ids.index(slide) for slide in slides["slide"]]]
         labels = torch.tensor([run.classes.index(label) for label in slides["label"]])
         member = population.member(row)

@@ -1,6 +1,7 @@
 """Cohorts whose parts have next to nothing in them: what cannot be told is left out, and what was trained is not lost."""
 
 import json
+from math import isnan
 
 import numpy as np
 import pandas as pd
@@ -32,9 +33,9 @@ def with_parts(files):
 def test_a_study_ends_and_is_reported_however_few_are_tested(files, with_parts, tmp_path, said, test, auc):
     with_parts(test)
     run = run_study(files.settings(tmp_path / "run", official=True, epochs=1))
-    assert (run.metrics["intervals"]["auc"]["value"] is not None) is auc
-    assert (run.metrics["intervals"]["balanced_accuracy"]["low"] is not None) is auc  # of two classes it needs both
-    assert run.metrics["intervals"]["accuracy"]["low"] < 1 < 2 - run.metrics["intervals"]["accuracy"]["low"]
+    assert (not isnan(run.metrics.intervals["auc"].value)) is auc
+    assert (not isnan(run.metrics.intervals["balanced_accuracy"].low)) is auc  # of two classes it needs both
+    assert run.metrics.intervals["accuracy"].low < 1 < 2 - run.metrics.intervals["accuracy"].low
     assert said("report", str(run.folder))[0] == 0
     words = ["--bags", str(files.features), "--labels", str(files.labels), "--out", str(tmp_path / "again")]
     assert said("evaluate", str(run.folder), *words)[0] == 0
@@ -62,7 +63,7 @@ def test_a_rate_that_no_validation_part_can_set_is_refused_before_training(files
 
 def test_patients_of_two_labels_are_judged_by_slide_in_another_cohort_too(files, tmp_path, said):
     run = run_study(files.settings(tmp_path / "run", epochs=1))
-    assert run.metrics["level"] == "patient"
+    assert run.metrics.level == "patient"
     table = pd.read_csv(files.labels, dtype=str)
     table.loc[0, "label"] = "b"  # the other slide of this patient stays 'a'
     table.to_csv(tmp_path / "other.csv", index=False)

@@ -10,12 +10,12 @@ import torch
 
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.store import open_store
+from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.slides.encoders import load_encoder
 from carmil.slides.features import encode_slides
 from carmil.slides.tile_cohort import tile_slides
 from carmil.slides.tiling import read_tiles, tiles_file
-from carmil.studies.run_folder import read_run
 from carmil.studies.train import run_study
 
 ENCODER = "timm/resnet10t"

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 from carmil.errors import CarmilError
 from carmil.report.sensitivity import write_picture
 from carmil.report.sweep import sweep_lines, sweep_table, write_sweep
+from carmil.runs.run import read_run
 from carmil.studies.chosen import choose
 from carmil.studies.compare import compare_runs
 from carmil.studies.external import predict_bags
-from carmil.studies.run_folder import read_run
 from carmil.studies.sweep import parse_over, run_sweep, sweep_of
 from carmil.studies.train import run_study
 
@@ -77,8 +77,8 @@ def same(first, second):
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert (first.models, first.metrics) == (second.models, second.metrics)
-    assert first.history()["validation"] == second.history()["validation"]
-    assert first.history()["epochs_run"] == second.history()["epochs_run"]
+    assert first.history().validation == second.history().validation
+    assert first.history().epochs_run == second.history().epochs_run
 
 
 @pytest.mark.parametrize(("alpha", "distance"), [(0.0, "l1"), (0.5, "cosine")])
@@ -86,8 +86,8 @@ def test_a_point_is_the_run_that_train_makes_bit_by_bit(swept, tmp_path, alpha, 
     point, run = point_of(swept, alpha=alpha, lambda_=1.0, distance=distance)
     alone = run_study(replace(point.study, out=tmp_path / "alone"))
     same(run, alone)
-    assert run.facts["key"] == alone.facts["key"]
-    assert run.facts["settings"] == alone.facts["settings"]
+    assert run.key == alone.key
+    assert replace(run.settings, out=alone.settings.out) == alone.settings
     made = {path.name for path in run.folder.iterdir()}
     assert made == {path.name for path in alone.folder.iterdir()} - {"cohort"}
     assert "checkpoint-0.safetensors" not in {path.name for path in swept.sweep.out.iterdir()}
@@ -119,15 +119,15 @@ def test_a_point_can_be_compared_and_asked_about_new_slides(swept, small, tmp_pa
 
 def test_validation_bags_choose_and_the_table_says_so(swept):
     choice = choose(swept.runs)
-    by_hand = [np.mean([m["validation_loss"] for m in run.models]) for run in swept.runs]
+    by_hand = [np.mean([m.validation_loss for m in run.models]) for run in swept.runs]
     assert choice.best == int(np.argmin(by_hand))
-    assert [loss["mean"] for loss in choice.losses] == pytest.approx(by_hand)
+    assert [loss.mean for loss in choice.losses] == pytest.approx(by_hand)
     table = sweep_table(swept, choice)
     marked = [i for i, line in enumerate(table.lines) if line[3].endswith("*")]
     assert marked == [choice.best]
-    auc = swept.runs[0].metrics["summary"]["auc"]
+    auc = swept.runs[0].metrics.summary["auc"]
     assert table.lines[0][:3] == ("0", "0", "l1 †")
-    assert table.lines[0][4] == f"{100 * auc['mean']:.1f} ± {100 * auc['std']:.1f}"
+    assert table.lines[0][4] == f"{100 * auc.mean:.1f} ± {100 * auc.std:.1f}"
     assert table.lines[-1][0] == "chosen by fold"
     lines = " ".join(sweep_lines(swept, choice))
     assert "choose on the test set" in lines
@@ -140,9 +140,9 @@ def test_what_validation_chooses_fold_by_fold_is_what_train_chooses_from_lists(s
     listed = found.sweep.points[0].study
     run = run_study(replace(listed, lr=[1e-7, 5e-3], alpha=[0.1, 3.0], out=tmp_path / "lists"))
     figures = choose(found.runs).by_fold
-    assert figures.keys() == run.metrics["summary"].keys()
-    for name, summary in run.metrics["summary"].items():
-        assert figures[name]["mean"] == pytest.approx(summary["mean"], abs=1e-12), name
+    assert figures.keys() == run.metrics.summary.keys()
+    for name, summary in run.metrics.summary.items():
+        assert figures[name].mean == pytest.approx(summary.mean, abs=1e-12), name
 
 
 def test_settings_that_make_other_populations_and_the_models_own_options(small, tmp_path):
@@ -154,10 +154,10 @@ def test_settings_that_make_other_populations_and_the_models_own_options(small, 
     assert "4 points, 16 models in 4 populations" in said
     names = [point.name for point in found.sweep.points]
     assert names == [f"options.hidden={h},scale={s}" for h in (4, 8) for s in ("none", "own")]
-    assert {model["lr"] for run in found.runs for model in run.models} <= {1e-3, 5e-3}
+    assert {model.lr for run in found.runs for model in run.models} <= {1e-3, 5e-3}
     shapes = [load_file(run.folder / "weights.safetensors") for run in found.runs]
     assert ["mean" in weights for weights in shapes] == [False, True, False, True]
-    assert all(SMALL["attention"] == run.settings["options"]["attention"] for run in found.runs)
+    assert all(SMALL["attention"] == run.settings.options["attention"] for run in found.runs)
     same(found.runs[2], run_study(replace(found.sweep.points[2].study, out=tmp_path / "alone")))
     write_sweep(found)
     assert "<img" in (tmp_path / "sweep" / "report.html").read_text()
@@ -168,7 +168,7 @@ def test_everything_a_sweep_writes_can_be_read_again(swept):
     out = swept.sweep.out
     facts = json.loads((out / "sweep.json").read_text())
     assert [point["values"] for point in facts["points"]] == [dict(p.values) for p in swept.sweep.points]
-    assert [p["summary"]["auc"] for p in facts["points"]] == [r.metrics["summary"]["auc"] for r in swept.runs]
+    assert [p["summary"]["auc"] for p in facts["points"]] == [asdict(r.metrics.summary["auc"]) for r in swept.runs]
     assert sum(point["chosen_on_validation_bags"] for point in facts["points"]) == 1
     assert facts["over"] == {"alpha": [0.0, 0.5], "lambda_": [0.0, 1.0], "distance": ["l1", "cosine"]}
     text = (out / "sweep.md").read_text()
@@ -202,12 +202,12 @@ def test_the_picture_of_the_paper_has_a_panel_a_distance_and_a_line_a_lambda(swe
         lines = {line.get_label(): line for line in panel.get_lines()}
         for lambda_ in (0.0, 1.0):
             aucs = [
-                100 * point_of(swept, alpha=a, lambda_=lambda_, distance=distance)[1].metrics["summary"]["auc"]["mean"]
+                100 * point_of(swept, alpha=a, lambda_=lambda_, distance=distance)[1].metrics.summary["auc"].mean
                 for a in (0.0, 0.5)
             ]
             assert lines[f"{lambda_:g}"].get_xdata().tolist() == [0.0, 0.5]
             assert lines[f"{lambda_:g}"].get_ydata().tolist() == pytest.approx(aucs)
-        baseline = point_of(swept, alpha=0.0, lambda_=0.0, distance=distance)[1].metrics["summary"]["auc"]["mean"]
+        baseline = point_of(swept, alpha=0.0, lambda_=0.0, distance=distance)[1].metrics.summary["auc"].mean
         assert lines["plain model,\nidle branch"].get_ydata()[0] == pytest.approx(100 * baseline)
     assert "idle branch" in caption
 
@@ -218,7 +218,7 @@ def test_other_sweeps_have_a_picture_too(swept, monkeypatch, tmp_path):
     assert panel.get_lines()[0].get_xdata().tolist() == [1e-4, 1e-3, 1e-2]
     (panel,), _ = drawn(swept, monkeypatch, tmp_path, {"model": ["a", "b"], "optimizer": ["adam", "sgd"]})
     assert [bar.get_width() for bar in panel.patches] == pytest.approx(
-        [100 * run.metrics["summary"]["auc"]["mean"] for run in swept.runs[:4]]
+        [100 * run.metrics.summary["auc"].mean for run in swept.runs[:4]]
     )
     assert [label.get_text() for label in panel.get_yticklabels()] == ["a, adam", "a, sgd", "b, adam", "b, sgd"]
 
@@ -300,7 +300,7 @@ def test_a_file_and_the_command_line_say_the_same(small, tmp_path, said):
     assert "choose on the test set" in out
     points = sorted(folder.name for folder in (tmp_path / "sweep" / "points").iterdir())
     assert points == ["alpha=0,lambda=0", "alpha=0.5,lambda=0"]
-    assert read_run(tmp_path / "sweep" / "points" / "alpha=0.5,lambda=0").settings["alpha"] == 0.5
+    assert read_run(tmp_path / "sweep" / "points" / "alpha=0.5,lambda=0").settings.alpha == 0.5
     assert (tmp_path / "sweep" / "sweep.png").exists()
     status, out, _ = said("report", str(tmp_path / "sweep" / "points" / "alpha=0,lambda=0"))
     assert status == 0

@@ -18,9 +18,9 @@ from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.locks import locked
+from carmil.runs.run import read_run
 from carmil.runs.settings import Settings, read_settings
 from carmil.studies.answers import answered
-from carmil.studies.run_folder import read_run
 from carmil.studies.train import grid_of, run_study
 
 from .conftest import SMALL, make_files
@@ -29,8 +29,8 @@ from .conftest import SMALL, make_files
 def test_a_study_learns_the_rule_and_tests_every_slide_once(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", epochs=25, seeds=2))
     frame = run.predictions()
-    assert run.metrics["summary"]["auc"]["mean"] > 0.9
-    assert run.metrics["level"] == "patient"
+    assert run.metrics.summary["auc"].mean > 0.9
+    assert run.metrics.level == "patient"
     assert (frame.groupby("slide").size() == 2).all()  # once a seed
     assert frame["slide"].nunique() == 48
     splits = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str)
@@ -71,7 +71,7 @@ def test_a_test_fold_of_noise_changes_nothing_that_was_chosen(files, tmp_path, f
     noisy = run_study(poisoned(files, tested, tmp_path / "noise").settings(tmp_path / "noisy", splits=splits, **common))
     again = run_study(files.settings(tmp_path / "again", splits=splits, **common))
     mine, theirs = (load_file(run.folder / "weights.safetensors") for run in (again, noisy))
-    rows = [i for i, model in enumerate(again.models) if model["fold"] == fold]
+    rows = [i for i, model in enumerate(again.models) if model.fold == fold]
     assert len(rows) == 2
     for row in rows:
         assert again.models[row] == noisy.models[row]  # epoch, grid point, threshold, validation loss
@@ -142,7 +142,7 @@ def test_a_run_and_its_data_may_be_moved_but_not_changed(tmp_path):
     said = []
     assert run_study(there, say=said.append).metrics == first.metrics
     assert any("has ended already" in line for line in said)
-    assert read_run(there.out).settings["bags"] == str(there.bags)  # what is asked of it later finds its slides
+    assert read_run(there.out).settings.bags == there.bags  # what is asked of it later finds its slides
     lines = (tmp_path / "there" / "labels.csv").read_text().splitlines()
     (tmp_path / "there" / "labels.csv").write_text("\n".join(lines[:-2]) + "\n")
     with pytest.raises(CarmilError, match="holds another run \\(its data or splits differ\\)"):
@@ -175,21 +175,21 @@ def _moved(files, folder):
 
 def test_the_grid_is_chosen_on_validation_bags(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", lr=[1e-7, 5e-3], epochs=15))
-    assert {model["lr"] for model in run.models} == {5e-3}
+    assert {model.lr for model in run.models} == {5e-3}
     history = json.loads((tmp_path / "run" / "history.json").read_text())
     assert len(history["best_epoch"]) == 6  # three folds, two rates
     for model in run.models:
-        row = model["fold"] * 2 + model["point"]
-        assert model["best_epoch"] == history["best_epoch"][row]
-        assert model["validation_loss"] == pytest.approx(history["validation"][model["best_epoch"]][row])
+        row = model.fold * 2 + model.point
+        assert model.best_epoch == history["best_epoch"][row]
+        assert model.validation_loss == pytest.approx(history["validation"][model.best_epoch][row])
 
 
 def test_nested_folds_answer_together(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", inner=2, epochs=4, lr=[1e-3, 5e-3]))
     assert len(run.models) == 6
-    assert {(model["fold"], model["inner"]) for model in run.models} == {(f, i) for f in range(3) for i in range(2)}
+    assert {(model.fold, model.inner) for model in run.models} == {(f, i) for f in range(3) for i in range(2)}
     for fold in range(3):
-        assert len({model["point"] for model in run.models if model["fold"] == fold}) == 1
+        assert len({model.point for model in run.models if model.fold == fold}) == 1
     frame = run.predictions()
     assert (frame.groupby("slide").size() == 1).all()
 
@@ -206,7 +206,7 @@ def test_with_reshuffle_every_seed_has_folds_of_its_own(files, tmp_path):
 @pytest.mark.parametrize("rule", ["mean", "max", "one-bag"])
 def test_slides_of_a_patient_are_judged_together(files, tmp_path, rule):
     run = run_study(files.settings(tmp_path / "run", patients=rule, epochs=4))
-    assert run.metrics["level"] == "patient"
+    assert run.metrics.level == "patient"
     frame = run.predictions()
     assert len(frame) == (24 if rule == "one-bag" else 48)
     assert frame["patient"].nunique() == 24
@@ -217,14 +217,14 @@ def test_slides_of_a_patient_are_judged_together(files, tmp_path, rule):
         from sklearn.metrics import roc_auc_score
 
         aucs = [roc_auc_score(label[fold == f] == "b", p[fold == f]) for f in range(3)]
-        assert run.metrics["summary"]["auc"]["mean"] == pytest.approx(np.mean(aucs))
+        assert run.metrics.summary["auc"].mean == pytest.approx(np.mean(aucs))
 
 
 def test_three_classes_have_no_threshold_and_are_measured_all_the_same(tmp_path):
     run = run_study(make_files(tmp_path, classes=3).settings(tmp_path / "run", epochs=20, model="abmil"))
     assert run.classes == ("a", "b", "c")
-    assert all(model["threshold"] is None for model in run.models)
-    assert run.metrics["summary"]["auc"]["mean"] > 0.8
+    assert all(model.threshold is None for model in run.models)
+    assert run.metrics.summary["auc"].mean > 0.8
 
 
 def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
@@ -233,7 +233,7 @@ def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
     plain = run_study(files.settings(tmp_path / "plain", epochs=3))
     for i, other in enumerate(({"class_weights": "balanced"}, {"label_smoothing": 0.2})):
         run = run_study(files.settings(tmp_path / str(i), epochs=3, **other))
-        assert [m["validation_loss"] for m in run.models] != [m["validation_loss"] for m in plain.models]
+        assert [m.validation_loss for m in run.models] != [m.validation_loss for m in plain.models]
 
 
 @pytest.mark.parametrize("scale", ["none", "halfway"])
@@ -250,8 +250,8 @@ def test_a_warm_start_needs_the_same_folds(files, tmp_path, scale):
 
 def test_abstaining_leaves_out_what_is_close(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", abstain=0.6, epochs=2))
-    assert all(model["abstain_below"] is not None for model in run.models)
-    assert 0 < run.metrics["summary"]["answered"]["mean"] < 1
+    assert all(model.abstain_below is not None for model in run.models)
+    assert 0 < run.metrics.summary["answered"].mean < 1
 
 
 def test_an_official_split_is_used_as_it_is(files, tmp_path):
@@ -287,7 +287,7 @@ def test_settings_from_yaml_are_those_of_the_command_line(tmp_path):
         ("bags: f\nlabels: t\nout: r\nlr: []\n", "empty list"),
         ("bags: f\nlabels: t\nout: r\npatients: median\n", "expected one of mean, max, one-bag"),
         ("bags: f\nlabels: t\nout: r\nofficial: maybe\n", "true or false"),
-        ("bags: f\nlabels: t\nout: r\noptions: 3\n", "expected an object"),
+        ("bags: f\nlabels: t\nout: r\noptions: 3\n", "expected names with values"),
         ("bags: f\nlabels: t\nout: r\nofficial: true\ninner: 3\n", "one or the other"),
         ("- a\n- b\n", "expected lines such as"),
         ("a: [\n", "expected lines such as"),
@@ -314,14 +314,14 @@ def test_scales_come_from_each_folds_own_training_bags(files, tmp_path):
     table = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str).set_index("slide")
     weights = load_file(run.folder / "weights.safetensors")
     for row, model in enumerate(run.models):
-        mine = [i for i, name in enumerate(store.ids) if table.loc[name, f"fold_{model['fold']}"] == "train"]
+        mine = [i for i, name in enumerate(store.ids) if table.loc[name, f"fold_{model.fold}"] == "train"]
         x = store[mine].features
         assert torch.allclose(weights["mean"][row], x.mean(0), atol=1e-5)
         assert torch.allclose(weights["deviation"][row], x.std(0, correction=0), atol=1e-4)
-    assert run.metrics["summary"]["auc"]["mean"] > 0.4
+    assert run.metrics.summary["auc"].mean > 0.4
     again = answered(run.population(), [0], store, torch.arange(3), run.classes)
     frame = run.predictions().set_index("slide")
-    mine = frame[frame["fold"] == run.models[0]["fold"]]
+    mine = frame[frame["fold"] == run.models[0].fold]
     for _, line in again.iterrows():
         if line["slide"] in mine.index:
             assert mine.loc[line["slide"], "p_b"] == pytest.approx(line["p_b"], abs=1e-5)
@@ -336,7 +336,7 @@ def test_models_at_once_change_the_memory_and_nothing_else(files, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert whole.models == parts.models and whole.metrics == parts.metrics and whole.history() == parts.history()
     assert not (tmp_path / "parts" / "checkpoint.parts").exists()
-    assert run_study(files.settings(tmp_path / "parts", **common)).facts["key"] == whole.facts["key"]
+    assert run_study(files.settings(tmp_path / "parts", **common)).key == whole.key
     with pytest.raises(CarmilError, match="models_at_once is 1: expected at least 2"):
         files.settings(tmp_path / "run", models_at_once=1)
 
@@ -345,7 +345,7 @@ def test_models_at_once_change_the_memory_and_nothing_else(files, tmp_path):
 def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, tmp_path):
     quick = dict(model="mean", options={"hidden": 8}, folds=2, epochs=1)
     slides = {path.stem for path in files.features.glob("*.npy")}
-    merged = run_study(files.settings(tmp_path / "merged", patients="one-bag", **quick)).facts["trained_on"]
+    merged = run_study(files.settings(tmp_path / "merged", patients="one-bag", **quick)).data.trained_on
     store = open_store(tmp_path / "merged" / "cohort")
     assert merged == {entry.id: entry.checksum[:16] for entry in store.entries} and set(merged) == slides
     head, *rows = files.labels.read_text().splitlines()
@@ -353,7 +353,7 @@ def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, 
     files.labels.write_text(
         "\n".join([f"{head},split", *(f"{row},{part}" for row, part in zip(rows, parts, strict=True))])
     )
-    official = run_study(files.settings(tmp_path / "official", official=True, **quick)).facts["trained_on"]
+    official = run_study(files.settings(tmp_path / "official", official=True, **quick)).data.trained_on
     assert slides - set(official) == {"000-0", "000-1", "001-0", "001-1", "002-0", "002-1"}
 
 

@@ -17,7 +17,7 @@ from carmil.evidence import explain
 from carmil.evidence.faithfulness import faithfulness_of
 from carmil.maps.tile_maps import tile_maps
 from carmil.runs.decision import Decision
-from carmil.studies.run_folder import read_run
+from carmil.runs.run import read_run
 from carmil.training.population import Member, Population
 from carmil.viewer.answers import Answers
 from carmil.viewer.app import guarded_app
@@ -41,7 +41,7 @@ def models_of(study_folder, slide):
     run = read_run(study_folder / "run")
     folds = set(run.predictions().query("slide == @slide")["fold"])
     population = run.population()
-    return [population.member(row) for row, model in enumerate(run.models) if model["fold"] in folds]
+    return [population.member(row) for row, model in enumerate(run.models) if model.fold in folds]
 
 
 def test_the_cohort_is_the_run_s_predictions(ask, study_folder):
@@ -59,8 +59,8 @@ def test_the_cohort_is_the_run_s_predictions(ask, study_folder):
         expected = mine[["p_a", "p_b"]].mean().to_numpy()
         assert case["number"] == number
         assert case["probabilities"] == pytest.approx(expected, abs=1e-6)
-        models = [model for model in read_run(study_folder / "run").models if model["fold"] == case["fold"]]
-        at = np.mean([model["threshold"] for model in models])
+        models = [model for model in read_run(study_folder / "run").models if model.fold == case["fold"]]
+        at = np.mean([model.threshold for model in models])
         assert case["prediction"] == "ab"[int(expected[1] >= at)] and case["class"] == int(expected[1] >= at)
         assert case["confidence"] == pytest.approx(expected[case["class"]], abs=1e-4)
         assert case["counterfactual"] == "ab"[int(mine["cf_b"].mean() >= at)]

@@ -7,7 +7,7 @@ import torch
 from carmil.bags.bags import Bags
 from carmil.counterfactual import create_model
 from carmil.runs.decision import Decision
-from carmil.studies.run_folder import read_run
+from carmil.runs.run import read_run
 from carmil.training.population import Member, Population
 from carmil.viewer.cases import Case, RunCases
 from carmil.viewer.whatif import WhatIf, _InCompany, _Standing, inside, most_supporting

@@ -392,9 +392,9 @@ def _read_run(folder: Path, file: Path) -> None:
     """
     from carmil.report import run as report
     from carmil.report import run_tables
+    from carmil.runs.run import read_run
     from carmil.statistics.bootstrap import bootstrap
     from carmil.studies import card, external
-    from carmil.studies.run_folder import read_run
     from carmil.viewer.cases import read_cases
 
     run_tables.bootstrap = partial(bootstrap, repeats=20)  # type: ignore[attr-defined]
@@ -449,7 +449,7 @@ def _make_evidence_figures(folder: Path) -> None:
 @cache
 def _run_and_cases(folder: Path) -> Any:
     from carmil.report.cases import decided, one_row_per_slide
-    from carmil.studies.run_folder import read_run
+    from carmil.runs.run import read_run
 
     run = read_run(folder)
     return run, decided(run, one_row_per_slide(run))

@@ -15,15 +15,16 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from carmil.bags.geometry import TileGeometry, common_geometry
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
 from carmil.truth import UNKNOWN
-from carmil.untrusted import check_type, read_json
+from carmil.untrusted import parsed, read_json
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Bags, Unit
@@ -210,7 +211,7 @@ def open_store(path: str | Path) -> Store:
     facts = read_json(index, again)
     if isinstance(facts, dict) and isinstance(facts.get("version"), int) and facts["version"] > VERSION:
         raise CarmilError(f"{path} was written by a newer carmil (store version {facts['version']}): update carmil")
-    check_type(facts, _Index, f"{index} cannot be read", again)
+    parsed(facts, _Index, f"{index} cannot be read", again)
     if facts["version"] < 1:
         raise CarmilError(f"{index} has the store version {facts['version']}: expected 1 to {VERSION}; {again}")
     known = {field.name for field in fields(Entry)}

@@ -11,8 +11,8 @@ from carmil.benchmark.plan import Plan
 from carmil.benchmark.records import Record, Results
 from carmil.benchmark.report import line, write_results
 from carmil.benchmark.sections import SECTIONS, untouched
+from carmil.provenance import machine_line
 from carmil.training.process import settle
-from carmil.training.runs import machine_line
 
 
 def run_benchmark(plan: Plan, out: Path, *, device: str, say: Callable[[str], None] = lambda line: None) -> Results:

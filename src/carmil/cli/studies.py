@@ -287,8 +287,8 @@ def compare(
       carmil compare run_abmil run_clam run_car --out comparison.md
     """
     from carmil.files import write_text
+    from carmil.runs.run import read_run
     from carmil.studies.compare import compare_runs, comparison_table
-    from carmil.studies.run_folder import read_run
     from carmil.studies.shown import figures_table
     from carmil.tables import print_tables
 
@@ -312,7 +312,7 @@ def report(
       carmil report run --out page.html
     """
     from carmil.report.run import write_report
-    from carmil.studies.run_folder import read_run
+    from carmil.runs.run import read_run
 
     page = out or run / "report.html"
     write_report(read_run(run), page)

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.files import safe_name
 from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap, logits_apart
-from carmil.untrusted import check_type, one_line_errors, read_parquet
+from carmil.untrusted import one_line_errors, parsed, read_parquet
 
 TAKEN = ("summary",)  # names of files that no slide's may have
 RULE = "answer_rule"  # where a slide's line has the decision rule in words
@@ -133,7 +134,7 @@ def read_evidence(path: Path) -> SlideEvidence:
         table = read_parquet(path, again)
         columns = {name: table[name].to_numpy() for name in table.column_names}
         told = json.loads((table.schema.metadata or {})[ABOUT])
-    check_type(told, _About, str(path), again)
+    parsed(told, _About, str(path), again)
     line: dict[str, Any] = told.get("line") or {}
     for name, values in columns.items():
         if values.dtype.kind not in "biuf" and (name in ("x", "y") or name.startswith(("u", "a", "evidence"))):

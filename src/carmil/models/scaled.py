@@ -49,13 +49,15 @@ class Scaled(AttendingModel):
     @contextmanager
     def reading(self, features: Tensor) -> Iterator[Tensor]:
         """What the model inside is to be given in the block: the features as they come where its first layers scale them."""
-        mean = self.mean if self.shift is None else self.mean - self.shift
+        # Copies: the buffers of a population are one tensor, and batch normalisation changes its own part of it in each pass.
+        mean = self.mean.clone() if self.shift is None else self.mean - self.shift
+        deviation = self.deviation.clone()
         layers = self.model.input_layers()
         if not layers:
-            yield (features - mean.unsqueeze(-2)) / self.deviation.unsqueeze(-2)
+            yield (features - mean.unsqueeze(-2)) / deviation.unsqueeze(-2)
             return
         for layer in layers:
-            layer.scale = mean, self.deviation
+            layer.scale = mean, deviation
         try:
             yield features
         finally:

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.runs.decision import NO_ANSWER, Decision
-from carmil.studies import card
+from carmil.runs.run import Run
 from carmil.studies.answers import columns, numbers
 from carmil.studies.decisions import decision_of
 from carmil.studies.figures import mean_over_seeds
-from carmil.studies.run_folder import StudyRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,12 +62,12 @@ class Cases:
         return confusion(self.truth, self.answer, self.p.shape[1])
 
 
-def decision_of_folds(run: StudyRun, folds: Sequence[int]) -> Decision:
+def decision_of_folds(run: Run, folds: Sequence[int]) -> Decision:
     """The rule of the models that were tested on some folds, as predictions count them; all seeds together."""
-    return decision_of(run, [row for row, fold in enumerate(card.tested_folds(run)) if fold in folds])
+    return decision_of(run, [row for row, fold in enumerate(run.tested_folds) if fold in folds])
 
 
-def decided(run: StudyRun, frame: "pd.DataFrame", prefix: str = "p") -> Cases:
+def decided(run: Run, frame: "pd.DataFrame", prefix: str = "p") -> Cases:
     """The answers to the rows of a table with the columns `fold` and PREFIX_CLASS, each by the rule of its fold or folds."""
     p = frame[columns(run.classes, prefix)].to_numpy(dtype=np.float64)
     folds = frame["fold"].astype(str).to_numpy()
@@ -80,10 +79,10 @@ def decided(run: StudyRun, frame: "pd.DataFrame", prefix: str = "p") -> Cases:
     return Cases(frame, p, numbers(frame, run.classes), answer, sure, tuple(rules[fold] for fold in folds))
 
 
-def one_row_per_slide(run: StudyRun) -> "pd.DataFrame":
+def one_row_per_slide(run: Run) -> "pd.DataFrame":
     """What the models that were tested on each slide say together, whatever folds and seeds they are of."""
     frame = mean_over_seeds(run.predictions(), run.classes)
-    if len(run.facts["splits"]) == 1:
+    if len(run.data.splits) == 1:
         return frame
     keys = ["slide", "patient", "label"]
     values = [name for name in frame.columns if name not in (*keys, "fold")]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.files import write_text
+from carmil.provenance import machine, plain
 from carmil.report.faithfulness_file import FILE, facts_of
 from carmil.report.faithfulness_picture import write_picture
 from carmil.report.page import write_page
@@ -18,7 +19,6 @@ from carmil.studies import card
 from carmil.studies.asked import EXPLAINED, FOLLOWED, FRACTION, TWINS
 from carmil.studies.verdict import ALIKE, FAILS_FROM, Figure, Followed, JudgedMap, JudgedRun
 from carmil.tables import ResultTable
-from carmil.training.runs import machine, plain
 
 CURVES = {
     "deletion_area": "deletion area ↓",
@@ -199,6 +199,6 @@ def _points(values: NDArray[np.float64]) -> list[tuple[float, float]]:
 
 def _about(run: JudgedRun) -> str:
     return (
-        f"{run.run.settings['model']}, {run.slides} slides as they were tested, {run.right} of them answered rightly "
+        f"{run.run.settings.model}, {run.slides} slides as they were tested, {run.right} of them answered rightly "
         "by at least one of their models"
     )

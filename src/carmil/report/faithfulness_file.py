@@ -1,17 +1,18 @@
 """What `carmil faithfulness` found, as JSON has it, and read back for the report of the run."""
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from carmil.errors import CarmilError
+from carmil.provenance import numbers_again
+from carmil.runs.evidence_schema import Interval
+from carmil.runs.run import Run, weights_key
 from carmil.studies.gathered import Curve
-from carmil.studies.run_folder import StudyRun, weights_key
-from carmil.studies.run_schema import Interval
 from carmil.studies.verdict import Followed, JudgedMap, JudgedRun
-from carmil.training.runs import numbers_again
-from carmil.untrusted import check_type, read_json, shown
+from carmil.untrusted import parsed, read_json, shown
 
 FILE = "faithfulness.json"
 
@@ -19,10 +20,10 @@ FILE = "faithfulness.json"
 def facts_of(run: JudgedRun) -> dict[str, Any]:
     return {
         "name": run.name,
-        "run": run.run.facts["key"],
+        "run": run.run.key,
         "weights": weights_key(run.run),
-        "data": run.run.facts["data"],
-        "model": run.run.settings["model"],
+        "data": run.run.data.fingerprint,
+        "model": run.run.settings.model,
         "slides": run.slides,
         "rightly_answered": run.right,
         "random_order": _curve(run.at_random),
@@ -79,12 +80,12 @@ class _File(TypedDict):
     runs: list[_Facts]
 
 
-def read_judged(run: StudyRun, path: Path) -> JudgedRun:
+def read_judged(run: Run, path: Path) -> JudgedRun:
     """What was found of this run. A file of another run, or of other weights, is refused."""
     again = f"run `carmil faithfulness {run.name}` again"
     held = read_json(path, again)
-    check_type(held, _File, f"{path} is not as `carmil faithfulness` writes it", again)
-    mine = [one for one in held["runs"] if (one["run"], one["weights"]) == (run.facts["key"], weights_key(run))]
+    parsed(held, _File, f"{path} is not as `carmil faithfulness` writes it", again)
+    mine = [one for one in held["runs"] if (one["run"], one["weights"]) == (run.key, weights_key(run))]
     if not mine:
         raise CarmilError(f"{path} is not of the weights of this run: {again}")
     if problem := _problem(mine[0]):
@@ -109,7 +110,7 @@ def _problem(facts: _Facts) -> str | None:
     return None
 
 
-def _judged(run: StudyRun, facts: _Facts) -> JudgedRun:
+def _judged(run: Run, facts: _Facts) -> JudgedRun:
     maps = tuple(
         JudgedMap(
             **vars(_followed_again(one)),

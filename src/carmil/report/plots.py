@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
+from carmil.runs.facts import Calibration
 from carmil.statistics.intervals import wilson
 
 SIZE = 320
@@ -40,12 +40,12 @@ def share_svg(lines: Sequence[Line], *, guide: Points = (), x_label: str, y_labe
     return "".join([*parts, "</svg>"])
 
 
-def reliability_svg(calibration: dict[str, Any]) -> str:
+def reliability_svg(calibration: Calibration) -> str:
     """How often the likeliest class was right (with its 95 % interval) at each confidence; below, how many cases are there."""
     parts = _frame("probability of the likeliest class", "share of right answers")
     parts.append(f'<polyline class="guide" points="{_path([(0, 0), (1, 1)])}"/>')
-    edges, most = calibration["edges"], max(calibration["count"])
-    bins = zip(calibration["count"], calibration["confidence"], calibration["accuracy"], strict=True)
+    edges, most = calibration.edges, max(calibration.count)
+    bins = zip(calibration.count, calibration.confidence, calibration.accuracy, strict=True)
     for i, (count, confidence, accuracy) in enumerate(bins):
         if not count:
             continue

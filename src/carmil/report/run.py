@@ -14,10 +14,10 @@ from carmil.report.plots import reliability_svg
 from carmil.report.run_evidence import evidence_part, faithfulness_part
 from carmil.report.run_plots import learning_curves, precision_recall, roc
 from carmil.report.run_tables import answer_rows, folds_table
+from carmil.runs.run import Run
 from carmil.studies import card
 from carmil.studies.answers import by_patient
 from carmil.studies.figures import mean_over_seeds, percent, run_table
-from carmil.studies.run_folder import StudyRun
 from carmil.studies.shown import figures_lines
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 LONG = 200  # lines; of a longer table only the errors are printed on paper
 
 
-def write_report(run: StudyRun, path: Path) -> None:
-    merged = run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag"
+def write_report(run: Run, path: Path) -> None:
+    merged = run.merges_slides
 
     def judged(slides: "pd.DataFrame") -> Cases:
-        return decided(run, by_patient(slides, run.classes, run.metrics["rule"]) if merged else slides)
+        return decided(run, by_patient(slides, run.classes, run.metrics.rule) if merged else slides)
 
     cases = judged(mean_over_seeds(run.predictions(), run.classes))
     slides = one_row_per_slide(run)
@@ -52,8 +52,8 @@ def write_report(run: StudyRun, path: Path) -> None:
         cases=cases,
         withheld=int((~cases.sure).sum()),
         answered_right=percent(float(cases.right[cases.sure].mean()) if cases.sure.any() else None),
-        calibration=run.metrics["calibration"],
-        reliability=reliability_svg(run.metrics["calibration"]),
+        calibration=run.metrics.calibration,
+        reliability=reliability_svg(run.metrics.calibration),
         evidence=evidence_part(run, by_slide),
         faith=faithfulness_part(run),
         gradient=gradient,

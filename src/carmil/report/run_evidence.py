@@ -6,19 +6,21 @@ report says what to do. k classes.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from carmil.errors import CarmilError
+from carmil.provenance import numbers_again
 from carmil.report.cases import Cases
 from carmil.report.faithfulness import cell, faithfulness_parts
 from carmil.report.faithfulness_file import FILE, read_judged
 from carmil.report.gallery import ShownSlide, gallery
-from carmil.studies.run_folder import StudyRun, weights_key
-from carmil.studies.run_schema import EvidenceSummary
+from carmil.runs.evidence_schema import EvidenceSummary
+from carmil.runs.run import Run, weights_key
 from carmil.studies.summary import agreement_table
 from carmil.tables import ResultTable
-from carmil.training.runs import numbers_again
-from carmil.untrusted import check_type, read_json
+from carmil.untrusted import parsed, read_json
 
 CONCENTRATION = {"normalised_entropy": "entropy of log n", "gini": "Gini", "effective": "effective instances"}
 DIGITS = {"effective": 0}  # of a count
@@ -58,7 +60,7 @@ class EvidencePart:
         return self.summary["methods"][self.summary["evidence"]]
 
 
-def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
+def evidence_part(run: Run, cases: Cases) -> EvidencePart | str:
     """Or, in words, why there is none. cases: the run's slides."""
     folder = run.folder / "evidence"
     if not (folder / "explanation.json").is_file():
@@ -66,12 +68,12 @@ def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
     if not (folder / "summary.json").is_file():
         return f"The evidence is incomplete: run the same `carmil explain {run.name}` command again to finish it."
     begun = read_json(folder / "explanation.json", _again(folder))
-    check_type(begun, _Explanation, f"{folder / 'explanation.json'} cannot be read", _again(folder))
+    parsed(begun, _Explanation, f"{folder / 'explanation.json'} cannot be read", _again(folder))
     asked = begun["settings"]
     if (asked.get("run"), asked.get("weights"), begun.get("data")) != (
-        run.facts["key"],
+        run.key,
         weights_key(run),
-        run.facts["store"],
+        run.data.store,
     ):
         return (
             f"{run.name}/evidence is not of this run's weights and slides: remove it, and `carmil explain {run.name}` makes "
@@ -83,7 +85,7 @@ def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
             f"remove it, and `carmil explain {run.name}` makes it anew."
         )
     summary = _read_summary(run, folder / "summary.json")
-    on_a_plane = run.metrics["rule"] != "one-bag"  # a patient's slides would lie on top of each other
+    on_a_plane = run.metrics.rule != "one-bag"  # a patient's slides would lie on top of each other
     return EvidencePart(
         summary,
         agreement_table(summary),
@@ -94,7 +96,7 @@ def evidence_part(run: StudyRun, cases: Cases) -> EvidencePart | str:
     )
 
 
-def faithfulness_part(run: StudyRun) -> dict[str, Any] | str:
+def faithfulness_part(run: Run) -> dict[str, Any] | str:
     """What `carmil faithfulness` found, or in words why there is nothing."""
     path = run.folder / "faithfulness" / FILE
     if not path.is_file():
@@ -144,14 +146,14 @@ class _Explanation(TypedDict):
     data: str
 
 
-def _read_summary(run: StudyRun, path: Path) -> dict[str, Any]:
+def _read_summary(run: Run, path: Path) -> dict[str, Any]:
     """Read summary.json, if it is as `carmil explain` writes it and of this run."""
     summary, again = read_json(path, _again(path.parent)), _again(path.parent)
-    check_type(summary, EvidenceSummary, f"{path} is not as `carmil explain` writes it", again)
+    parsed(summary, EvidenceSummary, f"{path} is not as `carmil explain` writes it", again)
     matrices = [summary[which]["class_shift"]["matrix"] for which in WHICH if "class_shift" in summary.get(which, {})]
     k = len(run.classes)
     if (
-        summary["run"] != run.facts["key"]
+        summary["run"] != run.key
         or summary["evidence"] not in summary["methods"]
         or any(len(matrix) != k or any(len(row) != k for row in matrix) for matrix in matrices)
     ):

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from carmil.report.cases import Cases
 from carmil.report.curves import Curve, curve_svg
 from carmil.report.plots import Line, colour, share_svg
-from carmil.studies import card
+from carmil.runs.run import Run
 from carmil.studies.figures import percent
-from carmil.studies.run_folder import StudyRun
 
 MOST_FOLDS = 12  # that have their learning curves apart
 
@@ -25,7 +24,7 @@ class Legend:
     area: str
 
 
-def roc(run: StudyRun, cases: Cases) -> tuple[str, list[Legend]]:
+def roc(run: Run, cases: Cases) -> tuple[str, list[Legend]]:
     """The curve of class 1, or of each class against the rest; the dot is where the answers are."""
     from sklearn.metrics import roc_auc_score, roc_curve
 
@@ -40,7 +39,7 @@ def roc(run: StudyRun, cases: Cases) -> tuple[str, list[Legend]]:
     return share_svg(lines, guide=[(0, 0), (1, 1)], **labels), legends
 
 
-def precision_recall(run: StudyRun, cases: Cases) -> tuple[str, list[Legend]]:
+def precision_recall(run: Run, cases: Cases) -> tuple[str, list[Legend]]:
     """As `roc`; chance (for two classes) is the share of class 1."""
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
@@ -57,13 +56,13 @@ def precision_recall(run: StudyRun, cases: Cases) -> tuple[str, list[Legend]]:
     return share_svg(lines, guide=guide, x_label="recall (sensitivity)", y_label="precision"), legends
 
 
-def learning_curves(run: StudyRun) -> list[tuple[str, str]]:
+def learning_curves(run: Run) -> list[tuple[str, str]]:
     """(heading, svg): training and validation loss of the models that were kept, a figure a fold if these are few."""
     history = run.history()
-    grid = len(history["best_epoch"]) // len(run.models)  # all its points were trained, one a fold and seed is kept
-    trained = {i: i * grid + model["point"] for i, model in enumerate(run.models)}
+    grid = len(history.best_epoch) // len(run.models)  # all its points were trained, one a fold and seed is kept
+    trained = {i: i * grid + model.point for i, model in enumerate(run.models)}
     groups: dict[str, list[int]] = {}
-    for i, fold in enumerate(card.tested_folds(run)):
+    for i, fold in enumerate(run.tested_folds):
         groups.setdefault(f"fold {fold}", []).append(i)
     if len(groups) > MOST_FOLDS:
         groups = {"all folds": list(trained)}
@@ -71,10 +70,10 @@ def learning_curves(run: StudyRun) -> list[tuple[str, str]]:
     for heading, models in groups.items():
         rows = [trained[i] for i in models]
         curves = [
-            Curve("training", [[epoch[row] for row in rows] for epoch in history["train"]["cls"]]),
-            Curve("validation", [[epoch[row] for row in rows] for epoch in history["validation"]], dashed=True),
+            Curve("training", [[epoch[row] for row in rows] for epoch in history.train["cls"]]),
+            Curve("validation", [[epoch[row] for row in rows] for epoch in history.validation], dashed=True),
         ]
-        marks = [run.models[i]["best_epoch"] for i in models]
+        marks = [run.models[i].best_epoch for i in models]
         found.append((heading, curve_svg(curves, marks=marks, y_label="cross-entropy")))
     return found
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from carmil.report.cases import Cases, decided
 from carmil.runs.decision import NO_ANSWER
+from carmil.runs.run import Run
 from carmil.studies.answers import columns
 from carmil.studies.figures import FIGURES, percent
-from carmil.studies.run_folder import StudyRun
 from carmil.tables import ResultTable
 
 
@@ -22,24 +22,24 @@ class Row:
     turned: bool
 
 
-def folds_table(run: StudyRun, cases: Cases) -> ResultTable:
-    by_fold = run.metrics["by_fold"]
-    names = [name for name in FIGURES if any(name in found for found in by_fold)]
+def folds_table(run: Run, cases: Cases) -> ResultTable:
+    by_fold = run.metrics.by_fold
+    names = [name for name in FIGURES if any(name in found.figures for found in by_fold)]
     tested = cases.frame["fold"].value_counts()
     lines = tuple(
         (
-            str(found["fold"]),
-            str(found["seed"]),
-            str(tested[found["fold"]]),
-            *(percent(found.get(name)) for name in names),
+            str(found.fold),
+            str(found.seed),
+            str(tested[found.fold]),
+            *(percent(found.figures.get(name)) for name in names),
         )
         for found in by_fold
     )
-    heads = ("fold", "seed", f"{run.metrics['level']}s", *(FIGURES[name] for name in names))
+    heads = ("fold", "seed", f"{run.metrics.level}s", *(FIGURES[name] for name in names))
     return ResultTable("Fold by fold", heads, lines, names=2)
 
 
-def answer_rows(run: StudyRun, slides: Cases, patients: Cases | None) -> tuple[list[str], list[Row]]:
+def answer_rows(run: Run, slides: Cases, patients: Cases | None) -> tuple[list[str], list[Row]]:
     """Heads and lines of the table of answers. patients: their answers, where these are other cases than the slides."""
     frame, two = slides.frame, len(run.classes) == 2
     heads = ["slide", "patient", "label", "fold", *(f"p({name}) %" for name in run.classes)]

@@ -130,13 +130,13 @@ def _bars(swept: Swept, ringed: Point | None) -> tuple["Figure", str]:
 
 def _aucs(swept: Swept) -> dict[str, float]:
     """Per cent, by the point's name; NaN where there is none."""
-    means = [run.metrics["summary"]["auc"]["mean"] for run in swept.runs]
+    means = [run.metrics.summary["auc"].mean for run in swept.runs]
     names = [point.name for point in swept.sweep.points]
     return {name: math.nan if mean is None else 100 * mean for name, mean in zip(names, means, strict=True)}
 
 
 def _spread(swept: Swept) -> str:
-    found = [run.metrics["summary"]["auc"]["std"] for run in swept.runs]
+    found = [run.metrics.summary["auc"].std for run in swept.runs]
     known = [100 * std for std in found if std is not None]
     if not known:
         return "one fold, so no spread is known"

@@ -1,19 +1,21 @@
 """A sweep's table, picture and page. Everything is computed from the runs of its points."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from carmil.files import write_text
+from carmil.provenance import plain
 from carmil.report.page import write_page
 from carmil.report.sensitivity import write_picture
+from carmil.runs.facts import Spread
 from carmil.studies import card
 from carmil.studies.chosen import Choice, choose
 from carmil.studies.figures import SHOWN, line
 from carmil.studies.shown import figures_lines
 from carmil.studies.sweep import Swept, said, said_name
 from carmil.tables import ResultTable
-from carmil.training.runs import plain
 from carmil.words import plural
 
 FIGURES = ("auc", "f1_macro", "balanced_accuracy", "auprc_attention", "auprc_rollout", "auprc_path")
@@ -58,7 +60,7 @@ def figures(swept: Swept, choice: Choice) -> dict[str, Any]:
                 "name": point.name,
                 "values": {name: said(v) if isinstance(v, Path) else v for name, v in point.values.items()},
                 "validation_loss": choice.losses[i],
-                "summary": run.metrics["summary"],
+                "summary": run.metrics.summary,
                 "idle_branch": point.idle,
                 "chosen_on_validation_bags": i == choice.best,
             }
@@ -70,12 +72,12 @@ def figures(swept: Swept, choice: Choice) -> dict[str, Any]:
 
 def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
     """A line a point; the last is what validation bags choose fold by fold."""
-    names = [name for name in FIGURES if any(name in run.metrics["summary"] for run in swept.runs)]
+    names = [name for name in FIGURES if any(name in run.metrics.summary for run in swept.runs)]
     lines = []
     for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True)):
         values = [said(value) for value in point.values.values()]
         values[-1] += f" {IDLE}" * point.idle
-        lines.append((*values, _loss(choice.losses[i], i == choice.best), *_cells(run.metrics["summary"], names)))
+        lines.append((*values, _loss(choice.losses[i], i == choice.best), *_cells(run.metrics.summary, names)))
     if choice.by_fold:
         blank = [""] * (len(swept.sweep.over) - 1)
         lines.append(("chosen by fold", *blank, "", *_cells(choice.by_fold, names)))
@@ -125,11 +127,11 @@ def _common(settings: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _loss(summary: dict[str, float], best: bool) -> str:
-    mean, std = summary["mean"], summary["std"]
+def _loss(summary: Spread, best: bool) -> str:
+    mean, std = summary.mean, summary.std
     spread = "" if std != std else f" ± {std:.3f}"  # NaN with a single fold
     return f"{mean:.3f}{spread}" + f" {CHOSEN}" * best
 
 
-def _cells(summary: dict[str, Any], names: list[str]) -> list[str]:
+def _cells(summary: Mapping[str, Spread], names: list[str]) -> list[str]:
     return [line(summary, name) if name in summary else "–" for name in names]

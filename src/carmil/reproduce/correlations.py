@@ -22,7 +22,7 @@ from carmil.reproduce.slide_runs import answered
 from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
-from carmil.studies.run_folder import StudyRun
+from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
 Floats = NDArray[np.float64]
@@ -112,7 +112,7 @@ def reproduce(asked: Asked) -> Finding:
     return written("correlations", asked, finding, {"found": [_facts(one) for one in found]})
 
 
-def _of_slides(cohort: SlideCohort, distance: str, runs: tuple[StudyRun, StudyRun], asked: Asked) -> Alike:
+def _of_slides(cohort: SlideCohort, distance: str, runs: tuple[Run, Run], asked: Asked) -> Alike:
     """ABMIL and CAR of the same fold and seed, on the slides that both were tested on."""
     bags, plain = models_of_run(runs[0], asked.device)
     others = {(one.fold, one.seed): one for one in models_of_run(runs[1], asked.device)[1]}

@@ -25,6 +25,7 @@ from carmil.evidence import bag_auc, explain, explainers_of
 from carmil.files import write_text
 from carmil.models.contract import BagModel
 from carmil.progress import training_progress
+from carmil.provenance import config_key, machine_line
 from carmil.reproduce.paper import Figure
 from carmil.reproduce.table1 import EVIDENCE, figure, shown
 from carmil.studies.truth import auprc
@@ -33,7 +34,6 @@ from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION, Recipe
-from carmil.training.runs import config_key, machine_line
 from carmil.untrusted import short
 
 FOLDS = 5

@@ -20,6 +20,7 @@ from carmil.evidence import average_precision, explain, explainers_of
 from carmil.evidence.localisation import auroc, ndcg
 from carmil.models.pooling import Offsets
 from carmil.progress import tracked, training_progress
+from carmil.provenance import config_key, machine_line
 from carmil.reproduce.crc import FOLDS, LEARNING_RATE, RECIPE, build, fold_roles, load_crc, study_of
 from carmil.reproduce.crc_evidence_report import conditions, write_result
 from carmil.reproduce.map_comparison import BASELINE, DEFAULT, MEASURES, Folds, Measured, Result, compared
@@ -28,7 +29,6 @@ from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.recipe import VALIDATION, Recipe
-from carmil.training.runs import config_key, machine_line
 
 SEEDS = 5
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from carmil.evidence import EXPLAINERS
 from carmil.files import write_text
+from carmil.provenance import plain
 from carmil.report.dots import write_dots
 from carmil.reproduce.crc import FOLDS, LEARNING_RATE, VALIDATION_SHARE
 from carmil.reproduce.map_comparison import BASELINE, REPEATS, Contrast, Map, Result, Row
@@ -16,7 +17,6 @@ from carmil.reproduce.table1 import Figure, shown
 from carmil.statistics.bootstrap import Interval
 from carmil.tables import ResultTable
 from carmil.training.recipe import Recipe
-from carmil.training.runs import plain
 
 
 def write_result(result: Result, study: Mapping[str, Any], out: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from carmil import __version__
 from carmil.errors import CarmilError
+from carmil.provenance import machine
 from carmil.recording import out_of_memory
 from carmil.report.paper import Section, write_paper
 from carmil.reproduce.recipes import WHAT_THAT_IS, Asked, Recipe
-from carmil.training.runs import machine
 
 
 def reproduce_all(

@@ -27,9 +27,9 @@ from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import Answered, Method, run_on
 from carmil.reproduce.slide_table import uninformed
 from carmil.reproduce.written import written
+from carmil.runs.run import Run
 from carmil.studies.answers import probabilities
 from carmil.studies.decisions import decision_of
-from carmil.studies.run_folder import StudyRun
 from carmil.studies.tested import Subject, own_subjects, reopened
 from carmil.tables import ResultTable
 
@@ -96,7 +96,7 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
     return written("heat-maps", asked, finding, {"slide": vars(chosen), "cohort": cohort.name})
 
 
-def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
+def choose(runs: Sequence[Run], store: Store) -> Chosen:
     """Of the test slides with coordinates that are not of the first class the one with the most annotated tiles that all
     models answer rightly; where they never do, the one with the most. Where none is annotated, the first by name."""
     classes, bags = runs[0].classes, store.bags()
@@ -122,7 +122,7 @@ def choose(runs: Sequence[StudyRun], store: Store) -> Chosen:
     return Chosen(one.slide, one.place, one.label, classes.index(one.label), known, rule)
 
 
-def _rightly(run: StudyRun, subjects: Sequence[Subject]) -> set[str]:
+def _rightly(run: Run, subjects: Sequence[Subject]) -> set[str]:
     """Slides that the models which were tested on them answer rightly."""
     return {
         one.slide
@@ -131,7 +131,7 @@ def _rightly(run: StudyRun, subjects: Sequence[Subject]) -> set[str]:
     }
 
 
-def _asked(run: StudyRun, method: str, chosen: Chosen, bag: Bags, device: str) -> NDArray[np.float64]:
+def _asked(run: Run, method: str, chosen: Chosen, bag: Bags, device: str) -> NDArray[np.float64]:
     """(n) for the slide's class: the mean over the models that were tested on it."""
     store = reopened(run)
     subject = next(one for one in own_subjects(run, store) if one.slide == chosen.slide)
@@ -155,7 +155,7 @@ def _annotated(bags: Bags, place: int) -> int:
     return int((bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])] > 0).sum())
 
 
-def _table(maps: Sequence[TileMap], runs: dict[str, StudyRun], chosen: Chosen, bag: Bags) -> ResultTable:
+def _table(maps: Sequence[TileMap], runs: dict[str, Run], chosen: Chosen, bag: Bags) -> ResultTable:
     """What each map's model answers on this one slide, and what the map makes of the annotated tiles if there are any."""
     truth, lines = _truth(bag), []
     for one, (_, model, _, _) in zip(maps, MAPS, strict=True):
@@ -194,7 +194,7 @@ def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Ba
     ]
 
 
-def _answered(cohort: SlideCohort, runs: dict[str, StudyRun]) -> list[Answered]:
+def _answered(cohort: SlideCohort, runs: dict[str, Run]) -> list[Answered]:
     """The models by the first word of their maps' titles."""
     titles = {model: title.partition(" (")[0] for title, model, _, kind in MAPS if kind == "factual"}
     return [Answered.of(cohort, Method(titles[model], model), run) for model, run in runs.items()]

@@ -1,7 +1,7 @@
 """Figure 3: how much alpha, lambda and the distance matter. All points of the grid, and the plain model, are one population."""
 
 from dataclasses import replace
-from math import isnan, nan
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def _compared(cohort: SlideCohort, swept: Swept) -> tuple[Answered, Answered]:
 
 def _range(cohort: SlideCohort, swept: Swept) -> str:
     """How far the points of the grid lie apart, beside how far the folds of one do."""
-    aucs = [_percent(run.metrics["summary"]["auc"]) for run in swept.runs]
+    aucs = [(100 * run.metrics.summary["auc"].mean, 100 * run.metrics.summary["auc"].std) for run in swept.runs]
     grid = [auc for auc, point in zip(aucs, swept.sweep.points, strict=True) if not point.idle]
     plain = next(auc for auc, point in zip(aucs, swept.sweep.points, strict=True) if point.idle)
     means, spreads = zip(*grid, strict=True)
@@ -100,9 +100,3 @@ def _range(cohort: SlideCohort, swept: Swept) -> str:
     if isnan(spreads[0]):
         return told
     return f"{told}; the folds of one point have a standard deviation of {np.mean(spreads):.1f}"
-
-
-def _percent(summary: dict[str, float | None]) -> tuple[float, float]:
-    """Mean and standard deviation; NaN where JSON has none."""
-    mean, std = (nan if summary[name] is None else 100 * float(summary[name] or 0) for name in ("mean", "std"))
-    return mean, std

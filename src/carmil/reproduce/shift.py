@@ -33,7 +33,7 @@ from carmil.reproduce.slide_table import CAR_L1, uninformed
 from carmil.reproduce.table1 import figure, shown
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.reproduce.written import written
-from carmil.studies.run_folder import StudyRun
+from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
 TASK, MODEL, SLIDE_MODEL = "four_bags", "car/abmil", CAR_L1.model
@@ -96,7 +96,7 @@ def _of_digits(found: DigitModels) -> Shift:
     return shift_of((look(model, found.bags), labels) for model in found.models)
 
 
-def _of_slides(cohort: SlideCohort, run: StudyRun, asked: Asked) -> Shift:
+def _of_slides(cohort: SlideCohort, run: Run, asked: Asked) -> Shift:
     """The slides of all folds of a seed together."""
     bags, models = models_of_run(run, asked.device)
     seeds: list[int] = []

@@ -11,6 +11,8 @@ from carmil.files import safe_name
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.reproduce.slide_cohorts import SlideCohort
+from carmil.runs.facts import FoldFigures
+from carmil.runs.run import Run, finished
 from carmil.runs.settings import Settings
 from carmil.statistics.calibration import cross_entropies
 from carmil.studies.answers import numbers, probabilities
@@ -19,7 +21,6 @@ from carmil.studies.chosen import Choice, choose
 from carmil.studies.cohort import material_of, opened
 from carmil.studies.compare import Judged, each_fold
 from carmil.studies.figures import mean_over_seeds
-from carmil.studies.run_folder import StudyRun, finished
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
 from carmil.training.checkpoint import Checkpoint
 
@@ -58,13 +59,13 @@ class Answered:
 
     cohort: SlideCohort
     method: Method
-    run: StudyRun
+    run: Run
     answers: "pd.DataFrame"
-    by_fold: Sequence[Mapping[str, Any]]
+    by_fold: Sequence[FoldFigures]
 
     @classmethod
-    def of(cls, cohort: SlideCohort, method: Method, run: StudyRun) -> "Answered":
-        return cls(cohort, method, run, run.predictions(), run.metrics["by_fold"])
+    def of(cls, cohort: SlideCohort, method: Method, run: Run) -> "Answered":
+        return cls(cohort, method, run, run.predictions(), run.metrics.by_fold)
 
     @cached_property
     def _cross_entropies(self) -> tuple[float, float]:
@@ -87,7 +88,7 @@ class Answered:
         return list(each_fold(self.by_fold, name).values()) if self.has(measure) else []
 
     def has(self, measure: str) -> bool:
-        return self.method.figure(measure) in self.by_fold[0]
+        return self.method.figure(measure) in self.by_fold[0].figures
 
     def judged(self, measure: str) -> Judged:
         return Judged(self.method.title, self.method.figure(measure), self.run, self.answers, self.by_fold)
@@ -130,20 +131,20 @@ def chosen(alternatives: Sequence[Answered], title: str) -> tuple[Answered, Choi
     for (fold, seed), i in choice.taken.items():
         frame, lines = alternatives[i].answers, alternatives[i].by_fold
         answers.append(frame[(frame["fold"] == fold) & (frame["seed"] == seed)])
-        by_fold += [line for line in lines if (line["fold"], line["seed"]) == (fold, seed)]
+        by_fold += [line for line in lines if (line.fold, line.seed) == (fold, seed)]
     first = alternatives[0]
     row = Method(title, first.method.model)
     return Answered(first.cohort, row, first.run, pd.concat(answers, ignore_index=True), by_fold), choice
 
 
-def run_on(cohort: SlideCohort, model: str, asked: Asked, **settings: Any) -> StudyRun:
+def run_on(cohort: SlideCohort, model: str, asked: Asked, **settings: Any) -> Run:
     """Trains the model on the cohort, or reads the run that is there. settings: of `carmil train`, where they differ from the
     paper's; they are part of the run's name."""
     (run,) = runs_on(cohort, model, [settings], asked)
     return run
 
 
-def runs_on(cohort: SlideCohort, model: str, several: Sequence[Mapping[str, Any]], asked: Asked) -> list[StudyRun]:
+def runs_on(cohort: SlideCohort, model: str, several: Sequence[Mapping[str, Any]], asked: Asked) -> list[Run]:
     """The same with each of several settings, which differ in EACH_ITS_OWN: what is not there is trained as one population."""
     studies = []
     for settings in several:

@@ -15,6 +15,7 @@ from carmil.studies.cautions import LITTLE
 from carmil.studies.compare import Comparison, compare_pairs
 from carmil.studies.tested import reopened
 from carmil.tables import ResultTable
+from carmil.training.recipe import first_choice
 from carmil.truth import UNKNOWN
 
 MEASURES = {"auc": "AUC", "f1_macro": "F1", "balanced_accuracy": "BACC", "auprc_attention": "AUPRC+"}
@@ -174,7 +175,7 @@ def conditions(
     cohorts = list({one.cohort.name + one.cohort.encoder: one for one in rows}.values())
     lines = [line for one in cohorts for line in _about(one)]
     epochs = FAST_EPOCHS if asked.fast else EPOCHS
-    first = min(rows[0].run.settings["warmup"], epochs - 1)
+    first = first_choice(rows[0].run.settings.warmup, epochs)
     lines.append(
         f"every method: Adam, weight decay 1e-5, a cosine over at most {epochs} epochs, patience {PATIENCE}, one slide a step; the "
         f"epoch of the lowest validation loss, from epoch {first} on (counted from 0), and no test bag chooses anything. "
@@ -183,7 +184,7 @@ def conditions(
     lines += ["--fast: TransMIL, RRT-MIL and WENO are smaller than published"] if asked.fast else []
     with_maps = [one for one in cohorts if "auprc_attention" in one.cohort.measures]
     lines += [MAPS, *(line for one in with_maps for line in _blind_map(one))] if with_maps else []
-    machines = (", ".join(f"{name} {value}" for name, value in one.run.facts["machine"].items()) for one in rows)
+    machines = (", ".join(f"{name} {value}" for name, value in one.run.machine.items()) for one in rows)
     lines.append(f"measured on {'; and on '.join(dict.fromkeys(machines))}")
     return [*dict.fromkeys(lines), *found.missing]
 
@@ -199,7 +200,7 @@ def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, 
                 "method": one.method.title,
                 "model": one.method.model,
                 "measure": one.method.figure(measure),
-                "over": "folds" if len({line["fold"] for line in one.by_fold}) > 1 else "runs",
+                "over": "folds" if len({line.fold for line in one.by_fold}) > 1 else "runs",
                 "values": one.each(measure),
             }
             for one in rows
@@ -244,15 +245,15 @@ def _stands_in(cohorts: Any) -> str:
 
 
 def _about(row: Answered) -> Iterator[str]:
-    cohort, facts = row.cohort, row.run.facts
-    folds = len({line["fold"] for line in row.by_fold})
+    cohort, data = row.cohort, row.run.data
+    folds = len({line.fold for line in row.by_fold})
     spread = (
         f"{folds} folds by patient" if folds > 1 else f"the table's own split, {len(row.by_fold)} initialisations of it"
     )
     whose = "patients or sets of donors" if cohort.stand_in else "patients"
-    counts = ", ".join(f"{name}: {n}" for name, n in zip(row.run.classes, facts["class_counts"], strict=True))
+    counts = ", ".join(f"{name}: {n}" for name, n in zip(row.run.classes, data.class_counts, strict=True))
     yield (
-        f"{cohort.title}: {facts['slides']} slides of {facts['patients']} {whose} ({counts}); {spread}; "
+        f"{cohort.title}: {data.slides} slides of {data.patients} {whose} ({counts}); {spread}; "
         f"{cohort.encoder} features, learning rate {cohort.lr:g}"
     )
     yield from cohort.said

@@ -10,7 +10,7 @@ from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
-from carmil.studies.run_folder import StudyRun
+from carmil.runs.run import Run
 from carmil.studies.tested import own_subjects, reopened
 
 AT_ONCE = 2**16  # instances in memory
@@ -68,18 +68,18 @@ def look(model: BagModel, bags: Bags, chosen: Tensor | None = None) -> Looked:
     return Looked(u, logits, u_cf, cf_logits, Offsets(torch.cat([ends.new_zeros(1), ends])))
 
 
-def models_of_run(run: StudyRun, device: str) -> tuple[Bags, Iterator[Tested]]:
+def models_of_run(run: Run, device: str) -> tuple[Bags, Iterator[Tested]]:
     """The cohort of a run, and its models one by one with the slides that each was tested on."""
     store = reopened(run)
     subjects, population = own_subjects(run, store), run.population(device)
 
     def each() -> Iterator[Tested]:
-        for row, facts in enumerate(run.models):
+        for row, model in enumerate(run.models):
             mine = [one for one in subjects if row in one.models]
             yield Tested(
                 population.member(row),
-                facts["fold"],
-                facts["seed"],
+                model.fold,
+                model.seed,
                 torch.tensor([one.place for one in mine], dtype=torch.long),
                 torch.tensor([run.classes.index(str(one.label)) for one in mine], dtype=torch.long),
             )

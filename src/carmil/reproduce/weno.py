@@ -47,7 +47,7 @@ def mined(rows: Sequence[Answered]) -> list[str]:
     """By which epoch WENO is taken, and whether its student had a say by then."""
     lines = []
     for row in rows:
-        epochs = [model["best_epoch"] for model in row.run.models]
+        epochs = [model.best_epoch for model in row.run.models]
         late = sum(epoch >= FIRST_MINED for epoch in epochs)
         lines.append(
             f"{row.cohort.title}: WENO's models are of epochs {', '.join(map(str, epochs))}; {late} of {len(epochs)} had mined"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from carmil.files import write_text
+from carmil.provenance import plain
 from carmil.reproduce.recipes import Asked, Finding, recipe_named
-from carmil.training.runs import plain
 
 FAST = "--fast: few bags and epochs, to see that it runs; the figures mean nothing"
 

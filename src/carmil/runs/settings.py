@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
-from carmil.untrusted import check_type, shown
+from carmil.untrusted import parsed, shown
 
 Many = float | list[float]
 # Where a study is computed and written: no part of what it finds.
@@ -147,11 +147,11 @@ def with_preset(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**PRESETS[str(name)], **branch, **given}
 
 
-def preset_of(settings: Mapping[str, Any]) -> str | None:
+def preset_of(settings: Settings) -> str | None:
     """The preset that a study's settings follow in everything, if any."""
     for name in PRESETS:
-        whole = with_preset({"preset": name, "model": settings["model"]}, where=name)
-        if all(settings[key] == value for key, value in whole.items()):
+        whole = with_preset({"preset": name, "model": settings.model}, where=name)
+        if all(getattr(settings, key) == value for key, value in whole.items()):
             return name
     return None
 
@@ -199,8 +199,10 @@ def checked_options(value: Any, where: str) -> dict[str, Any] | None:
     """Options of a model: names, and numbers, words or lists of these. Sizes are bounded, for a model is made of them."""
     if value is None:
         return None
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise CarmilError(f"{where} is {shown(value)}: expected names with values, such as {{hidden: 256}}")
     plain = float | str | bool | None
-    check_type(value, dict[str, plain | list[plain]], where)
+    parsed(value, dict[str, plain | list[plain]], where)
     for name, one in value.items():
         if isinstance(one, int | float) and abs(one) > LARGEST_OPTION:
             raise CarmilError(f"{where}.{name} is {one}: expected at most {LARGEST_OPTION:,}")

@@ -5,20 +5,20 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, fields
+from math import isnan
 from pathlib import Path, PurePath
 from typing import Any
 
 from carmil.bags.splits import TEST, TRAIN, VALIDATION
-from carmil.runs.settings import Settings, preset_of
+from carmil.runs.run import PATHS, Run
+from carmil.runs.settings import WHERE, Settings, preset_of
 from carmil.statistics.operating import Rule
 from carmil.studies.cautions import cautions
 from carmil.studies.figures import percent, run_table
-from carmil.studies.run_folder import StudyRun
 from carmil.tables import ResultTable
 from carmil.words import plural
 
 CONFIG = "study.yaml"
-PATHS = ("bags", "labels", "splits", "warm_start")
 YAML_ONLY = (  # settings that have no word on the command line
     "options",
     "validation",
@@ -46,7 +46,7 @@ LIMITS = (
 )
 
 
-def card(run: StudyRun) -> str:
+def card(run: Run) -> str:
     """Markdown."""
     sections = {
         "What was trained": _listed(trained(run)),
@@ -59,52 +59,52 @@ def card(run: StudyRun) -> str:
         "Versions and machine": _listed(machine(run)),
         "The command": _again(run),
     }
-    title = f"# {_plain(run.settings['model'])}: {_plain(run.name)}\n\n**Research use only.**\n"
+    title = f"# {_plain(run.settings.model)}: {_plain(run.name)}\n\n**Research use only.**\n"
     return "\n".join([title, *(f"## {heading}\n\n{text}\n" for heading, text in sections.items())])
 
 
-def trained(run: StudyRun) -> dict[str, str]:
-    folds = len({model["fold"] for model in run.models})
-    inner = len({model["inner"] for model in run.models})
-    seeds = len({model["seed"] for model in run.models})
+def trained(run: Run) -> dict[str, str]:
+    folds = len({model.fold for model in run.models})
+    inner = len({model.inner for model in run.models})
+    seeds = len({model.seed for model in run.models})
     nested = f" x {inner} inner folds" if inner > 1 else ""
     return {
-        "model": run.settings["model"],
-        "options": _said(run.settings["options"]) if run.settings["options"] else "the model's defaults",
+        "model": run.settings.model,
+        "options": _said(run.settings.options) if run.settings.options else "the model's defaults",
         "models kept": f"{len(run.models)}: {plural(folds, 'fold')}{nested} x {plural(seeds, 'seed')}",
-        "input scaling": SCALING[run.settings["scale"]],
-        "initial weights": "Xavier-normal, zero biases" if run.settings["init"] == "xavier" else "the model's own",
+        "input scaling": SCALING[run.settings.scale],
+        "initial weights": "Xavier-normal, zero biases" if run.settings.init == "xavier" else "the model's own",
         **_objective(run),
         **({"preset": f"{preset}: every setting of it as it is there"} if (preset := preset_of(run.settings)) else {}),
-        "run": run.facts["key"],
+        "run": run.key,
     }
 
 
-def _objective(run: StudyRun) -> dict[str, str]:
+def _objective(run: Run) -> dict[str, str]:
     """Weights of the loss's terms, as the models that were kept have them; several where validation bags chose."""
     found = {}
     for name in ("alpha", "lambda_", "distance"):
-        values = dict.fromkeys(_said(model["settings"][name]) for model in run.models if name in model["settings"])
+        values = dict.fromkeys(_said(model.settings[name]) for model in run.models if name in model.settings)
         if values:
             found[name.rstrip("_")] = ", ".join(values)
     return found
 
 
-def data(run: StudyRun) -> dict[str, str]:
-    facts = run.facts
+def data(run: Run) -> dict[str, str]:
+    data = run.data
     return {
-        "slides": f"{facts['slides']} of {plural(facts['patients'], 'patient')}",
-        "classes": ", ".join(f"{name} ({n})" for name, n in zip(run.classes, facts["class_counts"], strict=True)),
-        "features": PurePath(run.settings["bags"]).name,
-        "labels": PurePath(run.settings["labels"]).name if run.settings["labels"] else "came with the features",
-        "encoder": f"{facts['encoder'] or 'not known'}, {facts['width']} features a tile"
-        + (f", pooled by {facts['pooling']}" if facts.get("pooling") else ""),
-        "tiles": str(run.geometry),
-        "fingerprint": f"{facts['data']} (features, labels and patients); {facts['store']} (features)",
+        "slides": f"{data.slides} of {plural(data.patients, 'patient')}",
+        "classes": ", ".join(f"{name} ({n})" for name, n in zip(run.classes, data.class_counts, strict=True)),
+        "features": PurePath(run.settings.bags).name,
+        "labels": PurePath(run.settings.labels).name if run.settings.labels else "came with the features",
+        "encoder": f"{data.encoder or 'not known'}, {data.width} features per tile"
+        + (f", pooled by {data.pooling}" if data.pooling else ""),
+        "tiles": str(run.data.geometry),
+        "fingerprint": f"{data.fingerprint} (features, labels and patients); {data.store} (features)",
     }
 
 
-def protocol(run: StudyRun) -> list[str]:
+def protocol(run: Run) -> list[str]:
     """How the figures came about, and what they are of."""
     settings = run.settings
     selection = (
@@ -116,78 +116,70 @@ def protocol(run: StudyRun) -> list[str]:
         _folds(run),
         selection,
         f"Answers: {answer_rule(run)}.",
-        f"Figures are of {run.metrics['level']}s{_merged(run)}.",
-        f"Training: at most {plural(settings['epochs'], 'epoch')}, patience {settings['patience']}, "
-        f"{settings['optimizer']}, {plural(settings['batch'], 'bag')} per step, learning rate {_said(settings['lr'])} "
-        f"({settings['schedule']}), weight decay {settings['weight_decay']:g}, label smoothing {settings['label_smoothing']:g}.",
+        f"Figures are of {run.metrics.level}s{_merged(run)}.",
+        f"Training: at most {plural(settings.epochs, 'epoch')}, patience {settings.patience}, "
+        f"{settings.optimizer}, {plural(settings.batch, 'bag')} per step, learning rate {_said(settings.lr)} "
+        f"({settings.schedule}), weight decay {settings.weight_decay:g}, label smoothing {settings.label_smoothing:g}.",
     ]
 
 
-def tested_folds(run: StudyRun) -> list[int]:
-    """The test fold of each model as predictions and figures count them: on and on where each seed has its own folds."""
-    folds = 1 + max(model["fold"] for model in run.models)
-    seeds = sorted({model["seed"] for model in run.models})
-    reshuffled = len(run.facts["splits"]) > 1
-    return [model["fold"] + reshuffled * folds * seeds.index(model["seed"]) for model in run.models]
-
-
-def choices(run: StudyRun) -> ResultTable:
+def choices(run: Run) -> ResultTable:
     """What each model that was kept chose on its validation bags; epochs count from 0."""
-    settings = list(dict.fromkeys(name for model in run.models for name in model["settings"]))
-    named = [name for name in ("inner", "seed") if len({model[name] for model in run.models}) > 1]
+    settings = list(dict.fromkeys(name for model in run.models for name in model.settings))
+    named = [name for name in ("inner", "seed") if len({getattr(model, name) for model in run.models}) > 1]
     heads = ["fold", *named, "epoch", "validation loss", *(name.rstrip("_") for name in settings)]
-    two, abstains = len(run.classes) == 2, any(model["abstain_below"] is not None for model in run.models)
+    two, abstains = len(run.classes) == 2, any(model.abstain_below is not None for model in run.models)
     if two:
         heads += ["threshold", "sensitivity there", "specificity there"]
     if abstains:
         heads.append("no answer if nearer than")
-    if any(model.get("threshold_said") for model in run.models):
+    if any(model.threshold_said for model in run.models):
         heads.append("remark")
     lines = []
-    for fold, model in zip(tested_folds(run), run.models, strict=True):
-        cells = [str(fold), *(str(model[name]) for name in (*named, "best_epoch"))]
-        cells += [_number(model["validation_loss"]), *(_said(model["settings"].get(name)) for name in settings)]
+    for fold, model in zip(run.tested_folds, run.models, strict=True):
+        cells = [str(fold), *(str(getattr(model, name)) for name in (*named, "best_epoch"))]
+        cells += [_number(model.validation_loss), *(_said(model.settings.get(name)) for name in settings)]
         if two:
-            cells.append(_number(model["threshold"]))
-            cells += [percent(model[f"validation_{name}"]) for name in ("sensitivity", "specificity")]
+            cells.append(_number(model.threshold))
+            cells += [percent(getattr(model, f"validation_{name}")) for name in ("sensitivity", "specificity")]
         if abstains:
-            cells.append(_number(model["abstain_below"]))
+            cells.append(_number(model.abstain_below))
         if "remark" in heads:
-            cells.append(model["threshold_said"] or "–")
+            cells.append(model.threshold_said or "–")
         lines.append(tuple(cells))
     return ResultTable("What each model chose", tuple(heads), tuple(lines), names=1 + len(named))
 
 
-def settings_shown(run: StudyRun) -> dict[str, str]:
+def settings_shown(run: Run) -> dict[str, str]:
     """All settings in words; of a path the last part, since the rest is about the machine."""
     return {
         name.rstrip("_"): PurePath(value).name if name in PATHS and value else _said(value)
-        for name, value in run.settings.items()
+        for name, value in _settings(run).items()
     }
 
 
-def machine(run: StudyRun) -> dict[str, str]:
-    return {"carmil": run.facts["carmil"], **run.facts["machine"]}
+def machine(run: Run) -> dict[str, str]:
+    return {"carmil": run.version, **run.machine}
 
 
-def remarks(run: StudyRun) -> list[str]:
+def remarks(run: Run) -> list[str]:
     """Everything that was said (guesses, slides left out), without the machine's folders."""
-    folders = {str(Path(run.settings[name]).parent) for name in PATHS if run.settings.get(name)}
+    folders = {str(Path(value).parent) for name, value in _settings(run).items() if name in PATHS and value}
     folders |= {str(run.folder.parent), str(run.folder.resolve().parent)}
     lines = []
-    for text in run.facts["said"]:
+    for text in run.notes:
         for folder in sorted(folders - {"/", "."}, key=len, reverse=True):
             text = text.replace(f"{folder}/", "")
         lines.append(re.sub(r"(?<![^\s'\"(=])/(?:[^\s/'\"]+/)+", "", text))
     return lines
 
 
-def command(run: StudyRun) -> str:
+def command(run: Run) -> str:
     """`carmil train` with what differs from its defaults, to be run in the folder that holds the run."""
     return command_of("train", run, run.folder)
 
 
-def command_of(verb: str, run: StudyRun, out: Path, *, without: Collection[str] = (), extra: Sequence[str] = ()) -> str:
+def command_of(verb: str, run: Run, out: Path, *, without: Collection[str] = (), extra: Sequence[str] = ()) -> str:
     """A command of a study with a run's settings, to be run in the folder that holds `out`.
 
     without: settings to leave out. extra: further words. OUT/study.yaml holds what `yaml_part` returns, if anything.
@@ -205,7 +197,7 @@ def command_of(verb: str, run: StudyRun, out: Path, *, without: Collection[str] 
     return shlex.join([*words, *extra, "--out", name])
 
 
-def yaml_part(run: StudyRun, *, without: Collection[str] = ()) -> str:
+def yaml_part(run: Run, *, without: Collection[str] = ()) -> str:
     """The settings that only a YAML file can hold, if any."""
     import yaml
 
@@ -214,12 +206,17 @@ def yaml_part(run: StudyRun, *, without: Collection[str] = ()) -> str:
     return yaml.safe_dump(rest, sort_keys=False) if rest else ""
 
 
-def _asked(run: StudyRun, home: Path) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, Any]:
+    """The settings that make the run what it is, as JSON has them."""
+    return {name: value for name, value in run.settings.asked().items() if name not in WHERE}
+
+
+def _asked(run: Run, home: Path) -> dict[str, Any]:
     """The settings that differ from their defaults, paths from `home`; bags, labels and model in any case."""
     defaults = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
     return {
         name: _from_beside(home, value) if name in PATHS and value else value
-        for name, value in run.settings.items()
+        for name, value in _settings(run).items()
         if name == "model" or value != defaults.get(name)
     }
 
@@ -230,18 +227,18 @@ def _from_beside(home: Path, path: str) -> str:
     return PurePath(path).name if there is None else os.path.relpath(there.resolve(), home)
 
 
-def _folds(run: StudyRun) -> str:
-    settings, divisions = run.settings, run.facts["splits"]
+def _folds(run: Run) -> str:
+    settings, divisions = run.settings, run.data.splits
     roles = [fold for division in divisions for fold in division]
-    if settings["splits"] is not None:
-        origin = f"folds from {PurePath(settings['splits']).name}"
-    elif settings["official"]:
+    if settings.splits is not None:
+        origin = f"folds from {PurePath(settings.splits).name}"
+    elif settings.official:
         origin = "the table's own train/val/test column"
     else:
-        origin = f"{settings['folds']} folds by patient, stratified by class (seed {settings['seed']})"
-        if settings["inner"] > 1:
-            origin += f", each with {settings['inner']} inner folds"
-        if settings["site"] is not None:
+        origin = f"{settings.folds} folds by patient, stratified by class (seed {settings.seed})"
+        if settings.inner > 1:
+            origin += f", each with {settings.inner} inner folds"
+        if settings.site is not None:
             origin += ", no site in two of them"
         if len(divisions) > 1:
             origin += f", drawn anew for each of {len(divisions)} seeds"
@@ -252,13 +249,13 @@ def _folds(run: StudyRun) -> str:
     return f"{origin[0].upper()}{origin[1:]}; bags a fold: {counts}."
 
 
-def answer_rule(run: StudyRun) -> str:
+def answer_rule(run: Run) -> str:
     """How probabilities become answers, wherever answers of this run are shown."""
-    share = run.settings["abstain"]
+    share = run.settings.abstain
     if len(run.classes) > 2:
         rule = "the most probable class"
     else:
-        chosen, level = Rule.parse(str(run.settings["threshold"])), run.metrics["level"]
+        chosen, level = Rule.parse(str(run.settings.threshold)), run.metrics.level
         how = (
             f"chosen for {chosen.words} on the validation {level}s of each model"
             if chosen.name != "fixed"
@@ -266,36 +263,34 @@ def answer_rule(run: StudyRun) -> str:
         )
         several = " (the mean, where several models answer together by their mean probability)"
         rule = f"“{run.classes[1]}” if its probability is at least the threshold, {how}{several}"
-        if level == "patient" and run.metrics["rule"] != "one-bag":
+        if level == "patient" and run.metrics.rule != "one-bag":
             rule += "; slides use the threshold of their patients"
     rule += "; a slide is answered by the models that were tested on it"
     withheld = f"; no answer below the confidence of {share:.0%} of the validation cases, the mean again"
     return rule + (withheld if share else "")
 
 
-def _merged(run: StudyRun) -> str:
+def _merged(run: Run) -> str:
     """By which rule slides become a patient's answer."""
-    if run.metrics["level"] == "slide":
-        return (
-            ", since slides of a patient have different labels" if run.facts["patients"] < run.facts["slides"] else ""
-        )
+    if run.metrics.level == "slide":
+        return ", since slides of a patient have different labels" if run.data.patients < run.data.slides else ""
     return {
         "mean": " (the mean of the probabilities of their slides)",
         "max": " (the largest probability among their slides)",
         "one-bag": " (all slides of a patient are one bag)",
-    }[run.metrics["rule"]]
+    }[run.metrics.rule]
 
 
-def _limits(run: StudyRun) -> list[str]:
-    roles = [fold for division in run.facts["splits"] for fold in division]
+def _limits(run: Run) -> list[str]:
+    roles = [fold for division in run.data.splits for fold in division]
     validated = [fold.count(VALIDATION) for fold in roles]
     found = [
         f"What was chosen rests on {_range(validated)} validation bags a fold: the fewer, the more chance is in the "
         "epoch and the threshold."
     ]
-    if run.facts["encoder"] is None:
+    if run.data.encoder is None:
         found.append("The encoder of the features is not known: that other features fit cannot be checked by its name.")
-    if not run.geometry.known:
+    if not run.data.geometry.known:
         found.append(
             "The size of the tiles (pixels, micrometres per pixel) is not fully known: that other tiles have the same cannot "
             "be checked."
@@ -303,15 +298,15 @@ def _limits(run: StudyRun) -> list[str]:
     return found
 
 
-def _figures(run: StudyRun) -> str:
+def _figures(run: Run) -> str:
     how = (
         f"The mean over the test folds, its 95 % interval over patients, and the folds' standard deviation. {INTERVALS}"
     )
-    ece = f"Expected calibration error of all test folds together: {percent(run.metrics['calibration']['ece'])} %."
+    ece = f"Expected calibration error of all test folds together: {percent(run.metrics.calibration.ece)} %."
     return "\n\n".join([how, _table(run_table(run)), ece])
 
 
-def _again(run: StudyRun) -> str:
+def _again(run: Run) -> str:
     told = f"In the folder that holds this one:\n\n```sh\n{command(run)}\n```"
     rest = yaml_part(run)
     return told + (f"\n\nwith {CONFIG} of the run:\n\n```yaml\n{rest}```" if rest else "")
@@ -332,7 +327,7 @@ def _said(value: Any) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None or isnan(value) else f"{value:.3f}"
 
 
 def _range(values: list[int]) -> str:

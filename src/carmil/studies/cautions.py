@@ -1,14 +1,16 @@
 """What a reader should know before using a run, in one line each: from numbers that were measured on its test folds."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from carmil.maps.tile_maps import LEAST_MOVED
+from carmil.runs.facts import Range
+from carmil.runs.run import Run
 from carmil.statistics.calibration import cross_entropies
 from carmil.studies.figures import MEAN_OVER_FOLDS
-from carmil.studies.run_folder import StudyRun
 
 LITTLE = (
     0.01  # of the cross-entropy of the class frequencies: a model less than that below it is no better than they are
@@ -37,39 +39,36 @@ def readings(
     return found
 
 
-def answer_cautions(
-    readings: Mapping[str, float | None], auc: Mapping[str, float | None] | None, cases: str
-) -> list[str]:
+def answer_cautions(readings: Mapping[str, float], auc: Range | None, cases: str) -> list[str]:
     """Cautions about answers alone. readings: see `readings`; auc: its interval, if known; cases: "test slides", say."""
     lines = []
-    given, shares = readings.get("cross_entropy"), readings.get("cross_entropy_of_class_frequencies")
-    if given is not None and shares is not None and not informed(given, shares):
+    given, shares = (readings.get(name, math.nan) for name in ("cross_entropy", "cross_entropy_of_class_frequencies"))
+    if not math.isnan(given) and not math.isnan(shares) and not informed(given, shares):
         lines.append(
             f"the model is no better than class frequencies: its cross-entropy on the {cases} is {given:.3f}, that of always "
             f"predicting the class frequencies is {shares:.3f}; the AUC shows whether it still ranks cases"
         )
-    low, high = (None, None) if auc is None else (auc["low"], auc["high"])
-    if low is not None and high is not None and low <= CHANCE:
+    if auc is not None and auc.low <= CHANCE:
         lines.append(
-            f"the AUC may be chance: its 95 % interval, {100 * low:.1f} to {100 * high:.1f}, is not wholly above 50, the AUC of "
-            "a model that knows nothing of the labels"
+            f"the AUC may be chance: its 95 % interval, {100 * auc.low:.1f} to {100 * auc.high:.1f}, is not wholly above "
+            "50, the AUC of a model that knows nothing of the labels"
         )
     return lines
 
 
-def cautions(run: StudyRun) -> list[str]:
+def cautions(run: Run) -> list[str]:
     """One line for each thing that is so; nothing of a run of version 0.1.0, which did not measure it."""
-    found = run.metrics.get("readings", {})
-    auc = run.metrics["intervals"].get("auc") if run.metrics.get("intervals_of") == MEAN_OVER_FOLDS else None
-    lines = answer_cautions(found, auc, f"test {run.metrics['level']}s")
-    moved = found.get("attention_moved")
-    if moved is not None and moved < LEAST_MOVED:
+    found = run.metrics.readings
+    auc = run.metrics.intervals.get("auc") if run.metrics.intervals_of == MEAN_OVER_FOLDS else None
+    lines = answer_cautions(found, auc, f"test {run.metrics.level}s")
+    moved = found.get("attention_moved", math.nan)
+    if moved < LEAST_MOVED:
         lines.append(
             f"the counterfactual attention did not move: on the median test slide only {moved:.3f} of the attention differs (2 is "
             f"the most; below {LEAST_MOVED:g} is negligible), so do not read the counterfactual maps of this run"
         )
-    spread = found.get("attention_spread")
-    if spread is not None and spread >= UNIFORM:
+    spread = found.get("attention_spread", math.nan)
+    if spread >= UNIFORM:
         lines.append(
             f"attention is nearly uniform: on the median test slide it is spread over {spread:.0%} of the instances "
             "(exp of its entropy), so attention maps of this run point nowhere"

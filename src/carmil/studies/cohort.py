@@ -82,9 +82,9 @@ class Material:
     said: tuple[str, ...]
 
     @property
-    def divisions(self) -> list[list[list[int]]]:
-        """What every labelled slide is in each fold of each division, as JSON knows it."""
-        return [split.roles.tolist() for split in self.splits]
+    def divisions(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """What every labelled slide is in each fold of each division."""
+        return tuple(tuple(tuple(fold) for fold in split.roles.tolist()) for split in self.splits)
 
 
 def material_of(settings: Settings, *, say: Say) -> Material:

@@ -1,19 +1,20 @@
 """`carmil compare`: is one run better than another, or luckier? Pairs of runs on the same cases, corrected for their number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from carmil.errors import CarmilError
 from carmil.runs.decision import Decision
+from carmil.runs.facts import FoldFigures
+from carmil.runs.run import Run
 from carmil.statistics.bootstrap import Test, holm, paired_t
 from carmil.statistics.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
 from carmil.studies.answers import by_patient, numbers
 from carmil.studies.figures import SHOWN, fold_answers
-from carmil.studies.run_folder import StudyRun
 from carmil.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ class Judged:
 
     name: str
     measure: str
-    run: StudyRun
+    run: Run
     answers: "pd.DataFrame"
-    by_fold: Sequence[Mapping[str, Any]]
+    by_fold: Sequence[FoldFigures]
 
     @classmethod
-    def of(cls, run: StudyRun, measure: str = "auc", *, name: str | None = None) -> "Judged":
-        return cls(name or run.name, measure, run, run.predictions(), run.metrics["by_fold"])
+    def of(cls, run: Run, measure: str = "auc", *, name: str | None = None) -> "Judged":
+        return cls(name or run.name, measure, run, run.predictions(), run.metrics.by_fold)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Comparison:
     holm_delong: float = float("nan")
 
 
-def compare_runs(runs: Sequence[StudyRun], *, measure: str = "auc") -> list[Comparison]:
+def compare_runs(runs: Sequence[Run], *, measure: str = "auc") -> list[Comparison]:
     """Every run with every other."""
     if len(runs) < 2:
         raise CarmilError("one run cannot be compared: expected two or more")
@@ -120,13 +121,12 @@ def comparison_table(found: Sequence[Comparison]) -> ResultTable:
     return ResultTable(title, heads, lines, names=2)
 
 
-def each_fold(by_fold: Sequence[Mapping[str, Any]], measure: str) -> dict[int, float]:
+def each_fold(by_fold: Sequence[FoldFigures], measure: str) -> dict[int, float]:
     """A figure by fold, the mean over its seeds; of one fold by seed. NaN where there is none."""
-    key = "fold" if len({line["fold"] for line in by_fold}) > 1 else "seed"
+    several = len({line.fold for line in by_fold}) > 1
     values: dict[int, list[float]] = {}
     for line in by_fold:
-        value = line.get(measure)
-        values.setdefault(line[key], []).append(np.nan if value is None else value)
+        values.setdefault(line.fold if several else line.seed, []).append(line.figures.get(measure, np.nan))
     return {fold: float(np.mean(found)) for fold, found in values.items()}
 
 
@@ -179,23 +179,23 @@ def _answers(judged: Judged) -> FoldAnswers:
         return FoldAnswers.of(
             numbers(frame, run.classes), frame[measure].to_numpy(), cases=frame["slide"].to_numpy(), **rows
         )
-    thresholds = {(line["fold"], line["seed"]): line.get("threshold") for line in judged.by_fold}
+    thresholds = {(line.fold, line.seed): line.threshold for line in judged.by_fold}
     if measure in AT_THRESHOLDS and len(run.classes) == 2 and None in thresholds.values():
         raise CarmilError(f"{judged.name} does not say where its answers begin: train it again to compare by macro F1")
-    if run.metrics["level"] == "patient" and run.metrics["rule"] != "one-bag":
-        frame = by_patient(frame, run.classes, run.metrics["rule"])
+    if run.merges_slides:
+        frame = by_patient(frame, run.classes, run.metrics.rule)
     groups = zip(frame["fold"], frame["seed"], strict=True)
     return fold_answers(frame, run.classes, [Decision(run.classes, thresholds.get(group)) for group in groups])
 
 
 def _pairs(a: Judged, b: Judged) -> str:
     """What a paired t-test is over."""
-    return "folds" if len({line["fold"] for line in (*a.by_fold, *b.by_fold)}) > 1 else "seeds"
+    return "folds" if len({line.fold for line in (*a.by_fold, *b.by_fold)}) > 1 else "seeds"
 
 
 def _over_folds(a: Judged, b: Judged) -> Test | None:
     """The paired t-test over the folds' figures, or over the seeds of one fold; only where both runs had the same folds."""
-    if a.run.facts["splits"] != b.run.facts["splits"]:
+    if a.run.data.splits != b.run.data.splits:
         return None
     first, second = each_fold(a.by_fold, a.measure), each_fold(b.by_fold, b.measure)
     folds = [fold for fold in first if not np.isnan(first[fold]) and not np.isnan(second.get(fold, np.nan))]

@@ -3,16 +3,16 @@
 b bags of the store, m models that are kept.
 """
 
-import json
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from carmil.bags.splits import TEST
-from carmil.files import write_text
 from carmil.runs.decision import Decision
+from carmil.runs.facts import FoldFigures, FoldModel, Metrics
 from carmil.runs.settings import Settings
+from carmil.runs.writing import write_metrics, write_models, write_predictions
 from carmil.statistics.operating import OperatingPoint, Rule, abstention, threshold
 from carmil.studies.answers import ATTENTION, answered, by_patient, numbers, probabilities
 from carmil.studies.cautions import readings
@@ -27,10 +27,8 @@ from carmil.studies.figures import (
     measured,
     summarised,
 )
-from carmil.studies.run_folder import write_models, write_predictions
 from carmil.studies.truth import agreement
-from carmil.training.protocol import GridPoint, Trained, validation_bags
-from carmil.training.runs import plain
+from carmil.training.protocol import GridPoint, Kept, Trained, validation_bags
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,10 +119,10 @@ def _tested(
     """The test folds are looked at here; nothing is chosen any more."""
     import pandas as pd
 
-    frames, lines = [], []
+    frames, by_fold = [], []
     decisions: dict[tuple[int, int], Decision] = {}
     attention: dict[str, list[float]] = {name: [] for name in ATTENTION}
-    level = "patient" if cohort.has_patients else "slide"
+    level: Literal["slide", "patient"] = "patient" if cohort.has_patients else "slide"
     chosen = {(None if point.at is None else point.at.threshold, point.cut) for point in points.values()}
     one_rule = len(chosen) == 1 or len({group.fold for group in points}) == 1
     for group, point in points.items():
@@ -146,9 +144,9 @@ def _tested(
         for name, values in agreement(trained.population, group.models, cohort.bags, group.tested).items():
             frame[name] = values
             figures[name] = float(frame[name].mean())
-        lines.append({"fold": group.fold, "seed": group.seed, **({} if at is None else {"threshold": at}), **figures})
+        by_fold.append(FoldFigures(group.fold, group.seed, figures, at))
         frames.append(frame)
-    frame, by_fold = pd.concat(frames, ignore_index=True), pd.DataFrame(lines)
+    frame = pd.concat(frames, ignore_index=True)
     if frame["slide"].duplicated().any():  # several seeds, or divisions into folds
         frame[RULE] = "this model alone: " + frame[RULE]
         frame[JOINT] = joint_answers(frame, decisions)
@@ -158,34 +156,39 @@ def _tested(
     out = settings.out
     write_predictions(out, frame)
     known = {row: point for group, point in points.items() for row in group.models}
-    write_models(out, trained, grid, [_told(known[row]) for row in range(len(trained.kept))])
-    metrics = {
-        "level": level,
-        "rule": settings.patients,
-        "summary": summarised(by_fold),
-        "intervals_of": MEAN_OVER_FOLDS,
-        "intervals": intervals(fold_answers(judged, cohort.classes, rules)),
-        "calibration": calibration(together, cohort.classes),
-        "readings": readings(
-            probabilities(together, cohort.classes),
-            numbers(together, cohort.classes),
-            attention["attention_moved"],
-            attention["attention_spread"],
-        ),
-        "by_fold": by_fold.to_dict("records"),
-    }
-    write_text(out / "metrics.json", json.dumps(plain(metrics), indent=2))
+    models = [_fold_model(kept, grid[kept.point], known[row]) for row, kept in enumerate(trained.kept)]
+    write_models(out, trained.population, trained.history, models)
+    p, y = probabilities(together, cohort.classes), numbers(together, cohort.classes)
+    metrics = Metrics(
+        level=level,
+        rule=settings.patients,
+        summary=summarised(by_fold),
+        intervals_of=MEAN_OVER_FOLDS,
+        intervals=intervals(fold_answers(judged, cohort.classes, rules)),
+        calibration=calibration(together, cohort.classes),
+        readings=readings(p, y, attention["attention_moved"], attention["attention_spread"]),
+        by_fold=tuple(by_fold),
+    )
+    write_metrics(out, metrics)
 
 
-def _told(point: _Point) -> dict[str, Any]:
-    if point.at is None:
-        return {"threshold": None, "abstain_below": point.cut}
-    at = point.at
-    return {
-        "threshold": at.threshold,
-        "rule": str(at.rule),
-        "validation_sensitivity": at.sensitivity,
-        "validation_specificity": at.specificity,
-        "threshold_said": at.said,
-        "abstain_below": point.cut,
-    }
+def _fold_model(kept: Kept, point: GridPoint, chosen: _Point) -> FoldModel:
+    at = chosen.at
+    decided: dict[str, Any] = (
+        {}
+        if at is None
+        else {
+            "rule": str(at.rule),
+            "validation_sensitivity": at.sensitivity,
+            "validation_specificity": at.specificity,
+            "threshold_said": at.said,
+        }
+    )
+    return FoldModel(
+        **asdict(kept),
+        lr=point.lr,
+        settings=dict(point.settings),
+        threshold=None if at is None else at.threshold,
+        abstain_below=chosen.cut,
+        **decided,
+    )

@@ -17,10 +17,9 @@ import torch
 from carmil.bags.bags import Bags
 from carmil.maps import evidence_files
 from carmil.runs.decision import Decision
+from carmil.runs.run import Run, pick_device
 from carmil.statistics.operating import Rule
 from carmil.studies.answers import answered, columns
-from carmil.studies.card import tested_folds
-from carmil.studies.run_folder import StudyRun, pick_device
 from carmil.studies.tested import Subject, together
 
 if TYPE_CHECKING:
@@ -31,19 +30,19 @@ JOINT = "joint_answer"  # beside the answers of single models: that of all model
 MOST = 3  # rules on a terminal
 
 
-def decision_of(run: StudyRun, models: Sequence[int] | None = None) -> Decision:
+def decision_of(run: Run, models: Sequence[int] | None = None) -> Decision:
     """The rule of some models (rows of `run.models`) that answer together; None: of all, for new slides."""
     rows = range(len(run.models)) if models is None else models
-    each = [Decision(run.classes, run.models[row]["threshold"], run.models[row]["abstain_below"]) for row in rows]
-    folds = tested_folds(run)
+    each = [Decision(run.classes, run.models[row].threshold, run.models[row].abstain_below) for row in rows]
+    folds = run.tested_folds
     mine = {folds[row] for row in rows}
-    one_rule = len({(model["threshold"], model["abstain_below"]) for model in run.models}) == 1
+    one_rule = len({(model.threshold, model.abstain_below) for model in run.models}) == 1
     origin = origin_of(
-        str(run.settings["threshold"]),
+        str(run.settings.threshold),
         each,
         folds=() if one_rule or mine == set(folds) else sorted(mine),
-        level=run.metrics["level"],
-        patients=run.metrics["rule"],
+        level=run.metrics.level,
+        patients=run.metrics.rule,
     )
     return replace(decision_together(each), origin=origin)
 
@@ -66,7 +65,7 @@ def joint_answers(frame: "pd.DataFrame", decisions: Mapping[tuple[int, int], Dec
     return frame["slide"].map(found)
 
 
-def decided_answers(run: StudyRun, bags: Bags, subjects: Sequence[Subject], device: str) -> "pd.DataFrame":
+def decided_answers(run: Run, bags: Bags, subjects: Sequence[Subject], device: str) -> "pd.DataFrame":
     """One row per subject: slide, p_CLASS (and cf_CLASS), the answer, how many models gave it, and by which rule.
 
     The run's own slides have the probabilities that the run holds; the models are asked about the others.
@@ -105,7 +104,7 @@ def rule_lines(rules: Sequence[str]) -> list[str]:
     return found
 
 
-def _held(run: StudyRun, subjects: Sequence[Subject]) -> "pd.DataFrame":
+def _held(run: Run, subjects: Sequence[Subject]) -> "pd.DataFrame":
     """The probabilities that the run's folder holds of its own slides."""
     import pandas as pd
 

@@ -4,32 +4,33 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from carmil import __version__
 from carmil.bags.bags import Bags
 from carmil.bags.splits import TRAIN, make_splits
 from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
-from carmil.evidence import explain
+from carmil.evidence import default_explainer, explain
 from carmil.files import write_text
 from carmil.models.scaled import SCALES
 from carmil.runs.decision import Decision
+from carmil.runs.run import build, pick_device, read_population
 from carmil.runs.settings import checked_options, with_preset
 from carmil.statistics.operating import Rule, threshold
 from carmil.studies.cohort import replace_labels
-from carmil.studies.run_folder import build, pick_device, read_population
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, train_protocol
 from carmil.training.recipe import VALIDATION, Recipe, first_choice
 from carmil.training.scaling import fit_scales
-from carmil.untrusted import check_type, read_json
+from carmil.untrusted import parsed, read_json
 from carmil.weights import write_tensors
 from carmil.words import plural
 
@@ -197,10 +198,15 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         chosen = self.predict_proba(bags)
         return self.classes_[self.decision_.leading(chosen)]
 
-    def explain(self, bags: SomeBags, method: str = "path") -> list[np.ndarray]:
-        """Evidence of every instance for every class, a (n, k) array a bag; the mean over the seeds."""
+    def explain(self, bags: SomeBags, method: str | None = None) -> list[np.ndarray]:
+        """Return the evidence of every instance for every class, one (n, k) array per bag; the mean over the seeds.
+
+        method: an explainer of `carmil.EXPLAINERS` that fits the model; by default the one that `carmil explain` uses for it.
+        """
         population, found = self._fitted(), self._same_width(_as_bags(bags))
-        maps = torch.stack([explain(population.member(row), found, method) for row in range(len(population))]).mean(0)
+        members = [population.member(row) for row in range(len(population))]
+        method = default_explainer(members[0]) if method is None else method
+        maps = torch.stack([explain(member, found, method) for member in members]).mean(0)
         return [part.numpy() for part in maps.split(found.sizes.tolist())]
 
     def save_pretrained(self, folder: str | Path, *, push_to: str | None = None) -> None:
@@ -230,9 +236,9 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             folder = Path(_hub().snapshot_download(str(name), allow_patterns=["config.json", "weights.safetensors"]))
         path, again = folder / "config.json", "save the classifier again"
         facts = read_json(path, again)
-        check_type(facts, _Config, str(path), again)
+        parsed(facts, _Config, str(path), again)
         parameters = facts["parameters"]
-        check_type(parameters, _Parameters, f"{path}: parameters", again)
+        parsed(parameters, _Parameters, f"{path}: parameters", again)
         if surplus := set(parameters) - set(cls().get_params()):
             raise CarmilError(f"{path}: unknown parameter {min(surplus)!r}: {again}")
         if not 1 <= parameters.get("seeds", 1) <= 1000 or not 0 <= parameters.get("seed", 0) < 2**31:
@@ -267,8 +273,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return hasattr(self, "population_")
 
     def _build(self) -> Any:
-        asked = {"model": self.model, "options": self.options, "scale": self.scale, "init": self.init}
-        return build(asked, self.n_features_in_, len(self.classes_))
+        return build(self, self.n_features_in_, len(self.classes_))
 
     def _chosen(self, bags: Bags, labels: np.ndarray, validation: Tensor, rule: Rule) -> float | None:
         """The threshold of two classes on the validation bags: the mean of those of the seeds."""

@@ -22,13 +22,15 @@ from carmil.maps.evidence_files import ABOUT, TAKEN
 from carmil.maps.tile_maps import logits_apart
 from carmil.models.contract import BagModel
 from carmil.progress import counted
+from carmil.provenance import plain
+from carmil.runs.run import Run, read_run, weights_key
+from carmil.runs.writing import begin, write_table
 from carmil.studies.cohort import Say
 from carmil.studies.decisions import RULE, decision_of
 from carmil.studies.explained import Explained, concentration_numbers, explained
 from carmil.studies.external import check_fits
 from carmil.studies.located import dice_thresholds
 from carmil.studies.measured import measured_once
-from carmil.studies.run_folder import StudyRun, begin, build, read_run, weights_key, write_table
 from carmil.studies.summary import summary_of
 from carmil.studies.tested import (
     Subject,
@@ -41,7 +43,6 @@ from carmil.studies.tested import (
     subjects_in,
     validated,
 )
-from carmil.training.runs import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +75,8 @@ def explain_run(
     run = read_run(run_folder)
     check_whole(run)
     methods = methods_of(run, methods, say=say)
-    if searched and not pools_by_attention(build(run.settings, run.facts["width"], len(run.classes))):
-        raise CarmilError(f"--searched needs attention pooling, which {run.settings['model']!r} does not have")
+    if searched and not pools_by_attention(run.model()):
+        raise CarmilError(f"--searched needs attention pooling, which {run.settings.model!r} does not have")
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
     _check_free(out)
     store, own = _store(run, bags, out, say)
@@ -104,7 +105,7 @@ def _check_free(out: Path) -> None:
             )
 
 
-def _store(run: StudyRun, bags: Path | None, out: Path, say: Say) -> tuple[Store, bool]:
+def _store(run: Run, bags: Path | None, out: Path, say: Say) -> tuple[Store, bool]:
     """The slides to explain, and whether they are the run's own."""
     if bags is None:
         return reopened(run), True
@@ -118,7 +119,7 @@ def _store(run: StudyRun, bags: Path | None, out: Path, say: Say) -> tuple[Store
 
 
 def _thresholds(
-    run: StudyRun, members: list[BagModel], store: Store, methods: tuple[str, ...], out: Path, device: str
+    run: Run, members: list[BagModel], store: Store, methods: tuple[str, ...], out: Path, device: str
 ) -> dict[str, list[float]]:
     """Of Dice, chosen once and kept; NaN comes back from JSON as None."""
     asked = _asked(run, methods, searched=False) | {"data": store.fingerprint}
@@ -131,13 +132,13 @@ def _thresholds(
     return {method: [float("nan") if at is None else at for at in found] for method, found in kept.items()}
 
 
-def _asked(run: StudyRun, methods: tuple[str, ...], searched: bool) -> dict[str, Any]:
-    asked = {"run": run.facts["key"], "weights": weights_key(run), "methods": list(methods), "searched": searched}
+def _asked(run: Run, methods: tuple[str, ...], searched: bool) -> dict[str, Any]:
+    asked = {"run": run.key, "weights": weights_key(run), "methods": list(methods), "searched": searched}
     return asked | {"thresholds": run.thresholds}
 
 
 def _written(
-    run: StudyRun,
+    run: Run,
     members: list[BagModel],
     bags: Bags,
     subjects: list[Subject],
@@ -164,7 +165,7 @@ def _written(
     return lines, computed
 
 
-def _line(run: StudyRun, subject: Subject, found: Explained, bag: Bags, file: str) -> dict[str, Any]:
+def _line(run: Run, subject: Subject, found: Explained, bag: Bags, file: str) -> dict[str, Any]:
     """A slide's line: who it is, what is answered by which rule, and every number that was found.
 
     Of a slide that the run was tested on the probabilities are those that the run holds, so that no rounding makes another

@@ -13,15 +13,17 @@ from carmil.bags.labels import LabelTable, read_labels
 from carmil.bags.store import Store
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
+from carmil.provenance import machine, plain
 from carmil.runs.decision import Decision
+from carmil.runs.facts import Range, Spread
+from carmil.runs.run import Run, pick_device, read_run
+from carmil.runs.writing import check_no_run, write_predictions
 from carmil.studies.answers import answered, by_patient, numbers, probabilities
 from carmil.studies.cautions import answer_cautions, readings
 from carmil.studies.cohort import Cohort, Say, labelled, opened
 from carmil.studies.decisions import decided_answers, decision_of, rules_in
 from carmil.studies.figures import calibration, fold_answers, intervals, measured
-from carmil.studies.run_folder import StudyRun, pick_device, read_run, write_predictions
 from carmil.studies.tested import Subject, same_features, subjects_in
-from carmil.training.runs import machine, plain
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -35,13 +37,13 @@ class Evaluation:
     own: how many of the slides are the run's own, answered by the models that were tested on them.
     """
 
-    run: StudyRun
+    run: Run
     slides: int
     own: int
     cautions: list[str]
     figures: dict[str, float]
-    intervals: dict[str, dict[str, float]]
-    each: dict[str, dict[str, float]]
+    intervals: dict[str, Range]
+    each: dict[str, Spread]
     cases: int
     level: str
     rules: list[str]
@@ -55,6 +57,7 @@ def predict_bags(
     New slides are answered by all models together, the run's own by the models that were tested on them.
     """
     run = read_run(run_folder)
+    check_no_run(out)
     store = fitting(run, bags, out, say, skip_broken=skip_broken)
     frame = decided_answers(run, store.bags(), subjects_in(run, store), device)
     write_predictions(out, frame)
@@ -78,16 +81,17 @@ def evaluate(
     mapping: what the run calls the labels of the table, "" for those to leave out.
     """
     run = read_run(run_folder)
+    check_no_run(out)
     table = _labels_of_run(run, labels, named, mapping or {})
     store = fitting(run, bags, out, say, skip_broken=skip_broken)
-    rule = run.metrics["rule"]
+    rule = run.metrics.rule
     one_bag = out / "patients" if rule == "one-bag" else None
     cohort = labelled(store, table, one_bag=one_bag, allow_duplicates=True, say=say)  # nothing is divided here
     subjects = {subject.place: subject for subject in subjects_in(run, cohort.store)}
     answering = [subjects[place] for place in cohort.known.tolist()]
     frame = _with_labels(decided_answers(run, cohort.bags, answering, device), cohort)
     judged, level = frame, "slide"
-    if run.metrics["level"] == "patient" and cohort.has_patients and rule != "one-bag":
+    if run.merges_slides and cohort.has_patients:
         judged, level = by_patient(frame, run.classes, rule), "patient"
     decisions = _decisions(run, judged[level].to_list(), frame[level].to_list(), answering)
     figures = measured(judged, run.classes, decisions)
@@ -110,7 +114,7 @@ def evaluate(
     )
     write_predictions(out, frame)
     facts = {
-        "run": run.facts["key"],
+        "run": run.key,
         "data": cohort.fingerprint,
         "machine": machine(),
         "level": level,
@@ -141,9 +145,7 @@ def parse_map(words: Sequence[str]) -> dict[str, str]:
     return mapping
 
 
-def _labels_of_run(
-    run: StudyRun, labels: Path, named: Mapping[str, str | None], mapping: Mapping[str, str]
-) -> LabelTable:
+def _labels_of_run(run: Run, labels: Path, named: Mapping[str, str | None], mapping: Mapping[str, str]) -> LabelTable:
     """A table of labels in the run's classes."""
     for name, new in mapping.items():
         if new and new not in run.classes:
@@ -162,14 +164,14 @@ def _labels_of_run(
     return table
 
 
-def fitting(run: StudyRun, bags: Path, out: Path, say: Say, *, skip_broken: bool = False) -> Store:
+def fitting(run: Run, bags: Path, out: Path, say: Say, *, skip_broken: bool = False) -> Store:
     """The store of these bags, if it fits the run: the same width, encoder, pooling and tile geometry."""
-    store = opened(bags, out / "cohort", dtype=run.settings["dtype"], skip_broken=skip_broken, say=say)
+    store = opened(bags, out / "cohort", dtype=run.settings.dtype, skip_broken=skip_broken, say=say)
     check_fits(run, store, bags, say)
     return store
 
 
-def check_fits(run: StudyRun, store: Store, bags: Path, say: Say) -> None:
+def check_fits(run: Run, store: Store, bags: Path, say: Say) -> None:
     """Refuses bags that the run's models cannot look at, and says which of them may be known to the models."""
     check_encoder(run, store.encoder, store.width, str(bags), say, pooling=store.pooling)
     check_tiles(run, store.geometry, str(bags), say)
@@ -177,15 +179,15 @@ def check_fits(run: StudyRun, store: Store, bags: Path, say: Say) -> None:
         say(line)
 
 
-def _known_slides(run: StudyRun, store: Store) -> list[str]:
+def _known_slides(run: Run, store: Store) -> list[str]:
     """What a user must know of slides whose features the run was trained on, under whatever name, and of equal names."""
     tested = set(run.predictions()["slide"])
     found = same_features(run, store)
     if found is None:
-        by_name = _equal_names(set(run.facts.get("trained_on") or tested) & set(store.ids), store)
-        if "trained_on" not in run.facts:  # a run of carmil 0.1
+        by_name = _equal_names(set(run.data.trained_on or tested) & set(store.ids), store)
+        if run.data.trained_on is None:  # a run of carmil 0.1
             return by_name
-        types = f"{store.path} holds {store.dtype}, the run's own store {run.facts['store_type']}"
+        types = f"{store.path} holds {store.dtype}, the run's own store {run.data.store_type}"
         return [f"{types}: slides are compared by name only", *by_name]
     lines = []
     for was_tested, level, then in (
@@ -199,7 +201,7 @@ def _known_slides(run: StudyRun, store: Store) -> list[str]:
                 f"{level}the run was trained on the features of {len(same)} of these {plural(len(store.ids), 'slide')} "
                 f"({named}{', ...' if len(same) > 3 else ''}): {then}"
             )
-    trained = set(run.facts.get("trained_on") or ())
+    trained = set(run.data.trained_on or ())
     return lines + _equal_names(trained & set(store.ids) - set(found), store)
 
 
@@ -212,25 +214,25 @@ def _equal_names(names: set[str], store: Store) -> list[str]:
     ]
 
 
-def check_tiles(run: StudyRun, geometry: TileGeometry, what: str, log: Say) -> None:
+def check_tiles(run: Run, geometry: TileGeometry, what: str, log: Say) -> None:
     """Refuse tiles (of `what`) of another geometry than the run was trained on; log one line where it is not known."""
-    todo = f"cut them with `{run.geometry.command}` and encode them again"
-    check_geometry(geometry, run.geometry, what=what, whose=f"the run {run.folder}", todo=todo, log=log)
+    todo = f"cut them with `{run.data.geometry.command}` and encode them again"
+    check_geometry(geometry, run.data.geometry, what=what, whose=f"the run {run.folder}", todo=todo, log=log)
 
 
 def check_encoder(
-    run: StudyRun, encoder: str | None, width: int, what: str, say: Say, *, pooling: str | None = None
+    run: Run, encoder: str | None, width: int, what: str, say: Say, *, pooling: str | None = None
 ) -> None:
     """Refuses features (of `what`) that the run's models were not trained on, before or after they are made."""
-    mine = run.facts["encoder"]
-    if width != run.facts["width"]:
+    mine = run.data.encoder
+    if width != run.data.width:
         source = f"features by {mine}" if mine is not None else "features made as the run's were"
         raise CarmilError(
-            f"{what} has {width} features per tile, the run was trained on {run.facts['width']}: expected {source}"
+            f"{what} has {width} features per tile, the run was trained on {run.data.width}: expected {source}"
         )
     if mine != encoder and mine is not None and encoder is not None:
         raise CarmilError(f"{what} was encoded by {encoder}, the run was trained on {mine}: use its encoder")
-    trained = run.facts.get("pooling")
+    trained = run.data.pooling
     if None not in (trained, pooling) and trained != pooling:
         raise CarmilError(f"{what} was pooled by {pooling}, the run was trained on {trained}: encode it again")
     if mine is None or encoder is None:
@@ -246,9 +248,7 @@ def _with_labels(frame: "pd.DataFrame", cohort: Cohort) -> "pd.DataFrame":
     return frame
 
 
-def _decisions(
-    run: StudyRun, cases: Sequence[str], case_of: Sequence[str], subjects: Sequence[Subject]
-) -> list[Decision]:
+def _decisions(run: Run, cases: Sequence[str], case_of: Sequence[str], subjects: Sequence[Subject]) -> list[Decision]:
     """The rule of each case (slide or patient): that of the models which answer for its slides. case_of: of each subject."""
     models: dict[str, set[int]] = {}
     for case, subject in zip(case_of, subjects, strict=True):
@@ -256,7 +256,7 @@ def _decisions(
     return [decision_of(run, sorted(models[case])) for case in cases]
 
 
-def _each(run: StudyRun, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, dict[str, float]]:
+def _each(run: Run, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, Spread]:
     """Mean and standard deviation of each figure over the models by themselves, each with its own threshold."""
     population = run.population(pick_device(device))
     lines: list[dict[str, Any]] = []
@@ -266,10 +266,7 @@ def _each(run: StudyRun, cohort: Cohort, rule: str, level: str, device: str) -> 
             frame = by_patient(frame, run.classes, rule)
         lines.append(measured(frame, run.classes, decision_of(run, [row])))
     return {
-        name: {
-            "mean": float(np.mean([line[name] for line in lines])),
-            "std": float(np.std([line[name] for line in lines], ddof=1)),
-        }
+        name: Spread(float(np.mean(values)), float(np.std(values, ddof=1)))
         for name in lines[0]
-        if len(lines) > 1
+        if len(values := [line[name] for line in lines]) > 1
     }

@@ -22,13 +22,13 @@ from carmil.evidence.explainers import check_explainers, default_explainer, expl
 from carmil.files import safe_name
 from carmil.models.contract import BagModel
 from carmil.progress import counted
+from carmil.runs.run import Run, read_run, weights_key
 from carmil.studies import asked
 from carmil.studies.asked import TWINS, Question, ask
 from carmil.studies.cohort import Say
 from carmil.studies.decisions import decision_of
 from carmil.studies.gathered import Gathered
 from carmil.studies.measured import measured_once
-from carmil.studies.run_folder import StudyRun, build, read_run, weights_key
 from carmil.studies.tested import Subject, check_whole, own_subjects, packed, reopened, together
 from carmil.studies.verdict import Followed, JudgedMap, JudgedRun
 
@@ -58,7 +58,7 @@ def judge_runs(
     runs = [read_run(folder) for folder in folders]
     for run in runs:
         check_whole(run)
-    if len({run.facts["data"] for run in runs}) > 1:
+    if len({run.data.fingerprint for run in runs}) > 1:
         say(
             "these runs are not of the same slides and labels: their curves stand side by side, but not against each other"
         )
@@ -80,15 +80,15 @@ def judge_runs(
     ]
 
 
-def _model(run: StudyRun) -> BagModel:
-    return build(run.settings, run.facts["width"], len(run.classes))
+def _model(run: Run) -> BagModel:
+    return run.model()
 
 
-def _all(run: StudyRun) -> str:
+def _all(run: Run) -> str:
     return ", ".join(explainers_of(_model(run)))
 
 
-def _fitting(run: StudyRun, asked: Sequence[str]) -> tuple[str, ...]:
+def _fitting(run: Run, asked: Sequence[str]) -> tuple[str, ...]:
     model = _model(run)
     wanted = asked or (default_explainer(model), "attention")
     found = tuple(dict.fromkeys(method for method in wanted if method in explainers_of(model)))
@@ -97,7 +97,7 @@ def _fitting(run: StudyRun, asked: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _names(runs: Sequence[StudyRun]) -> list[str]:
+def _names(runs: Sequence[Run]) -> list[str]:
     """Names of the folders; a second one of the same name gets a number."""
     names: list[str] = []
     for run in runs:
@@ -106,7 +106,7 @@ def _names(runs: Sequence[StudyRun]) -> list[str]:
     return names
 
 
-def _judged_run(run: StudyRun, name: str, store: Store, question: Question, kept: Path, device: str) -> JudgedRun:
+def _judged_run(run: Run, name: str, store: Store, question: Question, kept: Path, device: str) -> JudgedRun:
     subjects = own_subjects(run, store)
     labels = [run.classes.index(str(subject.label)) for subject in subjects]
     patients = [subject.patient or subject.slide for subject in subjects]
@@ -133,7 +133,7 @@ def _judged_run(run: StudyRun, name: str, store: Store, question: Question, kept
     return _judged(run, name, question.methods, gathered, labels, patients)
 
 
-def _empty(run: StudyRun, slides: int, question: Question) -> Gathered:
+def _empty(run: Run, slides: int, question: Question) -> Gathered:
     return Gathered(
         slides,
         len(question.methods),
@@ -145,7 +145,7 @@ def _empty(run: StudyRun, slides: int, question: Question) -> Gathered:
 
 
 def _group(
-    run: StudyRun,
+    run: Run,
     members: dict[int, BagModel],
     bags: Bags,
     group: Sequence[Subject],
@@ -172,7 +172,7 @@ def _group(
 
 
 def _judged(
-    run: StudyRun,
+    run: Run,
     name: str,
     methods: Sequence[str],
     gathered: Gathered,

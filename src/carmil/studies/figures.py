@@ -1,19 +1,20 @@
 """Figures of a study: fold by fold, then the mean over the folds, its interval and the folds' standard deviation. k classes."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.runs.decision import Decision
+from carmil.runs.facts import Calibration, FoldFigures, Range, Spread
+from carmil.runs.run import Run
 from carmil.statistics.bootstrap import bootstrap
 from carmil.statistics.calibration import brier, reliability
 from carmil.statistics.intervals import FoldAnswers, figure_interval
 from carmil.statistics.operating import at_threshold
 from carmil.statistics.performance import bag_performance
 from carmil.studies.answers import numbers, probabilities
-from carmil.studies.run_folder import StudyRun
 from carmil.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -65,12 +66,13 @@ def leading_classes(p: NDArray[np.float64], decisions: Sequence[Decision]) -> ND
     return np.array([rule.leading(row[None])[0] for rule, row in zip(decisions, p, strict=True)], dtype=np.int64)
 
 
-def summarised(by_fold: "pd.DataFrame") -> dict[str, dict[str, float]]:
+def summarised(by_fold: Sequence[FoldFigures]) -> dict[str, Spread]:
     """Mean and standard deviation over the folds of each figure, each fold's being the mean over its seeds."""
-    figures = [name for name in by_fold.columns if name not in ("fold", "seed", "threshold")]
-    folds = by_fold.groupby("fold")[figures].mean()
+    import pandas as pd
+
+    folds = pd.DataFrame([one.figures for one in by_fold]).groupby([one.fold for one in by_fold]).mean()
     spread = folds.std(ddof=1) if len(folds) > 1 else folds.iloc[0] * np.nan
-    return {name: {"mean": float(folds[name].mean()), "std": float(spread[name])} for name in figures}
+    return {str(name): Spread(float(folds[name].mean()), float(spread[name])) for name in folds.columns}
 
 
 def fold_answers(frame: "pd.DataFrame", classes: Sequence[str], decisions: Sequence[Decision]) -> FoldAnswers:
@@ -84,13 +86,11 @@ def fold_answers(frame: "pd.DataFrame", classes: Sequence[str], decisions: Seque
     return FoldAnswers.of(y, p, leading_classes(p, decisions), cases=cases, **rows)
 
 
-def intervals(given: FoldAnswers) -> dict[str, dict[str, float]]:
+def intervals(given: FoldAnswers) -> dict[str, Range]:
     """95 % intervals of the figures that have one. The value is the mean over folds, each fold's the mean over its seeds."""
     two = given.scores.shape[1] == 2
     found = {name: figure_interval(name, given) for name in WITH_INTERVAL if two or name not in OF_TWO_CLASSES}
-    return {
-        name: {"value": interval.value, "low": interval.low, "high": interval.high} for name, interval in found.items()
-    }
+    return {name: Range(interval.value, interval.low, interval.high) for name, interval in found.items()}
 
 
 def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> dict[str, float]:
@@ -104,16 +104,10 @@ def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> dict[
     return {"value": found.value, "low": found.low, "high": found.high, "slides": int(there.sum())}
 
 
-def calibration(frame: "pd.DataFrame", classes: Sequence[str]) -> dict[str, Any]:
+def calibration(frame: "pd.DataFrame", classes: Sequence[str]) -> Calibration:
     found = reliability(probabilities(frame, classes), numbers(frame, classes))
-    return {
-        "ece": found.ece,
-        "mce": found.mce,
-        "edges": found.edges.tolist(),
-        "count": found.count.tolist(),
-        "confidence": found.confidence.tolist(),
-        "accuracy": found.accuracy.tolist(),
-    }
+    bins = (tuple(values.tolist()) for values in (found.edges, found.count, found.confidence, found.accuracy))
+    return Calibration(found.ece, found.mce, *bins)
 
 
 def mean_over_seeds(frame: "pd.DataFrame", classes: Sequence[str]) -> "pd.DataFrame":
@@ -123,12 +117,12 @@ def mean_over_seeds(frame: "pd.DataFrame", classes: Sequence[str]) -> "pd.DataFr
     return frame.groupby(keys, sort=False)[values].mean().reset_index()
 
 
-def run_table(run: StudyRun) -> ResultTable:
+def run_table(run: Run) -> ResultTable:
     """One row per figure: the mean over the folds, the 95 % interval of that mean, the standard deviation over the folds."""
-    summary = run.metrics["summary"]
-    sure = run.metrics["intervals"] if run.metrics.get("intervals_of") == MEAN_OVER_FOLDS else {}
+    summary = run.metrics.summary
+    sure = run.metrics.intervals if run.metrics.intervals_of == MEAN_OVER_FOLDS else {}
     lines = tuple(
-        (words, percent(summary[name]["mean"]), interval_words(sure.get(name)), percent(summary[name]["std"]))
+        (words, percent(summary[name].mean), interval_words(sure.get(name)), percent(summary[name].std))
         for name, words in FIGURES.items()
         if name in summary
     )
@@ -136,9 +130,9 @@ def run_table(run: StudyRun) -> ResultTable:
     return ResultTable("Test folds", heads, lines)
 
 
-def line(summary: Mapping[str, Mapping[str, float | None]], name: str) -> str:
+def line(summary: Mapping[str, Spread], name: str) -> str:
     """94.9 ± 4.0, in per cent."""
-    mean, std = percent(summary[name]["mean"]), percent(summary[name]["std"])
+    mean, std = percent(summary[name].mean), percent(summary[name].std)
     return mean if std == "–" else f"{mean} ± {std}"
 
 
@@ -146,8 +140,8 @@ def percent(value: float | None) -> str:
     return "–" if value is None or np.isnan(value) else f"{100 * value:.1f}"
 
 
-def interval_words(interval: Mapping[str, float | None] | None) -> str:
+def interval_words(interval: Range | None) -> str:
     """75.2 to 98.1, in per cent."""
-    if interval is None or "–" in (low := percent(interval["low"]), high := percent(interval["high"])):
+    if interval is None or "–" in (low := percent(interval.low), high := percent(interval.high)):
         return "–"
     return f"{low} to {high}"

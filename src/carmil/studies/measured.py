@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from carmil.files import write_text
-from carmil.training.runs import config_key, machine_line, plain
+from carmil.provenance import config_key, machine_line, plain
 
 
 def measured_once(path: Path, asked: Mapping[str, Any], measure: Callable[[], Any], *, device: str) -> tuple[Any, str]:

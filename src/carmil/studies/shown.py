@@ -1,20 +1,21 @@
 """A study's figures in words and tables."""
 
 from collections.abc import Sequence
+from math import isnan
 
+from carmil.runs.run import Run
 from carmil.studies.cautions import cautions
 from carmil.studies.external import Evaluation
 from carmil.studies.figures import MEAN_OVER_FOLDS, SHOWN, interval_words, line, percent
-from carmil.studies.run_folder import StudyRun
 from carmil.tables import ResultTable
 from carmil.words import plural
 
 
-def figures_table(runs: Sequence[StudyRun]) -> ResultTable:
+def figures_table(runs: Sequence[Run]) -> ResultTable:
     """A line a run: mean ± standard deviation over the folds, in per cent."""
-    names = [name for name in SHOWN if any(name in run.metrics["summary"] for run in runs)]
+    names = [name for name in SHOWN if any(name in run.metrics.summary for run in runs)]
     lines = tuple(
-        (run.name, *(line(run.metrics["summary"], name) if name in run.metrics["summary"] else "–" for name in names))
+        (run.name, *(line(run.metrics.summary, name) if name in run.metrics.summary else "–" for name in names))
         for run in runs
     )
     return ResultTable(
@@ -24,24 +25,22 @@ def figures_table(runs: Sequence[StudyRun]) -> ResultTable:
     )
 
 
-def figures_lines(run: StudyRun) -> list[str]:
+def figures_lines(run: Run) -> list[str]:
     """What the figures are of, how sure the AUC is, and what a reader should know before using the run."""
-    facts, settings = run.facts, run.settings
-    counts = ", ".join(f"{n} of class {name}" for name, n in zip(facts["classes"], facts["class_counts"], strict=True))
-    folds = len({model["fold"] for model in run.models})
+    data, settings = run.data, run.settings
+    counts = ", ".join(f"{n} of class {name}" for name, n in zip(run.classes, data.class_counts, strict=True))
+    folds = len({model.fold for model in run.models})
     chosen = "epoch and hyper-parameters"
     if len(run.classes) == 2:
-        chosen = f"epoch, hyper-parameters and threshold ({settings['threshold']})"
+        chosen = f"epoch, hyper-parameters and threshold ({settings.threshold})"
     found = [
-        f"{settings['model']}: {plural(folds, 'fold')} x {plural(settings['seeds'], 'seed')}; "
-        f"{plural(facts['slides'], 'slide')} of {plural(facts['patients'], 'patient')}: {counts}",
-        f"figures are of {run.metrics['level']}s; {chosen} were chosen on validation bags",
+        f"{settings.model}: {plural(folds, 'fold')} x {plural(settings.seeds, 'seed')}; "
+        f"{plural(data.slides, 'slide')} of {plural(data.patients, 'patient')}: {counts}",
+        f"figures are of {run.metrics.level}s; {chosen} were chosen on validation bags",
     ]
-    auc = run.metrics["intervals"].get("auc")
-    if auc and auc["value"] is not None and run.metrics.get("intervals_of") == MEAN_OVER_FOLDS:
-        found.append(
-            f"AUC, mean over folds: {percent(auc['value'])}, 95 % interval {interval_words(auc)} over patients"
-        )
+    auc = run.metrics.intervals.get("auc")
+    if auc and not isnan(auc.value) and run.metrics.intervals_of == MEAN_OVER_FOLDS:
+        found.append(f"AUC, mean over folds: {percent(auc.value)}, 95 % interval {interval_words(auc)} over patients")
     return [*found, *cautions(run)]
 
 

@@ -18,6 +18,7 @@ from carmil.files import safe_name, whole_folder
 from carmil.maps.drawing import LONGEST, draw_maps
 from carmil.maps.slide_evidence import Smoothing, answer_lines, maps_of
 from carmil.progress import counted
+from carmil.runs.run import Run, read_run
 from carmil.slides.encoders import Encoder, may_be
 from carmil.slides.encoding import Times
 from carmil.slides.features import encode_slides, tiles_of
@@ -27,7 +28,6 @@ from carmil.slides.tile_cohort import TileSettings, tile_slides
 from carmil.slides.tiling import tiles_file
 from carmil.studies.explain import explain_run
 from carmil.studies.external import check_encoder, check_tiles, predict_bags
-from carmil.studies.run_folder import StudyRun, read_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,18 +93,18 @@ def run_slides(
 
 def check_encoder_name(run_folder: Path, encoder: str) -> None:
     """Refuses an encoder by its name, before its weights are fetched."""
-    mine = read_run(run_folder).facts["encoder"]
+    mine = read_run(run_folder).data.encoder
     if mine is not None and not may_be(mine, encoder):
         raise CarmilError(
             f"{run_folder} was trained on features of {mine}, and {encoder} was asked for: use its encoder"
         )
 
 
-def _settings(run: StudyRun, say: Callable[[str], None]) -> TileSettings:
+def _settings(run: Run, say: Callable[[str], None]) -> TileSettings:
     """The settings that cut tiles as the run's were cut; the defaults for what a run does not record."""
     default = TileSettings()
-    geometry = run.geometry.completed_by(TileGeometry(default.pixels, default.mpp))
-    if not run.geometry.known:
+    geometry = run.data.geometry.completed_by(TileGeometry(default.pixels, default.mpp))
+    if not run.data.geometry.known:
         say(
             f"the run {run.folder} does not record the size of its tiles: they are cut as {geometry}; if it was trained on "
             "others, cut them with `carmil slides tile` and give them with --tiles"

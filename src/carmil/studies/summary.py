@@ -11,10 +11,10 @@ from carmil.bags.bags import Bags
 from carmil.evidence.agreement import NEGATIVE_RULES
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.maps.tile_maps import LEAST_LOGITS
+from carmil.runs.run import Run
 from carmil.studies.decisions import rule_lines, rules_in
 from carmil.studies.figures import mean_interval
 from carmil.studies.located import located
-from carmil.studies.run_folder import StudyRun
 from carmil.studies.tested import Subject
 from carmil.tables import ResultTable
 from carmil.words import plural
@@ -35,7 +35,7 @@ MEASURES = {
 
 
 def summary_of(
-    run: StudyRun,
+    run: Run,
     frame: "pd.DataFrame",
     bags: Bags,
     subjects: Sequence[Subject],
@@ -51,8 +51,8 @@ def summary_of(
 
     concentration = [name for name in map(str, frame) if name.startswith(("attention_", "evidence_"))]
     found: dict[str, Any] = {
-        "run": run.facts["key"],
-        "model": run.settings["model"],
+        "run": run.key,
+        "model": run.settings.model,
         "classes": list(run.classes),
         "slides": len(frame),
         "answer_rules": rules_in(frame),

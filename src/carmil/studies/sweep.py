@@ -19,11 +19,12 @@ from typing import Any
 
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
+from carmil.provenance import config_key
+from carmil.runs.run import Run
 from carmil.runs.settings import WHERE, Settings, plain_name
+from carmil.runs.writing import begin
 from carmil.studies.cohort import Material, Say, material_of
-from carmil.studies.run_folder import StudyRun, begin
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_together
-from carmil.training.runs import config_key
 from carmil.words import plural
 
 # What bags and labels depend on, and what folds do.
@@ -63,7 +64,7 @@ class Swept:
     """A finished sweep: a run a point, in the order of the points."""
 
     sweep: Sweep
-    runs: tuple[StudyRun, ...]
+    runs: tuple[Run, ...]
 
 
 def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
@@ -119,7 +120,7 @@ def run_sweep(sweep: Sweep, *, say: Say = lambda line: None) -> Swept:
     begin(sweep.out, _facts(sweep, materials), kind="sweep")
     models = sum(models_of(point.study, m) for ps, m in zip(populations, materials, strict=True) for point in ps)
     say(f"{plural(len(sweep.points), 'point')}, {plural(models, 'model')} in {plural(len(populations), 'population')}")
-    runs: dict[str, StudyRun] = {}
+    runs: dict[str, Run] = {}
     for i, (points, material) in enumerate(zip(populations, materials, strict=True)):
         studies = [point.study for point in points]
         ended = run_together(studies, material, checkpoint=sweep.out / f"checkpoint-{i}.safetensors", say=say)

@@ -8,10 +8,9 @@ from typing import cast
 from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
+from carmil.runs.run import SHORT, Run
 from carmil.studies.answers import columns
-from carmil.studies.card import tested_folds
 from carmil.studies.cohort import Say, opened
-from carmil.studies.run_folder import SHORT, StudyRun, build
 from carmil.untrusted import short
 
 
@@ -32,63 +31,63 @@ class Subject:
     counterfactual: tuple[float, ...] | None = None
 
 
-def own_store(run: StudyRun, given: Path | None = None) -> Store | None:
+def own_store(run: Run, given: Path | None = None) -> Store | None:
     """The store the run was trained on, told by its fingerprint: the one given, or where the run left it. None if not there."""
     beside = run.folder.resolve().parents[1] / "data" if len(run.folder.resolve().parents) > 1 else run.folder
     places = [given] if given is not None else []
-    places += [run.folder / "patients", run.folder / "cohort", Path(run.settings["bags"])]
+    places += [run.folder / "patients", run.folder / "cohort", Path(run.settings.bags)]
     places += [*sorted(beside.glob("*/patients")), *sorted(beside.glob("*/cohort"))]  # of a sweep's point
     for place in places if given is None else places[:1]:
         if is_store(place):
             store = open_store(place)
-            if store.fingerprint == run.facts["store"]:
+            if store.fingerprint == run.data.store:
                 return store
     return None
 
 
-def reopened(run: StudyRun, given: Path | None = None) -> Store:
+def reopened(run: Run, given: Path | None = None) -> Store:
     """The run's own cohort, where it was or where it has moved to."""
     store = own_store(run, given)
     if store is None and given is not None:
         raise CarmilError(
             f"--bags {given} is not the cohort that {run.folder} was trained on: its fingerprint is another; the run's own "
-            f"was at {run.settings['bags']}"
+            f"was at {run.settings.bags}"
         )
     if store is None:
         raise CarmilError(
-            f"the cohort of {run.folder} is neither at {run.settings['bags']} nor in the run: put it back, or say with --bags "
+            f"the cohort of {run.folder} is neither at {run.settings.bags} nor in the run: put it back, or say with --bags "
             "where it is now"
         )
     return store
 
 
-def known_again(run: StudyRun, store: Store) -> Store | None:
+def known_again(run: Run, store: Store) -> Store | None:
     """The run's own cohort, if these bags are it or the slides that its patients' bags were made of. None if they are new."""
-    if store.fingerprint == run.facts["store"]:
+    if store.fingerprint == run.data.store:
         return own_store(run) or store  # the run's copy may know more of its instances
-    if run.settings["patients"] == "one-bag":
-        slides = [place for place in (run.folder / "cohort", Path(run.settings["bags"])) if is_store(place)]
+    if run.settings.patients == "one-bag":
+        slides = [place for place in (run.folder / "cohort", Path(run.settings.bags)) if is_store(place)]
         if any(open_store(place).fingerprint == store.fingerprint for place in slides):
             return reopened(run)
     return None
 
 
-def packed(run: StudyRun, bags: Path, out: Path, *, say: Say) -> Path:
+def packed(run: Run, bags: Path, out: Path, *, say: Say) -> Path:
     """Where the store of these bags is; files are packed into one in `out`, as the run's own were, so that these are known."""
     if not is_store(bags):
-        opened(bags, out / "cohort", dtype=run.settings["dtype"], truth=None, say=say)
+        opened(bags, out / "cohort", dtype=run.settings.dtype, truth=None, say=say)
         return out / "cohort"
     return bags
 
 
-def check_whole(run: StudyRun) -> None:
+def check_whole(run: Run) -> None:
     """What is needed later is missed before anything is computed."""
     for name in ("weights.safetensors", "predictions.parquet", "splits.tsv"):
         if not (run.folder / name).is_file():
             raise CarmilError(f"the run {run.folder} lacks {name}: train again")
 
 
-def own_subjects(run: StudyRun, store: Store) -> list[Subject]:
+def own_subjects(run: Run, store: Store) -> list[Subject]:
     """Every slide that was tested, by all models of the folds in which it was."""
     subjects = _tested(run, {name: i for i, name in enumerate(store.ids)})
     if stranger := next((subject.slide for subject in subjects if subject.place < 0), None):
@@ -98,9 +97,9 @@ def own_subjects(run: StudyRun, store: Store) -> list[Subject]:
     return subjects
 
 
-def _tested(run: StudyRun, place: Mapping[str, int]) -> list[Subject]:
+def _tested(run: Run, place: Mapping[str, int]) -> list[Subject]:
     """`own_subjects` with the places of the slides, -1 where they are not known."""
-    folds, frame = tested_folds(run), run.predictions()
+    folds, frame = run.tested_folds, run.predictions()
     names, others = columns(run.classes), columns(run.classes, "cf")
     subjects = []
     for slide, lines in frame.groupby("slide", sort=False):
@@ -119,15 +118,15 @@ def _tested(run: StudyRun, place: Mapping[str, int]) -> list[Subject]:
     return subjects
 
 
-def same_features(run: StudyRun, store: Store) -> dict[str, str] | None:
+def same_features(run: Run, store: Store) -> dict[str, str] | None:
     """Bags of a store whose features a bag of the run has, and what they are called there; None where only names can tell.
 
     A run keeps checksums of the slides that train or validate in some fold; a run of carmil 0.1 keeps none.
     """
-    if store.fingerprint == run.facts["store"]:
+    if store.fingerprint == run.data.store:
         return {name: name for name in store.ids}
-    trained: dict[str, str] | None = run.facts.get("trained_on")
-    checksums = store.checksums_in(cast("Dtype", run.facts["store_type"])) if trained else None
+    trained = run.data.trained_on
+    checksums = store.checksums_in(cast("Dtype", run.data.store_type)) if trained else None
     if trained is None or checksums is None:
         return None
     names = {str(checksum): str(name) for name, checksum in trained.items()}
@@ -136,7 +135,7 @@ def same_features(run: StudyRun, store: Store) -> dict[str, str] | None:
     return {name: name if name in same_name else known for name, known in found.items()}
 
 
-def subjects_in(run: StudyRun, store: Store) -> list[Subject]:
+def subjects_in(run: Run, store: Store) -> list[Subject]:
     """One subject per bag of a store: with the models that were tested on it, or with all models where none was."""
     tested = {subject.slide: subject for subject in _tested(run, {})}
     known = {name: tested[of] for name, of in (same_features(run, store) or {}).items() if of in tested}
@@ -147,7 +146,7 @@ def subjects_in(run: StudyRun, store: Store) -> list[Subject]:
     ]
 
 
-def validated(run: StudyRun, store: Store) -> list[list[int]]:
+def validated(run: Run, store: Store) -> list[list[int]]:
     """For each model the places of its validation bags in the store."""
     import pandas as pd
 
@@ -159,31 +158,31 @@ def validated(run: StudyRun, store: Store) -> list[list[int]]:
         slides = [place[slide] for slide in table.iloc[:, 0]]
     except (ValueError, KeyError) as error:
         raise CarmilError(f"{path} cannot be read ({short(error)}): train again") from None
-    if any(len(roles) != len(slides) for division in run.facts["splits"] for roles in division):
+    if any(len(roles) != len(slides) for division in run.data.splits for roles in division):
         raise CarmilError(f"{path} lists {len(slides)} slides, and the run was divided with others: train again")
-    divisions, seeds = run.facts["splits"], sorted({model["seed"] for model in run.models})
-    inner = 1 + max(model["inner"] for model in run.models)
+    divisions, seeds = run.data.splits, sorted({model.seed for model in run.models})
+    inner = 1 + max(model.inner for model in run.models)
     found = []
     for model in run.models:
-        division = divisions[seeds.index(model["seed"]) if len(divisions) > 1 else 0]
-        roles = division[model["fold"] * inner + model["inner"]]
+        division = divisions[seeds.index(model.seed) if len(divisions) > 1 else 0]
+        roles = division[model.fold * inner + model.inner]
         found.append([at for at, role in zip(slides, roles, strict=True) if role == VALIDATION])
     return found
 
 
-def methods_of(run: StudyRun, asked: Sequence[str], *, say: Say) -> tuple[str, ...]:
+def methods_of(run: Run, asked: Sequence[str], *, say: Say) -> tuple[str, ...]:
     """The default explainer of the run's model, then the others that were asked for. What does not fit is refused."""
     check_explainers(asked)
-    model = build(run.settings, run.facts["width"], len(run.classes))
+    model = run.model()
     fitting, default = explainers_of(model), default_explainer(model)
     for method in asked:
         if method not in fitting:
             raise CarmilError(
-                f"{run.folder} is a run of {run.settings['model']!r}, which cannot be asked for {method!r}; "
+                f"{run.folder} is a run of {run.settings.model!r}, which cannot be asked for {method!r}; "
                 f"there is: {', '.join(fitting)}"
             )
     if default != "path":
-        say(f"{run.settings['model']} does not pool by attention, as path evidence needs: its evidence is {default}")
+        say(f"{run.settings.model} does not pool by attention, as path evidence needs: its evidence is {default}")
     return tuple(dict.fromkeys([default, *asked]))
 
 

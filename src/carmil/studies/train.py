@@ -20,26 +20,28 @@ from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
 from carmil.locks import locked
 from carmil.progress import counted, training_progress
-from carmil.runs.settings import WHERE, Settings
+from carmil.provenance import config_key
+from carmil.runs.facts import Data
+from carmil.runs.run import SHORT, Run, build, finished, pick_device, read_run, weights_key
+from carmil.runs.settings import Settings
+from carmil.runs.writing import begin_run
 from carmil.statistics.operating import Rule
 from carmil.studies.card import CONFIG, card, yaml_part
 from carmil.studies.cohort import Material, Say, bags_elsewhere, material_of
 from carmil.studies.conclude import conclude
-from carmil.studies.run_folder import SHORT, StudyRun, begin, build, finished, pick_device, read_run, weights_key
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
 from carmil.training.process import settle
 from carmil.training.protocol import Candidates, GridPoint, train_protocol
 from carmil.training.recipe import UNUSED, Recipe, first_choice
-from carmil.training.runs import config_key
 from carmil.training.scaling import fit_scales
 from carmil.words import plural
 
 EACH_ITS_OWN = ("lr", "alpha", "lambda_", "distance")  # in which the models of one population may differ
 
 
-def run_study(settings: Settings, *, say: Say = lambda line: None) -> StudyRun:
+def run_study(settings: Settings, *, say: Say = lambda line: None) -> Run:
     """Trains, chooses, tests and writes the run; goes on with a run that was begun, and reads one that has ended."""
     check(settings)
     material = material_of(settings, say=say)
@@ -64,7 +66,7 @@ def check(settings: Settings) -> None:
 def check_fit(settings: Settings, material: Material) -> None:
     """Refuses what does not go with the cohort: options no model has, a rule for two classes where there are more."""
     classes = len(material.cohort.classes)
-    build(settings.asked(), material.cohort.store.width, classes)
+    build(settings, material.cohort.store.width, classes)
     if classes > 2 and Rule.parse(settings.threshold).name != "balanced":
         raise CarmilError(f"--threshold {settings.threshold} is for two classes; this table has {classes}")
     if Rule.parse(settings.threshold).name in ("sensitivity", "specificity"):
@@ -87,13 +89,14 @@ def _check_validation(settings: Settings, material: Material) -> None:
 
 def run_together(
     studies: Sequence[Settings], material: Material, *, checkpoint: Path, say: Say = lambda line: None
-) -> list[StudyRun]:
+) -> list[Run]:
     """Trains studies that differ in EACH_ITS_OWN only (and `out`) as one population; each chooses and is tested by itself.
 
     What they write is what each would have written alone.
     """
     settle()
-    keys = [begin(study.out, _facts(study, material)) for study in studies]
+    data = _data(material)
+    keys = [begin_run(study.out, study, data, warm_start=_start_of(study), notes=material.said) for study in studies]
     where = Checkpoint(checkpoint, config_key({"studies": keys}))
     if not all(finished(study.out) for study in studies):
         with locked(checkpoint.with_suffix(".lock"), checkpoint.parent):
@@ -159,29 +162,28 @@ def _write_folds(folder: Path, material: Material) -> None:
         write_splits(folder / ("splits.tsv" if i == 0 else f"splits_{i}.tsv"), split)
 
 
-def _facts(settings: Settings, material: Material) -> dict[str, Any]:
-    cohort = material.cohort
-    asked = {name: value for name, value in settings.asked().items() if name not in WHERE}
-    return {
-        "settings": asked,
-        "data": cohort.fingerprint,
-        "truth": cohort.truth,
-        "store": cohort.store.fingerprint,
-        "store_type": cohort.store.dtype,
-        "trained_on": _trained_on(material),
-        "encoder": cohort.store.encoder,
-        "pooling": cohort.store.pooling,
-        "tile_pixels": cohort.store.geometry.tile_pixels,
-        "tile_mpp": cohort.store.geometry.tile_mpp,
-        "width": cohort.store.width,
-        "classes": cohort.classes,
-        "slides": len(cohort.slides),
-        "patients": len(set(cohort.patients)),
-        "class_counts": torch.bincount(cohort.labels, minlength=len(cohort.classes)).tolist(),
-        "splits": material.divisions,
-        "warm_start": None if settings.warm_start is None else weights_key(read_run(settings.warm_start)),
-        "said": list(material.said),
-    }
+def _data(material: Material) -> Data:
+    cohort, store = material.cohort, material.cohort.store
+    return Data(
+        fingerprint=cohort.fingerprint,
+        store=store.fingerprint,
+        store_type=store.dtype,
+        trained_on=_trained_on(material),
+        truth=cohort.truth,
+        encoder=store.encoder,
+        pooling=store.pooling,
+        geometry=store.geometry,
+        width=store.width,
+        classes=tuple(cohort.classes),
+        slides=len(cohort.slides),
+        patients=len(set(cohort.patients)),
+        class_counts=tuple(torch.bincount(cohort.labels, minlength=len(cohort.classes)).tolist()),
+        splits=material.divisions,
+    )
+
+
+def _start_of(settings: Settings) -> str | None:
+    return None if settings.warm_start is None else weights_key(read_run(settings.warm_start))
 
 
 def _trained_on(material: Material) -> dict[str, str]:
@@ -208,7 +210,7 @@ def _trained(
 
     train = partial(
         train_protocol,
-        partial(build, settings.asked(), cohort.store.width, len(cohort.classes)),
+        partial(build, settings, cohort.store.width, len(cohort.classes)),
         cohort.bags,
         given if len(given) > 1 else given[0],
         recipe=recipe,
@@ -233,7 +235,7 @@ def _trained(
 def _baseline(folder: Path, material: Material, population: Population, points: int) -> dict[str, Tensor]:
     """The weights of a run of the model without its branch, model by model: the same folds and seeds, or nothing."""
     run = read_run(folder)
-    if run.facts["data"] != material.cohort.fingerprint or run.facts["splits"] != material.divisions:
+    if run.data.fingerprint != material.cohort.fingerprint or run.data.splits != material.divisions:
         raise CarmilError(f"{folder} was trained on other data or folds: its test bags would leak into this run")
     if len(run.models) * points != len(population):
         raise CarmilError(

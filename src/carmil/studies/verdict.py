@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.runs.run import Run
 from carmil.studies.gathered import Curve
-from carmil.studies.run_folder import StudyRun
 
 FAILS_FROM = 0.5  # a map that is so like that of the shuffled model shows the features or the architecture
 ALIKE = "the map is much the same without anything that was learned"
@@ -61,7 +61,7 @@ class JudgedMap(Followed):
 class JudgedRun:
     """All maps of a run, what random orders do to its answers, and the AUC of its twins: of copies with shuffled weights."""
 
-    run: StudyRun
+    run: Run
     name: str
     slides: int
     right: int

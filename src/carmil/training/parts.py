@@ -17,13 +17,13 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.models.noise import Noise
+from carmil.provenance import config_key
 from carmil.training.checkpoint import Checkpoint, read_keyed, write_keyed
 from carmil.training.curves import History
 from carmil.training.loop import OnEpoch, fit
 from carmil.training.memory import models_that_fit
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
-from carmil.training.runs import config_key
 from carmil.training.stopping import at_least_two
 
 

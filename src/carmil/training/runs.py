@@ -8,22 +8,19 @@ metrics.json           measures of every model
 evidence/maps.safetensors   maps of every model over the test instances
 """
 
-import hashlib
 import json
-import math
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from carmil import __version__
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
+from carmil.provenance import config_key, machine, machine_line, plain
 from carmil.training.curves import History
 from carmil.training.population import Population
 from carmil.training.predict import Answers
@@ -42,28 +39,6 @@ class Run:
     maps: dict[str, Tensor]
     weights: dict[str, Tensor]
     measured_on: str
-
-
-def config_key(config: Mapping[str, Any]) -> str:
-    """A fingerprint of what was asked for: the same config gives the same key."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def machine() -> dict[str, str]:
-    """What the figures of this run were measured on."""
-    facts = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "cpu": f"{_cpu_name()}, {torch.get_num_threads()} threads",
-    }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
-
-
-def machine_line() -> str:
-    return ", ".join(f"{name} {value}" for name, value in machine().items())
 
 
 def write_run(
@@ -142,31 +117,3 @@ def _predictions(answers: Answers, bag_ids: tuple[str, ...], labels: Tensor, pop
                 values = answers.counterfactual_probabilities[:, :, i, c]
                 columns[f"cf{i}_p{c}"] = values.flatten().numpy()
     return pd.DataFrame(columns)
-
-
-def plain(value: Any) -> Any:
-    """Tensors as nested lists; NaN and infinity, which JSON does not know, as null."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, Tensor):
-        return plain(value.tolist())
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def numbers_again(value: Any) -> Any:
-    """What `plain` made of numbers, read back: null is NaN."""
-    if isinstance(value, dict):
-        return {key: numbers_again(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [numbers_again(item) for item in value]
-    return float("nan") if value is None else value
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

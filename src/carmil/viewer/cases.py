@@ -18,9 +18,9 @@ from carmil.evidence.abilities import has_counterfactual
 from carmil.evidence.explainers import default_explainer
 from carmil.models.contract import BagModel
 from carmil.runs.decision import Decision
+from carmil.runs.run import Run, read_run
 from carmil.studies.cohort import Say
 from carmil.studies.decisions import decision_of
-from carmil.studies.run_folder import StudyRun, read_run
 from carmil.studies.tested import own_subjects, reopened
 from carmil.training.population import Population
 
@@ -128,7 +128,7 @@ def read_cases(folder: Path, *, say: Say = lambda line: None) -> RunCases:
     return _study_cases(read_run(folder))
 
 
-def _study_cases(run: StudyRun) -> RunCases:
+def _study_cases(run: Run) -> RunCases:
     store = reopened(run)
     population = run.population()
     with_counterfactual = has_counterfactual(population.member(0))
@@ -152,6 +152,6 @@ def _study_cases(run: StudyRun) -> RunCases:
             )
         )
     bags = store.bags()
-    if run.metrics["rule"] == "one-bag":  # slides of a patient would lie on top of each other
+    if run.metrics.rule == "one-bag":  # slides of a patient would lie on top of each other
         bags = Bags.trusted(**{**vars(bags), "coordinates": None, "coordinate_unit": None})
     return RunCases(run.name, run.classes, bags, tuple(cases), population)

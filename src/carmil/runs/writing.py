@@ -1,0 +1,114 @@
+"""Writing a run's folder. `metrics.json` comes last: a run that has it is finished."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from carmil import __version__
+from carmil.csv_files import frame_text
+from carmil.errors import CarmilError
+from carmil.files import whole_file, write_text
+from carmil.provenance import machine, plain
+from carmil.runs.facts import Data, FoldModel, Metrics
+from carmil.runs.run import DATA, PATHS, TRAIN_AGAIN, key_of
+from carmil.runs.settings import WHERE, Settings
+from carmil.training.curves import History
+from carmil.training.population import Population
+from carmil.untrusted import parsed, read_json
+from carmil.weights import write_tensors
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WRITTEN = {  # beside KIND.json; what a user has under such a name is not overwritten
+    "run": (
+        *("splits.tsv", "weights.safetensors", "models.json", "history.json", "metrics.json"),
+        *("predictions.parquet", "predictions.csv", "card.md", "study.yaml", "report.html"),
+    ),
+    "sweep": ("report.html", "sweep.md", "sweep.png"),
+    "explanation": ("summary.json", "summary.csv", "summary.parquet"),
+}
+_OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
+
+
+def begin_run(
+    folder: Path, settings: Settings, data: Data, *, warm_start: str | None = None, notes: Sequence[str] = ()
+) -> str:
+    """Write run.json, or find the same begun before; return its key. Another run there is refused.
+
+    warm_start: the key of the weights that the models start from.
+    """
+    facts: dict[str, Any] = {
+        "settings": {name: value for name, value in settings.asked().items() if name not in WHERE},
+        "data": data.fingerprint,
+        **{name: getattr(data, name) for name in DATA},
+        "tile_pixels": data.geometry.tile_pixels,
+        "tile_mpp": data.geometry.tile_mpp,
+        "warm_start": warm_start,
+        "said": list(notes),
+    }
+    return begin(folder, facts)
+
+
+def begin(folder: Path, facts: Mapping[str, Any], *, kind: str = "run") -> str:
+    """Write KIND.json, or find the same begun before; return its key. Another one there is refused.
+
+    Where the facts know what the data are, it does not matter where they lie: a moved folder is the same run, and remembers the
+    new place.
+    """
+    key, there = key_of(facts), folder / f"{kind}.json"
+    if there.exists():
+        begun = parsed(read_json(there, TRAIN_AGAIN), dict[str, Any], str(there), TRAIN_AGAIN)
+        before = parsed(begun.get("settings"), dict[str, Any], f"{there}: settings", TRAIN_AGAIN)
+        if begun.get("key") != key:
+            counted = [name for name in facts["settings"] if "data" not in facts or name not in PATHS]
+            differing = [name for name in counted if before.get(name) != facts["settings"][name]]
+            why = f"its {', '.join(differing)} differ" if differing else f"its {_OTHERWISE[kind]} differ"
+            raise CarmilError(f"{folder} holds another {kind} ({why}): choose another --out or remove it")
+        now = {**before, **{name: value for name, value in facts["settings"].items() if name in PATHS}}
+        if now != before:
+            write_text(there, json.dumps({**begun, "settings": now}, indent=2))
+        return key
+    if taken := next((name for name in _WRITTEN[kind] if (folder / name).exists()), None):
+        raise CarmilError(
+            f"{folder} holds {taken} but no {kind}.json: that file is not overwritten; choose another --out or move the file"
+        )
+    write_text(there, json.dumps({"carmil": __version__, "key": key, "machine": machine(), **facts}, indent=2))
+    return key
+
+
+def check_no_run(folder: Path) -> None:
+    """Refuse a folder for other files that holds a run: they would overwrite its predictions."""
+    if (folder / "run.json").exists():
+        raise CarmilError(f"--out {folder} holds a run, whose files would be overwritten: choose another --out")
+
+
+def write_models(folder: Path, population: Population, history: History, models: Sequence[FoldModel]) -> None:
+    """Weights, models.json and history.json."""
+    write_tensors(folder / "weights.safetensors", population.state())
+    write_text(folder / "history.json", json.dumps(plain(history)))
+    write_text(folder / "models.json", json.dumps(plain(models), indent=2))
+
+
+def write_metrics(folder: Path, metrics: Metrics) -> None:
+    """The last file of a run. The figures of a fold stand beside its number."""
+    by_fold = [
+        {"fold": one.fold, "seed": one.seed}
+        | ({} if one.threshold is None else {"threshold": one.threshold})
+        | dict(one.figures)
+        for one in metrics.by_fold
+    ]
+    write_text(folder / "metrics.json", json.dumps(plain({**asdict(metrics), "by_fold": by_fold}), indent=2))
+
+
+def write_table(path: Path, frame: "pd.DataFrame") -> None:
+    with whole_file(path) as aside:
+        frame.to_parquet(aside, index=False)
+
+
+def write_predictions(folder: Path, frame: "pd.DataFrame") -> None:
+    """predictions.parquet, and the same as predictions.csv for a spreadsheet."""
+    write_table(folder / "predictions.parquet", frame)
+    write_text(folder / "predictions.csv", frame_text(frame))
