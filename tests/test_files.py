@@ -139,6 +139,32 @@ def test_a_folder_that_is_a_file_is_one_line(tmp_path):
         write_text(tmp_path / "file" / "out.txt", "")
 
 
+@pytest.mark.finding(n=14)
+def test_a_pipe_or_a_folder_is_never_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")  # as /dev/stdout is
+    (tmp_path / "folder").mkdir()
+    for name, message in (
+        ("pipe", "is a pipe, socket or device: expected a file, or a name that is free"),
+        ("link", "is a pipe, socket or device: expected a file, or a name that is free"),
+        ("folder", "is a folder: expected the name of a file; choose another name"),
+    ):
+        with pytest.raises(CarmilError, match=f"{name} {message}"):
+            write_text(tmp_path / name, "text")
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"], "nothing was written aside"
+
+
+@pytest.mark.finding(n=14)
+def test_a_pipe_or_a_file_is_never_replaced_by_a_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("text")
+    for name in ("pipe", "file"):
+        with pytest.raises(CarmilError, match=f"{name} is not a folder"), whole_folder(tmp_path / name):
+            pass
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "file").read_text() == "text"
+
+
 def dead_process() -> int:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

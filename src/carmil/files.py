@@ -24,6 +24,11 @@ from carmil.errors import CarmilError
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Gives a path to write to; what was written there takes `path`'s name when the block ends well."""
+    with writing(path):
+        if path.is_dir():
+            raise CarmilError(f"{path} is a folder: expected the name of a file; choose another name")
+        if path.exists() and not path.is_file():
+            raise CarmilError(f"{path} is a pipe, socket or device: expected a file, or a name that is free")
     with _beside(path) as names:
         handle, name = tempfile.mkstemp(prefix=names, suffix=path.suffix, dir=path.parent)
     os.close(handle)
@@ -40,6 +45,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder to fill; it takes `path`'s name, and the place of what was there, when the block ends well."""
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise CarmilError(f"{path} is not a folder: expected a folder, or a name that is free")
     with _beside(path) as names:
         aside = Path(tempfile.mkdtemp(prefix=names, dir=path.parent))
     try:
