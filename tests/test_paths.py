@@ -32,7 +32,7 @@ ALLOWED = {
         "folder / 'features' / f'{name}.npy'",
         "folder / 'pt_files' / f'{name}.pt'",
         "folder / kind / f'{name}.npy'",
-        "home / f'{name}.h5'",
+        "folder / f\"features_{safe_name(encoder or 'unknown')}\" / f'{name}.h5'",
     },
     "cli/datasets.py": {"folder_for(out) / one.name"},
     "cli/slide_maps.py": {"path / f'{tiles.slide}{suffix}'"},  # read only, and the slide is the stem of a file

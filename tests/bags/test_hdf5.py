@@ -2,6 +2,8 @@
 
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -161,15 +163,32 @@ def test_good_tiles_are_read_as_they_were_written(tmp_path):
 
 
 @pytest.mark.finding(n=12)
-def test_no_other_file_of_the_package_opens_hdf5_for_reading():
+def test_no_other_file_of_the_package_opens_hdf5():
     opening = re.compile(r"h5py\.(?:File|h5f\.open)\(|h5f\.open\(|read_hdf\(|HDFStore\(")
     found = {
         path.relative_to(SOURCE).as_posix(): line.strip()
         for path in SOURCE.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
-        if opening.search(line) and not re.search(r'File\([^)]*, "w"\)', line)
+        if opening.search(line)
     }
     assert set(found) == {"bags/hdf5.py"}, found
+
+
+@pytest.mark.finding(n=13)
+def test_hdf5_that_the_disk_does_not_take_is_one_line_and_no_crash_at_exit(tmp_path):
+    code = """
+import resource
+from pathlib import Path
+import numpy as np
+from carmil.bags.hdf5 import new_hdf5
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+with new_hdf5(Path("a.h5")) as file:
+    file.create_dataset("x", data=np.ones((500, 64)), chunks=(1, 64), maxshape=(None, 64))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, "a Python error, not a signal"
+    assert "CarmilError: a.h5 cannot be written (File too large)" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.finding(n=12)

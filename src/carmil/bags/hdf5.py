@@ -1,9 +1,10 @@
-"""The one way HDF5 files are read: links are not followed, and nothing unfolds to more than its file can hold.
+"""The one way HDF5 files are read and written: links are not followed, and nothing unfolds to more than its file can hold.
 
-`open_hdf5` opens, `item_of` looks a name up, `attribute_of` and `values_of` read. No other file of the package opens HDF5
-for reading; tests/bags/test_hdf5.py searches for it.
+`open_hdf5` opens, `item_of` looks a name up, `attribute_of` and `values_of` read; `new_hdf5` writes. No other file of the
+package opens HDF5; tests/bags/test_hdf5.py searches for it.
 """
 
+import io
 import math
 import mmap
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from carmil.errors import CarmilError
+from carmil.files import whole_file
 from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, must_hold, one_line_errors
 
 if TYPE_CHECKING:
@@ -38,6 +40,18 @@ def open_hdf5(path: Path) -> "Iterator[h5py.File]":
 
     with one_line_errors(path), h5py.File(path, "r", locking="best-effort") as file:
         yield file
+
+
+@contextmanager
+def new_hdf5(path: Path) -> "Iterator[h5py.File]":
+    """A new file to fill, which appears whole. It is made in memory: HDF5 crashes at exit over one that the disk did not take."""
+    import h5py
+
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        yield file
+    with whole_file(path) as aside:
+        aside.write_bytes(content.getbuffer())
 
 
 def names_of(group: Any, *, path: Path) -> tuple[str, ...]:

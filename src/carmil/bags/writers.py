@@ -1,15 +1,14 @@
 """Bags written the way other tools write them. What a layout has no place for is left out; what it would get wrong is refused."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from carmil.bags.hdf5 import attribute_text
+from carmil.bags.hdf5 import attribute_text, new_hdf5
 from carmil.bags.names import write_names
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
@@ -27,22 +26,38 @@ def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] |
     return _WRITERS[layout](bag, folder, name)
 
 
+def files_of(layout: str, folder: Path, name: str, encoder: str | None) -> tuple[Path, ...]:
+    """All files that `write_bag` may write for a bag in CLAM's or TRIDENT's layout. name: that of its files."""
+    return _clam_files(folder, name) if layout == "clam" else (_trident_file(folder, name, encoder),)
+
+
+def _clam_files(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    return (
+        folder / "pt_files" / f"{name}.pt",
+        folder / "h5_files" / f"{name}.h5",
+        folder / "patches" / f"{name}.h5",
+    )
+
+
+def _trident_file(folder: Path, name: str, encoder: str | None) -> Path:
+    return folder / f"features_{safe_name(encoder or 'unknown')}" / f"{name}.h5"
+
+
 def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
     """h5_files and pt_files; patches too where the size of a tile is known. Without coordinates CLAM has pt_files only."""
     places = _level0(bag, "CLAM")
-    tensor = folder / "pt_files" / f"{name}.pt"
+    tensor, path, patches = _clam_files(folder, name)
     _save_tensor(tensor, bag.features)
     if places is None:
         return tensor
-    path = folder / "h5_files" / f"{name}.h5"
-    with _new_h5(path) as file:
+    with new_hdf5(path) as file:
         for key, values in (("features", bag.features), ("coords", places.astype(np.int32))):
             width = values.shape[1]
             file.create_dataset(key, data=values, chunks=(32, width), maxshape=(None, width))
     if bag.tile_size is not None:
         # CLAM wants a whole number of pixels; the downsample takes up what is left of a pixel.
         size = max(1, round(bag.tile_size))
-        with _new_h5(folder / "patches" / f"{name}.h5") as file:
+        with new_hdf5(patches) as file:
             coords = file.create_dataset("coords", data=places, chunks=(32, 2), maxshape=(None, 2))
             downsample = np.array([bag.tile_size / size] * 2)
             coords.attrs.update(
@@ -59,18 +74,20 @@ def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
 def _write_trident(bag: Bag, folder: Path, name: str) -> Path:
     """features_ENCODER, one row a chunk as TRIDENT's own."""
     places = _level0(bag, "TRIDENT")
-    home = folder / f"features_{safe_name(bag.encoder or 'unknown')}"
-    path = home / f"{name}.h5"
-    with _new_h5(path) as file:
+    path = _trident_file(folder, name, bag.encoder)
+    with new_hdf5(path) as file:
         width = bag.features.shape[1]
         features = file.create_dataset("features", data=bag.features, chunks=(1, width), maxshape=(None, width))
         features.attrs.update(
-            name=attribute_text(bag.id), savetodir=str(home), encoder=attribute_text(str(bag.encoder)), **_pooling(bag)
+            name=attribute_text(bag.id),
+            savetodir=str(path.parent),
+            encoder=attribute_text(str(bag.encoder)),
+            **_pooling(bag),
         )
         if places is not None:
             coords = file.create_dataset("coords", data=places, chunks=(1, 2), maxshape=(None, 2))
             coords.attrs.update(
-                name=attribute_text(bag.id), savetodir=str(home), patch_size_level0=_number(bag.tile_size)
+                name=attribute_text(bag.id), savetodir=str(path.parent), patch_size_level0=_number(bag.tile_size)
             )
             coords.attrs.update(_geometry(bag))
             if bag.geometry.tile_pixels is not None:
@@ -87,7 +104,7 @@ def _write_stamp(bag: Bag, folder: Path, name: str) -> Path:
             "slide's micrometres per pixel first"
         )
     path = folder / f"{name}.h5"
-    with _new_h5(path) as file:
+    with new_hdf5(path) as file:
         file["feats"] = bag.features
         file["coords"] = bag.coordinates.astype(np.float32)
         file.attrs.update(
@@ -208,14 +225,6 @@ def _number(size: float | None) -> int | float | str:
     if size is None:
         return "None"
     return int(size) if float(size).is_integer() else float(size)
-
-
-@contextmanager
-def _new_h5(path: Path) -> Iterator[Any]:
-    import h5py
-
-    with whole_file(path) as aside, h5py.File(aside, "w") as file:
-        yield file
 
 
 def _save_npy(path: Path, values: np.ndarray) -> Path:

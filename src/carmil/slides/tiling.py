@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from carmil.bags.arrays import as_number, as_text, opened, owned
 from carmil.bags.geometry import TileGeometry
-from carmil.bags.hdf5 import attribute_text
+from carmil.bags.hdf5 import attribute_text, new_hdf5
 from carmil.errors import CarmilError, unknown
-from carmil.files import safe_name, whole_file
+from carmil.files import safe_name
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tissue import Tissue
 from carmil.untrusted import one_line_errors
@@ -95,7 +94,7 @@ def tiles_file(folder: Path, slide: str) -> Path:
 def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mapping[str, Any] | None = None) -> Path:
     """Writes folder/patches/SLIDE_patches.h5 as TRIDENT does, with our mpp and slide_mpp besides, and `more` as JSON."""
     path = tiles_file(folder, tiles.slide)
-    with whole_file(path) as aside, h5py.File(aside, "w") as file:
+    with new_hdf5(path) as file:
         coords = file.create_dataset("coords", data=tiles.corners.astype(np.int64))
         coords.attrs.update(
             patch_size=tiles.pixels,
