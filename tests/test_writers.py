@@ -167,9 +167,20 @@ def test_a_table_of_names_gives_no_file_the_name_of_another_slide(tmp_path):
     path = write_bag(a_bag("a/b"), tmp_path, "npz")
     (tmp_path / TABLE).write_text(f'{{"{path.stem}": "another"}}')
     assert [source.id for source in find_bags(tmp_path).sources] == [path.stem]
-    (tmp_path / TABLE).write_text('{"x": 1}')
-    with pytest.raises(CarmilError, match="is no table of names"):
-        find_bags(tmp_path)
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("id", ["a/b", "plain"])
+def test_a_table_of_names_that_is_none_is_refused_even_if_no_file_needs_it(id, tmp_path):
+    write_bag(a_bag(id), tmp_path, "npz")
+    for text, problem in (
+        ('{"x": ["y"]}', "is no table of names"),
+        ("[" * 100_000, "is nested too deeply"),
+        ("{", "cannot be"),
+    ):
+        (tmp_path / TABLE).write_text(text)
+        with pytest.raises(CarmilError, match=f"{TABLE} {problem}"):
+            find_bags(tmp_path)
 
 
 @pytest.mark.finding(n=10)

@@ -76,9 +76,13 @@ def _hidden(sources: Sequence[Source]) -> tuple[str, ...]:
 
 def _under_own_names(sources: Sequence[Source]) -> list[Source]:
     """Bags whose files could not have their names have them from the table beside (carmil.bags.names)."""
-    folders = {source.path.parent for source in sources if "~" in source.id and source.id == source.path.stem}
-    names = {folder: read_names(folder) for folder in folders}
-    return [replace(source, id=names.get(source.path.parent, {}).get(source.id, source.id)) for source in sources]
+    names = {folder: read_names(folder) for folder in {source.path.parent for source in sources}}
+    return [
+        replace(source, id=names[source.path.parent].get(source.id, source.id))
+        if source.id == source.path.stem
+        else source
+        for source in sources
+    ]
 
 
 def _by_own_reader(path: Path) -> Found | None:
