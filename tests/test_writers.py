@@ -8,12 +8,12 @@ import pytest
 
 from carmil.bags.building import build_store, regroup
 from carmil.bags.finding import find_bags
-from carmil.bags.names import TABLE, write_names
+from carmil.bags.names import TABLE, names_for, write_names
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag
 from carmil.bags.split_files import write_splits
 from carmil.bags.splits import make_splits
-from carmil.bags.writers import write_bag
+from carmil.bags.writers import files_of, write_bag
 from carmil.errors import CarmilError
 from carmil.maps.drawing import file_names
 from carmil.maps.evidence_files import evidence_file
@@ -181,6 +181,28 @@ def test_a_table_of_names_that_is_none_is_refused_even_if_no_file_needs_it(id, t
         (tmp_path / TABLE).write_text(text)
         with pytest.raises(CarmilError, match=f"{TABLE} {problem}"):
             find_bags(tmp_path)
+
+
+@pytest.mark.finding(n=13)
+@pytest.mark.parametrize("layout", ["clam", "trident"])
+def test_an_export_replaces_its_own_files_only(patients, layout, tmp_path, said):
+    out = tmp_path / "out"
+    export = ("cohort", "export", str(patients.path), "--out", str(out), "--layout", layout)
+    foreign = files_of(layout, out, names_for(out, patients.ids)[patients.ids[-1]], patients.encoder)[0]
+    touched(foreign)
+    status, _, err = said(*export)
+    assert status == 2 and f"{foreign} is there already, and no export of {patients.path} wrote it" in err
+    assert [path for path in out.rglob("*") if path.is_file()] == [foreign] and foreign.read_bytes() == b""
+
+    foreign.unlink()
+    assert said(*export)[0] == 0
+    foreign.unlink()  # as if the export had been interrupted before its last bag
+    assert said(*export)[0] == 0 and foreign.stat().st_size > 0
+
+    other = build_store(tmp_path / "in", tmp_path / "other", dtype="float32")
+    other = regroup(other, dict(zip(other.ids, patients.ids, strict=True)), tmp_path / "other_patients")
+    status, _, err = said("cohort", "export", str(other.path), "--out", str(out), "--layout", layout)
+    assert status == 2 and "it would be replaced; choose another --out" in err
 
 
 @pytest.mark.finding(n=10)

@@ -15,17 +15,18 @@ TABLE = "carmil_names.json"
 
 
 def write_names(folder: Path, ids: Iterable[str]) -> dict[str, str]:
-    """The name, without ending, of each bag's file below `folder`; written down where it is not the id.
-
-    Give all ids of a cohort at once: then no two names differ only in case.
-    """
-    known = _table(folder)
-    before = {id: name for name, id in known.items()}
-    names = {id: before.get(id, name) for id, name in safe_names(ids).items()}
+    """The name, without ending, of each bag's file below `folder`; written down where it is not the id."""
+    known, names = _table(folder), names_for(folder, ids)
     new = {name: id for id, name in names.items() if name != id}
     if not new.items() <= known.items():
         write_text(folder / TABLE, json.dumps(known | new, indent=1))
     return names
+
+
+def names_for(folder: Path, ids: Iterable[str]) -> dict[str, str]:
+    """The names that `write_names` gives. Give all ids of a cohort at once: then no two names differ only in case."""
+    before = {id: name for name, id in _table(folder).items()}
+    return {id: before.get(id, name) for id, name in safe_names(ids).items()}
 
 
 def read_names(folder: Path) -> dict[str, str]:

@@ -219,17 +219,17 @@ def cohort_export(
     """Write a store's bags as files that other tools read.
 
     One file per bag under OUT, laid out as that tool lays them out. A bag whose file cannot have its name is listed in
-    OUT/carmil_names.json.
+    OUT/carmil_names.json. Files that are there already and that no export of this store wrote are not replaced.
 
     Example: carmil cohort export cohort --out features --layout trident
     """
-    from carmil.bags.names import write_names
+    from carmil.bags.exporting import begin_export
     from carmil.bags.store import open_store
     from carmil.bags.writers import write_bag
     from carmil.progress import tracked
 
     found = open_store(store)
-    names = write_names(folder_for(out), found.ids)
+    names = begin_export(found, folder_for(out), layout.value)
     for i in tracked(range(len(found.entries)), f"writing {layout.value}"):
         write_bag(found.bag(i), out, layout.value, names=names)
     typer.echo(f"written: {plural(len(found.entries), 'bag')} as {layout.value} under {out}")
