@@ -1,4 +1,7 @@
 import json
+import os
+import signal
+import threading
 from typing import Any, Literal, NotRequired
 
 import numpy as np
@@ -8,7 +11,12 @@ import pytest
 from typing_extensions import TypedDict
 
 from carmil.errors import CarmilError
+from carmil.maps.annotations import read_annotations
+from carmil.runs.yaml_files import read_yaml
+from carmil.training.checkpoint import read_keyed
+from carmil.training.runs import read_run as read_digit_run
 from carmil.untrusted import one_line_errors, parsed, read_json, read_parquet
+from carmil.viewer.digit_cases import is_digit_run
 
 
 class Inner(TypedDict):
@@ -126,3 +134,57 @@ def test_a_parquet_table_with_lists_or_a_column_twice_is_refused_in_one_line(tmp
     pq.write_table(pa.table([["a"], ["b"]], names=["slide", "slide"]), path)
     with pytest.raises(CarmilError, match=r"a\.parquet has the column 'slide' twice"):
         read_parquet(path)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A pipe that nobody writes into. A reader that waits for it is woken, and fails, after a second."""
+
+    def wake(*_):
+        raise TimeoutError("a reader waited for the pipe")
+
+    os.mkfifo(tmp_path / "pipe")
+    signal.signal(signal.SIGALRM, wake)
+    signal.setitimer(signal.ITIMER_REAL, 1)
+    yield tmp_path / "pipe"
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def library(path):
+    with one_line_errors(path):
+        path.read_bytes()
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    "read",
+    [
+        library,
+        read_json,
+        read_parquet,
+        lambda path: read_annotations(path, width=10, height=10),
+        lambda path: read_keyed(path, "key"),
+    ],
+    ids=["library", "json", "parquet", "annotations", "checkpoint"],
+)
+def test_a_pipe_is_refused_and_not_waited_for(read, pipe):
+    with pytest.raises(CarmilError, match=r"pipe is a pipe, socket or device: expected a file; save the data in one"):
+        read(pipe)
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("name", ["run.json", "weights.safetensors"])
+def test_a_pipe_in_the_run_of_a_demo_is_refused(name, pipe):
+    pipe.rename(pipe.with_name(name))
+    assert not is_digit_run(pipe.parent)
+    with pytest.raises(CarmilError, match=f"{name} is a pipe, socket or device"):
+        read_digit_run(pipe.parent)
+
+
+def test_settings_may_come_through_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("folds: 3",))
+    writer.start()
+    assert read_yaml(tmp_path / "pipe", expected="settings") == {"folds": 3}
+    writer.join()

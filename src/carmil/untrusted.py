@@ -27,14 +27,18 @@ SMALL = 64 * 2**20  # bytes that may unfold from next to nothing, e.g. labels th
 
 
 @contextmanager
-def one_line_errors(path: Path, advice: str = AGAIN) -> Iterator[None]:
+def one_line_errors(path: Path, advice: str = AGAIN, *, streams: bool = False) -> Iterator[None]:
     """Turn every error raised while a library reads `path` into one `CarmilError`.
+
+    Pipes and devices are refused, which a reader might wait for without end, unless `streams` may be meant.
 
     The libraries document no list of what they raise on garbage (observed: OSError, KeyError, ValueError, RuntimeError,
     EOFError, IndexError, OverflowError, AssertionError, BadZipFile, SafetensorError, zlib.error, SyntaxError, ...).
     Wrap the library's call in it, not our own logic.
     """
     try:
+        if not streams:
+            check_not_stream(path)
         yield
     except CarmilError:
         raise
@@ -46,6 +50,12 @@ def one_line_errors(path: Path, advice: str = AGAIN) -> Iterator[None]:
         raise CarmilError(f"{path} asks for more memory than there is: {advice}") from error
     except Exception as error:
         raise CarmilError(f"{path} cannot be read ({short(error)}): {advice}") from error
+
+
+def check_not_stream(path: Path) -> None:
+    """Refuse a pipe, socket or device; what is not there passes."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CarmilError(f"{path} is a pipe, socket or device: expected a file; save the data in one")
 
 
 def short(error: BaseException) -> str:

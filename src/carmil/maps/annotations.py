@@ -14,7 +14,7 @@ import numpy as np
 from carmil.errors import CarmilError
 from carmil.maps.masks import read_mask
 from carmil.maps.regions import Region
-from carmil.untrusted import read_json
+from carmil.untrusted import check_not_stream, read_json
 
 NAMELESS = "annotation"  # a region that nobody named
 _ELLIPSE, _LINES = "2", ("3", "4", "5")  # Aperio's types of regions; arrows and rulers hold nothing
@@ -22,6 +22,7 @@ _ELLIPSE, _LINES = "2", ("3", "4", "5")  # Aperio's types of regions; arrows and
 
 def read_annotations(path: Path, *, width: int, height: int) -> list[Region]:
     """All regions of the file, whichever format it has; width and height are the slide's, which a mask is stretched over."""
+    check_not_stream(path)
     try:
         with path.open("rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()

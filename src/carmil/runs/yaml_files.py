@@ -15,7 +15,7 @@ MOST_DIGITS = 18  # of a whole number
 
 def read_yaml(path: Path, *, expected: str) -> Any:
     """Return the content of a YAML file. Refuse repeated keys, deep nesting, very long numbers and very large files."""
-    with one_line_errors(path, f"expected {expected}"):
+    with one_line_errors(path, f"expected {expected}", streams=True):
         with path.open("rb") as stream:
             content = stream.read(LARGEST + 1)
         if len(content) > LARGEST:

@@ -12,7 +12,7 @@ from torch import Tensor
 from carmil.errors import CarmilError
 from carmil.training.curves import Curves
 from carmil.training.stopping import State
-from carmil.untrusted import short
+from carmil.untrusted import check_not_stream, short
 from carmil.weights import write_tensors
 
 
@@ -65,6 +65,7 @@ def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]
     """What `write_keyed` wrote; a file with another key is refused."""
     from safetensors import SafetensorError, safe_open
 
+    check_not_stream(path)
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["carmil"])

@@ -24,7 +24,7 @@ from carmil.provenance import config_key, machine, machine_line, plain
 from carmil.training.curves import History
 from carmil.training.population import Population
 from carmil.training.predict import Answers
-from carmil.untrusted import short
+from carmil.untrusted import check_not_stream, short
 from carmil.weights import write_tensors
 
 
@@ -76,6 +76,8 @@ def read_run(folder: Path) -> Run:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    for name in ("run.json", "metrics.json", "history.json", "evidence/maps.safetensors", "weights.safetensors"):
+        check_not_stream(folder / name)
     try:
         facts = json.loads((folder / "run.json").read_text())
         return Run(

@@ -1,6 +1,5 @@
 """The test bags of a digit run, drawn again as its config says, with the picture of every digit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from carmil.reproduce.digit_data import DigitData, load_digits
 from carmil.runs.decision import Decision
 from carmil.training.population import Member, Population
 from carmil.training.runs import Run, read_run
+from carmil.untrusted import read_json
 from carmil.viewer.cases import Case, RunCases
 
 ENLARGED = 4
@@ -22,8 +22,8 @@ ENLARGED = 4
 
 def is_digit_run(folder: Path) -> bool:
     try:
-        return "task" in json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return "task" in read_json(folder / "run.json")["config"]
+    except (CarmilError, KeyError, TypeError):
         return False
 
 
