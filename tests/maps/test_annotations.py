@@ -197,6 +197,16 @@ def test_an_xml_that_could_hold_entities_is_refused_before_any_is_expanded(tmp_p
         read(tmp_path, text, "evil.xml")
 
 
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("far", [1e300, -1e9])
+def test_corners_are_no_farther_away_than_tiles_may_be(far, tmp_path):
+    corners = [[1, 2], [3, far], [3, 1]]
+    for text in (json.dumps([feature(corners)]), asap(asap_polygon(corners))):
+        with pytest.raises(CarmilError, match=r"has a corner at \(3, .*\): expected level-0 pixels below 1e\+09"):
+            read(tmp_path, text)
+    assert len(read(tmp_path, json.dumps([feature([[1, 2], [3, 9e8], [3, 1]])]))) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

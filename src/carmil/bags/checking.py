@@ -8,7 +8,7 @@ import numpy as np
 
 from carmil.bags.conversion import converted, vanished_line
 from carmil.bags.duplicates import find_duplicates, judge_duplicates, labelled_duplicates
-from carmil.bags.geometry import UNKNOWN, TileGeometry
+from carmil.bags.geometry import FARTHEST, UNKNOWN, TileGeometry
 from carmil.bags.labels import LabelTable, match
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, Found, Header, Source
@@ -21,8 +21,7 @@ from carmil.words import plural
 if TYPE_CHECKING:
     from carmil.bags.bags import Unit
 
-FARTHEST = 1e9  # level-0 pixels or micrometres: no slide is nearly so large
-LARGEST_TILE = 1e6  # the same, the side of a tile: larger than any slide
+LARGEST_TILE = 1e6  # level-0 pixels or micrometres, the side of a tile: larger than any slide
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from carmil.errors import CarmilError
 
+FARTHEST = 1e9  # level-0 pixels or micrometres, any coordinate: no slide is nearly so large
 MPP_TOLERANCE = 0.05  # relative; magnifications are nominal, and scanners of one magnification differ by a few per cent
 
 

@@ -11,6 +11,7 @@ from xml.parsers import expat
 
 import numpy as np
 
+from carmil.bags.geometry import FARTHEST
 from carmil.errors import CarmilError
 from carmil.maps.masks import read_mask
 from carmil.maps.regions import Region
@@ -53,6 +54,9 @@ def region(name: str, rings: Sequence[Any], where: str, *, cut: bool = False) ->
             raise CarmilError(f"{where} has corners that are not pairs of numbers: expected x and y") from None
         if len(corners) and (corners.ndim != 2 or corners.shape[1] != 2 or not np.isfinite(corners).all()):
             raise CarmilError(f"{where} has corners that are not finite numbers: expected x and y in level-0 pixels")
+        if len(corners) and np.abs(corners).max() >= FARTHEST:
+            x, y = corners[np.abs(corners).max(axis=1).argmax()]
+            raise CarmilError(f"{where} has a corner at ({x:g}, {y:g}): expected level-0 pixels below {FARTHEST:g}")
         if len(corners) > 1 and (corners[0] == corners[-1]).all():
             corners = corners[:-1]
         if len(corners) >= 3:
