@@ -126,6 +126,17 @@ def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
     assert status == 2 and "run `carmil explain` again" in error
 
 
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("region", ["0,0,nan,1e300", "nan,0,9,9", "0,inf,9,9", "0,0,9,1e9", "0,0,9,-1"])
+def test_a_region_that_no_slide_has_is_one_line_before_anything_is_drawn(region, tmp_path, said):
+    words = ["--evidence", str(tmp_path), "--tiles", str(tmp_path), "--out", str(tmp_path / "maps")]
+    status, _, error = said("slides", "draw", str(tmp_path / "a.tif"), *words, "--region", region)
+    assert (
+        status == 2 and f"--region {region}: expected X,Y,WIDTH,HEIGHT in level-0 pixels, numbers below 1e+09" in error
+    )
+    assert not (tmp_path / "maps").exists()
+
+
 def test_a_slide_that_cannot_be_drawn_does_not_stop_the_others(tmp_path, said, ellipse, tiled):
     (tmp_path / "other.tif").write_bytes(ellipse.read_bytes())
     write_evidence(tmp_path / "e", tiled, **car(tiled))

@@ -216,9 +216,13 @@ def _annotations(path: Path | None, tiles: "Tiles") -> "list[Region]":
 
 
 def _box(words: str) -> "Box":
+    from carmil.bags.geometry import FARTHEST
+
     numbers = numbers_in("--region", words, float)
-    if len(numbers) != 4 or min(numbers[2:]) <= 0:
-        raise CarmilError(f"--region {words}: expected X,Y,WIDTH,HEIGHT in level-0 pixels")
+    if len(numbers) != 4 or min(numbers[2:]) <= 0 or not all(abs(number) < FARTHEST for number in numbers):
+        raise CarmilError(
+            f"--region {words}: expected X,Y,WIDTH,HEIGHT in level-0 pixels, numbers below {FARTHEST:g}, the last two above 0"
+        )
     x, y, width, height = numbers
     return (x, y, x + width, y + height)
 
