@@ -1,5 +1,6 @@
 """YAML files of settings: plain values, each key once, and nothing that takes long to read."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ MOST_DIGITS = 18  # of a whole number
 
 
 def read_yaml(path: Path, *, expected: str) -> Any:
-    """Return the content of a YAML file. Refuse repeated keys, deep nesting, very long numbers and very large files."""
+    """Return the content of a YAML file. Refuse repeated keys, deep nesting, odd or very long numbers and large files."""
     with one_line_errors(path, f"expected {expected}", streams=True):
         with path.open("rb") as stream:
             content = stream.read(LARGEST + 1)
@@ -33,7 +34,8 @@ class _RefusedYAMLError(Exception):
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of several values for one key, and its time grows with the square of the depth."""
+    """PyYAML keeps the last of several values for one key, reads 010 as 8 and 1:30 as 90, and its time grows with the square of
+    the depth."""
 
     _depth = 0
 
@@ -59,7 +61,21 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         if sum(sign.isalnum() for sign in node.value) > MOST_DIGITS:
             raise _RefusedYAMLError(f"a whole number of more than {MOST_DIGITS} digits", node)
+        if re.match(r"[-+]?0[\d_]", node.value):
+            raise _RefusedYAMLError(f"{node.value} begins with 0, which makes it octal in YAML; write it without", node)
+        _refuse_base_60(node)
         return super().construct_yaml_int(node)
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        _refuse_base_60(node)
+        return super().construct_yaml_float(node)
+
+
+def _refuse_base_60(node: yaml.ScalarNode) -> None:
+    if ":" in node.value:
+        problem = f"{shown(node.value)} is a number in base 60 in YAML; put quotation marks around text"
+        raise _RefusedYAMLError(problem, node)
 
 
 _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yaml_int)
+_PlainLoader.add_constructor("tag:yaml.org,2002:float", _PlainLoader.construct_yaml_float)
