@@ -6,6 +6,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,13 @@ def bomb_h5(path: Path) -> Path:
 def bomb_npz(path: Path) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("features.npy", npy_declares("(40000, 512)") + bytes(40000 * 2048))
+    return path
+
+
+def npz_twice(path: Path) -> Path:
+    npz(path, features=GOOD)
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("features.npy", archive.read("features.npy"))
     return path
 
 
@@ -298,7 +306,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "cannot be read",
     ),
     "table": ("s.csv", lambda p: raw(p, "slide_id,label\n"), "holds no features"),
-    "pipe": ("s.h5", fifo, "not an ordinary file"),
+    "pipe": ("s.h5", fifo, "is a pipe, socket or device"),
     "folder named as a file": ("s.h5", lambda p: p.mkdir(), "holds no features"),
     "link to nowhere": ("s.npy", dangling, "does not exist"),
 }
@@ -423,6 +431,17 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "groups in a damaged h5": (lambda f: raw(f / "all.h5", b"\x89HDF\r\n\x1a\n" + bytes(600)), "cannot be read"),
     "group without features": (lambda f: h5(f / "all.h5", **{"s1/other": GOOD}), "found other"),
 }
+
+
+@pytest.mark.finding(n=14)
+def test_an_npz_with_one_array_twice_is_refused(tmp_path):
+    one_sentence(npz_twice(tmp_path / "s.npz"), "has the array 'features' twice: expected each once")
+
+
+@pytest.mark.finding(n=14)
+def test_a_table_of_instances_has_as_few_columns_as_one_of_labels(tmp_path):
+    matrix(tmp_path, "bag" + "," * 60_000)
+    one_sentence(tmp_path, "instances.csv has 60,001 columns: expected at most 50,000")
 
 
 @pytest.mark.parametrize("kind", FOLDERS)

@@ -11,6 +11,7 @@ import re
 import stat
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -270,6 +271,8 @@ def _npz(path: Path, inside: str) -> Iterator[Contents]:
             return Held(where, shape, str(dtype), read, _nothing_told)
 
         names = tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+        if twice := next((name for name, times in Counter(names).items() if times > 1), None):
+            raise CarmilError(f"{path} has the array {twice!r} twice: expected each once; write the file again")
 
         def told(name: str) -> Any:
             return get(name).read() if name in names else None

@@ -27,6 +27,7 @@ from carmil.bags.arrays import (
     whole_numbers,
 )
 from carmil.bags.sources import Bag, Header, Source
+from carmil.bags.tables import MOST_COLUMNS
 from carmil.errors import CarmilError
 from carmil.untrusted import one_line_errors
 from carmil.words import plural
@@ -102,6 +103,12 @@ def columns_of(csv: Path) -> dict[str, np.ndarray]:
     import pandas as pd
 
     with one_line_errors(csv):
+        with csv.open("rb") as stream:
+            columns = stream.readline().count(b",") + 1
+        if columns > MOST_COLUMNS:
+            raise CarmilError(
+                f"{csv} has {columns:,} columns: expected at most {MOST_COLUMNS:,}, and one row per instance"
+            )
         frame = pd.read_csv(csv, dtype=str, keep_default_na=False)
         return {str(name): frame[name].to_numpy(dtype=object) for name in frame}
 
