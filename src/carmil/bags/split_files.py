@@ -58,6 +58,19 @@ def read_splits(
     )
 
 
+def replaced_files(path: Path, form: Form) -> tuple[Path, ...]:
+    """The files of splits that `write_splits` replaces, if they are there."""
+    match form:
+        case "carmil":
+            return (path if path.suffix in (".tsv", ".csv", ".txt") else path / "splits.tsv",)
+        case "patho-bench":
+            return (path if path.suffix == ".tsv" else path / "k=all.tsv",)
+        case "stamp":
+            return (path if path.suffix == ".json" else path / "splits.json",)
+        case "clam":
+            return tuple(sorted(path.glob("splits_*.csv")))
+
+
 def write_splits(
     path: Path,
     splits: Splits,
@@ -289,7 +302,7 @@ def _write_carmil(path: Path, splits: Splits) -> None:
     words = [[NAMES[role] for role in roles] for roles in splits.roles.T]
     rows = zip(splits.slides, splits.patients, words, strict=True)
     table = [["slide", "patient", *names], *([slide, patient, *parts] for slide, patient, parts in rows)]
-    file = path if path.suffix in (".tsv", ".csv", ".txt") else path / "splits.tsv"
+    (file,) = replaced_files(path, "carmil")
     write_text(file, csv_text(table, delimiter="\t", for_people=False))
 
 
@@ -327,7 +340,7 @@ def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classe
 def _write_patho_bench(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
     if labels is None:
         raise CarmilError(f"{path}: Patho-Bench keeps labels and splits in one table; give the labels too")
-    file = path if path.suffix == ".tsv" else path / "k=all.tsv"
+    (file,) = replaced_files(path, "patho-bench")
     words = [[NAMES[role] for role in roles] for roles in splits.roles.T]
     rows = zip(splits.patients, splits.slides, labels, words, strict=True)
     header = ["case_id", "slide_id", "label", *(f"fold_{row}" for row in range(len(splits.roles)))]
@@ -341,7 +354,7 @@ def _write_patho_bench(path: Path, splits: Splits, labels: Sequence[int] | None,
 
 
 def _write_stamp(path: Path, splits: Splits) -> None:
-    file = path if path.suffix == ".json" else path / "splits.json"
+    (file,) = replaced_files(path, "stamp")
 
     def patients(chosen: np.ndarray) -> list[str]:
         return sorted({splits.patients[i] for i in np.flatnonzero(chosen)})

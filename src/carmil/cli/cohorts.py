@@ -15,6 +15,7 @@ from carmil.cli.options import (
     SlideColumn,
     SplitForm,
     StoreType,
+    file_for,
     folder_for,
     say,
 )
@@ -264,10 +265,13 @@ def split(
     """
     from carmil.bags.duplicates import judge_duplicates, labelled_duplicates
     from carmil.bags.labels import match, read_labels
-    from carmil.bags.split_files import read_splits, write_splits
+    from carmil.bags.split_files import read_splits, replaced_files, write_splits
     from carmil.bags.splits import audit, make_splits
     from carmil.bags.store import open_store
 
+    if audit_only is None:
+        for file in replaced_files(out, form.value):
+            file_for(file, labels, bags)
     table = read_labels(labels, slide=slide, patient=patient, label=label, site=site)
     for line in table.said:
         say(line)

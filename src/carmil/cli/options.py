@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from enum import StrEnum
+from fnmatch import fnmatch
 from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,6 +65,10 @@ class SplitForm(StrEnum):
     stamp = "stamp"
 
 
+FILES_OF_A_RUN = (
+    *("run.json", "models.json", "metrics.json", "history.json", "weights.safetensors", "card.md"),
+    *("predictions.*", "splits*.tsv"),
+)
 SlideColumn = Annotated[str | None, typer.Option(help="Column with the names of slides.  [default: guessed]")]
 PatientColumn = Annotated[str | None, typer.Option(help="Column with the patients.  [default: guessed]")]
 LabelColumn = Annotated[str | None, typer.Option(help="Column with the classes.  [default: guessed]")]
@@ -153,4 +158,16 @@ def folder_for(out: Path) -> Path:
     there = next(parent for parent in parents if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise CarmilError(f"--out {out} cannot be written: {there} is not a folder one may write to")
+    return out
+
+
+def file_for(out: Path, *inputs: Path | None) -> Path:
+    """The one file that a command writes: none of those that it reads, and none that a run consists of."""
+    if out.is_dir():
+        raise CarmilError(f"--out {out} is a folder: expected the name of a file")
+    for given in inputs:
+        if given is not None and given.exists() and out.exists() and out.samefile(given):
+            raise CarmilError(f"--out {out} is {given}, which is read: expected another file; choose another name")
+    if (out.parent / "run.json").exists() and any(fnmatch(out.name, name) for name in FILES_OF_A_RUN):
+        raise CarmilError(f"--out {out} is a file of the run in {out.parent}: choose another name")
     return out

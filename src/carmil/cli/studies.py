@@ -20,6 +20,7 @@ from carmil.cli.options import (
     SlideColumn,
     check_device,
     device_named,
+    file_for,
     folder_for,
     options_of,
     say,
@@ -292,6 +293,8 @@ def compare(
     from carmil.studies.shown import figures_table
     from carmil.tables import print_tables
 
+    if out is not None:
+        file_for(out)
     read = [read_run(run) for run in runs]
     tables = [figures_table(read), comparison_table(compare_runs(read))]
     print_tables(tables)
@@ -314,6 +317,6 @@ def report(
     from carmil.report.run import write_report
     from carmil.runs.run import read_run
 
-    page = out or run / "report.html"
+    page = file_for(out or run / "report.html")
     write_report(read_run(run), page)
     typer.echo(f"written: {page}")
