@@ -1,8 +1,17 @@
 """What a command writes never takes the place of what it reads, and what cannot be written is one line."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 LABELS = "slide,patient,label\n" + "".join(f"s{i},p{i},{'ab'[i % 2]}\n" for i in range(12))
+
+
+def carmil(*words, **environment):
+    command = [sys.executable, "-m", "carmil", *words]
+    return subprocess.run(command, capture_output=True, env={**os.environ, **environment}, check=False)
 
 
 @pytest.mark.finding(n=13)
@@ -53,3 +62,28 @@ def test_no_page_or_table_is_written_over_a_file_of_a_run(name, tmp_path, said):
 def test_a_page_cannot_be_a_folder(tmp_path, said):
     status, _, error = said("report", str(tmp_path), "--out", str(tmp_path))
     assert status == 2 and f"--out {tmp_path} is a folder: expected the name of a file" in error
+
+
+@pytest.mark.finding(n=14)
+def test_a_terminal_of_ascii_gets_escapes():
+    ended = carmil("models", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert ended.returncode == 0 and ended.stderr == b""
+    assert b"abmil.gated" in ended.stdout and ended.stdout.isascii()
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "the output cannot be written (No space left on device): is there"),
+        (FileNotFoundError(2, "No such file", "/proc/run"), "/proc/run cannot be used (No such file): is there room"),
+        (OSError("odd\nlines"), "the output cannot be written (odd lines): is there room"),
+    ],
+)
+def test_an_error_of_the_system_is_told_in_words(error, message, said, monkeypatch):
+    def fail(**_):
+        raise error
+
+    monkeypatch.setattr(sys.modules["carmil.cli.app"], "app", fail)
+    status, _, told = said("models")
+    assert status == 2 and told.startswith(f"carmil: {message}") and len(told.splitlines()) == 1

@@ -1,5 +1,6 @@
 """The command line itself: a command's file adds it to `app`; `main` turns what goes wrong into one line."""
 
+import io
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from carmil import __version__
-from carmil.errors import CarmilError
+from carmil.errors import CarmilError, one_line
 
 app = typer.Typer(
     name="carmil",
@@ -45,13 +46,18 @@ def _carmil(
 
 def main() -> None:
     """Runs the command line; bad input is one line and exit status 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII gets escapes, not a traceback
     try:
         _check_paths(sys.argv)
         sys.exit(app(prog_name="carmil", standalone_mode=False))  # also as python -m carmil, for the completion
     except CarmilError as error:
         _fail(str(error), 2)
     except OSError as error:
-        _fail(f"{error}: is there room, and may one write there?", 2)
+        what = "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
+        reason = error.strerror or str(error) or type(error).__name__
+        _fail(one_line(f"{what} ({reason}): is there room, and may one write there?"), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; what was finished is kept", 130)
     except _ClickError as error:
