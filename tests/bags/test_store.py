@@ -465,7 +465,6 @@ def test_a_store_with_an_odd_index_is_refused_in_one_line(features, tmp_path, ch
     [
         lambda facts: facts.update(fingerprint="0" * 32),
         lambda facts: facts["bags"][0].update(id="other"),
-        lambda facts: facts["bags"][0].update(id="\ud800"),
     ],
 )
 def test_a_check_finds_an_index_that_was_changed_after_the_build(features, tmp_path, change):

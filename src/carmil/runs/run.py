@@ -37,7 +37,7 @@ from carmil.runs.decision import Decision
 from carmil.runs.facts import Count, Data, FoldModel, Learning, Metrics
 from carmil.runs.settings import WHERE, Settings, current_names
 from carmil.training.population import Member, Population
-from carmil.untrusted import one_line_errors, parsed, read_as, read_json, read_parquet
+from carmil.untrusted import check_not_stream, one_line_errors, parsed, read_as, read_json, read_parquet
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -367,6 +367,7 @@ def _fold_figures(line: Any) -> Any:
 
 def weights_key(run: Run) -> str:
     """Changes with any weight."""
+    check_not_stream(run.folder / "weights.safetensors")
     return hashlib.sha256((run.folder / "weights.safetensors").read_bytes()).hexdigest()[:16]
 
 
