@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from carmil.slides.features import tiles_of
 from carmil.slides.tiling import read_tiles
 
 
@@ -153,3 +154,19 @@ def test_the_real_slides_are_cut(tmp_path, shared_data, said):
     assert counts["histology_image"] == 11 * 14  # all of it is tissue
     assert 25 <= counts["CMU-1-Small-Region"] <= 40
     assert 140 <= counts["tcga-cr-7395-01a-01-ts1"] <= 165
+
+
+@pytest.mark.finding(n=1)
+def test_a_slide_that_is_skipped_loses_the_tiles_of_an_earlier_call(tmp_path, make_slide, make_tissue, said):
+    """Or `slides encode` would take tiles that were cut with other settings."""
+    picture = np.full((2400, 2400, 3), 245, np.uint8)
+    picture[1000:1600, 1000:1600] = make_tissue(1800, 1800)[0][600:1200, 600:1200]
+    core, out = make_slide(tmp_path / "core.tif", picture), tmp_path / "tiles"
+    assert said("slides", "tile", str(core), "--preset", "biopsy", "--out", str(out))[0] == 0
+    assert (out / "patches" / "core_patches.h5").is_file()
+    status, _, remarks = said("slides", "tile", str(core), "--out", str(out))
+    assert status == 1 and "its tiles of an earlier call were removed" in remarks
+    assert not (out / "patches" / "core_patches.h5").exists() and not (out / "sheets" / "core.png").exists()
+    found, broken = tiles_of([core], out)
+    assert not found and "has no tiles in" in broken[core]
+    assert "removed" not in said("slides", "tile", str(core), "--out", str(out))[2]

@@ -67,7 +67,8 @@ def tile_slides(
 ) -> list[Outcome]:
     """Writes each slide's tiles and sheet below `out`, then contact_sheet.png and tiles.csv of them all.
 
-    A folder that holds tiles of another geometry is refused before anything is written.
+    A folder that holds tiles of another geometry is refused before anything is written. A slide that is skipped loses the tiles
+    and the sheet that an earlier call cut with other settings or from another file.
     """
     settings = settings or TileSettings()
     settings.check()
@@ -80,7 +81,8 @@ def tile_slides(
             try:
                 outcome, draw = tile_slide(path, out, settings, mpp=mpp)
             except CarmilError as error:
-                outcome, draw = Outcome(path, problem=str(error)), None
+                removed = "; its tiles of an earlier call were removed" if _remove_tiles(path, out) else ""
+                outcome, draw = Outcome(path, problem=f"{error}{removed}"), None
             outcomes.append(outcome)
             if drawn is not None:
                 drawn.result()
@@ -145,6 +147,15 @@ def _done(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
         return None
     gone = tuple(more["left_out"].items())
     return Outcome(path, tiles, "", True, float(more["tissue_mm2"]), str(more["mpp_from"]), gone)
+
+
+def _remove_tiles(path: Path, out: Path) -> bool:
+    """Remove what an earlier call left of a slide; whether there were tiles."""
+    file = tiles_file(out, path.stem)
+    there = file.is_file()
+    file.unlink(missing_ok=True)
+    _sheet_path(out, path).unlink(missing_ok=True)
+    return there
 
 
 def _sheet_path(out: Path, slide: Path) -> Path:
