@@ -1,5 +1,6 @@
-"""The style of all matplotlib pictures: the pages' colours, in light, and how a figure is saved."""
+"""The style of pictures: the pages' colours, in light, the font of drawn words, and how a matplotlib figure is saved."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,7 @@ from carmil.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL.ImageFont import FreeTypeFont
 
 INK, SOFT, GRID = "#1c2330", "#5b6474", "#dfe3ea"
 COLOURS = ("#1464c8", "#c85a00", "#8050aa", "#0b7f69", "#c2317e", "#6f6c0c")
@@ -27,3 +29,13 @@ def save_figure(figure: "Figure", path: Path) -> None:
     """Write the figure on white; the file appears whole or not at all."""
     with whole_file(path) as aside:
         figure.savefig(aside, dpi=150, facecolor="white")
+
+
+@lru_cache(maxsize=64)
+def picture_font(size: int, bold: bool = False) -> "FreeTypeFont":
+    """Return the font for words in pictures drawn with Pillow. It has the letters that Pillow's own font lacks, such as ü."""
+    import matplotlib
+    from PIL import ImageFont
+
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return ImageFont.truetype(str(fonts / f"DejaVuSans{'-Bold' * bold}.ttf"), size)

@@ -62,3 +62,14 @@ def test_a_contact_sheet_shows_each_slide_and_turns_the_page_after_sixty(tmp_pat
     assert (shown[:300, :300] < 250).mean() > 0.2
     assert (shown[:300, 300:600] == 255).all()
     assert (shown[300:, 300:600] < 100).any()  # its name is there all the same
+
+
+@pytest.mark.finding(n=17)
+def test_a_contact_sheet_has_the_letters_of_names(tmp_path):
+    """A letter that the font lacks is a box, the same for every letter."""
+    pictures = []
+    for name in ("ü", "ł", "Ω"):
+        (path,) = write_contact_sheets(tmp_path / "contact_sheet.png", [(name, "", None)])
+        with Image.open(path) as page:
+            pictures.append(np.asarray(page).tobytes())
+    assert len(set(pictures)) == 3

@@ -1,14 +1,13 @@
 """The words below a map: what its colours mean, for which class, how they were scaled; and a bar of known length."""
 
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from carmil.maps.colours import INK, NOTHING, OUTLINES, SOFT, colours, covered
 from carmil.maps.tile_maps import Scale, TileMap, limits
+from carmil.plot_style import picture_font
 from carmil.slides.slide import Picture
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def wrapped(words: str, size: int, room: float) -> list[str]:
 
 
 def text_width(words: str, size: int, *, bold: bool = False) -> float:
-    return float(_font(size, bold).getlength(words))
+    return float(picture_font(size, bold).getlength(words))
 
 
 def say(
@@ -92,7 +91,7 @@ def say(
         size -= 1
     while len(words) > 4 and text_width(words, size, bold=bold) > room:
         words = words[:-2] + "…"
-    draw.text(at, words, font=_font(size, bold), fill=colour, anchor=anchor)
+    draw.text(at, words, font=picture_font(size, bold), fill=colour, anchor=anchor)
     return text_width(words, size, bold=bold)
 
 
@@ -103,12 +102,3 @@ def _measure(draw: "ImageDraw", at: tuple[float, float], size: int, mpp: float, 
     x, y = at
     draw.rectangle((x - length / mpp, y + size * 1.35, x, y + size * 1.6), fill=INK)
     say(draw, (x, y), words, size, room=room, anchor="ra")
-
-
-@lru_cache(maxsize=64)
-def _font(size: int, bold: bool) -> Any:
-    import matplotlib
-    from PIL import ImageFont
-
-    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    return ImageFont.truetype(str(fonts / f"DejaVuSans{'-Bold' * bold}.ttf"), size)

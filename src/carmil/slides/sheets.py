@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from carmil.files import whole_file
+from carmil.plot_style import picture_font
 from carmil.slides.overview import OVERVIEW, Overview
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tissue import Tissue
@@ -31,7 +32,7 @@ def write_sheet(
     width = max(picture.width, 700) + 2 * _MARGIN
     sheet = Image.new("RGB", (width, picture.height + _MARGIN + _WORDS), "white")
     sheet.paste(picture, ((width - picture.width) // 2, _MARGIN))
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=17)
+    pen, font = ImageDraw.Draw(sheet), picture_font(15)
     for i, (words, colour) in enumerate(_words(slide, tissue, tiles, left_out)):
         pen.text((_MARGIN, picture.height + _MARGIN + 8 + i * _LINE), words, fill=colour, font=font)
     _save(sheet, path)
@@ -46,7 +47,7 @@ def write_contact_sheets(path: Path, cells: Sequence[tuple[str, str, Path | None
         tall = _CELL + 2 * _LINE
         across = min(len(here), _ACROSS)
         contact = Image.new("RGB", (across * _CELL, rows * tall), "white")
-        pen, font = ImageDraw.Draw(contact), ImageFont.load_default(size=15)
+        pen, font = ImageDraw.Draw(contact), picture_font(13)
         for i, (name, words, sheet) in enumerate(here):
             x, y = i % _ACROSS * _CELL, i // _ACROSS * tall
             if sheet is not None:
@@ -120,7 +121,7 @@ def _picture_of(sheet: Path) -> Image.Image:
     return picture
 
 
-def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+def _fitted(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:
