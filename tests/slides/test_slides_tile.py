@@ -170,3 +170,14 @@ def test_a_slide_that_is_skipped_loses_the_tiles_of_an_earlier_call(tmp_path, ma
     found, broken = tiles_of([core], out)
     assert not found and "has no tiles in" in broken[core]
     assert "removed" not in said("slides", "tile", str(core), "--out", str(out))[2]
+
+
+@pytest.mark.finding(n=17)
+def test_slides_whose_names_begin_with_a_dot_are_named(tmp_path, ellipse, said):
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for name in ("good.tif", ".hidden.tif"):
+        (scans / name).write_bytes(ellipse.read_bytes())
+    status, _, remarks = said("slides", "tile", str(scans), "--out", str(tmp_path / "tiles"))
+    assert status == 0
+    assert "1 hidden file left out, whose name begins with a dot: .hidden.tif" in remarks

@@ -12,7 +12,7 @@ import stat
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from carmil.bags.hdf5 import attribute_of, check_size, item_of, names_of, open_hdf5, values_of
 from carmil.errors import CarmilError
 from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, must_hold, one_line_errors
+from carmil.words import plural
 
 # How the name of a file ends, and what is in it.
 KINDS = {
@@ -195,6 +196,12 @@ def some(names: Iterable[str]) -> str:
     """The first few of many names, for a sentence."""
     names = [str(name) if str(name).isprintable() else repr(name) for name in names]
     return (", ".join(names[:6]) + (f", and {len(names) - 6} more" if len(names) > 6 else "")) or "nothing"
+
+
+def hidden_line(names: Sequence[str]) -> str:
+    """Say which files were left out because their names begin with a dot."""
+    begin = "name begins" if len(names) == 1 else "names begin"
+    return f"{plural(len(names), 'hidden file')} left out, whose {begin} with a dot: {some(names)}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from carmil.bags.arrays import (
     Contents,
     groups_of,
     has_groups,
+    hidden_line,
     kind_of,
     one_of,
     opened,
@@ -62,8 +63,7 @@ def find_bags(path: Path, *, truth: str | None = None) -> Found:
     _check_twice(path, sources)
     hidden = _hidden(sources) if path.is_dir() else ()
     if hidden:
-        left = f"{plural(len(hidden), 'hidden file')} left out, whose {'name begins' if len(hidden) == 1 else 'names begin'}"
-        found = _also(found, f"{left} with a dot: {some(hidden)}")
+        found = _also(found, hidden_line(hidden))
     return replace(found, sources=tuple(sorted(sources, key=lambda source: source.id)), hidden=hidden)
 
 

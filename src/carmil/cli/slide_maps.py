@@ -82,7 +82,7 @@ def slides_draw(
     boxes = [_box(words) for words in regions or ()] or None
     smoothing = Smoothing.parse(smooth)
     wanted, skipped = names_in(maps), []
-    found = slides_in(paths)
+    found = slides_in(paths, log=say)
     folder_for(out)
     with counted("drawing", "slides") as on_slide:
         for done, path in enumerate(found, 1):

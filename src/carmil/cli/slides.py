@@ -90,7 +90,7 @@ def slides_tile(
 
     settings = TileSettings(pixels, tile_mpp, overlap, rule, preset, names_in(keep))
     settings.check()
-    found = slides_in(paths)
+    found = slides_in(paths, log=say)
     with counted("cutting", "slides") as on_slide:
         outcomes = tile_slides(found, folder_for(out), settings, mpp=mpp, on_slide=on_slide)
     _print_outcomes(outcomes)
@@ -155,7 +155,7 @@ def slides_encode(
     from carmil.slides.features import encode_slides, tiles_of
     from carmil.slides.opening import slides_in
 
-    found, broken = tiles_of(slides_in(paths), tiles)
+    found, broken = tiles_of(slides_in(paths, log=say), tiles)
     where = device_named(device)
     folder_for(out)
     files = None if h5 is None else (h5[0].value, folder_for(h5[1]))
@@ -222,7 +222,7 @@ def slides_run(
     from carmil.studies.decisions import RULE, rule_lines, rules_in
     from carmil.studies.slide_pipeline import check_encoder_name, run_slides
 
-    found, where = slides_in(paths), device_named(device)
+    found, where = slides_in(paths, log=say), device_named(device)
     check_encoder_name(model, encoder)
     made = run_slides(
         found,

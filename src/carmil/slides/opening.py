@@ -1,9 +1,10 @@
 """Open a slide, whoever wrote it; find the slides of a folder."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from carmil.bags.arrays import hidden_line
 from carmil.errors import CarmilError
 from carmil.slides.slide import Slide
 
@@ -50,15 +51,25 @@ def open_slide(path: Path, *, mpp: float | None = None) -> Slide:
 
 def is_slide(path: Path) -> bool:
     """Whether a file's name is that of a slide. (DICOM slides are many files: name one of them yourself.)"""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    return not path.name.startswith(".") and _has_suffix(path)
 
 
-def slides_in(paths: Sequence[Path]) -> list[Path]:
-    """The slides among `paths`: files as they are, folders searched to the bottom. No two of the same name."""
+def _has_suffix(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def slides_in(paths: Sequence[Path], *, log: Callable[[str], None] = lambda line: None) -> list[Path]:
+    """The slides among `paths`: files as they are, folders searched to the bottom. No two of the same name.
+
+    Files of a folder whose names begin with a dot are left out, and named in one line.
+    """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            inside = [file for file in sorted(path.rglob("*")) if is_slide(file)]
+            files = [file for file in sorted(path.rglob("*")) if _has_suffix(file) and file.name[:8] != ".carmil-"]
+            if hidden := [file.name for file in files if not is_slide(file)]:
+                log(f"{path}: {hidden_line(hidden)}")
+            inside = [file for file in files if is_slide(file)]
             if not inside:
                 raise CarmilError(f"{path} holds no slide: expected files like {', '.join(SUFFIXES)}")
             found.update(dict.fromkeys(inside))
