@@ -66,6 +66,19 @@ def test_a_small_piece_is_for_biopsies_only(tmp_path, make_slide, make_tissue):
         tissue_of(path)
 
 
+@pytest.mark.finding(n=17)
+def test_pieces_that_are_too_small_name_the_least_area_and_the_preset_for_them(tmp_path, make_slide, make_tissue):
+    picture = np.full((2400, 2400, 3), 245, np.uint8)
+    picture[1000:1600, 1000:1600] = make_tissue(1800, 1800)[0][600:1200, 600:1200]
+    path = make_slide(tmp_path / "core.tif", picture)
+    with pytest.raises(CarmilError, match=r"asked for is 0\.26 mm2: for small pieces use --preset biopsy, 0\.016 mm2"):
+        tissue_of(path)
+    picture[1000:1600, 1000:1600] = 245
+    picture[1000:1100, 1000:1100] = make_tissue(1800, 1800)[0][850:950, 850:950]  # 0.0025 mm2
+    with pytest.raises(CarmilError, match=r"no tissue \(.*mm2, the least area asked for is 0\.016 mm2\)$"):
+        tissue_of(make_slide(tmp_path / "crumb.tif", picture), "biopsy")
+
+
 def test_tissue_near_the_edge_does_not_grow_towards_it(tmp_path, make_slide, make_tissue):
     picture = np.full((2400, 2400, 3), 245, np.uint8)
     picture[200:2200, 40:1500] = make_tissue(4000, 4000)[0][1000:3000, 1000:2460]  # 20 um from the left edge

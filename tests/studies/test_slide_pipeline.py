@@ -237,6 +237,16 @@ def test_slides_of_which_nothing_can_be_encoded_are_one_line(tmp_path, run):
     assert status == 2 and "the slide could not be encoded" in told and "0 bytes" in told
 
 
+@pytest.mark.finding(n=17)
+def test_slides_run_takes_the_preset_of_slides_tile(tmp_path, run, cohort):
+    """The slide's piece of tissue, 0.35 mm2, is too small for a resection."""
+    slide = cohort / "scans" / "s3.tif"
+    status, _, told = run([slide], "--preset", "resection")
+    assert status == 2 and "the least area asked for is 1.6 mm2: for small pieces use --preset biopsy" in told
+    status, _, told = run([slide], "--preset", "biopsy", "--tiles", str(cohort / "tiles"))
+    assert status == 2 and "leave one out" in told
+
+
 def test_a_real_slide_goes_from_svs_to_map(shared_data, tmp_path, said):
     """With the real weights, by a run on the nuclei whose features these weights made."""
     settings = Settings(

@@ -48,6 +48,7 @@ def need_slides() -> None:
             raise CarmilError(f"slides need `pip install 'carmil[slides]'` ({error}); see carmil doctor") from None
 
 
+PresetOption = Annotated[str, typer.Option(help="How tissue is found: default, biopsy, resection.")]
 EncoderOption = Annotated[
     str,
     typer.Option(
@@ -67,7 +68,7 @@ def slides_tile(
     pixels: Annotated[int, typer.Option(help="Pixels of a tile's side.")] = 256,
     tile_mpp: Annotated[float, typer.Option(help="Micrometres per pixel of a tile: 0.5 is 20x.")] = 0.5,
     overlap: Annotated[float, typer.Option(help="Share of the side by which neighbouring tiles overlap.")] = 0.0,
-    preset: Annotated[str, typer.Option(help="How tissue is found: default, biopsy, resection.")] = "default",
+    preset: PresetOption = "default",
     rule: Annotated[
         str, typer.Option(help="Which part of a tile must lie in tissue: centre, or CLAM's four-point.")
     ] = "centre",
@@ -201,6 +202,7 @@ def slides_run(
     tiles: Annotated[
         Path | None, typer.Option(help="Folder of tiles of the run's size.  [default: cut here, as the run's were]")
     ] = None,
+    preset: PresetOption = "default",
     mpp: MppOption = None,
     longest: Annotated[int, typer.Option(help="Pixels of a map's longer side, at most.")] = 4000,
     smooth: SmoothOption = "0",
@@ -230,6 +232,7 @@ def slides_run(
         folder_for(out),
         load_encoder(encoder, weights=weights, log=say),
         tiles=tiles,
+        preset=preset,
         mpp=mpp,
         longest=longest,
         smoothing=Smoothing.parse(smooth),

@@ -85,10 +85,7 @@ def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["de
     sizes = np.bincount(labels.ravel(), minlength=count + 1) * pixel
     kept = [i for i in np.argsort(-sizes[1:], kind="stable") + 1 if sizes[i] >= rule.least_mm2]
     if not kept:
-        what = "nothing is coloured" if not found.any() else f"the largest piece has {sizes[1:].max():.3f} mm2"
-        raise CarmilError(
-            f"{slide.path}: no tissue ({what}; looked for saturation above {threshold} of 255 on {rule.least_mm2:g} mm2)"
-        )
+        raise CarmilError(f"{slide.path}: no tissue ({_why_none(sizes[1:], threshold, rule)})")
     boxes = ndimage.find_objects(labels)
     mask, regions = np.zeros_like(found), []
     for i in kept:
@@ -97,6 +94,15 @@ def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["de
         mask[rows, columns] |= part
         regions.append(_region(slide, part, holes, (columns.start, rows.start)))
     return Tissue(tuple(regions), mask, threshold)
+
+
+def _why_none(sizes: NDArray[np.float64], threshold: int, rule: TissueRule) -> str:
+    """Why no piece of these sizes (mm2) is tissue, and what to do about it."""
+    if not len(sizes):
+        return f"nothing is coloured: no saturation above {threshold} of 255"
+    found = f"the largest piece has {sizes.max():.3f} mm2, the least area asked for is {rule.least_mm2:g} mm2"
+    small = PRESETS["biopsy"].least_mm2
+    return f"{found}: for small pieces use --preset biopsy, {small:g} mm2" if rule.least_mm2 > small else found
 
 
 def _otsu(overview: Overview, colour: NDArray[np.uint8]) -> int:

@@ -50,6 +50,7 @@ def run_slides(
     encoder: Encoder,
     *,
     tiles: Path | None = None,
+    preset: str = "default",
     mpp: float | None = None,
     longest: int = LONGEST,
     smoothing: Smoothing | None = None,
@@ -58,14 +59,18 @@ def run_slides(
 ) -> Shown:
     """Tiles, features, answers, evidence and maps of slides.
 
-    tiles: a folder of those that are cut already. longest: pixels of a map's longer side; never more than the slide has.
-    smoothing: of the maps that are drawn.
+    tiles: a folder of those that are cut already. preset: how tissue is found where they are cut here. longest: pixels of a
+    map's longer side; never more than the slide has. smoothing: of the maps that are drawn.
     """
+    if tiles is not None and preset != "default":
+        raise CarmilError(
+            f"--preset {preset} is for tiles that are cut here, and --tiles {tiles} are cut already: leave one out"
+        )
     say = _once(say)
     run = read_run(run_folder)
     check_encoder(run, encoder.name, encoder.width, encoder.name, say, pooling=encoder.pooling)
     if tiles is None:
-        found, broken = _tiles(slides, out / "tiles", _settings(run, say), mpp)
+        found, broken = _tiles(slides, out / "tiles", _settings(run, preset, say), mpp)
     else:
         found, broken = tiles_of(slides, tiles)
         for cut in found.values():
@@ -100,9 +105,9 @@ def check_encoder_name(run_folder: Path, encoder: str) -> None:
         )
 
 
-def _settings(run: Run, say: Callable[[str], None]) -> TileSettings:
+def _settings(run: Run, preset: str, say: Callable[[str], None]) -> TileSettings:
     """The settings that cut tiles as the run's were cut; the defaults for what a run does not record."""
-    default = TileSettings()
+    default = TileSettings(preset=preset)
     geometry = run.data.geometry.completed_by(TileGeometry(default.pixels, default.mpp))
     if not run.data.geometry.known:
         say(
