@@ -102,12 +102,14 @@ def test_runs_are_compared_by_name(tmp_path, said, ellipse, tiled):
     assert names_in(tmp_path / "maps" / "ellipse") == ["abmil_factual.png", "car_factual.png", "comparison.png"]
 
 
+@pytest.mark.finding(n=17)
 def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
     write_evidence(tmp_path / "e", tiled, **car(tiled))
     words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
     for more, expected in [
         (["--map", "DCSI"], "did you mean 'DCIS'?"),
         (["--region", "1,2,3"], "expected X,Y,WIDTH,HEIGHT"),
+        (["--region", "9000,0,600,600"], "is not inside ellipse: expected X,Y,WIDTH,HEIGHT within its 3,000 x 2,400"),
         (["--annotations", str(tmp_path / "none.xml")], "none.xml cannot be read"),
     ]:
         status, _, error = said("slides", "draw", str(ellipse), *words, *more)
@@ -135,6 +137,12 @@ def test_a_region_that_no_slide_has_is_one_line_before_anything_is_drawn(region,
         status == 2 and f"--region {region}: expected X,Y,WIDTH,HEIGHT in level-0 pixels, numbers below 1e+09" in error
     )
     assert not (tmp_path / "maps").exists()
+
+
+@pytest.mark.finding(n=17)
+def test_the_help_of_map_says_what_is_drawn_by_default(said):
+    status, out, _ = said("slides", "draw", "--help")
+    assert status == 0 and "default: evidence of the answered class, factual, counterfactual" in " ".join(out.split())
 
 
 def test_a_slide_that_cannot_be_drawn_does_not_stop_the_others(tmp_path, said, ellipse, tiled):

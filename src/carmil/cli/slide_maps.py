@@ -41,7 +41,8 @@ def slides_draw(
         str,
         typer.Option(
             "--map",
-            help="A class (its evidence), factual, counterfactual (weights), difference.  [default: all but the last]",
+            help="Maps, separated by commas: a class (its evidence), factual, counterfactual (attention weights), difference.  "
+            "[default: evidence of the answered class, factual, counterfactual]",
         ),
     ] = "",
     scale: Annotated[Scaling, typer.Option(help="How values become colours.")] = Scaling.minmax,

@@ -59,6 +59,12 @@ def draw_maps(
         raise CarmilError(f"{slide.name}: there is nothing to draw ({len(maps)} maps of {len(tiles)} tiles)")
     if longest < 16:
         raise CarmilError(f"--longest {longest} is too small for a picture: expected 16 pixels or more")
+    for left, top_edge, right, bottom in regions or ():
+        if min(left, top_edge) < 0 or right > slide.width or bottom > slide.height:
+            raise CarmilError(
+                f"--region {left:g},{top_edge:g},{right - left:g},{bottom - top_edge:g} is not inside {slide.name}: expected "
+                f"X,Y,WIDTH,HEIGHT within its {slide.width:,} x {slide.height:,} level-0 pixels"
+            )
     longest = min(longest, max(slide.width, slide.height))
     painter = Painter(slide, tiles, maps, scale, annotations, grey)
     names = file_names(maps)
