@@ -102,6 +102,24 @@ def test_runs_are_compared_by_name(tmp_path, said, ellipse, tiled):
     assert names_in(tmp_path / "maps" / "ellipse") == ["abmil_factual.png", "car_factual.png", "comparison.png"]
 
 
+@pytest.mark.finding(n=3)
+def test_the_regions_of_geojson_say_that_a_map_is_smoothed_and_of_which_run(tmp_path, said, ellipse, tiled):
+    for run in ("abmil", "car"):
+        write_evidence(tmp_path / run / "evidence", tiled, **car(tiled))
+    words = [word for run in ("abmil", "car") for word in ("--evidence", str(tmp_path / run / "evidence"))]
+    words += ["--tiles", str(tmp_path / "tiles"), "--longest", "100", "--top", "0", "--geojson", "--map", "DCIS"]
+    for more, expected in (
+        (words, "for DCIS, run abmil, region 1"),
+        ([*words, "--smooth", "2"], "for DCIS, run abmil, smoothed over 2 tiles, region 1"),
+        ([*words[2:], "--smooth", "300um"], "for DCIS, smoothed over 300 µm, region 1"),
+        (words[2:], "for DCIS, region 1"),
+    ):
+        assert said("slides", "draw", str(ellipse), *more, "--out", str(tmp_path / "maps"))[0] == 0
+        features = json.loads((tmp_path / "maps" / "ellipse" / "ellipse.geojson").read_text())["features"]
+        regions = [one["properties"] for one in features if one["properties"]["objectType"] == "annotation"]
+        assert regions[0]["name"] == expected and regions[0]["classification"]["name"] == "for DCIS"
+
+
 @pytest.mark.finding(n=17)
 def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
     write_evidence(tmp_path / "e", tiled, **car(tiled))

@@ -30,8 +30,8 @@ SlidesArgument = Annotated[list[Path], typer.Argument(metavar="SLIDE...", help="
 SmoothOption = Annotated[
     str,
     typer.Option(
-        help="Smooth maps for the eye over a radius in tiles (2) or micrometres (300um); keeps their total. Evidence "
-        "files stay as they are.  [default: 0]"
+        help="Smooth maps for the eye over a radius in tiles (2) or micrometres (300um); keeps their total. Regions and "
+        "classes of GeoJSON are of the smoothed map; evidence files stay as they are.  [default: 0]"
     ),
 ]
 MppOption = Annotated[

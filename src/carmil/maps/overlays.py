@@ -96,13 +96,15 @@ def _class(leading: TileMap, sign: int) -> str:
 
 def _regions(tiles: Tiles, leading: TileMap) -> Iterator[str]:
     counts = {1: 0, -1: 0}
+    of = [f"run {leading.model}"] if leading.model else []
+    of += [f"smoothed over {leading.smoothed}"] if leading.smoothed else []
     for sign, one in regions_of(tiles, leading):
         counts[sign] += 1
         words = leading.ends[sign > 0].replace(":", " ")
         colour = ATTENDED if not leading.signed else SUPPORTS if sign > 0 else REFUTES
         properties: dict[str, Any] = {
             "objectType": "annotation",
-            "name": f"{words}, region {counts[sign]}",
+            "name": ", ".join([words, *of, f"region {counts[sign]}"]),
             "classification": {"name": words, "color": list(colour)},
             "isLocked": True,
             "measurements": {f"mean {leading.title}": one.mean, "area µm²": one.area * tiles.slide_mpp**2},
