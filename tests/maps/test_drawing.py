@@ -122,6 +122,16 @@ def test_contours_lie_where_the_annotation_is(plain_slide, grid_of_tiles):
     assert not dark[110:390, 110:390].any() and not dark[:90].any()
 
 
+@pytest.mark.finding(n=3)
+def test_tiles_with_little_evidence_are_at_neither_end_of_a_map():
+    """As in GeoJSON: less than 5 % of the largest is neither for nor against."""
+    (one,) = tile_maps({"DCIS": np.array([4.0, 0.21, 0.19, 0.0, np.nan, -0.19, -0.21])})
+    assert one.signs.tolist() == [1, 1, 0, 0, 0, 0, -1]
+    assert [high_low.tolist() for high_low in ends_of(one, 4)] == [[0, 1], [6]]
+    (attention,) = tile_maps({"factual": np.array([0.9, 0.09, 0.01])})
+    assert [high_low.tolist() for high_low in ends_of(attention, 2)] == [[0, 1], [2, 1]]
+
+
 def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slide, grid_of_tiles, words):
     slide = plain_slide(1000, 500)
     tiles = grid_of_tiles(slide, 100)

@@ -155,12 +155,13 @@ def top(i: int, c: int, count: int) -> dict:
             {"instance": int(j), "value": float(values[j]), "x": corners[j][0], "y": corners[j][1]} for j in instances
         ]
 
+    least = 0.05 * np.abs(values).max()
     if i == TINY:
         return {"supporting": [], "refuting": [], "negligible": NEGLIGIBLE}
     return {
         "negligible": "",
-        "supporting": told([j for j in order[:count] if values[j] > 0]),
-        "refuting": told([j for j in order[::-1][:count] if values[j] < 0]),
+        "supporting": told([j for j in order[:count] if values[j] >= least]),
+        "refuting": told([j for j in order[::-1][:count] if values[j] <= -least]),
     }
 
 

@@ -100,6 +100,16 @@ def test_the_viewer_calls_negligible_what_drawings_and_reports_do(run, number_of
     assert maps.shown(number, "factual", 0).even and not shown.even
 
 
+@pytest.mark.finding(n=3)
+def test_the_lists_leave_out_what_drawings_call_neither_for_nor_against(run, number_of):
+    maps, number = Maps(run), number_of["s4"]
+    values = torch.full((run.size(number),), -0.19)
+    values[:5] = torch.tensor([4.0, 0.21, 0.19, 0.0, -0.21])
+    maps.explained(number).columns |= {"evidence_a": values, "evidence_b": -values}
+    supporting, refuting = maps.top(number, 0, 5)
+    assert [j for j, _ in supporting] == [0, 1] and [j for j, _ in refuting] == [4]
+
+
 def test_the_difference_is_attention_minus_counterfactual_attention(ask, number_of):
     maps = {
         name: np.array(ask(f"/api/case/{number_of['s3']}/map/{name}").json["values"])
@@ -115,8 +125,9 @@ def test_the_top_instances_are_the_largest_and_the_smallest_evidence(ask, number
     said = ask(f"/api/case/{number_of['s1']}/top?class=1&count=5").json
     places = ask(f"/api/case/{number_of['s1']}/places").json
     supporting, refuting = np.argsort(-values)[:5], np.argsort(values)[:5]
-    assert [one["instance"] for one in said["supporting"]] == [j for j in supporting if values[j] > 0]
-    assert [one["instance"] for one in said["refuting"]] == [j for j in refuting if values[j] < 0]
+    least = 0.05 * np.abs(values).max()
+    assert [one["instance"] for one in said["supporting"]] == [j for j in supporting if values[j] >= least]
+    assert [one["instance"] for one in said["refuting"]] == [j for j in refuting if values[j] <= -least]
     for one in said["supporting"] + said["refuting"]:
         assert one["value"] == pytest.approx(values[one["instance"]])
         assert (one["x"], one["y"]) == (places["x"][one["instance"]], places["y"][one["instance"]])

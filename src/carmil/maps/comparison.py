@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from carmil.files import whole_file
 from carmil.maps.colours import INK, OUTLINES, SOFT
-from carmil.maps.contours import SMALL
 from carmil.maps.legend import RESEARCH, colour_bar, say, wrapped
 from carmil.maps.mosaic import Box, picture_size
 from carmil.maps.painting import Painter
-from carmil.maps.tile_maps import TileMap, leading_map, limits
+from carmil.maps.tile_maps import SMALL, TileMap, leading_map, limits
 from carmil.slides.slide import Picture, Slide, Tiles
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def draw_ends(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, top: int)
 def ends_of(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The `top` tiles of the highest and of the lowest values; of a signed map only what supports, and what refutes.
 
-    Of a negligible map none.
+    Tiles that are neither (see `TileMap.signs`) are left out; of a negligible map all are.
     """
     if one.negligible:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -135,7 +134,7 @@ def ends_of(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64
     order = known[np.argsort(one.values[known], kind="stable")]
     low, high = order[:top], order[::-1][:top]
     if one.signed:
-        return high[one.values[high] > 0], low[one.values[low] < 0]
+        return high[one.signs[high] > 0], low[one.signs[low] < 0]
     return high, low
 
 

@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 
 from carmil.maps.mosaic import mosaic, pixel_boxes
 from carmil.maps.regions import Ring, ring_area
-from carmil.maps.tile_maps import TileMap
+from carmil.maps.tile_maps import SMALL, TileMap
 from carmil.slides.slide import Tiles
 
 TOP = 0.05  # of the tiles are in top regions
-SMALL = 0.05  # of the largest size on the slide: a tile with less speaks neither for nor against
 MOST = 20  # regions
 A_TILE = 4  # cells a tile is wide: overlapping tiles share some of them
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from carmil.files import whole_file
 from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
-from carmil.maps.contours import SMALL, regions_of
+from carmil.maps.contours import regions_of
 from carmil.maps.legend import RESEARCH
 from carmil.maps.mosaic import picture_size
 from carmil.maps.painting import Painter
@@ -53,7 +53,7 @@ def _tiles(tiles: Tiles, maps: Sequence[TileMap], leading: TileMap, scale: Scale
     columns = [one.values for one in maps]
     shades = colour_of(leading.shades(scale), signed=leading.signed).tolist()
     classes = {sign: _class(leading, sign) for sign in (-1, 0, 1)}
-    signs = _signs(leading)
+    signs = leading.signs.tolist()
     for i, (x, y) in enumerate(tiles.corners.tolist()):
         value = float(leading.values[i])
         values = ", ".join(
@@ -66,15 +66,6 @@ def _tiles(tiles: Tiles, maps: Sequence[TileMap], leading: TileMap, scale: Scale
             f'{_square(x, y, tiles.size)}, "properties": {{"objectType": "tile"{colour}{classified}, '
             f'"measurements": {{{values}}}}}}}'
         )
-
-
-def _signs(leading: TileMap) -> list[int]:
-    """1 for, -1 against, 0 neither: less than SMALL of the largest size, or of a negligible map. Without a sign 1."""
-    if not leading.signed:
-        return [1] * len(leading.values)
-    sizes = np.abs(np.nan_to_num(leading.values))
-    counted = (sizes >= SMALL * sizes.max(initial=0.0)) & (not leading.negligible)
-    return np.where(counted, np.sign(np.nan_to_num(leading.values)), 0).astype(int).tolist()
 
 
 def _square(x: int, y: int, size: float) -> str:

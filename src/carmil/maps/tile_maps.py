@@ -20,6 +20,7 @@ SIGNED_SCALES = SCALES | {"minmax": "symmetric around 0, up to the largest value
 WEIGHT_SCALES = SCALES | {"minmax": "from 0 to the largest weight on this slide"}
 LEAST_LOGITS = 0.01  # a smaller change of a logit changes its probability by less than a quarter of a percentage point
 LEAST_MOVED = 0.05  # of 2, the largest sum of |a - a_cf| on a slide
+SMALL = 0.05  # of the largest size on the slide: a tile with less speaks neither for nor against
 EVEN = 0.01  # values that differ by less than this share of the largest are the same
 
 
@@ -79,6 +80,18 @@ class TileMap:
             case "evidence" if size < LEAST_LOGITS:
                 return f"all tiles together change the logit of {self.name} by less than {LEAST_LOGITS:g}"
         return ""
+
+    @property
+    def signs(self) -> NDArray[np.int64]:
+        """(n): 1 for, -1 against, 0 neither, which is less than SMALL of the largest size, no value, or a negligible map.
+
+        Every list, picture and file of what speaks for and against asks here. Of a map without a sign 1.
+        """
+        if not self.signed:
+            return np.ones(len(self.values), np.int64)
+        values = np.nan_to_num(self.values)
+        counted = (np.abs(values) >= SMALL * np.abs(values).max(initial=0.0)) & (not self.negligible)
+        return np.where(counted, np.sign(values), 0).astype(np.int64)
 
     @property
     def even(self) -> bool:

@@ -124,17 +124,16 @@ class Maps:
     def top(self, number: int, of: int, count: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """Instances with the largest and the smallest evidence, and its value; none of negligible evidence.
 
-        Of evidence without a sign nothing refutes.
+        Instances that are neither for nor against (see `TileMap.signs`) are left out. Of evidence without a sign nothing refutes.
         """
         if self.negligible(number, of):
             return [], []
-        values = self.evidence(number, of).double().nan_to_num()
-        order = values.argsort(descending=True, stable=True).tolist()
-        ranked = [(j, float(values[j])) for j in order[:count]]
+        one = self._tile_map(number, "evidence", of)
+        order = np.argsort(-one.values, kind="stable").tolist()
+        highest, lowest = ([(j, float(one.values[j])) for j in some[:count]] for some in (order, order[::-1]))
         if not EXPLAINERS[self.run.method].signed:
-            return ranked, []
-        lowest = [(j, float(values[j])) for j in order[::-1][:count]]
-        return [pair for pair in ranked if pair[1] > 0], [pair for pair in lowest if pair[1] < 0]
+            return highest, []
+        return [pair for pair in highest if one.signs[pair[0]] > 0], [pair for pair in lowest if one.signs[pair[0]] < 0]
 
     def deletion(self, number: int, of: int, *, quick: bool) -> DeletionCurve:
         """Instances go in the order of the evidence that is shown; p is the mean over the models.

@@ -150,7 +150,8 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
       class: "soft note",
       text: top.negligible
         ? `${capital(top.negligible)}.`
-        : `${info.places ? "Press a tile to fly there" : "Press one to find it"}. Ranked by ${explainer}.`,
+        : `${info.places ? "Press a tile to fly there" : "Press one to find it"}. Ranked by ${explainer}.` +
+          (isSigned ? ` Less than 5 % of the largest evidence is neither for nor against.` : ""),
     }),
   );
   for (const picture of box.querySelectorAll("img"))
