@@ -96,7 +96,7 @@ def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["de
     return Tissue(tuple(regions), mask, threshold)
 
 
-def _why_none(sizes: NDArray[np.float64], threshold: int, rule: TissueRule) -> str:
+def _why_none(sizes: NDArray[np.floating], threshold: int, rule: TissueRule) -> str:
     """Why no piece of these sizes (mm2) is tissue, and what to do about it."""
     if not len(sizes):
         return f"nothing is coloured: no saturation above {threshold} of 255"
