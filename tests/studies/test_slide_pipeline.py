@@ -160,6 +160,50 @@ def test_started_again_it_encodes_only_what_is_new(tmp_path, run, make_cohort_sl
     assert (tmp_path / "out" / "maps" / "second" / "second.geojson").is_file()
 
 
+@pytest.mark.finding(n=1)
+def test_an_out_with_answers_of_another_run_is_refused_and_left_as_it_is(tmp_path, run, cohort, make_cohort_slide):
+    """Maps of the other run would stay beside the answers of this one."""
+    shutil.copytree(cohort / "run", tmp_path / "other")
+    models = json.loads((tmp_path / "other" / "models.json").read_text())
+    (tmp_path / "other" / "models.json").write_text(json.dumps([model | {"threshold": 0.9} for model in models]))
+    slides = [make_cohort_slide(tmp_path / f"{name}.tif", "red") for name in ("first", "second")]
+    assert run(slides[:1])[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    status, said, told = run(slides[1:], "--model", str(tmp_path / "other"))
+    assert (status, said) == (2, "")
+    assert (
+        told.strip()
+        .splitlines()[-1]
+        .endswith(
+            f"{tmp_path / 'out'} holds answers of another run than {tmp_path / 'other'}: choose another --out, or remove "
+            f"{tmp_path / 'out'}"
+        )
+    )
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.finding(n=1)
+def test_messages_are_about_the_slides_of_this_call(tmp_path, run, cohort, make_cohort_slide):
+    assert "features of 1 of these 1 slide ('s3')" in run([cohort / "scans" / "s3.tif"])[2]
+    status, said, told = run([make_cohort_slide(tmp_path / "new.tif", "red")])
+    assert status == 0 and "new" in said
+    assert "s3" not in said and "s3" not in told and "these" not in told
+
+
+@pytest.mark.finding(n=17)
+def test_where_no_slide_can_be_answered_one_line_is_printed(tmp_path, run, make_cohort_slide):
+    assert run([make_cohort_slide(tmp_path / "good.tif", "red")])[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    (tmp_path / "empty.tif").write_bytes(b"")
+    status, said, told = run([tmp_path / "empty.tif"])
+    assert (status, said) == (2, "") and "the slide could not be encoded" in told and "0 bytes" in told
+    after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    changed = {
+        path.relative_to(tmp_path / "out").parts[0] for path in {*before, *after} if before.get(path) != after.get(path)
+    }
+    assert changed <= {"tiles"}  # where the slide is listed as skipped
+
+
 def test_tiles_that_are_cut_are_not_cut_again(tmp_path, run, cohort):
     slide = cohort / "scans" / "s3.tif"
     status, said, told = run([slide], "--tiles", str(cohort / "tiles"))

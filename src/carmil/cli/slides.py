@@ -212,8 +212,8 @@ def slides_run(
     """From slides to a run's answers and the maps that show why: tiles, features, evidence, pictures, GeoJSON.
 
     Tiles are cut as those the run was trained on: the same pixels and micrometres per pixel, which may differ by 5 %. Tiles of
-    another size and another encoder are refused. Writes OUT/predictions.csv, tiles, features and evidence, and a folder
-    of maps per slide. If interrupted, run the same command again to resume.
+    another size, another encoder and an OUT with answers of another run are refused. Writes OUT/predictions.csv, tiles, features
+    and evidence, and a folder of maps per slide. If interrupted, run the same command again to resume.
 
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
     """

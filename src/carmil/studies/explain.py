@@ -8,6 +8,7 @@ OUT/summary.json       over the slides; written last
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,9 +44,13 @@ from carmil.studies.tested import (
     subjects_in,
     validated,
 )
+from carmil.untrusted import parsed, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_OF_MODELS = ("run", "weights", "thresholds")  # settings of an explanation that tell one run's models from another's
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +73,12 @@ def explain_run(
     searched: bool,
     device: str,
     say: Say,
+    asked: Collection[str] | None = None,
 ) -> Explanation:
-    """Explains the run's own slides by the models that were tested on them, or new ones (`bags`) by all its models."""
+    """Explains the run's own slides by the models that were tested on them, or new ones (`bags`) by all its models.
+
+    asked: the slides that messages are about, by default all.
+    """
     import pandas as pd
 
     run = read_run(run_folder)
@@ -79,7 +88,7 @@ def explain_run(
         raise CarmilError(f"--searched needs attention pooling, which {run.settings.model!r} does not have")
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
     _check_free(out)
-    store, own = _store(run, bags, out, say)
+    store, own = _store(run, bags, out, say, asked)
     subjects = own_subjects(run, store) if own else subjects_in(run, store)
     begin(out, {"settings": _asked(run, methods, searched), "data": store.fingerprint}, kind="explanation")
     if store.bags().instance_labels is not None and len(run.classes) > 2:
@@ -96,6 +105,20 @@ def explain_run(
     return Explanation(out, methods, frame, summary, written)
 
 
+def check_same_run(folder: Path, run: Run, out: Path) -> None:
+    """Refuse an `out` whose evidence, in `folder`, is by other models or thresholds than the run's."""
+    path = folder / "explanation.json"
+    if not path.exists():
+        return
+    advice = f"choose another --out, or remove {out}"
+    facts = read_json(path, advice)
+    parsed(facts, dict[str, Any], str(path), advice)
+    settings = facts.get("settings")
+    mine = _asked(run, (), searched=False)
+    if not isinstance(settings, dict) or any(settings.get(name) != mine[name] for name in _OF_MODELS):
+        raise CarmilError(f"{out} holds answers of another run than {run.folder}: {advice}")
+
+
 def _check_free(out: Path) -> None:
     """A slide's file, or the summary, could have the name of one of a run's."""
     for kind in ("run", "sweep"):
@@ -105,7 +128,7 @@ def _check_free(out: Path) -> None:
             )
 
 
-def _store(run: Run, bags: Path | None, out: Path, say: Say) -> tuple[Store, bool]:
+def _store(run: Run, bags: Path | None, out: Path, say: Say, asked: Collection[str] | None) -> tuple[Store, bool]:
     """The slides to explain, and whether they are the run's own."""
     if bags is None:
         return reopened(run), True
@@ -114,7 +137,7 @@ def _store(run: Run, bags: Path | None, out: Path, say: Say) -> tuple[Store, boo
     if own is not None:
         say(f"{bags} is the cohort of the run: every slide is explained by the models that were tested on it")
         return own, True
-    check_fits(run, store, bags, say)
+    check_fits(run, store, bags, say, asked)
     return store, False
 
 

@@ -1,7 +1,7 @@
 """`carmil evaluate` and `carmil predict`: a run's models on bags they have never seen. k classes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,15 +50,23 @@ class Evaluation:
 
 
 def predict_bags(
-    run_folder: Path, bags: Path, out: Path, *, device: str, say: Say, skip_broken: bool = False
+    run_folder: Path,
+    bags: Path,
+    out: Path,
+    *,
+    device: str,
+    say: Say,
+    skip_broken: bool = False,
+    asked: Collection[str] | None = None,
 ) -> "pd.DataFrame":
     """Answers for every bag by the run's decision rule; written to out/predictions.parquet and .csv.
 
-    New slides are answered by all models together, the run's own by the models that were tested on them.
+    New slides are answered by all models together, the run's own by the models that were tested on them. asked: the slides
+    that messages are about, by default all.
     """
     run = read_run(run_folder)
     check_no_run(out)
-    store = fitting(run, bags, out, say, skip_broken=skip_broken)
+    store = fitting(run, bags, out, say, skip_broken=skip_broken, asked=asked)
     frame = decided_answers(run, store.bags(), subjects_in(run, store), device)
     write_predictions(out, frame)
     return frame
@@ -164,27 +172,35 @@ def _labels_of_run(run: Run, labels: Path, named: Mapping[str, str | None], mapp
     return table
 
 
-def fitting(run: Run, bags: Path, out: Path, say: Say, *, skip_broken: bool = False) -> Store:
+def fitting(
+    run: Run,
+    bags: Path,
+    out: Path,
+    say: Say,
+    *,
+    skip_broken: bool = False,
+    asked: Collection[str] | None = None,
+) -> Store:
     """The store of these bags, if it fits the run: the same width, encoder, pooling and tile geometry."""
     store = opened(bags, out / "cohort", dtype=run.settings.dtype, skip_broken=skip_broken, say=say)
-    check_fits(run, store, bags, say)
+    check_fits(run, store, bags, say, asked)
     return store
 
 
-def check_fits(run: Run, store: Store, bags: Path, say: Say) -> None:
-    """Refuses bags that the run's models cannot look at, and says which of them may be known to the models."""
+def check_fits(run: Run, store: Store, bags: Path, say: Say, asked: Collection[str] | None = None) -> None:
+    """Refuses bags that the run's models cannot look at, and says which of those `asked` for may be known to the models."""
     check_encoder(run, store.encoder, store.width, str(bags), say, pooling=store.pooling)
     check_tiles(run, store.geometry, str(bags), say)
-    for line in _known_slides(run, store):
+    for line in _known_slides(run, store, set(store.ids if asked is None else asked)):
         say(line)
 
 
-def _known_slides(run: Run, store: Store) -> list[str]:
+def _known_slides(run: Run, store: Store, asked: set[str]) -> list[str]:
     """What a user must know of slides whose features the run was trained on, under whatever name, and of equal names."""
     tested = set(run.predictions()["slide"])
     found = same_features(run, store)
     if found is None:
-        by_name = _equal_names(set(run.data.trained_on or tested) & set(store.ids), store)
+        by_name = _equal_names(set(run.data.trained_on or tested) & asked, len(asked))
         if run.data.trained_on is None:  # a run of carmil 0.1
             return by_name
         types = f"{store.path} holds {store.dtype}, the run's own store {run.data.store_type}"
@@ -194,22 +210,22 @@ def _known_slides(run: Run, store: Store) -> list[str]:
         (True, "", "each is answered by the models that were tested on it, as in the run's report"),
         (False, "WARNING: ", "these answers are no test of it"),
     ):
-        same = [(name, known) for name, known in found.items() if (known in tested) is was_tested]
+        same = [(name, known) for name, known in found.items() if name in asked and (known in tested) is was_tested]
         if same:
             named = ", ".join(repr(name) if name == known else f"{name!r} as {known!r}" for name, known in same[:3])
             lines.append(
-                f"{level}the run was trained on the features of {len(same)} of these {plural(len(store.ids), 'slide')} "
+                f"{level}the run was trained on the features of {len(same)} of these {plural(len(asked), 'slide')} "
                 f"({named}{', ...' if len(same) > 3 else ''}): {then}"
             )
     trained = set(run.data.trained_on or ())
-    return lines + _equal_names(trained & set(store.ids) - set(found), store)
+    return lines + _equal_names(trained & asked - set(found), len(asked))
 
 
-def _equal_names(names: set[str], store: Store) -> list[str]:
+def _equal_names(names: set[str], slides: int) -> list[str]:
     if not names:
         return []
     return [
-        f"{len(names)} of these {plural(len(store.ids), 'slide')} {'has the name' if len(names) == 1 else 'have names'} of "
+        f"{len(names)} of these {plural(slides, 'slide')} {'has the name' if len(names) == 1 else 'have names'} of "
         f"slides that the run was trained on ({min(names)!r}, ...): if they are the same, these answers are no test of it"
     ]
 

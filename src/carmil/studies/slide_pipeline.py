@@ -26,7 +26,7 @@ from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles
 from carmil.slides.tile_cohort import TileSettings, tile_slides
 from carmil.slides.tiling import tiles_file
-from carmil.studies.explain import explain_run
+from carmil.studies.explain import check_same_run, explain_run
 from carmil.studies.external import check_encoder, check_tiles, predict_bags
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def run_slides(
 ) -> Shown:
     """Tiles, features, answers, evidence and maps of slides.
 
+    An `out` that holds answers of another run is refused: its maps would stay beside the new answers.
     tiles: a folder of those that are cut already. preset: how tissue is found where they are cut here. longest: pixels of a
     map's longer side; never more than the slide has. smoothing: of the maps that are drawn.
     """
@@ -68,6 +69,7 @@ def run_slides(
         )
     say = _once(say)
     run = read_run(run_folder)
+    check_same_run(out / "evidence", run, out)
     check_encoder(run, encoder.name, encoder.width, encoder.name, say, pooling=encoder.pooling)
     if tiles is None:
         found, broken = _tiles(slides, out / "tiles", _settings(run, preset, say), mpp)
@@ -77,19 +79,20 @@ def run_slides(
             check_tiles(run, cut.geometry, str(tiles_file(tiles, cut.slide)), say)
     features = encode_slides(found, out / "features", encoder, device=device, say=say)
     broken |= features.broken
-    if features.store is None:
+    asked = [cut.slide for path, cut in found.items() if path not in broken]
+    if features.store is None or not asked:  # the store may hold slides of earlier calls
         what = "the slide could not" if len(slides) == 1 else f"none of {len(slides)} slides could"
         raise CarmilError(f"{what} be encoded: {next(iter(broken.values()))}")
-    answers = predict_bags(run_folder, features.store.path, out, device=device, say=say)
+    store = features.store.path
+    answers = predict_bags(run_folder, store, out, device=device, say=say, asked=asked)
     with whole_folder(out / "evidence") as aside:
-        explain_run(run_folder, aside, bags=features.store.path, methods=(), searched=False, device=device, say=say)
-    asked = [cut.slide for path, cut in found.items() if path not in broken]
+        explain_run(run_folder, aside, bags=store, methods=(), searched=False, device=device, say=say, asked=asked)
     shown = Shown(answers[answers["slide"].isin(asked)], features.times, broken=broken)
     with counted("drawing", "slides") as on_slide:
         for done, (path, cut) in enumerate(found.items(), 1):
             if path not in broken:
                 try:
-                    shown.maps[cut.slide] = _drawn(path, cut, out, run.classes, longest, smoothing)
+                    shown.maps[cut.slide] = _drawn(path, cut, out, run, longest, smoothing)
                 except CarmilError as error:
                     broken[path] = str(error)
             on_slide(done, len(found))
@@ -127,18 +130,16 @@ def _tiles(
     return found, {one.path: one.problem for one in outcomes if one.tiles is None}
 
 
-def _drawn(
-    path: Path, tiles: Tiles, out: Path, classes: Sequence[str], longest: int, smoothing: Smoothing | None
-) -> Path:
+def _drawn(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing: Smoothing | None) -> Path:
     """The evidence of the answer, attention weights, and the evidence of the other classes."""
     maps = maps_of(out / "evidence", tiles, smoothing=smoothing)
     there = {one.name for one in maps if one.kind == "evidence"}
-    if there and (others := [name for name in classes if name not in there]):
+    if there and (others := [name for name in run.classes if name not in there]):
         maps += maps_of(out / "evidence", tiles, others, smoothing=smoothing)
     folder = out / "maps" / safe_name(tiles.slide)
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
         longest = min(longest, max(slide.width, slide.height))
-        answers = answer_lines(out / "evidence", tiles.slide)
+        answers = [f"Run: {run.name}", *answer_lines(out / "evidence", tiles.slide)]
         draw_maps(slide, tiles, maps, folder, longest=longest, geojson=True, answers=answers)
     return folder
 
