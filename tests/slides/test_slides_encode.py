@@ -1,6 +1,7 @@
 """carmil slides encode: features of every slide in a store, each computed once."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,8 +80,9 @@ def test_features_of_tiles_become_a_store(tmp_path, scans, encode):
 
 
 def test_a_slide_is_encoded_once_and_a_store_grows(tmp_path, scans, encode, computed):
-    encode(scans("a", "b"))
-    status, said, _ = encode(scans("a", "b"))
+    slides = scans("a", "b")
+    encode(slides)
+    status, said, _ = encode(slides)
     assert status == 0 and computed == ["a", "b"]
     assert "nothing was encoded" in said and "2 slides were there already" in said
     status, _, _ = encode(scans("c"))
@@ -88,6 +90,39 @@ def test_a_slide_is_encoded_once_and_a_store_grows(tmp_path, scans, encode, comp
     assert open_store(tmp_path / "store").ids == ("a", "b", "c")
     encode(scans("a", "b", "c"), out="at_once")
     assert same_store(tmp_path / "store", tmp_path / "at_once")
+
+
+@pytest.mark.finding(n=1)
+def test_a_slide_file_that_was_replaced_is_encoded_again(tmp_path, scans, encode, computed, make_slide):
+    slides = scans("a", "b")
+    encode(slides)
+    before = open_store(tmp_path / "store")
+    noise = np.random.default_rng(1).integers(0, 256, (256, 384, 3)).astype(np.uint8)
+    make_slide(Path(slides[0]), noise)
+    os.utime(slides[0], (1e9, 1e9))
+    status, said, told = encode(slides)
+    assert status == 0 and computed == ["a", "b", "a"] and "1 slide was there already" in said
+    assert "a.tif has changed since it was encoded (another size or modification time): it is encoded again" in told
+    after = open_store(tmp_path / "store")
+    assert [one.checksum == other.checksum for one, other in zip(before.entries, after.entries, strict=True)] == [
+        False,
+        True,
+    ]
+    assert after.entries[0].slide_mtime == 1e9 and after.entries[0].slide_bytes == Path(slides[0]).stat().st_size
+    assert (after.entries[1].slide_width, after.entries[1].slide_height) == (384, 256)
+
+
+@pytest.mark.finding(n=1)
+def test_a_store_that_does_not_record_slide_files_stays_valid(tmp_path, scans, encode, computed):
+    slides = scans("a")
+    encode(slides)
+    index = tmp_path / "store" / "index.json"
+    facts = json.loads(index.read_text())
+    facts["bags"] = [{name: bag[name] for name in bag if not name.startswith("slide_")} for bag in facts["bags"]]
+    index.write_text(json.dumps(facts))
+    os.utime(slides[0], (1e9, 1e9))
+    status, said, _ = encode(slides)
+    assert status == 0 and computed == ["a"] and "1 slide was there already" in said
 
 
 def test_a_killed_command_goes_on_with_the_slides_that_are_missing(tmp_path, scans, encode, monkeypatch):
@@ -121,9 +156,10 @@ def test_features_cut_short_are_made_again(tmp_path, scans, encode, computed, mo
 
 
 def test_other_tiles_are_other_features(tmp_path, scans, encode, computed):
-    encode(scans("a", "b"))
+    slides = scans("a", "b")
+    encode(slides)
     scans("b", size=64)
-    status, _, _ = encode([*scans("a"), str(tmp_path / "scans" / "b.tif")])
+    status, _, _ = encode(slides)
     assert status == 0 and computed == ["a", "b", "b"]
     assert [entry.rows for entry in open_store(tmp_path / "store").entries] == [6, 24]
 
@@ -142,7 +178,7 @@ def test_broken_slides_are_listed_and_the_rest_goes_on(tmp_path, scans, encode, 
     for name, why in (
         ("torn", ""),
         ("empty", "0 bytes"),
-        ("other", "384 x 256: cut them again"),
+        ("other", "384 x 256: expected the same slide"),
         ("untiled", "no tiles"),
     ):
         assert any(f"{name}.tif" in line and why in line for line in skipped), (name, skipped)
@@ -204,7 +240,8 @@ def test_a_store_of_version_one_grows_and_says_that_its_tiles_could_not_be_compa
     index = tmp_path / "store" / "index.json"
     facts = json.loads(index.read_text()) | {"version": 1}
     for entry in facts["bags"]:
-        del entry["tile_pixels"], entry["tile_mpp"], entry["pooling"]
+        for name in ("tile_pixels", "tile_mpp", "pooling", "slide_bytes", "slide_mtime", "slide_width", "slide_height"):
+            del entry[name]
     index.write_text(json.dumps(facts))
     status, _, told = encode(scans("a", "b"))
     assert status == 0 and computed == ["a", "b"] and "could not be checked" in told

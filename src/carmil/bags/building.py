@@ -19,6 +19,7 @@ from carmil.bags.conversion import converted, vanished_line
 from carmil.bags.finding import find_bags
 from carmil.bags.geometry import UNKNOWN
 from carmil.bags.readers import peek, read_bag
+from carmil.bags.slide_file import NOT_RECORDED
 from carmil.bags.sources import Found, Source
 from carmil.bags.store import (
     ITEM_SIZE,
@@ -127,7 +128,7 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
             )
             if part.instance_labels is not None:
                 files["instance_labels"].write(part.instance_labels.numpy().tobytes())
-            first = store.entries[members[group][0]]
+            first = replace(store.entries[members[group][0]], **asdict(NOT_RECORDED))  # a group has no slide file
             unit = None if isinstance(part.coordinate_unit, tuple) else part.coordinate_unit
             truth = any(store.entries[i].truth for i in members[group])
             entries.append(
@@ -409,6 +410,7 @@ def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
             pooling=bag.pooling,
             tile_pixels=bag.geometry.tile_pixels,
             tile_mpp=bag.geometry.tile_mpp,
+            **asdict(bag.slide_file),
         )
     except CarmilError as error:
         return error

@@ -29,6 +29,7 @@ from carmil.bags.arrays import (
 )
 from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.bags.matrices import bag_of_matrix, header_of_matrix, is_matrix
+from carmil.bags.slide_file import SlideFile
 from carmil.bags.sources import READERS, Bag, Header, Source
 from carmil.errors import CarmilError
 from carmil.files import safe_name
@@ -70,7 +71,7 @@ def read_bag(source: Source) -> Bag:
         features = as_features(held)
         place = _place(contents, source, len(features))
         labels = _instance_labels(contents, source, len(features))
-        made = _pooling(contents, held), _geometry(contents, source)
+        made = _pooling(contents, held), _geometry(contents, source), _slide_file(contents)
         return Bag(source.id, features, *place, _encoder(contents, held, source), labels, *made)
 
 
@@ -211,6 +212,21 @@ def _encoder(contents: Contents, held: Held, source: Source) -> str | None:
 
 def _pooling(contents: Contents, held: Held) -> str | None:
     return as_text(held.told("pooling")) or as_text(contents.told("pooling"))
+
+
+def _slide_file(contents: Contents) -> SlideFile:
+    """What files of carmil record of the slide; TRIDENT's coordinates have its width and height."""
+    coords = next((contents.get(name) for name in COORDINATE_NAMES if name in contents.names), None)
+
+    def number(name: str, theirs: str = "") -> float | None:
+        told = contents.told(name)
+        if told is None and theirs and coords is not None:
+            told = coords.told(theirs)
+        return as_number(told, f"{contents.path}: {name}")
+
+    numbers = number("slide_bytes"), number("slide_width", "level0_width"), number("slide_height", "level0_height")
+    size, width, height = (None if value is None else round(value) for value in numbers)
+    return SlideFile(size, number("slide_mtime"), width, height)
 
 
 def _geometry(contents: Contents, source: Source) -> TileGeometry:

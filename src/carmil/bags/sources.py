@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carmil.bags.geometry import UNKNOWN, TileGeometry
+from carmil.bags.slide_file import NOT_RECORDED, SlideFile
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Unit
@@ -25,6 +26,7 @@ class Bag:
     instance_labels (n) int64, or None
     pooling         how the encoder made one vector of a tile's tokens, in words, or None where that is not recorded
     geometry        pixels of a tile and micrometres per pixel, as far as they are recorded
+    slide_file      the file that the features were made from, as far as it is recorded
     """
 
     id: str
@@ -36,6 +38,7 @@ class Bag:
     instance_labels: np.ndarray | None = None
     pooling: str | None = None
     geometry: TileGeometry = UNKNOWN
+    slide_file: SlideFile = NOT_RECORDED
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 STORE/
   index.json              what is in it: type, width, encoder, and each bag's id, rows, unit, tile size, tile geometry, encoder,
-                          pooling and checksum
+                          pooling, slide file and checksum
   features.bin            (n, d) row by row
   coordinates.bin         (n, 2) float32
   instance_labels.bin     (n) int64, if any bag has them
@@ -21,6 +21,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from carmil.bags.geometry import TileGeometry, common_geometry
+from carmil.bags.slide_file import SlideFile
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
 from carmil.truth import UNKNOWN
@@ -50,10 +51,18 @@ class Entry:
     pooling: str | None = None
     tile_pixels: int | None = None
     tile_mpp: float | None = None
+    slide_bytes: int | None = None
+    slide_mtime: float | None = None
+    slide_width: int | None = None
+    slide_height: int | None = None
 
     @property
     def geometry(self) -> TileGeometry:
         return TileGeometry(self.tile_pixels, self.tile_mpp)
+
+    @property
+    def slide_file(self) -> SlideFile:
+        return SlideFile(self.slide_bytes, self.slide_mtime, self.slide_width, self.slide_height)
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,7 @@ class Store:
             instance_labels=None if not entry.truth or bags.instance_labels is None else bags.instance_labels.numpy(),
             pooling=entry.pooling,
             geometry=entry.geometry,
+            slide_file=entry.slide_file,
         )
 
     def checksums_in(self, dtype: Dtype) -> dict[str, str] | None:
@@ -178,6 +188,10 @@ class _EntryFacts(TypedDict):
     pooling: NotRequired[str | None]
     tile_pixels: NotRequired[int | None]
     tile_mpp: NotRequired[float | None]
+    slide_bytes: NotRequired[int | None]
+    slide_mtime: NotRequired[float | None]
+    slide_width: NotRequired[int | None]
+    slide_height: NotRequired[int | None]
 
 
 class _Index(TypedDict):

@@ -196,12 +196,16 @@ def _arrays(bag: Bag) -> dict[str, np.ndarray]:
 def _words(bag: Bag) -> dict[str, str | float]:
     words = {"coordinate_unit": bag.coordinate_unit, "tile_size": bag.tile_size, "encoder": bag.encoder}
     known = {name: value for name, value in words.items() if value is not None}
-    return known | _pooling(bag) | _geometry(bag)
+    return known | _pooling(bag) | _geometry(bag) | _slide_file(bag)
 
 
 def _geometry(bag: Bag) -> dict[str, int | float]:
     """What is known of it, under our own names: other tools' attributes are nominal, or cannot hold a fraction."""
     return {name: value for name, value in asdict(bag.geometry).items() if value is not None}
+
+
+def _slide_file(bag: Bag) -> dict[str, int | float]:
+    return {name: value for name, value in asdict(bag.slide_file).items() if value is not None}
 
 
 def _pooling(bag: Bag) -> dict[str, str]:

@@ -79,6 +79,7 @@ def slides_draw(
     from carmil.maps.slide_evidence import Smoothing
     from carmil.progress import counted
     from carmil.slides.opening import open_slide, slides_in
+    from carmil.slides.slide import check_same_size
 
     boxes = [_box(words) for words in regions or ()] or None
     smoothing = Smoothing.parse(smooth)
@@ -92,7 +93,7 @@ def slides_draw(
                 drawn = _maps(evidence, cut, wanted, smoothing)
                 contours = _annotations(annotations, cut)
                 with open_slide(path, mpp=mpp or cut.slide_mpp) as slide:
-                    _same_slide(slide.width, slide.height, cut)
+                    check_same_size(slide, cut.width, cut.height)
                     files = draw_maps(
                         slide,
                         cut,
@@ -226,14 +227,6 @@ def _box(words: str) -> "Box":
         )
     x, y, width, height = numbers
     return (x, y, x + width, y + height)
-
-
-def _same_slide(width: int, height: int, tiles: "Tiles") -> None:
-    if (width, height) != (tiles.width, tiles.height):
-        raise CarmilError(
-            f"{tiles.slide} is {width:,} x {height:,} pixels and its tiles were cut from {tiles.width:,} x {tiles.height:,}: "
-            "expected the same slide"
-        )
 
 
 def _finish(count: int, skipped: Sequence[str]) -> None:

@@ -145,7 +145,7 @@ def slides_encode(
     """Make features of tiles, and pack them into a store to train on; status 1 if a slide was skipped.
 
     Writes the store OUT, and with --h5 files for other tools. If interrupted, run the same command again to resume; slides that
-    the store has are not encoded again.
+    the store has are not encoded again, unless their file has another size or modification time.
 
     Examples:
       carmil slides encode scans --tiles tiles --encoder hf-hub:MahmoodLab/UNI --out features

@@ -1,4 +1,4 @@
-"""Slides into a store of features, one after the other; what is there is not computed again.
+"""Slides into a store of features, one after the other; what is there is not computed again, unless the slide file changed.
 
 STORE                      the features of all slides, also of those that earlier calls brought
 STORE.encoding/ENCODER     while it is made: one file per slide, whole; if interrupted, the same command encodes the slides
@@ -16,6 +16,7 @@ from carmil.bags.building import build_store, lock_file
 from carmil.bags.geometry import UNKNOWN, TileGeometry, check_geometry
 from carmil.bags.names import write_names
 from carmil.bags.readers import read_bag
+from carmil.bags.slide_file import slide_file_at
 from carmil.bags.sources import Bag, Source
 from carmil.bags.store import Store, checksum, is_store, open_store
 from carmil.bags.writers import write_bag
@@ -27,7 +28,7 @@ from carmil.slides.encoders import Encoder
 from carmil.slides.encoding import Times, encode
 from carmil.slides.opening import open_slide
 from carmil.slides.placed_encoder import PlacedEncoder
-from carmil.slides.slide import Slide, Tiles
+from carmil.slides.slide import Tiles, check_same_size
 from carmil.slides.tiling import read_tiles, tiles_file
 
 
@@ -80,6 +81,9 @@ def _encode_slides(
         for number, (path, cut) in enumerate(tiles.items(), 1):
             on_slide(cut.slide, number)
             bag = _kept(cut, encoder, store, work / f"{names[cut.slide]}.safetensors")
+            if bag is not None and bag.slide_file.differs_from(slide_file_at(path)):
+                say(f"{path} has changed since it was encoded (another size or modification time): it is encoded again")
+                bag = None
             if bag is not None:
                 found.kept.append(cut.slide)
                 on_tiles(len(cut))
@@ -179,8 +183,9 @@ def _encoded(
 ) -> Bag:
     if not len(tiles):
         raise CarmilError(f"{path} has no tiles: there is nothing to encode")
+    slide_file = slide_file_at(path, width=tiles.width, height=tiles.height)
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
-        _same_slide(slide, tiles)
+        check_same_size(slide, tiles.width, tiles.height)
         made = encode(slide, tiles, encoder, on_tiles=on_tiles)
     found.encoded.append(tiles.slide)
     found.times += made.times
@@ -194,15 +199,8 @@ def _encoded(
         encoder=encoder.encoder.name,
         pooling=encoder.encoder.pooling,
         geometry=tiles.geometry,
+        slide_file=slide_file,
     )
-
-
-def _same_slide(slide: Slide, tiles: Tiles) -> None:
-    if (slide.width, slide.height) != (tiles.width, tiles.height):
-        raise CarmilError(
-            f"{slide.path} has {slide.width} x {slide.height} pixels, its tiles were cut from {tiles.width} x {tiles.height}: "
-            "cut them again"
-        )
 
 
 def _packed(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.bags.geometry import TileGeometry
+from carmil.errors import CarmilError
 
 Picture = NDArray[np.uint8]  # (height, width, 3), RGB
 
@@ -94,3 +95,12 @@ class Tiles:
     @property
     def geometry(self) -> TileGeometry:
         return TileGeometry(self.pixels, self.mpp)
+
+
+def check_same_size(slide: Slide, width: int, height: int) -> None:
+    """Refuse a slide of another size than the one its tiles were cut from, in level-0 pixels."""
+    if (slide.width, slide.height) != (width, height):
+        raise CarmilError(
+            f"{slide.path} is {slide.width:,} x {slide.height:,} pixels and its tiles were cut from {width:,} x {height:,}: "
+            "expected the same slide, or cut it again"
+        )
