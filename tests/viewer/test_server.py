@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 from carmil.bags.bags import Bags
+from carmil.bags.slide_file import SlideFile
 from carmil.bags.store import open_store
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
@@ -27,6 +29,8 @@ from carmil.viewer.guard import known_hosts
 from carmil.viewer.maps import Maps
 from carmil.viewer.pictures import Pictures
 from carmil.viewer.slide_files import SlideFiles
+
+from .conftest import write_slide
 
 RULE = Decision(("a", "b"))
 
@@ -239,6 +243,31 @@ def test_a_slide_that_cannot_be_opened_is_said_without_its_path(study_folder, ru
     answers = Answers(run, SlideFiles(tmp_path, ["s3"]))
     said = answers.case(number_of["s3"]).decode()
     assert '"picture":null' in said and "s3.svs is not a slide" in said and str(tmp_path) not in said
+
+
+@pytest.mark.finding(n=1)
+@pytest.mark.parametrize(
+    ("size", "recorded", "why"),
+    [
+        ((900, 600), (1000, 700), "s0.tif is 900 x 600 pixels and its tiles were cut from 1,000 x 700"),
+        ((500, 600), (None, None), "s0.tif is 500 x 600 pixels and a tile begins at 600, 300"),
+    ],
+)
+def test_a_slide_of_another_size_than_the_tiled_one_is_not_shown(tmp_path, size, recorded, why):
+    """Its tissue would lie under a map that is not its own."""
+    write_slide(tmp_path / "s0.tif", width=size[0], height=size[1])
+    run = one_case([[0, 0], [600, 300]], "level0_px", 64.0)
+    tiled = SlideFile(slide_width=recorded[0], slide_height=recorded[1])
+    run = replace(run, cases=(replace(run.cases[0], slide_file=tiled),))
+    lines = []
+    answers = Answers(run, SlideFiles(tmp_path, ["s0"]), log=lines.append)
+    for _ in range(2):
+        said = json.loads(answers.case(0))
+        assert said["picture"] is None and said["places"] and not said["images"] and said["remark"].startswith(why)
+    assert answers.pictures.tile(0, 9, 0, 0) is None and answers.pictures.instance(0, 0) is None
+    assert len(lines) == 1 and lines[0].startswith(f"s0 is shown without its slide: {why}")
+    assert json.loads(answers.places(0)) == {"x": [0, 600], "y": [0, 300]}
+    answers.pictures.slides.close()
 
 
 def test_a_slide_that_cannot_be_read_on_is_said_without_its_path(study_folder):

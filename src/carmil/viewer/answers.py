@@ -12,6 +12,7 @@ import numpy as np
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.runs.decision import NO_ANSWER
+from carmil.studies.cohort import Say
 from carmil.viewer.bounded import Kept
 from carmil.viewer.cases import RunCases
 from carmil.viewer.maps import Maps
@@ -24,11 +25,13 @@ CURVES = 2**22  # bytes of deletion curves kept
 
 
 class Answers:
-    """`remarks` are lines for the person at the page."""
+    """`remarks` are lines for the person at the page, `log` takes those for the person at the terminal."""
 
-    def __init__(self, run: RunCases, slides: SlideFiles, *, remarks: Iterable[str] = ()) -> None:
+    def __init__(
+        self, run: RunCases, slides: SlideFiles, *, remarks: Iterable[str] = (), log: Say = lambda line: None
+    ) -> None:
         self.run, self.remarks = run, list(remarks)
-        self.maps, self.whatif, self.pictures = Maps(run), WhatIf(run), Pictures(run, slides)
+        self.maps, self.whatif, self.pictures = Maps(run), WhatIf(run), Pictures(run, slides, log=log)
         self._curves: Kept[bytes] = Kept(CURVES, len)
 
     def cohort(self) -> bytes:

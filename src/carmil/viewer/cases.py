@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from carmil.bags.bags import Bags
 from carmil.bags.geometry import UNKNOWN, TileGeometry
+from carmil.bags.slide_file import NOT_RECORDED, SlideFile
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
 from carmil.evidence.explainers import default_explainer
@@ -32,7 +33,8 @@ class Case:
     """A slide (or a digit bag): its place among the bags, the models that answer for it, their rule, and what they answered.
 
     probabilities (k), and of the counterfactual attention (k), each the mean over the models. tile_size is a tile's edge
-    in the unit of the coordinates, geometry what the encoder got of a tile: pixels, and micrometres per pixel.
+    in the unit of the coordinates, geometry what the encoder got of a tile: pixels, and micrometres per pixel; slide_file the
+    slide that was tiled.
     """
 
     slide: str
@@ -46,6 +48,7 @@ class Case:
     fold: int | None = None
     tile_size: float | None = None
     geometry: TileGeometry = UNKNOWN
+    slide_file: SlideFile = NOT_RECORDED
 
     @property
     def answer(self) -> str:
@@ -149,6 +152,7 @@ def _study_cases(run: Run) -> RunCases:
                 fold=int(folds[0]) if len(folds) == 1 else None,
                 tile_size=store.entries[subject.place].tile_size,
                 geometry=store.entries[subject.place].geometry,
+                slide_file=store.entries[subject.place].slide_file,
             )
         )
     bags = store.bags()

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
 from carmil.maps.mosaic import spacing
-from carmil.slides.slide import Picture, Slide
+from carmil.slides.slide import Picture, Slide, check_same_size
+from carmil.studies.cohort import Say
 from carmil.viewer.bounded import Kept
 from carmil.viewer.cases import Floats, RunCases
 from carmil.viewer.slide_files import SlideFiles
@@ -59,22 +60,43 @@ class Places:
 class Pictures:
     """May be asked from several threads."""
 
-    def __init__(self, run: RunCases, slides: SlideFiles) -> None:
-        self.run, self.slides = run, slides
+    def __init__(self, run: RunCases, slides: SlideFiles, *, log: Say = lambda line: None) -> None:
+        self.run, self.slides, self.log = run, slides, log
         self.problems: dict[int, str] = {}  # why a case's slide cannot be shown
+        self._checked: set[int] = set()  # cases whose slide is the one that was tiled, as far as can be told
         self._kept: Kept[bytes] = Kept(KEPT, len)
 
     def zoom(self, number: int) -> Zoom | None:
-        """None where there is no slide file."""
+        """None where there is no slide file, or none of the slide that was tiled."""
         name = self.run.cases[number].slide
         if name not in self.slides or number in self.problems:
             return None
         try:
             with self.slides.opened(name) as slide:
+                if number not in self._checked:
+                    self._check_slide(number, slide)
+                    self._checked.add(number)
                 return zoom_of(slide)
         except CarmilError as error:
+            if number not in self.problems:
+                self.log(f"{name} is shown without its slide: {error}")
             self.problems[number] = str(error)
             return None
+
+    def _check_slide(self, number: int, slide: Slide) -> None:
+        """Refuse a slide of another size than the one that was tiled; where that is not recorded, one that tiles lie outside of."""
+        case, corners = self.run.cases[number], self.run.coordinates(number)
+        recorded = case.slide_file
+        if recorded.slide_width is not None and recorded.slide_height is not None:
+            check_same_size(slide, recorded.slide_width, recorded.slide_height)
+        elif corners is not None:
+            pixel = slide.mpp if self.run.bags.units[case.place] == "um" else 1.0
+            right, bottom = corners.max(0) / pixel  # corners, not edges: some tools let tiles reach over the edge
+            if right >= slide.width or bottom >= slide.height:
+                raise CarmilError(
+                    f"{slide.path} is {slide.width:,} x {slide.height:,} pixels and a tile begins at {right:,.0f}, {bottom:,.0f}: "
+                    "expected the slide that was tiled"
+                )
 
     def kept(self, *key: object) -> bytes | None:
         """A picture that was made before."""
@@ -83,7 +105,7 @@ class Pictures:
     def tile(self, number: int, level: int, x: int, y: int) -> bytes | None:
         """A deep-zoom tile; None where there is none."""
         name = self.run.cases[number].slide
-        if name not in self.slides:
+        if self.zoom(number) is None:
             return None
         with self.slides.opened(name) as slide:
             picture = _tile(slide, level, x, y)
@@ -95,7 +117,7 @@ class Pictures:
             picture = self.run.pictures(self.run.first_row(number) + j)
             return self._made(("instance", number, j), picture)
         name, places = self.run.cases[number].slide, self.places(number)
-        if name not in self.slides or places is None:
+        if self.zoom(number) is None or places is None:
             return None
         x, y = places.corners[j].tolist()
         side = min(INSTANCE, math.ceil(places.tile_size))

@@ -45,7 +45,8 @@ def serve(
         for line in remarks:
             say(line)
         port = listening.getsockname()[1]
-        app = guarded_app(Answers(run, files, remarks=remarks), is_known=hosts_of(host), token=token, port=port)
+        answers = Answers(run, files, remarks=remarks, log=say)
+        app = guarded_app(answers, is_known=hosts_of(host), token=token, port=port)
         config = uvicorn.Config(
             app,
             log_level="error",
