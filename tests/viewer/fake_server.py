@@ -31,7 +31,7 @@ MAPS = [
     {"name": "factual", "title": "attention weight", "diverging": False, "of_class": False},
     {"name": "counterfactual", "title": "counterfactual attention weight", "diverging": False, "of_class": False},
     {"name": "difference", "title": "attention weight minus counterfactual", "diverging": True, "of_class": False},
-    {"name": "evidence", "title": "Evidence", "diverging": True, "of_class": True},
+    {"name": "evidence", "title": "evidence", "diverging": True, "of_class": True},
 ]
 MEANINGS = {
     "factual": "How much of its attention the model gives to each tile, to answer as it does.",
@@ -184,7 +184,7 @@ def deletion(i: int, c: int) -> dict:
 def whatif(i: int, asked: dict) -> dict:
     n = len(evidence(i))
     if "top" in asked:
-        order = np.argsort(-evidence(i)[:, asked["class"]], kind="stable")
+        order = np.argsort(-np.array(a_map(i, asked["map"], asked["class"])["values"]), kind="stable")
         removed = np.sort(order[: max(1, round(asked["top"] * n))])
     else:
         removed = np.array(sorted(set(asked["remove"])), dtype=int)

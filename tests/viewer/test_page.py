@@ -403,7 +403,7 @@ def test_a_region_that_is_drawn_is_removed_and_comes_back(opened, made_up):
     shows(page, said["before"], said["after"], CLASSES)
     assert f"{len(inside)} tiles removed" in page.locator("#said").inner_text()
     page.get_by_role("button", name="Remove the top 10 %").click()  # in addition
-    both = sorted({*inside, *whatif(SLIDE, {"top": 0.1, "class": 2})["removed"]})
+    both = sorted({*inside, *whatif(SLIDE, {"top": 0.1, "map": "evidence", "class": 2})["removed"]})
     page.get_by_text(f"{len(both)} tiles").first.wait_for()
     shows(page, said["before"], whatif(SLIDE, {"remove": both})["after"], CLASSES)
     page.get_by_role("button", name="Undo").click()
@@ -439,11 +439,29 @@ def test_the_keyboard_alone_can_take_tissue_away(opened, made_up):
     for _ in range(5):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Remove the top 15 %"
+    assert page.evaluate("document.activeElement.textContent") == "Remove the top 15 % of evidence"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
-    said = whatif(BARE, {"top": 0.15, "class": CLASSES.index(row(BARE)["prediction"])})
+    said = whatif(BARE, {"top": 0.15, "map": "evidence", "class": CLASSES.index(row(BARE)["prediction"])})
     shows(page, said["before"], said["after"], CLASSES)
+
+
+@pytest.mark.finding(n=3)
+def test_the_top_is_that_of_the_map_that_is_shown_and_is_removed_once(opened, made_up):
+    page = opened(f"{made_up}/#case={BARE}&map=counterfactual")
+    of_class = CLASSES.index(row(BARE)["prediction"])
+    button = page.get_by_role("button", name="Remove the top 10 % of counterfactual attention weight")
+    assert "with the highest counterfactual attention weight" in button.get_attribute("title")
+    button.click()
+    said = whatif(BARE, {"top": 0.1, "map": "counterfactual", "class": of_class})
+    assert said["removed"] != whatif(BARE, {"top": 0.1, "map": "evidence", "class": of_class})["removed"]
+    shows(page, said["before"], said["after"], CLASSES)
+    button.click()
+    until(page, "document.getElementById('said').textContent === 'no more tiles removed'")
+    page.keyboard.press("u")
+    assert page.locator(".moves").count() == 0
+    page.locator("#map").select_option("evidence")
+    assert "that support" in page.get_by_role("button", name="Remove the top 10 % of evidence").get_attribute("title")
 
 
 def test_digits_are_pictures_and_what_has_neither_place_nor_picture_is_a_strip(opened, made_up):

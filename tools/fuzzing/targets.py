@@ -483,7 +483,7 @@ def _make_requests(folder: Path) -> None:
     (folder / "a").mkdir(parents=True)
     bodies = (
         {"remove": [0, 3, 5]},
-        {"top": 0.3, "class": 1},
+        {"top": 0.3, "map": "evidence", "class": 1},
         {"polygon": [[0, 0], [300, 0], [300, 200.5], [0, 200]]},
     )
     for i, body in enumerate(bodies):

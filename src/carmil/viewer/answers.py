@@ -18,7 +18,7 @@ from carmil.viewer.cases import RunCases
 from carmil.viewer.maps import Maps
 from carmil.viewer.pictures import OVERLAP, TILE, Pictures
 from carmil.viewer.slide_files import SlideFiles
-from carmil.viewer.whatif import WhatIf, inside, most_supporting
+from carmil.viewer.whatif import WhatIf, highest, inside
 
 MOST_CORNERS = 1000  # of a polygon
 CURVES = 2**22  # bytes of deletion curves kept
@@ -123,8 +123,10 @@ class Answers:
 
     def checked(self, number: int, asked: Any) -> dict[str, Any]:
         """A what-if as a page may ask it; anything else is refused in one line."""
-        expected = 'expected {"remove": [...]}, {"top": share, "class": number} or {"polygon": [[x, y], ...]}'
-        if not isinstance(asked, dict) or set(asked) not in ({"remove"}, {"top", "class"}, {"polygon"}):
+        expected = (
+            'expected {"remove": [...]}, {"top": share, "map": name, "class": number} or {"polygon": [[x, y], ...]}'
+        )
+        if not isinstance(asked, dict) or set(asked) not in ({"remove"}, {"top", "map", "class"}, {"polygon"}):
             raise CarmilError(expected)
         n = self.run.size(number)
         if "remove" in asked:
@@ -133,6 +135,8 @@ class Answers:
         elif "top" in asked:
             if not _all_in([asked["class"]], len(self.run.classes)):
                 raise CarmilError(f"class: expected a whole number from 0 to {len(self.run.classes) - 1}")
+            if not isinstance(asked["map"], str) or asked["map"] not in self.maps.kinds:
+                raise CarmilError(f"map: expected one of {', '.join(self.maps.kinds)}")
             if not _is_number(asked["top"]) or not 0 < asked["top"] <= 1:
                 raise CarmilError("top: expected a share of the instances, more than 0 and up to 1")
         else:
@@ -147,7 +151,7 @@ class Answers:
         if "remove" in asked:
             return sorted(set(asked["remove"]))
         if "top" in asked:
-            return most_supporting(self.maps.evidence(number, asked["class"]), asked["top"])
+            return highest(self.maps.values(number, asked["map"], asked["class"]), asked["top"])
         places = self.pictures.places(number)
         if places is None:
             raise CarmilError(

@@ -111,7 +111,7 @@ class Maps:
 
     def _tile_map(self, number: int, name: str, of: int) -> TileMap:
         """The map as drawings and reports have it, so that one rule judges it everywhere."""
-        values = self._values(number, name, of).double().nan_to_num().numpy()
+        values = self.values(number, name, of).double().nan_to_num().numpy()
         if name != "evidence":
             return TileMap(name, values, cast("Kind", name))
         every = [self.evidence(number, c).double().nan_to_num().numpy() for c in range(len(self.run.classes))]
@@ -157,7 +157,8 @@ class Maps:
             mean([one.at_random for one in each]),
         )
 
-    def _values(self, number: int, name: str, of: int) -> Tensor:
+    def values(self, number: int, name: str, of: int) -> Tensor:
+        """(n) of the map `name`, for class `of` where every class has its own."""
         if name == "evidence":
             return self.evidence(number, of)
         columns = self.explained(number).columns

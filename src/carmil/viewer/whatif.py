@@ -93,10 +93,10 @@ class WhatIf:
         return Answer(p[0].tolist(), p[1].tolist() if learned else None)
 
 
-def most_supporting(evidence: Tensor, share: float) -> list[int]:
-    """The `share` of the instances with the largest evidence, at least one."""
-    count = max(1, int(share * len(evidence)))
-    return sorted(evidence.nan_to_num().argsort(descending=True, stable=True)[:count].tolist())
+def highest(values: Tensor, share: float) -> list[int]:
+    """The `share` of the instances with the highest values of a map, at least one; of a signed map what supports most."""
+    count = max(1, int(share * len(values)))
+    return sorted(values.nan_to_num().argsort(descending=True, stable=True)[:count].tolist())
 
 
 def inside(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray[np.int64]:

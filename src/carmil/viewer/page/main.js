@@ -211,7 +211,6 @@ function showClass() {
     { info } = mine,
     flat = !mine.places;
   showAnswer($("answer"), { info, classes: run.classes, chosen: c, choose: chosen => change({ class: chosen }) });
-  whatif.of(c);
   const still = () => !mine.stale() && classShown() === c;
   const fetched = async (box, path, show) => {
     wait(box, "loading …");
@@ -254,6 +253,7 @@ function controls() {
     split = splitShown(),
     { info } = current,
     flat = !current.places;
+  whatif.of(classShown(), map);
   const numbered = run.classes.map((name, c) => [String(c), name]);
   const fill = (id, pairs, value) => {
     const box = $(id),

@@ -74,9 +74,19 @@ export class WhatIf {
     return this.now ? this.now.set : new Set();
   }
 
-  of(c) {
-    this.class = c;
+  // The class and the map that are looked at.
+  of(c, map) {
+    Object.assign(this, { class: c, map });
     this.refresh();
+  }
+
+  // In words, which instances are the top of the map.
+  get highest() {
+    const { title, name, diverging, of_class } = this.map,
+      whose = of_class ? ` for “${this.classes[this.class]}”` : "";
+    return name === "evidence" && diverging
+      ? `that support “${this.classes[this.class]}” most`
+      : `with the highest ${title}${whose}`;
   }
 
   drawing(on) {
@@ -105,7 +115,7 @@ export class WhatIf {
 
   // The server knows the map's order. What is gone already stays gone beside it.
   async removeTop() {
-    const body = { top: this.share / 100, class: this.class };
+    const body = { top: this.share / 100, map: this.map.name, class: this.class };
     if (!this.removed.size) return this.without(body);
     return this.without(body, first => ({
       remove: [...new Set([...this.removed, ...first.removed])].sort((a, b) => a - b),
@@ -122,6 +132,7 @@ export class WhatIf {
       if (then) answer = await this.ask(then(answer));
       if (info !== this.info) return;
       this.trouble.textContent = "";
+      if (answer.removed.every(i => this.removed.has(i))) return say(`no more ${this.one}s removed`);
       this.steps.push({ ...answer, set: new Set(answer.removed) });
       this.marked = new Set();
       this.tell();
@@ -169,8 +180,10 @@ export class WhatIf {
     this.hint.hidden = !this.hint.textContent;
     this.marking.hidden = !marked.size;
     this.removeMarked.textContent = `Remove ${many(marked.size, one)}`;
-    this.top.textContent = `Remove the top ${this.share} %`;
-    this.top.title = `the ${this.share} % of the ${one}s that support “${this.classes[this.class]}” most`;
+    if (this.map) {
+      this.top.textContent = `Remove the top ${this.share} % of ${this.map.title}`;
+      this.top.title = `the ${this.share} % of the ${one}s ${this.highest}`;
+    }
     this.slider.setAttribute("aria-valuetext", `${this.share} per cent of the ${one}s`);
     for (const button of [this.removeMarked, this.top]) button.setAttribute("aria-disabled", Boolean(this.busy));
     this.undoing.hidden = !now;
