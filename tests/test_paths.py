@@ -38,7 +38,7 @@ ALLOWED = {
     "cli/slide_maps.py": {"path / f'{tiles.slide}{suffix}'"},  # read only, and the slide is the stem of a file
     "maps/drawing.py": {"out / f'tiles_{name}.png'", "out / f'{name}.ome.tiff'", "out / f'{name}.png'"},  # file_names
     "slides/features.py": {"out.with_name(f'{out.name}.encoding')"},
-    "maps/legend.py": {"fonts / f\"DejaVuSans{'-Bold' * bold}.ttf\""},
+    "plot_style.py": {"fonts / f\"DejaVuSans{'-Bold' * bold}.ttf\""},
     "slides/sheets.py": {"path.with_stem(f'{path.stem}_{page + 1}')"},
     "slides/tiling.py": {"folder / 'patches' / f'{slide}_patches.h5'"},  # read only, if it is one name
     "studies/explain.py": {"out / f'{kind}.json'"},

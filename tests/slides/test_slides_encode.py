@@ -112,7 +112,6 @@ def test_a_slide_file_that_was_replaced_is_encoded_again(tmp_path, scans, encode
     assert (after.entries[1].slide_width, after.entries[1].slide_height) == (384, 256)
 
 
-@pytest.mark.finding(n=1)
 def test_a_store_that_does_not_record_slide_files_stays_valid(tmp_path, scans, encode, computed):
     slides = scans("a")
     encode(slides)
