@@ -105,7 +105,10 @@ def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
         p = frame["slide"].isin(rightly).astype(float)
         answers = frame.assign(p_a=1 - p, p_b=p)
         return SimpleNamespace(
-            **vars(run), classes=run.classes, settings=run.settings, predictions=lambda: answers.copy()
+            **(
+                vars(run)
+                | {"classes": run.classes, "tested_folds": run.tested_folds, "predictions": lambda: answers.copy()}
+            )
         )
 
     none = heat_maps.choose([answering(ill[:1]), answering(ill[1:])], store)

@@ -112,7 +112,7 @@ def test_maps_are_scored_by_attention_and_transmils_by_its_rollout(asked, found2
     assert ours["Mean"] == "–"  # attends to nothing
     camelyon = next(c for c in cohorts_in(asked).cohorts if c.name == "camelyon16")
     run = run_on(camelyon, "transmil", asked)
-    assert ours["TransMIL"].startswith(f"{100 * run.metrics['summary']['auprc_rollout']['mean']:.1f} ")
+    assert ours["TransMIL"].startswith(f"{100 * run.metrics.summary['auprc_rollout'].mean:.1f} ")
     by_slide = run.predictions().groupby("seed")["auprc_rollout"].mean()
     assert by_slide.tolist() == pytest.approx([line.figures["auprc_rollout"] for line in run.metrics.by_fold])
     assert any("TransMIL's rollout" in line for line in found2.conditions)

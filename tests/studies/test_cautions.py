@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 from carmil.report.run import write_report
 from carmil.statistics.calibration import cross_entropies
 from carmil.studies.card import card
-from carmil.studies.cautions import cautions, few_patients
+from carmil.studies.cautions import cautions, few_patients, never_answered
 from carmil.studies.shown import figures_lines
 from carmil.studies.train import run_study
 
@@ -133,3 +134,19 @@ def test_cross_entropies_by_hand():
     found = cross_entropies([[0.8, 0.2], [0.5, 0.5], [0.1, 0.9]], [0, 0, 1])
     assert found[0] == pytest.approx(-np.log([0.8, 0.5, 0.9]).mean())
     assert found[1] == pytest.approx(-(2 * np.log(2 / 3) + np.log(1 / 3)) / 3)
+
+
+@pytest.mark.finding(n=18)
+def test_a_class_that_is_never_answered_is_named(learned):
+    assert never_answered(learned) == []
+    frame = learned.predictions().assign(answer="a")
+    silent = SimpleNamespace(predictions=lambda: frame, classes=learned.classes, data=learned.data)
+    assert never_answered(silent) == ["class 'b' is never answered, though 24 slides have that label"]
+
+
+@pytest.mark.finding(n=18)
+def test_explain_repeats_that_the_counterfactual_attention_did_not_move(idle, learned, said):
+    for run, moved in ((idle, False), (learned, True)):
+        status, out, _ = said("explain", str(run.folder), "--device", "cpu")
+        assert status == 0
+        assert ("the counterfactual attention did not move" in out) is not moved

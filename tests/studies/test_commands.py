@@ -422,7 +422,7 @@ def test_a_broken_cohort_is_one_line_and_status_2(files, tmp_path, said, damage)
         (["--splits", "nowhere.tsv"], "nowhere.tsv"),
         (["--official"], "official split"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["--warm-start", "nowhere"], "nowhere is no run"),
+        (["--warm-start", "nowhere"], "nowhere does not exist"),
         (["--positive", "z"], "z"),
         (["--seeds", "0"], "seeds is 0"),
         (["--bags", "nowhere"], "nowhere"),
@@ -742,3 +742,27 @@ def test_the_card_has_every_setting_that_decides_how_a_model_learns(trained):
     assert "- initial weights: " in text
     for words in (f"learning rate {settings.lr}", f"weight decay {settings.weight_decay:g}", "label smoothing"):
         assert words in text
+
+
+@pytest.mark.finding(n=17)
+def test_a_learning_rate_that_is_refused_leaves_nothing_behind(files, tmp_path, said):
+    words = ("train", "--bags", str(files.features), "--labels", str(files.labels), "--out", str(tmp_path / "run"))
+    status, _, error = said(*words, *SMALL_TRAINING, "--lr", "-1")
+    assert status == 2 and "a learning rate of -1.0" in error
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_a_run_is_not_overwritten_by_answers(trained, tmp_path, said, command):
+    labels = ("--labels", str(trained / "labels.csv")) if command == "evaluate" else ()
+    before = (trained / "mean" / "predictions.csv").read_bytes()
+    words = (command, str(trained / "mean"), "--bags", str(trained / "mean" / "cohort"), *labels)
+    status, _, error = said(*words, "--out", str(trained / "mean"))
+    assert status == 2 and "holds a run, whose files would be overwritten" in error
+    assert (trained / "mean" / "predictions.csv").read_bytes() == before
+
+
+def test_a_run_that_does_not_exist_is_called_that(tmp_path, said):
+    status, _, error = said("report", str(tmp_path / "rnu"))
+    assert status == 2 and f"{tmp_path / 'rnu'} does not exist" in error

@@ -293,6 +293,8 @@ class _RunFile:
 
 def read_run(folder: Path) -> Run:
     """The run of a folder, with every number that others rely on checked."""
+    if not folder.exists():
+        raise CarmilError(f"{folder} does not exist: expected the folder of a run that `carmil train` wrote")
     if not (folder / "run.json").is_file():
         raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` wrote")
     if not finished(folder):

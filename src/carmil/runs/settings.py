@@ -109,7 +109,9 @@ class Settings:
         given = with_preset(current_names(given), where)
         for name in given:
             if name not in kinds:
-                raise CarmilError(f"{where}: {unknown('setting', name, {**kinds, 'preset': str})}")
+                raise CarmilError(
+                    f"{where}: {unknown('setting', name.rstrip('_'), [one.rstrip('_') for one in (*kinds, 'preset')])}"
+                )
         for field in fields(cls)[:2]:
             if given.get(field.name) is None:
                 raise CarmilError(f"{where}: {field.name!r} is missing; expected {_MEANT[field.name]}")

@@ -124,10 +124,10 @@ def protocol(run: Run) -> list[str]:
 
 
 def choices(run: Run) -> ResultTable:
-    """What each model that was kept chose on its validation bags; epochs count from 0."""
+    """What each model that was kept chose on its validation bags."""
     settings = list(dict.fromkeys(name for model in run.models for name in model.settings))
     named = [name for name in ("inner", "seed") if len({getattr(model, name) for model in run.models}) > 1]
-    heads = ["fold", *named, "epoch", "validation loss", *(name.rstrip("_") for name in settings)]
+    heads = ["fold", *named, "epoch (from 0)", "validation loss", *(name.rstrip("_") for name in settings)]
     two, abstains = len(run.classes) == 2, any(model.abstain_below is not None for model in run.models)
     if two:
         heads += ["threshold", "sensitivity there", "specificity there"]

@@ -11,6 +11,7 @@ from carmil.runs.facts import Range
 from carmil.runs.run import Run
 from carmil.statistics.calibration import cross_entropies
 from carmil.studies.figures import MEAN_OVER_FOLDS
+from carmil.words import plural
 
 LITTLE = (
     0.01  # of the cross-entropy of the class frequencies: a model less than that below it is no better than they are
@@ -61,12 +62,10 @@ def cautions(run: Run) -> list[str]:
     found = run.metrics.readings
     auc = run.metrics.intervals.get("auc") if run.metrics.intervals_of == MEAN_OVER_FOLDS else None
     lines = answer_cautions(found, auc, f"test {run.metrics.level}s")
+    lines += never_answered(run)
     moved = found.get("attention_moved", math.nan)
     if moved < LEAST_MOVED:
-        lines.append(
-            f"the counterfactual attention did not move: on the median test slide only {moved:.3f} of the attention differs (2 is "
-            f"the most; below {LEAST_MOVED:g} is negligible), so do not read the counterfactual maps of this run"
-        )
+        lines.append(unmoved(moved))
     spread = found.get("attention_spread", math.nan)
     if spread >= UNIFORM:
         lines.append(
@@ -74,6 +73,25 @@ def cautions(run: Run) -> list[str]:
             "(exp of its entropy), so attention maps of this run point nowhere"
         )
     return lines
+
+
+def never_answered(run: Run) -> list[str]:
+    """One line for each class that is never the answer, whatever the truth."""
+    frame = run.predictions()
+    answers = set(frame["answer"]) if "answer" in frame else set(run.classes)  # runs of 0.1.0 do not have them
+    return [
+        f"class {name!r} is never answered, though {plural(count, 'slide has', 'slides have')} that label"
+        for name, count in zip(run.classes, run.data.class_counts, strict=True)
+        if name not in answers and count > 0
+    ]
+
+
+def unmoved(median: float) -> str:
+    """The caution about a counterfactual attention that stays where the factual one is."""
+    return (
+        f"the counterfactual attention did not move: on the median slide only {median:.3f} of the attention differs (2 is the "
+        f"most; below {LEAST_MOVED:g} is negligible), so do not read the counterfactual maps of this run"
+    )
 
 
 def few_patients(classes: Sequence[str], labels: Sequence[int], patients: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from carmil import __version__
 from carmil.bags.bags import Bags
 from carmil.bags.splits import TRAIN, make_splits
+from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import default_explainer, explain
@@ -149,6 +150,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             raise CarmilError("all bags have the same label: expected two classes or more")
         found = replace_labels(found, torch.from_numpy(labels.astype(np.int64)))
         self.n_features_in_ = found.width
+        if self.model not in (known := list_models()):
+            raise CarmilError(unknown("model", self.model, known))
         if self.scale not in SCALES:
             raise CarmilError(unknown("scale", self.scale, SCALES))
         given = {"alpha": self.alpha, "lambda_": self.lambda_, "distance": self.distance}

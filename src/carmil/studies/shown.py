@@ -28,7 +28,9 @@ def figures_table(runs: Sequence[Run]) -> ResultTable:
 def figures_lines(run: Run) -> list[str]:
     """What the figures are of, how sure the AUC is, and what a reader should know before using the run."""
     data, settings = run.data, run.settings
-    counts = ", ".join(f"{n} of class {name}" for name, n in zip(run.classes, data.class_counts, strict=True))
+    counts = ", ".join(
+        f"{plural(n, 'slide')} of class {name}" for name, n in zip(run.classes, data.class_counts, strict=True)
+    )
     folds = len({model.fold for model in run.models})
     chosen = "epoch and hyper-parameters"
     if len(run.classes) == 2:

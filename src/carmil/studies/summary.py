@@ -10,8 +10,9 @@ import numpy as np
 from carmil.bags.bags import Bags
 from carmil.evidence.agreement import NEGATIVE_RULES
 from carmil.evidence.explainers import EXPLAINERS
-from carmil.maps.tile_maps import LEAST_LOGITS
+from carmil.maps.tile_maps import LEAST_LOGITS, LEAST_MOVED
 from carmil.runs.run import Run
+from carmil.studies.cautions import unmoved
 from carmil.studies.decisions import rule_lines, rules_in
 from carmil.studies.figures import mean_interval
 from carmil.studies.located import located
@@ -67,6 +68,7 @@ def summary_of(
     for which in ("counterfactual", "searched"):
         if f"{which}_prediction" in frame:
             found[which] = _turned(frame, which, run.classes) | {name: mean(f"{which}_{name}") for name in MOVED}
+            found[which]["median_moved"] = float(frame[f"{which}_attention_moved"].astype(float).median())
     if "searched_reached" in frame:
         found["searched"]["reached"] = mean("searched_reached")
     if "spearman" in frame:
@@ -117,6 +119,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
                 f"{part['attention_moved']['value']:.2f} of the attention moved (2 is the most), "
                 f"90 % of it on {part['carriers']['value']:.0%} of the instances"
             )
+            if which == "counterfactual" and (moved := part["median_moved"]) < LEAST_MOVED:
+                found.append(unmoved(moved))
     return found
 
 

@@ -30,6 +30,9 @@ class GridPoint:
     coefficients: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float | str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        Member(lr=self.lr)  # refuses a learning rate that no model can be trained with
+
 
 @dataclass(frozen=True)
 class Kept:
