@@ -31,6 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch
 from fuzzing.mutations import mutated
 from fuzzing.targets import TARGETS, Target
 
@@ -299,6 +300,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="try this case alone and show its traceback")
     given = parser.parse_args()
+    torch.set_num_threads(1)  # workers are forked: torch's threads would not be there, and be waited for
     (given.out / "seeds").mkdir(parents=True, exist_ok=True)
     names = given.target or list(TARGETS)
     if given.only is not None:
