@@ -11,10 +11,10 @@ import argparse
 import time
 
 import torch
+from speed.arithmetic import work
+from speed.ours import MODEL, new_population, noise_bags
 
 from carmil.bags.bags import Bags
-from carmil.benchmark.arithmetic import work
-from carmil.benchmark.ours import MODEL, new_population, noise_bags
 from carmil.counterfactual import create_model
 from carmil.models import fused
 from carmil.provenance import machine_line

@@ -2,7 +2,7 @@
 
     python benchmarks/step.py [--model car/abmil.gated] [--models 50] [--bags 1] [--instances 10000]
 
-A step of a population on bags of noise, as `carmil benchmark` takes it: run as it is (asked for operation by operation), and
+A step of a population on bags of noise, as benchmarks/speed takes it: run as it is (asked for operation by operation), and
 recorded and replayed. Then what the device spends in each kernel, the mean over five steps.
 """
 
@@ -10,9 +10,9 @@ import argparse
 import time
 
 import torch
+from speed.arithmetic import work
+from speed.ours import new_population, noise_bags, our_step
 
-from carmil.benchmark.arithmetic import work
-from carmil.benchmark.ours import new_population, noise_bags, our_step
 from carmil.provenance import machine_line
 from carmil.training.stepping import Stepper
 

@@ -28,7 +28,6 @@ ROOMS = (
     "report",
     "viewer",
     "reproduce",
-    "benchmark",
     "cli",
 )
 FRONT_DOORS = ("carmil", "carmil.__main__")  # what a user imports or runs: they may name every room

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from carmil.cli.app import main
+
 LABELS = "slide,patient,label\n" + "".join(f"s{i},p{i},{'ab'[i % 2]}\n" for i in range(12))
 
 
@@ -80,10 +82,11 @@ def test_a_terminal_of_ascii_gets_escapes():
         (OSError("odd\nlines"), "the output cannot be written (odd lines): is there room"),
     ],
 )
-def test_an_error_of_the_system_is_told_in_words(error, message, said, monkeypatch):
+def test_an_error_of_the_system_is_told_in_words(error, message, capsys):
     def fail(**_):
         raise error
 
-    monkeypatch.setattr(sys.modules["carmil.cli.app"], "app", fail)
-    status, _, told = said("models")
-    assert status == 2 and told.startswith(f"carmil: {message}") and len(told.splitlines()) == 1
+    with pytest.raises(SystemExit) as left:
+        main(fail)
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and told.startswith(f"carmil: {message}") and len(told.splitlines()) == 1

@@ -44,14 +44,14 @@ def _carmil(
     pass
 
 
-def main() -> None:
-    """Runs the command line; bad input is one line and exit status 2, never a traceback."""
+def main(commands: typer.Typer = app, program: str = "carmil") -> None:
+    """Run the command line; bad input is one line and exit status 2, never a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII gets escapes, not a traceback
     try:
         _check_paths(sys.argv)
-        sys.exit(app(prog_name="carmil", standalone_mode=False))  # also as python -m carmil, for the completion
+        sys.exit(commands(prog_name=program, standalone_mode=False))  # also as python -m carmil, for the completion
     except CarmilError as error:
         _fail(str(error), 2)
     except OSError as error:

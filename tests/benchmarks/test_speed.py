@@ -1,19 +1,22 @@
 """The benchmark compares like with like, counts what it says, and writes what it found. What is fast is no test's business."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.speed import measure, report
+from benchmarks.speed.__main__ import commands
+from benchmarks.speed.arithmetic import abmil_operations, one_bag_loss, work
+from benchmarks.speed.measure import DoesNotFitError, measured_in_turn, shortage_told
+from benchmarks.speed.ours import MODEL
+from benchmarks.speed.plain import PlainCAR, one_bag_loop, plain_twin
+from benchmarks.speed.plan import Plan, Study, planned
+from benchmarks.speed.records import Measurement, ratios
+from benchmarks.speed.run import run_benchmark
 
-from carmil.benchmark import measure, report
-from carmil.benchmark.arithmetic import abmil_operations, one_bag_loss, work
-from carmil.benchmark.measure import DoesNotFitError, measured_in_turn, shortage_told
-from carmil.benchmark.ours import MODEL
-from carmil.benchmark.plain import PlainCAR, one_bag_loop, plain_twin
-from carmil.benchmark.plan import Plan, Study, planned
-from carmil.benchmark.records import Measurement, ratios
-from carmil.benchmark.run import run_benchmark
+from carmil.cli.app import main
 from carmil.counterfactual import create_model
 from carmil.models.pooling import Offsets
 
@@ -92,7 +95,7 @@ def test_the_formula_is_the_hand_count():
 @pytest.mark.parametrize("name", ["abmil", "abmil.gated", "car/abmil.gated"])
 def test_the_counter_sees_the_formula_and_little_more(name, monkeypatch):
     formula = work(name, 1000).operations
-    monkeypatch.setattr("carmil.benchmark.arithmetic.GATES", {})
+    monkeypatch.setattr("benchmarks.speed.arithmetic.GATES", {})
     work.cache_clear()
     assert formula < work(name, 1000).operations < 1.005 * formula
     work.cache_clear()
@@ -159,7 +162,7 @@ def test_ours_is_compared_with_others_on_the_same_bags_only():
 
 
 def test_what_does_not_fit_is_said_and_skipped(tmp_path, monkeypatch):
-    monkeypatch.setattr("carmil.benchmark.bench.room", lambda device: 1)
+    monkeypatch.setattr("benchmarks.speed.bench.room", lambda device: 1)
     results = run_benchmark(replace(TINY, sections=("population",), through_fit=False), tmp_path, device="cpu")
     assert [found.ms for found in results.measurements] == [None] * 3
     assert all(found.note.startswith("would not fit") for found in results.measurements)
@@ -193,9 +196,22 @@ def test_the_plans_are_what_the_issue_asks_for():
     assert planned("cpu", quick=False).crc_models == 25
 
 
-def test_the_command_writes_and_prints(tmp_path, said):
+@pytest.fixture
+def measured_by(capsys, monkeypatch):
+    """Runs `python -m benchmarks.speed` in this process: its exit status, and what it wrote on stdout and stderr."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["speed", *words])
+        with pytest.raises(SystemExit) as left:
+            main(commands)
+        return (left.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def test_the_command_writes_and_prints(tmp_path, measured_by):
     words = ["--quick", "--only", "population,one-bag", "--bag", "16", "--population", "2", "--device", "cpu"]
-    status, out, err = said("benchmark", *words, "--out", str(tmp_path / "b"))
+    status, out, err = measured_by(*words, "--out", str(tmp_path / "b"))
     assert status == 0
     assert "slides/s" in out
     assert "as torch comes" in out
@@ -218,10 +234,10 @@ def test_the_command_writes_and_prints(tmp_path, said):
         (["--out", "file/x"], "--out file/x cannot be written"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeypatch, said, words, expected):
+def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeypatch, measured_by, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    status, out, err = said("benchmark", "--device", "cpu", *words)
+    status, out, err = measured_by("--device", "cpu", *words)
     assert (status, out) == (2, "")
     assert err.startswith("carmil: ")
     assert expected in err

@@ -6,15 +6,16 @@ from itertools import cycle
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.benchmark.arithmetic import CLASSES, WIDTH
-from carmil.benchmark.measure import Step
-from carmil.benchmark.plain import LEARNING_RATE, WEIGHT_DECAY
 from carmil.counterfactual import create_model
 from carmil.training.feeding import feeder_for
 from carmil.training.population import Member, Population
 from carmil.training.recipe import Recipe
 from carmil.training.stepping import Batch, Stepper
 from carmil.training.stopping import State
+
+from .arithmetic import CLASSES, WIDTH
+from .measure import Step
+from .plain import LEARNING_RATE, WEIGHT_DECAY
 
 MODEL = "car/abmil.gated"  # the paper's, which the larger figures are about
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from carmil.benchmark.plain import float32_products
-from carmil.benchmark.records import Fact
+from .plain import float32_products
+from .records import Fact
 
 Step = Callable[[], None]
 LEAST_ROUND = 0.05  # seconds; shorter steps are timed several at once

@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import torch
 
-from carmil.benchmark.bench import Bench
-from carmil.benchmark.ours import MODEL
-from carmil.benchmark.records import Fact
 from carmil.counterfactual import create_model
 from carmil.progress import training_progress
 from carmil.training.loop import fit
 from carmil.training.population import PRECISIONS, Member, Population
 from carmil.training.predict import predict
+
+from .bench import Bench
+from .ours import MODEL
+from .records import Fact
 
 SEEDS, EPOCHS = 5, 50
 

@@ -16,9 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from carmil.bags.bags import Bags
-from carmil.benchmark.arithmetic import CLASSES, WIDTH, one_bag_loss
-from carmil.benchmark.bench import TOO_LARGE, Bench
-from carmil.benchmark.measure import (
+from carmil.counterfactual import create_model
+from carmil.models.pooling import Offsets
+from carmil.training.loop import fit
+from carmil.training.recipe import TRAIN, VALIDATION, Recipe
+
+from .arithmetic import CLASSES, WIDTH, one_bag_loss
+from .bench import TOO_LARGE, Bench
+from .measure import (
     DoesNotFitError,
     Step,
     Timing,
@@ -27,8 +32,8 @@ from carmil.benchmark.measure import (
     shortage_told,
     synchronize,
 )
-from carmil.benchmark.ours import MODEL, new_population, noise_bags, our_step
-from carmil.benchmark.plain import (
+from .ours import MODEL, new_population, noise_bags, our_step
+from .plain import (
     WEIGHT_DECAY,
     Loss,
     PlainCAR,
@@ -37,14 +42,10 @@ from carmil.benchmark.plain import (
     plain_twin,
     torchmil_loss,
 )
-from carmil.benchmark.reading import store
-from carmil.benchmark.records import Fact, Measurement, Record
-from carmil.benchmark.study import study
-from carmil.benchmark.trained import trained
-from carmil.counterfactual import create_model
-from carmil.models.pooling import Offsets
-from carmil.training.loop import fit
-from carmil.training.recipe import TRAIN, VALIDATION, Recipe
+from .reading import store
+from .records import Fact, Measurement, Record
+from .study import study
+from .trained import trained
 
 DISTINCT = 8  # bags that take turns, so that no cache holds the next one
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
-from carmil.benchmark.arithmetic import WIDTH
-from carmil.benchmark.bench import Bench
-from carmil.benchmark.measure import synchronize
-from carmil.benchmark.records import Fact
 from carmil.files import passing_folder
+
+from .arithmetic import WIDTH
+from .bench import Bench
+from .measure import synchronize
+from .records import Fact
 
 
 def store(bench: Bench) -> Iterator[Fact]:

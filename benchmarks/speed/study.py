@@ -6,19 +6,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from carmil.benchmark.arithmetic import CLASSES, WIDTH, work
-from carmil.benchmark.bench import TOO_LARGE, Bench
-from carmil.benchmark.measure import DoesNotFitError, peak_memory, release, shortage_told, synchronize
-from carmil.benchmark.ours import MODEL, noise_bags
-from carmil.benchmark.plain import LEARNING_RATE, WEIGHT_DECAY
-from carmil.benchmark.plan import WHOLE_BAG, Study
-from carmil.benchmark.records import Fact
 from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.progress import training_progress
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION, Recipe
+
+from .arithmetic import CLASSES, WIDTH, work
+from .bench import TOO_LARGE, Bench
+from .measure import DoesNotFitError, peak_memory, release, shortage_told, synchronize
+from .ours import MODEL, noise_bags
+from .plain import LEARNING_RATE, WEIGHT_DECAY
+from .plan import WHOLE_BAG, Study
+from .records import Fact
 
 
 def study(bench: Bench) -> Iterator[Fact]:

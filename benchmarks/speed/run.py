@@ -5,14 +5,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from carmil.benchmark.bench import Bench
-from carmil.benchmark.measure import floors
-from carmil.benchmark.plan import Plan
-from carmil.benchmark.records import Record, Results
-from carmil.benchmark.report import line, write_results
-from carmil.benchmark.sections import SECTIONS, untouched
 from carmil.provenance import machine_line
 from carmil.training.process import settle
+
+from .bench import Bench
+from .measure import floors
+from .plan import Plan
+from .records import Record, Results
+from .report import line, write_results
+from .sections import SECTIONS, untouched
 
 
 def run_benchmark(plan: Plan, out: Path, *, device: str, say: Callable[[str], None] = lambda line: None) -> Results:

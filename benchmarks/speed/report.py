@@ -5,10 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from carmil.benchmark.plan import SECTIONS
-from carmil.benchmark.records import Fact, Measurement, Record, Results, ratios
 from carmil.files import whole_file, write_text
 from carmil.tables import ResultTable
+
+from .plan import SECTIONS
+from .records import Fact, Measurement, Record, Results, ratios
 
 CONDITIONS = (
     "a training step is forward, backward and Adam, dropout on, on bags of noise 1024 wide that take turns; "

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmil.benchmark.arithmetic import work
-from carmil.benchmark.measure import DoesNotFitError, Step, Timing, measured, release, room
-from carmil.benchmark.plan import Plan
-from carmil.benchmark.records import Measurement
+from .arithmetic import work
+from .measure import DoesNotFitError, Step, Timing, measured, release, room
+from .plan import Plan
+from .records import Measurement
 
 TOO_LARGE = "did not fit in memory"
 
