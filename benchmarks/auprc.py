@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
 
-from carmil.bags.digits import BAG_SIZE, TASKS, sample_digits
+from carmil.datasets.digits import BAG_SIZE, TASKS, sample_digits
 from carmil.evidence import evidence_agreement
 from carmil.provenance import machine_line
 

@@ -1,6 +1,6 @@
 """The cohorts that defaults are judged on, each with its protocol. b bags, f folds.
 
-crc, foci, kinds, weak   of crc's nuclei (`carmil.reproduce.stand_in_slides`), full size
+crc, foci, kinds, weak   of crc's nuclei (`carmil.datasets.stand_in_slides`), full size
 musk1, musk2             the classical molecules
 adjacent_pairs, four_bags   digit bags, 2,000 / 500 / 1,000, of the features beside MNIST
 or any folder of bags with a table of labels
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.bags.digits import TASKS, DigitStudy, sample_study
-from carmil.reproduce.crc_nuclei import read_nuclei
-from carmil.reproduce.planting import MadeSlide
-from carmil.reproduce.stand_in_slides import FAST, FULL, slides_of
+from carmil.datasets.crc_nuclei import read_nuclei
+from carmil.datasets.digits import TASKS, DigitStudy, sample_study
+from carmil.datasets.planting import MadeSlide
+from carmil.datasets.stand_in_slides import FAST, FULL, slides_of
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
 
 FOLDS, VALIDATION_SHARE = 5, 0.15
@@ -139,8 +139,8 @@ def _images(mnist: Path) -> tuple[np.ndarray, np.ndarray]:
     if (part := mnist / "some.npz").is_file():
         with np.load(part) as file:
             return file["features"].astype(np.float32), file["labels"].astype(np.int64)
-    from carmil.bags.digit_features import array_features
-    from carmil.bags.digit_images import mnist_from_folder
+    from carmil.datasets.digit_features import array_features
+    from carmil.datasets.digit_images import mnist_from_folder
 
     images = mnist_from_folder(mnist)
     return array_features(mnist / "resnet50_pca256.npy", images), images.labels

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.bags.digits import TASKS
 from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import branch_coefficients
+from carmil.datasets.digit_data import load_digits
+from carmil.datasets.digits import TASKS
 from carmil.evidence import bag_auc, evidence_agreement, explain
 from carmil.models.pooling import Offsets, bag_mean
 from carmil.provenance import machine_line
-from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import template
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.training.loop import fit

@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.bags.digits import TASKS
 from carmil.counterfactual.branches import CAR, Branch, CounterfactualModel
 from carmil.counterfactual.objective import evidence_differential_loss, l1_distance
+from carmil.datasets.digit_data import load_digits
+from carmil.datasets.digits import TASKS
 from carmil.evidence import bag_auc, evidence_agreement
 from carmil.evidence.path import mean_gradient
 from carmil.evidence.pooled import pooled
@@ -31,7 +32,6 @@ from carmil.evidence.ranks import bag_places
 from carmil.models import registry
 from carmil.models.pooling import Offsets, bag_mean, bag_softmax, bag_sum
 from carmil.provenance import machine_line
-from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import template
 from carmil.reproduce.side_by_side import side_by_side
 from carmil.training.loop import fit

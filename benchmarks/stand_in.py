@@ -20,9 +20,9 @@ from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from carmil.reproduce.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei, read_nuclei
-from carmil.reproduce.planting import MadeSlide
-from carmil.reproduce.stand_in_slides import FULL, slides_of
+from carmil.datasets.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei, read_nuclei
+from carmil.datasets.planting import MadeSlide
+from carmil.datasets.stand_in_slides import FULL, slides_of
 
 TOP = 0.002  # of a slide's nuclei, those that look most like tumour
 

@@ -13,7 +13,7 @@ NAMED = {"id", "slide", "stem", "patient", "encoder", "label", "title", "name"} 
 METHODS = {"with_name", "with_stem", "joinpath"}
 OURS = (
     "reproduce/",
-    "benchmark/",
+    "datasets/stand_in.py",
     "cli/reproduce",
     "cli/findings",
 )  # names of recipes, tasks and models, all in the source
@@ -21,8 +21,8 @@ OURS = (
 # What is put together there is a number, a word of the source, or a name that is safe already.
 ALLOWED = {
     "bags/building.py": {"aside / f'{name}.bin'", "out.with_name(f'{out.name}.lock')"},
-    "bags/digit_features.py": {"cache_folder() / 'digits' / f'resnet18-{digits.fingerprint}-{name}.npy'"},
-    "bags/digit_images.py": {"folder / f'{name}.gz'"},
+    "datasets/digit_features.py": {"cache_folder() / 'digits' / f'resnet18-{digits.fingerprint}-{name}.npy'"},
+    "datasets/digit_images.py": {"folder / f'{name}.gz'"},
     "bags/finding.py": {"place / f'{id}.h5'"},  # read only, and the id is the name of a file beside
     "bags/split_files.py": {f"path / f'splits_{{row}}{kind}.csv'" for kind in ("", "_bool", "_descriptor")},
     "bags/store.py": {"out.with_name(out.name + '.building')"},

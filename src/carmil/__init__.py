@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from carmil.bags import TASKS, Bags, sample_study
+    from carmil.bags import Bags
     from carmil.bags.store import open_store
     from carmil.counterfactual import create_model, list_models
+    from carmil.datasets.digits import TASKS, sample_study
     from carmil.errors import CarmilError
     from carmil.evidence import EXPLAINERS, bag_performance, evidence_agreement, explain
     from carmil.models import BagModel, Prediction
@@ -18,8 +19,8 @@ __version__ = "0.2.0.dev0"
 # Looked up when first asked for, so that `import carmil` does not wait for torch.
 _HOMES = {
     "Bags": "bags",
-    "TASKS": "bags",
-    "sample_study": "bags",
+    "TASKS": "datasets.digits",
+    "sample_study": "datasets.digits",
     "create_model": "counterfactual",
     "list_models": "counterfactual",
     "CarmilError": "errors",

@@ -6,9 +6,9 @@ import pytest
 from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.datasets.paper_cohorts import DATASETS
 from carmil.maps.tile_labels import TileLabels
 from carmil.maps.truth_files import write_truth
-from carmil.reproduce.datasets import DATASETS
 from carmil.slides.slide import Tiles
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from carmil.bags.digits import TASKS, sample_digits
+from carmil.datasets.digits import TASKS, sample_digits
 from carmil.evidence import average_precision, bag_performance, evidence_agreement
 from carmil.models.pooling import Offsets
 

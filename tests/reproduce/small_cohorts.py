@@ -7,7 +7,7 @@ import numpy as np
 from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.reproduce.slide_cohorts import SlideCohort
+from carmil.datasets.slide_cohort import SlideCohort
 
 WIDTH, SIDE, TILE = 6, 12, 256
 

@@ -1,4 +1,5 @@
-from carmil.reproduce.digit_data import FAST_SIZES, digits_of, training_of
+from carmil.datasets.digit_data import FAST_SIZES
+from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.table1 import Settings
 

@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import torch
 
+from carmil.datasets.digit_data import load_digits
 from carmil.errors import CarmilError
 from carmil.evidence import bag_auc, explain
 from carmil.evidence.faithfulness import faithfulness_of, of_classes
 from carmil.reproduce import crc, faithfulness
 from carmil.reproduce.deletion_curves import Asked, curves_of
-from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import population_of
 from carmil.reproduce.faithfulness import Nuclei, run_faithfulness
 from carmil.reproduce.table1 import Settings, planned, run_table1

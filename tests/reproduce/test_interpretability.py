@@ -5,10 +5,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from carmil.counterfactual import create_model
+from carmil.datasets.digit_data import load_digits
 from carmil.errors import CarmilError
 from carmil.evidence import explainers_of
 from carmil.reproduce import interpretability
-from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.interpretability import SLOW, agreement, run_interpretability, tables
 from carmil.reproduce.paper import PAPER
 from carmil.reproduce.table1 import Settings, figure, run_table1

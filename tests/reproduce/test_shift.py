@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
 from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts
@@ -13,7 +14,6 @@ from carmil.reproduce.digit_models import Point
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, shift_of
 from carmil.reproduce.shift_words import nearest_reading, reasons_lines, verdict
-from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.two_branches import Looked
 from carmil.studies import cautions
 

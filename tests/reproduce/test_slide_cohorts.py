@@ -6,8 +6,8 @@ import pytest
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.datasets.paper_cohorts import DATASETS, dataset_named
 from carmil.errors import CarmilError
-from carmil.reproduce.datasets import DATASETS, dataset_named
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.slide_cohorts import Counted, cohorts_in, counts_said
 

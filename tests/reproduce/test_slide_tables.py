@@ -11,10 +11,11 @@ import pytest
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.errors import CarmilError
 from carmil.reproduce import encoders, hyperparameters, paper_slides, slide_runs, table2, table3, weno
 from carmil.reproduce.recipes import Asked
-from carmil.reproduce.slide_cohorts import Found, SlideCohort, cohorts_in
+from carmil.reproduce.slide_cohorts import Found, cohorts_in
 from carmil.reproduce.slide_runs import answered, chosen, run_on, runs_of, runs_on
 from carmil.reproduce.slide_table import (
     ABMIL,

@@ -6,9 +6,9 @@ import pytest
 
 from carmil.bags.labels import read_labels
 from carmil.bags.store import open_store
+from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.stand_in import build_stand_in
 from carmil.errors import CarmilError
-from carmil.reproduce.slide_cohorts import SlideCohort
-from carmil.reproduce.stand_in import build_stand_in
 
 from .made_crc import KINDS, made_crc
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carmil.datasets.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei, read_nuclei
+from carmil.datasets.planting import Focus, plant, tissue
+from carmil.datasets.stand_in_slides import FAST, KINDS, slides_of
 from carmil.errors import CarmilError
-from carmil.reproduce.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei, read_nuclei
-from carmil.reproduce.planting import Focus, plant, tissue
-from carmil.reproduce.stand_in_slides import FAST, KINDS, slides_of
 
 from .made_crc import made_crc
 
@@ -70,7 +70,7 @@ def test_what_is_not_planted_is_the_same_whatever_will_be_planted(nuclei: Nuclei
     """The background of a slide is drawn before its label is looked at: without foci, the same chance gives the same slides."""
     first = slides_of("foci", nuclei, FAST, 3)[1]
     assert first.label == "tumour"
-    monkeypatch.setattr("carmil.reproduce.stand_in_slides.plant", lambda drawn, *_: (drawn, np.zeros_like(drawn)))
+    monkeypatch.setattr("carmil.datasets.stand_in_slides.plant", lambda drawn, *_: (drawn, np.zeros_like(drawn)))
     bare = slides_of("foci", nuclei, FAST, 3)[1]
     assert first.truth is not None and 0 < first.truth.sum() < len(first.truth)
     assert (bare.nuclei[first.truth == 0] == first.nuclei[first.truth == 0]).all()

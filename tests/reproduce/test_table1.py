@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from carmil.datasets.digit_data import load_digits
 from carmil.errors import CarmilError
-from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.table1 import PAPER, Settings, figure, markdown, run_table1, shown
 from carmil.training.recipe import Recipe
 

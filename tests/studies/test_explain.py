@@ -318,7 +318,7 @@ def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):
 @pytest.mark.parametrize(
     ("run", "words", "expected"),
     [
-        ("nowhere", [], "nowhere is no run"),
+        ("nowhere", [], "nowhere does not exist"),
         ("features", [], "is no run"),
         ("car", ["--methods", "pathh"], "did you mean 'path'"),
         ("car", ["--methods", "patch_scores"], "'car/abmil', which cannot be asked for 'patch_scores'"),

@@ -218,8 +218,8 @@ def test_runs_of_other_slides_are_said_to_be_no_match(study, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["nowhere"], "nowhere is no run"),
-        (["car", "nowhere"], "nowhere is no run"),
+        (["nowhere"], "nowhere does not exist"),
+        (["car", "nowhere"], "nowhere does not exist"),
         (["car", "--methods", "pathh"], "did you mean 'path'"),
         (["mean", "--methods", "path"], "mean can be asked for none of path"),
         (["car", "mean", "--methods", "rollout,random"], "none of these runs' models can be asked for 'rollout'"),

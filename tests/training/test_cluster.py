@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -171,14 +172,15 @@ def test_a_study_on_a_cluster_is_the_study_here(nodes, store, tmp_path):
 def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
     where = Checkpoint(tmp_path / "checkpoint.safetensors", "mine", every=0.0)
     said, counts = [], []
-    local = trained(bags())
+    lasting = replace(RECIPE, epochs=300, patience=300)  # so long that both parts are still at work when a node is killed
+    local = trained(bags(), lasting)
     killer = Killer(nodes, where.parts)
     killer.start()
     try:
         with connected(nodes.address) as ray:
             cluster = Cluster(ray, bags, say=said.append, on_part=lambda *told: counts.append(told))
             assert cluster.at_most(8) == 4
-            found = trained(bags(), at_most=4, engine=cluster, checkpoint=where)
+            found = trained(bags(), lasting, at_most=4, engine=cluster, checkpoint=where)
     finally:
         killer.over.set()
         killer.join()

@@ -16,8 +16,8 @@ from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
 from carmil.viewer.answers import Answers
 from carmil.viewer.app import guarded_app
-from carmil.viewer.cases import read_cases
 from carmil.viewer.guard import known_hosts
+from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
 WIDTH, TILE = 6, 64

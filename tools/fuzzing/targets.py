@@ -575,7 +575,7 @@ def _make_idx(folder: Path) -> None:
 
 
 def _read_idx(folder: Path, file: Path) -> None:
-    from carmil.bags.digit_images import mnist_from_folder
+    from carmil.datasets.digit_images import mnist_from_folder
 
     mnist_from_folder(folder).fingerprint  # noqa: B018 - computed when looked at
 

@@ -5,21 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Bags
-    from carmil.bags.digits import TASKS, DigitBags, DigitStudy, sample_study
     from carmil.bags.sources import Bag, register_reader
 
 # Looked up when first used: a process that only reads files does not wait for torch.
 _HOMES = {
     "Bags": "bags",
-    "TASKS": "digits",
-    "DigitBags": "digits",
-    "DigitStudy": "digits",
-    "sample_study": "digits",
     "Bag": "sources",
     "register_reader": "sources",
 }
 
-__all__ = ["TASKS", "Bag", "Bags", "DigitBags", "DigitStudy", "register_reader", "sample_study"]
+__all__ = ["Bag", "Bags", "register_reader"]
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name

@@ -30,7 +30,7 @@ def dataset_list() -> None:
 
     Example: carmil dataset list
     """
-    from carmil.reproduce.datasets import DATASETS
+    from carmil.datasets.paper_cohorts import DATASETS
 
     for one in DATASETS:
         typer.echo(f"{one.name}: {one.title}, {one.question}")
@@ -45,8 +45,8 @@ def dataset_show(name: NameArgument, encoder: EncoderOption = "uni") -> None:
       carmil dataset show brca
       carmil dataset show camelyon16 --encoder resnet50
     """
+    from carmil.datasets.paper_cohorts import dataset_named
     from carmil.reproduce.dataset_words import shown
-    from carmil.reproduce.datasets import dataset_named
 
     typer.echo(shown(dataset_named(name), encoder))
 
@@ -74,9 +74,9 @@ def dataset_labels(
       carmil dataset labels nsclc --from LUAD=luad.tsv --from LUSC=lusc.tsv --out data
       carmil dataset labels luad_tp53 --from luad.maf --out data
     """
+    from carmil.datasets.paper_cohorts import dataset_named
+    from carmil.datasets.paper_labels import build_labels, labels_text
     from carmil.files import write_text
-    from carmil.reproduce.dataset_labels import build_labels, labels_text
-    from carmil.reproduce.datasets import dataset_named
     from carmil.reproduce.slide_cohorts import Counted, counts_said
 
     one = dataset_named(name)

@@ -115,7 +115,7 @@ def names_in(words: str) -> tuple[str, ...]:
 
 def tasks_in(words: str) -> tuple[str, ...]:
     """Digit tasks with commas between, one at least."""
-    from carmil.bags.digits import TASKS
+    from carmil.datasets.digits import TASKS
 
     for name in names_in(words):
         if name not in TASKS:

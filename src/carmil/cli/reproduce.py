@@ -115,7 +115,7 @@ def table1(
       carmil reproduce table1
       carmil reproduce table1 --mnist DIR --features FILE.npy --pool shared
     """
-    from carmil.reproduce.digit_data import load_digits
+    from carmil.datasets.digit_data import load_digits
     from carmil.reproduce.table1 import ALL_MODELS, Settings, run_table1, tables
 
     settings = Settings(models=ALL_MODELS if models == "all" else names_in(models), **training)
@@ -146,7 +146,7 @@ def interpretability(
 
     Example: carmil reproduce interpretability --mnist DIR --features FILE.npy --pool shared --out table1
     """
-    from carmil.reproduce.digit_data import load_digits
+    from carmil.datasets.digit_data import load_digits
     from carmil.reproduce.interpretability import run_interpretability, tables
     from carmil.reproduce.table1 import ALL_MODELS, Settings
 
@@ -182,8 +182,8 @@ def faithfulness(
 
     Example: carmil reproduce faithfulness --mnist DIR --features FILE.npy --pool shared --crc DIR
     """
+    from carmil.datasets.digit_data import load_digits
     from carmil.reproduce.crc import RECIPE
-    from carmil.reproduce.digit_data import load_digits
     from carmil.reproduce.faithfulness import Nuclei, run_faithfulness, tables
     from carmil.reproduce.table1 import Settings
 

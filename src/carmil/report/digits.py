@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.bags.digit_images import DigitImages
-from carmil.bags.digits import BAG_SIZE, DigitBags, Task
+from carmil.datasets.digit_images import DigitImages
+from carmil.datasets.digits import BAG_SIZE, DigitBags, Task
 from carmil.maps.tile_maps import tile_maps
 from carmil.report.curves import Curve, curve_svg
 from carmil.report.page import embedded, write_page

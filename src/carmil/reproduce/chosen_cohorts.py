@@ -4,10 +4,10 @@ from carmil.bags.finding import find_bags
 from carmil.bags.labels import read_labels
 from carmil.bags.readers import read_bag
 from carmil.bags.store import is_store, open_store
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.errors import CarmilError
 from carmil.reproduce import slide_cohorts
 from carmil.reproduce.recipes import Asked
-from carmil.reproduce.slide_cohorts import SlideCohort
 
 
 def several_classes(asked: Asked) -> tuple[SlideCohort | None, list[str]]:

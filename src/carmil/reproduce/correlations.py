@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.errors import CarmilError
 from carmil.evidence.reading import correlations
 from carmil.progress import console
@@ -17,7 +18,6 @@ from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
 from carmil.reproduce.recipes import Asked, Finding, Picture
-from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import answered
 from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed
 from carmil.reproduce.two_branches import Looked, look, models_of_run

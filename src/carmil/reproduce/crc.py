@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.bags.digit_features import read_features
 from carmil.counterfactual import create_model, list_models
+from carmil.datasets.digit_features import read_features
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import bag_auc, explain, explainers_of
 from carmil.files import write_text

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from carmil.reproduce.datasets import DATASETS, Dataset
+from carmil.datasets.paper_cohorts import DATASETS, Dataset
 from carmil.reproduce.slide_cohorts import counts_said, is_there, missing_line, slides_in
 
 ENCODERS = {"uni": "hf-hub:MahmoodLab/UNI"}  # by the name of their folder, as `carmil slides encode` knows them

@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 from carmil import __version__
-from carmil.bags.digits import TASKS
+from carmil.datasets.digit_data import load_digits
+from carmil.datasets.digits import TASKS
 from carmil.report.digits import gallery, learning_curves, write_report
-from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import Experiment, run_experiment
 from carmil.reproduce.table1 import Row, Settings, evidence_of, rows_of_run, run_folder, tables
 from carmil.training.recipe import Recipe

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 
 from carmil.bags.bags import Bags
-from carmil.bags.digits import DigitBags, Task
+from carmil.datasets.digit_data import DigitData
+from carmil.datasets.digits import DigitBags, Task
 from carmil.models.contract import BagModel
 from carmil.reproduce import table1
-from carmil.reproduce.digit_data import DigitData, training_of
+from carmil.reproduce.digit_data import training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.table1 import Settings

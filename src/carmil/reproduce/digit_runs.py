@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.bags.digits import DigitStudy, Task
 from carmil.counterfactual import create_model
+from carmil.datasets.digits import DigitStudy, Task
 from carmil.evidence import bag_performance, evidence_agreement, explain, explainers_of
 from carmil.progress import training_progress
 from carmil.training.loop import fit

@@ -1,6 +1,6 @@
 """Table 4: ABMIL and CAR-MIL on features of other encoders."""
 
-from carmil.reproduce.datasets import DATASETS
+from carmil.datasets.paper_cohorts import DATASETS
 from carmil.reproduce.paper_slides import ENCODERS, paper_table
 from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.slide_cohorts import Found, cohorts_in, is_there

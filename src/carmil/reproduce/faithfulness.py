@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.bags.digits import DigitStudy
+from carmil.datasets.digits import DigitStudy
 from carmil.errors import CarmilError
 from carmil.files import write_text
 from carmil.progress import console

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from carmil.bags.bags import Bags
 from carmil.bags.store import Store
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc
@@ -23,7 +24,6 @@ from carmil.progress import console
 from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, annotated, draw_heat_maps
 from carmil.reproduce.recipes import Asked, Finding, Picture
-from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import Answered, Method, run_on
 from carmil.reproduce.slide_table import uninformed
 from carmil.reproduce.written import written

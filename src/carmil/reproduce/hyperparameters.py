@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.report.sensitivity import write_picture
 from carmil.report.sweep import CHOSEN, IDLE, sweep_table
 from carmil.reproduce.paper_slides import SENSITIVITY
 from carmil.reproduce.recipes import Asked, Finding, Picture
-from carmil.reproduce.slide_cohorts import Found, SlideCohort, cohorts_in
+from carmil.reproduce.slide_cohorts import Found, cohorts_in
 from carmil.reproduce.slide_runs import Answered, Method, chosen, quietly, words_of
 from carmil.reproduce.slide_table import (
     ABMIL,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.bags.digits import DigitStudy
+from carmil.datasets.digits import DigitStudy
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import EXPLAINERS, explainers_of
 from carmil.evidence.agreement import agreement_by_bag

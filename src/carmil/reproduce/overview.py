@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from carmil.bags.digits import TASKS, DigitBags
 from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import CAR, CounterfactualModel, branch_coefficients
 from carmil.counterfactual.objective import evidence_differential_loss, l1_distance
+from carmil.datasets.digit_data import load_digits
+from carmil.datasets.digits import TASKS, DigitBags
 from carmil.models.abmil import ABMIL
 from carmil.models.contract import BagModel, cross_entropy
 from carmil.models.pooling import Offsets, bag_softmax
-from carmil.reproduce.digit_data import load_digits
 from carmil.reproduce.digit_runs import known, population_of
 from carmil.reproduce.overview_picture import SeenBag, Stage, draw_overview
 from carmil.reproduce.recipes import Asked, Finding, Picture

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
 from carmil.reproduce.chosen_cohorts import several_classes
@@ -27,7 +28,6 @@ from carmil.reproduce.shift_words import (
     tables_of_reasons,
     verdict,
 )
-from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.reproduce.slide_runs import Answered, run_on
 from carmil.reproduce.slide_table import CAR_L1, uninformed
 from carmil.reproduce.table1 import figure, shown

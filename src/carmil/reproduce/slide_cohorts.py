@@ -11,35 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carmil.bags.tables import PART_OF_WORD
+from carmil.datasets.paper_cohorts import DATASETS, Dataset
+from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.stand_in import build_stand_in
 from carmil.errors import CarmilError
-from carmil.reproduce.datasets import DATASETS, Dataset
 
 if TYPE_CHECKING:
     from carmil.reproduce.recipes import Asked
 
 BRACS_IN_THE_WILD = 547
-
-
-@dataclass(frozen=True)
-class SlideCohort:
-    """One column of Table 2. measures: the two figures it has there, by their names in a run's metrics.
-
-    official: the table's own split, then `seeds` initialisations; else `folds` by patient.
-    said: what a reader must know of it: counts that differ from the paper's, what it stands in for.
-    """
-
-    name: str
-    title: str
-    bags: Path
-    labels: Path
-    measures: tuple[str, str]
-    encoder: str
-    official: bool = False
-    folds: int = 5
-    seeds: int = 1
-    lr: float = 2e-4
-    stand_in: bool = False
-    said: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,8 +52,6 @@ def cohorts_in(asked: "Asked", *, encoder: str | None = None) -> Found:
             f"slides are needed: expected DATA/NAME/labels.csv and DATA/NAME/{encoder} of one of "
             f"{', '.join(dataset.name for dataset in DATASETS)}; {where}; `carmil dataset show NAME` says how to make them"
         )
-    from carmil.reproduce.stand_in import build_stand_in
-
     made = build_stand_in(crc, asked.shared / "stand-in", fast=asked.fast, seed=asked.seed, encoder=encoder)
     return Found(made, tuple(missing_line(asked.data, dataset, encoder) for dataset in DATASETS))
 

@@ -7,10 +7,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.files import safe_name
 from carmil.reproduce.recipes import Asked
 from carmil.reproduce.side_by_side import side_by_side
-from carmil.reproduce.slide_cohorts import SlideCohort
 from carmil.runs.facts import FoldFigures
 from carmil.runs.run import Run, finished
 from carmil.runs.settings import Settings

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.errors import CarmilError, unknown
 from carmil.reproduce.recipes import Asked
-from carmil.reproduce.slide_cohorts import Found, SlideCohort
+from carmil.reproduce.slide_cohorts import Found
 from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, PATIENCE, Answered, Method
 from carmil.reproduce.table1 import figure, shown
 from carmil.studies.cautions import LITTLE

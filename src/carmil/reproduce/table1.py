@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from carmil.bags.digits import TASKS, DigitStudy
 from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import branch_coefficients
+from carmil.datasets.digits import TASKS, DigitStudy
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import EXPLAINERS, NEGATIVE_RULES
 from carmil.files import write_text

@@ -1,8 +1,9 @@
 """Table 3: CAR on ABMIL, DSMIL and TransMIL. The paper shows the better of two distances; here validation bags choose."""
 
+from carmil.datasets.slide_cohort import SlideCohort
 from carmil.reproduce.paper_slides import TABLE3, paper_table
 from carmil.reproduce.recipes import Asked, Finding
-from carmil.reproduce.slide_cohorts import SlideCohort, cohorts_in
+from carmil.reproduce.slide_cohorts import cohorts_in
 from carmil.reproduce.slide_runs import Answered, Method, answered, chosen
 from carmil.reproduce.slide_table import (
     ABMIL,

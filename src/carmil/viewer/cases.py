@@ -6,7 +6,6 @@ Features stay where they are, in the store's memory map, until a case is looked 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +13,9 @@ from numpy.typing import NDArray
 from carmil.bags.bags import Bags
 from carmil.bags.geometry import UNKNOWN, TileGeometry
 from carmil.bags.slide_file import NOT_RECORDED, SlideFile
-from carmil.errors import CarmilError
-from carmil.evidence.abilities import has_counterfactual
 from carmil.evidence.explainers import default_explainer
 from carmil.models.contract import BagModel
 from carmil.runs.decision import Decision
-from carmil.runs.run import Run, read_run
-from carmil.studies.cohort import Say
-from carmil.studies.decisions import decision_of
-from carmil.studies.tested import own_subjects, reopened
 from carmil.training.population import Population
 
 Floats = NDArray[np.float64]
@@ -114,48 +107,3 @@ class RunCases:
             return None
         first = self.first_row(number)
         return self.bags.coordinates[first : first + self.size(number)].double().numpy()
-
-
-def read_cases(folder: Path, *, say: Say = lambda line: None) -> RunCases:
-    """The cases of a run that `carmil train` or `carmil demo` wrote. A folder of several digit runs: its first."""
-    from carmil.viewer.digit_cases import digit_cases, digit_runs, is_digit_run
-
-    if not folder.is_dir():
-        raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` or `carmil demo` wrote")
-    if is_digit_run(folder):
-        return digit_cases(folder)
-    if not (folder / "run.json").exists() and (found := digit_runs(folder)):
-        for other in found[1:]:
-            say(f"there is also {other}")
-        return digit_cases(found[0])
-    return _study_cases(read_run(folder))
-
-
-def _study_cases(run: Run) -> RunCases:
-    store = reopened(run)
-    population = run.population()
-    with_counterfactual = has_counterfactual(population.member(0))
-    tested = run.predictions().groupby("slide")["fold"].unique()
-    cases = []
-    for subject in sorted(own_subjects(run, store), key=lambda subject: subject.place):
-        folds = tested[subject.slide]
-        cases.append(
-            Case(
-                slide=subject.slide,
-                place=subject.place,
-                models=subject.models,
-                decision=decision_of(run, subject.models),
-                probabilities=np.array(subject.probabilities),
-                counterfactual=np.array(subject.counterfactual) if with_counterfactual else None,
-                label=subject.label,
-                patient=subject.patient,
-                fold=int(folds[0]) if len(folds) == 1 else None,
-                tile_size=store.entries[subject.place].tile_size,
-                geometry=store.entries[subject.place].geometry,
-                slide_file=store.entries[subject.place].slide_file,
-            )
-        )
-    bags = store.bags()
-    if run.metrics.rule == "one-bag":  # slides of a patient would lie on top of each other
-        bags = Bags.trusted(**{**vars(bags), "coordinates": None, "coordinate_unit": None})
-    return RunCases(run.name, run.classes, bags, tuple(cases), population)

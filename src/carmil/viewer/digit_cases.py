@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.bags.digits import TASKS
 from carmil.counterfactual import create_model
+from carmil.datasets.digit_data import DigitData, load_digits
+from carmil.datasets.digits import TASKS
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
-from carmil.reproduce.digit_data import DigitData, load_digits
 from carmil.runs.decision import Decision
 from carmil.training.population import Member, Population
 from carmil.training.runs import Run, read_run

@@ -14,9 +14,9 @@ from carmil.errors import CarmilError
 from carmil.studies.cohort import Say
 from carmil.viewer.answers import Answers
 from carmil.viewer.app import PAGE, guarded_app
-from carmil.viewer.cases import read_cases
 from carmil.viewer.connections import BACKLOG, BoundedConnection
 from carmil.viewer.guard import is_address, known_hosts
+from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
 WILD = ("0.0.0.0", "::")

@@ -18,9 +18,9 @@ from zlib import crc32
 
 import numpy as np
 
+from carmil.datasets.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei
+from carmil.datasets.planting import Focus, MadeSlide, plant, tissue
 from carmil.errors import CarmilError
-from carmil.reproduce.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei
-from carmil.reproduce.planting import Focus, MadeSlide, plant, tissue
 
 SPLITS = {"train": 1 / 2, "val": 1 / 6, "test": 1 / 3}  # of the patients
 FEWEST = 20  # different nuclei of every kind that the donors of a slide have together

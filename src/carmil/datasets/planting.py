@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carmil.reproduce.crc_nuclei import PATCH
+from carmil.datasets.crc_nuclei import PATCH
 
 MOST_FOCI = 3
 

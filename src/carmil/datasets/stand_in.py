@@ -18,11 +18,11 @@ from carmil.bags.sources import Bag
 from carmil.bags.store import is_store
 from carmil.bags.writers import write_bag
 from carmil.csv_files import csv_text
+from carmil.datasets.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
+from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.stand_in_slides import FAST, FULL, Size, slides_of
 from carmil.errors import CarmilError, unknown
 from carmil.files import passing_folder, whole_folder, write_text
-from carmil.reproduce.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
-from carmil.reproduce.slide_cohorts import SlideCohort
-from carmil.reproduce.stand_in_slides import FAST, FULL, Size, slides_of
 
 VERSION = 1  # of the study: another number is another study
 MADE = "a stand-in: real nuclei of crc, made slides; its figures are no one's published figures"

@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-from carmil.bags import digit_images
-from carmil.bags.digit_features import array_features, pixel_features, resnet18_features
-from carmil.bags.digit_images import DigitImages, bundled_digits, download_mnist, mnist_from_folder
-from carmil.bags.digits import TASKS, pools, sample_digits, sample_study
+from carmil.datasets import digit_images
+from carmil.datasets.digit_features import array_features, pixel_features, resnet18_features
+from carmil.datasets.digit_images import DigitImages, bundled_digits, download_mnist, mnist_from_folder
+from carmil.datasets.digits import TASKS, pools, sample_digits, sample_study
 from carmil.errors import CarmilError
 
 
@@ -127,7 +127,7 @@ def test_labels_of_another_shape_are_not_mnists(tmp_path, shape):
 @pytest.mark.finding(n=14)
 def test_an_idx_file_that_unfolds_without_end_is_refused(tmp_path, monkeypatch):
     small_mnist(tmp_path)
-    monkeypatch.setattr("carmil.bags.digit_images.LARGEST_IDX", 5000)
+    monkeypatch.setattr("carmil.datasets.digit_images.LARGEST_IDX", 5000)
     with pytest.raises(CarmilError, match=r"not a whole idx file .larger than 5,000 bytes"):
         mnist_from_folder(tmp_path)
 

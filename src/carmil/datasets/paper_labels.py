@@ -12,8 +12,8 @@ from pathlib import Path
 
 from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_cells
 from carmil.csv_files import csv_text
+from carmil.datasets.paper_cohorts import Class, Dataset
 from carmil.errors import CarmilError
-from carmil.reproduce.datasets import Class, Dataset
 from carmil.words import plural
 
 _CASE = r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}"

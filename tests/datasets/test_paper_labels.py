@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from carmil.datasets.paper_cohorts import dataset_named
+from carmil.datasets.paper_labels import Built, Line, build_labels, labels_text
 from carmil.errors import CarmilError
-from carmil.reproduce.dataset_labels import Built, Line, build_labels, labels_text
-from carmil.reproduce.datasets import dataset_named
 
 MAF = """#version gdc-1.0.0
 Hugo_Symbol\tVariant_Classification\tTumor_Sample_Barcode

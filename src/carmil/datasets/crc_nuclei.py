@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.bags.digit_features import read_features
 from carmil.bags.tables import read_table
+from carmil.datasets.digit_features import read_features
 from carmil.errors import CarmilError
 
 TUMOUR, INFLAMMATORY, FIBROBLAST, OTHERS = "epithelial", "inflammatory", "fibroblast", "others"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from carmil.bags.digit_images import DigitImages, cache_folder
+from carmil.datasets.digit_images import DigitImages, cache_folder
 from carmil.errors import CarmilError
 from carmil.files import whole_file
 from carmil.untrusted import short
