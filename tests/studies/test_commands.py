@@ -714,7 +714,8 @@ def test_evaluate_says_that_slides_are_the_runs_own_and_that_it_pools_them(train
     assert facts["own_slides"] == len(read_run(trained / "abmil").predictions())
     assert "of its own cohort" in shown
     assert "all slides are the run's own test slides: no external validation" in shown
-    assert "another cohort" not in shown
+    assert "another cohort" not in shown and "all models together" not in shown
+    assert "models tested on each slide" in shown
 
 
 @pytest.mark.finding(n=18)

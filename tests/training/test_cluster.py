@@ -172,7 +172,7 @@ def test_a_study_on_a_cluster_is_the_study_here(nodes, store, tmp_path):
 def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
     where = Checkpoint(tmp_path / "checkpoint.safetensors", "mine", every=0.0)
     said, counts = [], []
-    lasting = replace(RECIPE, epochs=150, patience=150)  # so long that both parts are still at work when a node is killed
+    lasting = replace(RECIPE, epochs=150, patience=150)  # both parts are at work when a node is killed
     local = trained(bags(), lasting)
     killer = Killer(nodes, where.parts)
     killer.start()

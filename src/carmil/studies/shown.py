@@ -59,18 +59,15 @@ def evaluation_lines(found: Evaluation) -> list[str]:
 
 
 def evaluation_table(found: Evaluation) -> ResultTable:
-    """All models together with the 95 % interval of that, and the mean ± standard deviation of each by itself, in per cent."""
+    """The models' joint answers with the 95 % interval of that, in per cent; of new slides also each model by itself."""
     names = [name for name in SHOWN if name in found.figures]
+    each = [(line(found.each, name) if name in found.each else "–",) if found.each else () for name in names]
     lines = [
-        (
-            SHOWN[name],
-            percent(found.figures[name]),
-            interval_words(found.intervals.get(name)),
-            line(found.each, name) if name in found.each else "–",
-        )
-        for name in names
+        (SHOWN[name], percent(found.figures[name]), interval_words(found.intervals.get(name)), *alone)
+        for name, alone in zip(names, each, strict=True)
     ]
     whose = "another cohort" if not found.own else "its own cohort" if found.own == found.slides else "two cohorts"
     title = f"{found.run.name} on {plural(found.cases, found.level)} of {whose}, per cent"
-    heads = ("figure", "all models together", "95 % interval of that", "each by itself: mean ± sd over models")
-    return ResultTable(title, heads, tuple(lines))
+    together = "models tested on each slide" if found.own else "all models together"
+    alone = ("each by itself: mean ± sd over models",) if found.each else ()
+    return ResultTable(title, ("figure", together, "95 % interval of that", *alone), tuple(lines))
