@@ -46,25 +46,14 @@ if TYPE_CHECKING:
 TRAIN_AGAIN = "remove the run and train again"
 WIDEST = 2**24  # features per tile
 SHORT = 16  # letters of a slide's checksum that a run keeps
-PATHS = (
-    "bags",
-    "labels",
-    "splits",
-    "warm_start",
-)  # settings that are paths: where data lie does not make a run another one
+# Settings that are paths: where data lie does not make a run another one.
+PATHS = ("bags", "labels", "splits", "warm_start")
 DATA = (  # fields of `Data` that are keys of run.json
     *("store", "store_type", "trained_on", "truth", "encoder", "pooling", "width", "classes", "slides", "patients"),
     *("class_counts", "splits"),
 )
-KEYED = (
-    "settings",
-    "data",
-    "truth",
-    "classes",
-    "splits",
-    "warm_start",
-    "over",
-)  # what makes a run or a sweep another one
+# What makes a run or a sweep another one.
+KEYED = ("settings", "data", "truth", "classes", "splits", "warm_start", "over")
 
 
 @dataclass(frozen=True)
