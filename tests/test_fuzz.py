@@ -69,4 +69,4 @@ def test_mutations_change_the_file():
 
     content = b'{"a": [1, 2, {"b": null}], "c": "x"}'
     variants = {mutated(content, ".json", Random(i)) for i in range(200)}
-    assert len(variants) > 100 and content not in list(variants)[:1]
+    assert len(variants - {content}) > 100

@@ -767,3 +767,15 @@ def test_a_run_is_not_overwritten_by_answers(trained, tmp_path, said, command):
 def test_a_run_that_does_not_exist_is_called_that(tmp_path, said):
     status, _, error = said("report", str(tmp_path / "rnu"))
     assert status == 2 and f"{tmp_path / 'rnu'} does not exist" in error
+
+
+@pytest.mark.finding(n=14)
+@pytest.mark.parametrize("command", ["predict", "explain"])
+def test_features_that_are_no_numbers_get_no_answer(trained, tmp_path, said, command):
+    other = make_files(tmp_path, seed=7, patients=4)
+    store = build_store(other.features, tmp_path / "store", dtype="float32", workers=1)
+    path = store.path / "features.bin"
+    path.write_bytes(np.full(path.stat().st_size // 4, np.nan, dtype=np.float32).tobytes())
+    words = (command, str(trained / "abmil"), "--bags", str(store.path), "--out", str(tmp_path / "out"))
+    status, _, error = said(*words, "--device", "cpu")
+    assert status == 2 and "'000-0' has an answer that is not a number" in error

@@ -17,7 +17,7 @@ from carmil.studies.explain import explain_run
 from carmil.studies.external import evaluate, predict_bags
 from carmil.studies.train import run_study
 from carmil.viewer.answers import Answers
-from carmil.viewer.cases import read_cases
+from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
 from .conftest import make_files

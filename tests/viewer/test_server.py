@@ -24,10 +24,11 @@ from carmil.training.population import Member, Population
 from carmil.viewer.answers import Answers
 from carmil.viewer.app import guarded_app
 from carmil.viewer.bounded import Kept
-from carmil.viewer.cases import Case, RunCases, read_cases
+from carmil.viewer.cases import Case, RunCases
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.maps import Maps
 from carmil.viewer.pictures import Pictures
+from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
 from .conftest import write_slide

@@ -395,7 +395,7 @@ def _read_run(folder: Path, file: Path) -> None:
     from carmil.runs.run import read_run
     from carmil.statistics.bootstrap import bootstrap
     from carmil.studies import card, external
-    from carmil.viewer.cases import read_cases
+    from carmil.viewer.run_cases import read_cases
 
     run_tables.bootstrap = partial(bootstrap, repeats=20)  # type: ignore[attr-defined]
     run = read_run(folder)
@@ -514,8 +514,8 @@ def _viewer() -> tuple[Any, asyncio.Runner]:
     """The viewer's application, made once per process."""
     from carmil.viewer.answers import Answers
     from carmil.viewer.app import guarded_app
-    from carmil.viewer.cases import read_cases
     from carmil.viewer.guard import known_hosts
+    from carmil.viewer.run_cases import read_cases
     from carmil.viewer.slide_files import SlideFiles
 
     run = read_cases(study() / "run")

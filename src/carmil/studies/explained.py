@@ -23,6 +23,7 @@ from carmil.evidence.reading import Reading, read
 from carmil.evidence.searched import search
 from carmil.models.contract import BagModel, Prediction
 from carmil.models.pooling import Offsets, bag_softmax
+from carmil.training.predict import check_finite
 
 CONCENTRATION = ("entropy", "normalised_entropy", "gini", "effective")
 
@@ -68,6 +69,7 @@ def _by_one(model: BagModel, bag: Bags, methods: Sequence[str], classes: Sequenc
     features, offsets = bag.features.to(first), Offsets(bag.offsets, first.device)
     with torch.no_grad():
         seen = model(features, offsets)
+    check_finite(seen.logits, bag.ids)
     found = Explained(numbers={"p": seen.logits[0].double().softmax(-1).cpu()})
     if seen.scores is not None:
         found.columns |= _scores_and_weights(model, seen.scores, offsets, classes, "")

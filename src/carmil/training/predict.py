@@ -1,12 +1,13 @@
 """What a trained population answers. r models, b bags, n instances, k classes, h heads, m counterfactual maps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
+from carmil.errors import CarmilError
 from carmil.models.contract import Prediction
 from carmil.models.pooling import Offsets
 from carmil.training.population import Population
@@ -54,4 +55,16 @@ def predict(
         )
     population.train(was_training)
     joined = [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*parts, strict=True)]
-    return Answers(*joined)  # type: ignore[arg-type]
+    answers = Answers(*joined)  # type: ignore[arg-type]
+    check_finite(answers.probabilities, bags.ids if chosen is None else [bags.ids[i] for i in chosen.tolist()])
+    return answers
+
+
+def check_finite(answers: Tensor, names: Sequence[str]) -> None:
+    """Refuse answers (..., b, k) that are not numbers, by the name of the first such bag: they would look like a class."""
+    odd = ~answers.isfinite().all(-1).reshape(-1, len(names)).all(0)
+    if odd.any():
+        raise CarmilError(
+            f"{names[int(odd.nonzero()[0])]!r} has an answer that is not a number: its features are damaged or far too large; look "
+            "at them with `carmil cohort check`, and build the cohort again"
+        )
