@@ -147,7 +147,7 @@ def parsed(value: Any, kind: type[T], where: str, advice: str = "") -> T:
         raise CarmilError(f"{where}: it holds NaN or an infinite number{_then(advice)}") from None
     except TypeError:
         raise CarmilError(
-            f"{where}: expected text, numbers, lists and objects, and found {_odd(value)}{_then(advice)}"
+            f"{where}: expected text, numbers, lists and objects, and found {_odd(value) or 'a key that is no text'}{_then(advice)}"
         ) from None
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
