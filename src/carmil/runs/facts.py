@@ -27,7 +27,7 @@ class Data:
 
     fingerprint: str
     store: str
-    width: Annotated[int, Field(ge=1, lt=2**31)]
+    width: int
     classes: tuple[str, ...]
     slides: Count
     patients: Count

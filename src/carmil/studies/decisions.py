@@ -33,7 +33,7 @@ MOST = 3  # rules on a terminal
 def decision_of(run: Run, models: Sequence[int] | None = None) -> Decision:
     """The rule of some models (rows of `run.models`) that answer together; None: of all, for new slides."""
     rows = range(len(run.models)) if models is None else models
-    each = [Decision(run.classes, run.models[row].threshold, run.models[row].abstain_below) for row in rows]
+    each = run.decisions(rows)
     folds = run.tested_folds
     mine = {folds[row] for row in rows}
     one_rule = len({(model.threshold, model.abstain_below) for model in run.models}) == 1
