@@ -142,6 +142,7 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
             "bags": [asdict(entry) for entry in entries],
             "fingerprint": fingerprint_of(entries),
             "signature": signature,
+            "pictures": None,
         }
         write_text(aside / "index.json", json.dumps(facts))
     return open_store(out)

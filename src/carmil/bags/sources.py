@@ -23,7 +23,7 @@ class Bag:
 
     features        (n, d) float16 or float32; nobody has looked yet whether they are finite
     coordinates     (n, 2) float32, or None; `coordinate_unit` says in what, `tile_size` is a tile's edge in the same unit
-    instance_labels (n) int64, or None
+    instance_labels (n) int64, or signed truth per class (n, k), or None
     pooling         how the encoder made one vector of a tile's tokens, in words, or None where that is not recorded
     geometry        pixels of a tile and micrometres per pixel, as far as they are recorded
     slide_file      the file that the features were made from, as far as it is recorded

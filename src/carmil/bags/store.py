@@ -5,13 +5,16 @@ STORE/
                           pooling, slide file and checksum
   features.bin            (n, d) row by row
   coordinates.bin         (n, 2) float32
-  instance_labels.bin     (n) int64, if any bag has them
+  instance_labels.bin     (n) int64, or signed truth per class (n, k) int8, if any bag has them
+  pictures.bin            (m, height, width, channels) uint8 images of instances, and picture_index.bin (n) int32, the image
+                          of each, if the cohort has pictures
   labels.csv              if the cohort's own files know the labels
 
-`building` makes one of a cohort's files, `checking` looks for what is wrong with either.
+`building` makes one of a cohort's files, `packing` of bags in memory, `checking` looks for what is wrong with either.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +24,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from carmil.bags.geometry import TileGeometry, common_geometry
+from carmil.bags.pictures import Pictures
 from carmil.bags.slide_file import SlideFile
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
@@ -67,7 +71,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Store:
-    """A built store. `bags()` costs nothing: features are read when they are looked at."""
+    """A built store. `bags()` costs nothing: features are read when they are looked at.
+
+    truth_classes: the columns of signed instance labels; None where there is one label per instance, or none.
+    picture_shape: (m, height, width, channels), None without pictures.
+    """
 
     path: Path
     dtype: Dtype
@@ -78,6 +86,8 @@ class Store:
     left_out: tuple[str, ...]
     origin: str
     fingerprint: str
+    truth_classes: int | None = None
+    picture_shape: tuple[int, int, int, int] | None = None
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -123,11 +133,12 @@ class Store:
             coordinates = torch.from_numpy(places)
         truth = None
         if any(entry.truth for entry in self.entries):
-            known = self._mapped("instance_labels.bin", np.int64, 1)
+            columns = self.truth_classes
+            known = self._mapped("instance_labels.bin", np.int64 if columns is None else np.int8, columns or 1)
             for i, entry in enumerate(self.entries):
                 if not entry.truth:
                     known[offsets[i] : offsets[i + 1]] = UNKNOWN
-            truth = torch.from_numpy(known).squeeze(-1)
+            truth = torch.from_numpy(known) if columns else torch.from_numpy(known).squeeze(-1)
         return Bags.trusted(
             features=torch.from_numpy(features).view(getattr(torch, self.dtype)),
             offsets=torch.from_numpy(offsets),
@@ -136,6 +147,13 @@ class Store:
             coordinates=coordinates,
             coordinate_unit=shared_unit([entry.unit for entry in self.entries]),
         )
+
+    def pictures(self) -> Pictures | None:
+        """What the instances look like, in the order of the rows; images are read when they are looked at."""
+        if self.picture_shape is None:
+            return None
+        images = np.memmap(self.path / "pictures.bin", dtype=np.uint8, mode="c", shape=self.picture_shape)
+        return Pictures(images, self._mapped("picture_index.bin", np.int32, 1)[:, 0])
 
     def bag(self, position: int) -> Bag:
         """One bag as it would come from a file; for export."""
@@ -206,6 +224,8 @@ class _Index(TypedDict):
     left_out: list[str]
     origin: str
     fingerprint: str
+    truth_classes: NotRequired[int | None]
+    pictures: NotRequired[tuple[int, int, int, int] | None]
 
 
 def is_store(path: Path) -> bool:
@@ -242,25 +262,29 @@ def open_store(path: str | Path) -> Store:
         left_out=tuple(facts["left_out"]),
         origin=facts["origin"],
         fingerprint=facts["fingerprint"],
+        truth_classes=facts.get("truth_classes"),
+        picture_shape=None if (shape := facts.get("pictures")) is None else tuple(shape),
     )
     try:
         store.geometry  # noqa: B018 - its numbers are checked
     except ValueError as error:
         raise CarmilError(f"{index}: {error}: {again}") from None
+    if (store.truth_classes or 1) < 1 or min(store.picture_shape or (1,)) < 1:
+        raise CarmilError(f"{index}: truth_classes or pictures is outside its range: {again}")
     if store.width < 1 or any(entry.rows < 1 for entry in store.entries) or len(set(store.ids)) != len(store.ids):
         raise CarmilError(f"{index} has a bag without rows, two of one name, or no features: {again}")
     for entry in store.entries:
         if (entry.tile_size is not None and entry.tile_size <= 0) or not 0 <= entry.vanished <= 1:
             raise CarmilError(f"{index}: tile_size or vanished of {entry.id!r} is outside its range: {again}")
-    sizes = {"features.bin": store.width * ITEM_SIZE[store.dtype], "coordinates.bin": 8}
+    sizes = {"features.bin": store.rows * store.width * ITEM_SIZE[store.dtype], "coordinates.bin": store.rows * 8}
     if any(entry.truth for entry in store.entries):
-        sizes["instance_labels.bin"] = 8
-    for name, row in sizes.items():
+        sizes["instance_labels.bin"] = store.rows * (store.truth_classes or 8)
+    if store.picture_shape is not None:
+        sizes |= {"pictures.bin": math.prod(store.picture_shape), "picture_index.bin": store.rows * 4}
+    for name, expected in sizes.items():
         found = (path / name).stat().st_size if (path / name).is_file() else 0
-        if found != store.rows * row:
-            raise CarmilError(
-                f"{path / name} has {found:,} bytes, expected {store.rows * row:,}: build the store again"
-            )
+        if found != expected:
+            raise CarmilError(f"{path / name} has {found:,} bytes, expected {expected:,}: build the store again")
     return store
 
 

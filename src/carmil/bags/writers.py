@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] |
     """
     if layout not in _WRITERS:
         raise CarmilError(f"no layout {layout!r} to write {bag.id!r} in: expected one of {', '.join(_WRITERS)}")
+    if bag.instance_labels is not None and bag.instance_labels.ndim > 1:
+        bag = replace(bag, instance_labels=None)  # no layout has a place for signed truth per class
     name = (write_names(folder, [bag.id]) if names is None else names)[bag.id]
     return _WRITERS[layout](bag, folder, name)
 

@@ -19,7 +19,7 @@ from carmil.evidence.localisation import auroc, dice, dice_threshold, froc_inter
 from carmil.models.contract import BagModel
 from carmil.studies.figures import mean_interval
 from carmil.studies.tested import Subject
-from carmil.studies.truth import known_instances
+from carmil.studies.truth import known_instances, second_class
 from carmil.truth import UNKNOWN
 from carmil.untrusted import one_line_errors, read_parquet
 
@@ -90,9 +90,9 @@ def located(
 
 
 def truth_of(bags: Bags, place: int) -> Tensor:
-    """(n) of one bag; its features are not looked at."""
+    """(n) of one bag, for the second class; its features are not looked at."""
     assert bags.instance_labels is not None
-    return bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])]
+    return second_class(bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])])
 
 
 def _of_slide(scores: Tensor, truth: Tensor, two_sided: bool, threshold: float | None) -> dict[str, float]:

@@ -42,6 +42,11 @@ def known_instances(truth: Tensor, starts: Tensor) -> tuple[Tensor, Offsets]:
     return known, Offsets(before.unique_consecutive())
 
 
+def second_class(truth: Tensor) -> Tensor:
+    """(n) what instances say about the second class: truth (n) as it is, of signed truth (n, k) its column."""
+    return truth if truth.ndim == 1 else truth[:, 1]
+
+
 def auprc(scores: Tensor, bags: Bags) -> float:
     """Mean average precision of scores (n) over the bags that have positive instances and others, as far as they are known."""
     return float(auprc_by_bag(scores, bags).nanmean())
@@ -50,11 +55,12 @@ def auprc(scores: Tensor, bags: Bags) -> float:
 def auprc_by_bag(scores: Tensor, bags: Bags) -> Tensor:
     """Average precision of scores (n) in each bag, (b); NaN where no positive instance is known, or no other."""
     assert bags.instance_labels is not None
-    known, offsets = known_instances(bags.instance_labels, bags.offsets)
+    labels = second_class(bags.instance_labels)
+    known, offsets = known_instances(labels, bags.offsets)
     values = torch.full((len(bags),), torch.nan, dtype=torch.float64)
     if not known.any():
         return values
-    truth = (bags.instance_labels[known] > 0).unsqueeze(-1)
+    truth = (labels[known] > 0).unsqueeze(-1)
     found = average_precision(scores[known].unsqueeze(-1), truth, offsets).squeeze(-1)
     positives = torch.stack([part.sum() for part in truth.squeeze(-1).split(offsets.lengths)])
     mixed = (positives > 0) & (positives < offsets.sizes)

@@ -1,0 +1,37 @@
+"""Pictures of instances: what a digit, a nucleus or a tile looks like, kept in the store for cohorts without slide files.
+
+m images, n instances of all bags together.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from carmil.errors import CarmilError
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """images (m, height, width, channels) uint8, grey or RGB; index (n): the image of each instance.
+
+    Images that look alike stand together, so that instances sorted by `index` are easy to compare.
+    """
+
+    images: np.ndarray
+    index: np.ndarray
+
+    def __post_init__(self) -> None:
+        shape = self.images.shape
+        if self.images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or not all(shape):
+            raise CarmilError(
+                f"pictures are {self.images.dtype} of shape {shape}: expected uint8 (images, height, width, 1 or 3)"
+            )
+        if len(self.index) and not 0 <= self.index.min() <= self.index.max() < len(self.images):
+            raise CarmilError(
+                f"instances name pictures {self.index.min()} to {self.index.max()}: expected 0 to {len(self.images) - 1}"
+            )
+
+    def rgb(self, row: int) -> np.ndarray:
+        """The picture of one instance, (height, width, 3)."""
+        image = self.images[self.index[row]]
+        return np.broadcast_to(image, (*image.shape[:2], 3))

@@ -1,0 +1,92 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from carmil.bags.building import regroup
+from carmil.bags.finding import find_bags
+from carmil.bags.packing import is_made_from, write_store
+from carmil.bags.pictures import Pictures
+from carmil.bags.readers import read_bag
+from carmil.bags.sources import Bag
+from carmil.bags.store import open_store
+from carmil.bags.writers import write_bag
+from carmil.errors import CarmilError
+
+SIGNED = np.array([[1, -1, 0], [0, 0, 0], [-1, 1, 1]], dtype=np.int8)
+FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4) / 3
+
+
+def bags() -> list[Bag]:
+    return [Bag("b", FEATURES, instance_labels=SIGNED), Bag("a", 1 + FEATURES, instance_labels=-SIGNED)]
+
+
+def pictures() -> Pictures:
+    images = np.arange(2 * 2 * 2, dtype=np.uint8).reshape(2, 2, 2, 1)
+    return Pictures(images, np.array([0, 1, 1, 0, 0, 1]))
+
+
+def test_a_store_keeps_signed_truth_features_and_pictures_of_bags_in_memory(tmp_path):
+    store = write_store(bags(), tmp_path / "store", dtype="float32", pictures=pictures())
+    held = store.bags()
+    assert held.ids == ("b", "a") and held.instance_labels.dtype == torch.int8
+    assert np.array_equal(held.instance_labels, np.concatenate([SIGNED, -SIGNED]))
+    assert np.array_equal(held.features, np.concatenate([FEATURES, 1 + FEATURES]))
+    assert np.array_equal(held[1].instance_labels, -SIGNED)
+    assert np.array_equal(store.pictures().rgb(4), np.repeat([[[0], [1]], [[2], [3]]], 3, axis=2))
+    assert np.array_equal(store.pictures().rgb(5)[..., 0], [[4, 5], [6, 7]])
+
+
+def test_one_label_per_instance_is_kept_as_one_label(tmp_path):
+    store = write_store([Bag("a", FEATURES, instance_labels=np.array([1, 0, -1]))], tmp_path / "store")
+    assert store.bags().instance_labels.tolist() == [1, 0, -1] and store.pictures() is None
+
+
+def test_a_store_is_known_by_what_it_was_made_from(tmp_path):
+    write_store(bags(), tmp_path / "store", key={"seed": 0, "sizes": (2, 1)})
+    assert is_made_from(tmp_path / "store", {"seed": 0, "sizes": [2, 1]})
+    assert not is_made_from(tmp_path / "store", {"seed": 1, "sizes": [2, 1]})
+    assert not is_made_from(tmp_path / "other", {"seed": 0, "sizes": [2, 1]})
+
+
+@pytest.mark.parametrize("name", ["instance_labels.bin", "pictures.bin", "picture_index.bin"])
+def test_truth_and_pictures_that_were_cut_off_are_refused_by_name(tmp_path, name):
+    path = write_store(bags(), tmp_path / "store", pictures=pictures()).path / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CarmilError, match=f"{name} has .* expected"):
+        open_store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("change", [{"truth_classes": -1}, {"pictures": [2, 0, 2, 1]}])
+def test_an_index_with_impossible_sizes_is_refused(tmp_path, change):
+    index = write_store(bags(), tmp_path / "store", pictures=pictures()).path / "index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | change))
+    with pytest.raises(CarmilError, match="outside its range"):
+        open_store(tmp_path / "store")
+
+
+def test_bags_with_and_without_truth_are_not_written_into_one_store(tmp_path):
+    with pytest.raises(CarmilError, match="expected one kind for all"):
+        write_store([*bags(), Bag("c", FEATURES)], tmp_path / "store")
+
+
+def test_pictures_of_other_instances_are_refused(tmp_path):
+    with pytest.raises(CarmilError, match="pictures of 6 instances; expected 3"):
+        write_store(bags()[:1], tmp_path / "store", pictures=pictures())
+    with pytest.raises(CarmilError, match="name pictures 0 to 1: expected 0 to 0"):
+        Pictures(pictures().images[:1], pictures().index)
+
+
+def test_groups_of_bags_keep_their_signed_truth(tmp_path):
+    store = write_store(bags(), tmp_path / "store", pictures=pictures())
+    group = regroup(store, {"a": "patient", "b": "patient"}, tmp_path / "grouped")
+    assert np.array_equal(group.bags().instance_labels, np.concatenate([SIGNED, -SIGNED]))
+    assert group.pictures() is None
+
+
+def test_an_exported_bag_leaves_out_signed_truth_as_no_layout_has_a_place_for_it(tmp_path):
+    store = write_store(bags(), tmp_path / "store", dtype="float32")
+    write_bag(store.bag(0), tmp_path / "files", "npz")
+    (source,) = find_bags(tmp_path / "files").sources
+    assert read_bag(source).instance_labels is None
