@@ -19,17 +19,17 @@ from carmil.counterfactual import create_model
 from carmil.models import fused
 from carmil.provenance import machine_line
 from carmil.reproduce.digit_runs import template
-from carmil.training.feeding import Feeder
+from carmil.training.early_stopping import TrainingState
+from carmil.training.feeder import Feeder
 from carmil.training.population import Member, Population
 from carmil.training.recipe import Recipe
-from carmil.training.stepping import Batch, Stepper
-from carmil.training.stopping import State
+from carmil.training.step import Batch, Stepper
 
 
 def step_of(population: Population, bags: Bags, recipe: Recipe):
     """One training step on all bags, operation by operation."""
     population.train()
-    stepper = Stepper(State(population, recipe))
+    stepper = Stepper(TrainingState(population, recipe))
     chosen = torch.arange(len(bags))
     (fed,) = Feeder(bags, population.device, torch.bfloat16 if population.in_half else None).feed([chosen])
     share = torch.full((len(population), len(bags)), 1 / len(bags), device=population.device)

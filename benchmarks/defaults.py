@@ -76,7 +76,7 @@ def train_and_test(
         prepare=prepare,
         device=device,
         precision=settings.precision,
-    ).best()
+    ).select()
     used = tested.any(0).nonzero().squeeze(-1)
     moved: list[torch.Tensor] = []
     answers = predict(

@@ -18,9 +18,9 @@ from carmil import Bags, Member, Population, Recipe, create_model, fit
 from carmil.provenance import machine_line
 from carmil.recording import Recorder
 from carmil.training import TRAIN, VALIDATION
-from carmil.training.feeding import Feeder
-from carmil.training.stepping import Batch, Stepper
-from carmil.training.stopping import State
+from carmil.training.early_stopping import TrainingState
+from carmil.training.feeder import Feeder
+from carmil.training.step import Batch, Stepper
 
 MODELS = "transmil,car/transmil,rrt,dsmil,acmil,clam.sb,cia/abmil.gated,car/abmil.gated,weno"
 RECORD = Recorder.record
@@ -64,7 +64,7 @@ def step(name: str, instances: int, *, recorded: bool) -> float:
     (fed,) = Feeder(bags, models.device, torch.bfloat16).feed([torch.tensor([0])])
     share, learners = torch.ones(3, 1, device="cuda"), torch.ones(3, dtype=torch.bool)
     batch = Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, 0 if recorded else None)
-    stepper = Stepper(State(models, Recipe(epochs=1)))
+    stepper = Stepper(TrainingState(models, Recipe(epochs=1)))
     for _ in range(3):
         stepper(batch)
     torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from speed.arithmetic import work
 from speed.ours import new_population, noise_bags, our_step
 
 from carmil.provenance import machine_line
-from carmil.training.stepping import Stepper
+from carmil.training.step import Stepper
 
 
 def milliseconds(step, repeats: int = 20) -> float:

@@ -45,7 +45,7 @@ ALLOWED = {
     "studies/faithfulness.py": {"kept / f'{safe_name(name)}-{i}.json'"},
     "runs/writing.py": {"folder / f'{kind}.json'"},
     "studies/sweep.py": {"sweep.out / f'checkpoint-{i}.safetensors'"},
-    "training/parts.py": {"folder / f'{name}.begun.safetensors'", "folder / f'{name}{_ENDED}'"},  # a checksum
+    "training/partition.py": {"folder / f'{name}.begun.safetensors'", "folder / f'{name}{_ENDED}'"},  # a checksum
 }
 
 

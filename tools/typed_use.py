@@ -12,7 +12,7 @@ import torch
 import carmil
 from carmil.bags.store import Store
 from carmil.evidence.agreement import Agreement
-from carmil.training.curves import History
+from carmil.training.history import History
 
 
 def trained(bags: carmil.Bags, roles: torch.Tensor) -> carmil.Population:

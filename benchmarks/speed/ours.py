@@ -7,11 +7,11 @@ import torch
 
 from carmil.bags.bags import Bags
 from carmil.counterfactual import create_model
-from carmil.training.feeding import feeder_for
+from carmil.training.early_stopping import TrainingState
+from carmil.training.feeder import choose_feeder
 from carmil.training.population import Member, Population
 from carmil.training.recipe import Recipe
-from carmil.training.stepping import Batch, Stepper
-from carmil.training.stopping import State
+from carmil.training.step import Batch, Stepper
 
 from .arithmetic import CLASSES, WIDTH
 from .measure import Step
@@ -45,10 +45,10 @@ def our_step(population: Population, bags: Bags, *, together: int = 1) -> Step:
     population.train()
     phases = population.model.phases
     population.begin(phases[0], 0)
-    stepper = Stepper(State(population, Recipe(batch=together, optimizer="adam", weight_decay=WEIGHT_DECAY)))
+    stepper = Stepper(TrainingState(population, Recipe(batch=together, optimizer="adam", weight_decay=WEIGHT_DECAY)))
     share = torch.full((len(population), together), 1 / together, device=population.device)
     plan = list(torch.arange(len(bags) // together * together).split(together))
-    feeder = feeder_for(population, bags, plan)
+    feeder = choose_feeder(population, bags, plan)
     everyone = torch.ones(len(population), dtype=torch.bool)
     following = cycle(
         [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from carmil.provenance import machine_line
-from carmil.training.process import settle
+from carmil.training.process_settings import configure_process
 
 from .bench import Bench
 from .measure import floors
@@ -31,7 +31,7 @@ def run_benchmark(plan: Plan, out: Path, *, device: str, say: Callable[[str], No
         say("measuring the one-bag loop as torch comes …")
         for record in untouched(bench):
             found(record)
-        settle()  # from here on for their loop as for ours
+        configure_process()  # from here on for their loop as for ours
     for name in plan.sections:
         say(f"measuring {name} …")
         for record in SECTIONS[name](bench):

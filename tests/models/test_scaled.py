@@ -7,7 +7,7 @@ from carmil import Bags, create_model, list_models
 from carmil.models.pooling import Offsets
 from carmil.models.scaled import SCALES, Scaled, deviation_of
 from carmil.training import TRAIN, VALIDATION, Member, Population, Recipe, fit
-from carmil.training.feeding import Feeder, _as_type
+from carmil.training.feeder import Feeder, _as_type
 from carmil.training.recipe import UNUSED
 from carmil.training.scaling import fit_scales
 

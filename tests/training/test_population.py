@@ -9,11 +9,11 @@ from carmil.counterfactual.branches import CAR
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
 from carmil.training import TRAIN, UNUSED, VALIDATION, Member, Population, Recipe, fit
-from carmil.training.feeding import Feeder
+from carmil.training.feeder import Feeder
 from carmil.training.loop import _batches
 from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.predict import predict
-from carmil.training.stepping import Stepper
+from carmil.training.step import Stepper
 
 WIDTH = 6
 

@@ -16,7 +16,7 @@ from carmil.evidence import bag_performance, evidence_agreement, explain, explai
 from carmil.progress import training_progress
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
-from carmil.training.predict import Answers, predict
+from carmil.training.predict import Predictions, predict
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 from carmil.training.runs import Run, has_run, read_run, write_run
 
@@ -148,7 +148,7 @@ def scored(maps: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor, Tenso
                 yield evidence, "counterfactual", s, maps["counterfactual_attention"]
 
 
-def _measured(answers: Answers, maps: Mapping[str, Tensor], test: Bags) -> dict[str, list[float]]:
+def _measured(answers: Predictions, maps: Mapping[str, Tensor], test: Bags) -> dict[str, list[float]]:
     """Bag measures, and agreement with the truth under every negative rule that applies, for each model."""
     labels, truth = known(test.labels).cpu(), known(test.instance_labels)
     by_model = [bag_performance(probabilities, labels) for probabilities in answers.probabilities]

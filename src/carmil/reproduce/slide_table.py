@@ -16,7 +16,7 @@ from carmil.studies.cautions import LITTLE
 from carmil.studies.compare import Comparison, compare_pairs
 from carmil.studies.tested import reopened
 from carmil.tables import ResultTable
-from carmil.training.recipe import first_choice
+from carmil.training.recipe import first_eligible_epoch
 from carmil.truth import UNKNOWN
 
 MEASURES = {"auc": "AUC", "f1_macro": "F1", "balanced_accuracy": "BACC", "auprc_attention": "AUPRC+"}
@@ -176,7 +176,7 @@ def conditions(
     cohorts = list({one.cohort.name + one.cohort.encoder: one for one in rows}.values())
     lines = [line for one in cohorts for line in _about(one)]
     epochs = FAST_EPOCHS if asked.fast else EPOCHS
-    first = first_choice(rows[0].run.settings.warmup, epochs)
+    first = first_eligible_epoch(rows[0].run.settings.warmup, epochs)
     lines.append(
         f"every method: Adam, weight decay 1e-5, a cosine over at most {epochs} epochs, patience {PATIENCE}, one slide a step; the "
         f"epoch of the lowest validation loss, from epoch {first} on (counted from 0), and no test bag chooses anything. "

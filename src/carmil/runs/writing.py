@@ -14,7 +14,7 @@ from carmil.provenance import machine, plain
 from carmil.runs.facts import Data, FoldModel, Metrics
 from carmil.runs.run import DATA, PATHS, TRAIN_AGAIN, key_of
 from carmil.runs.settings import WHERE, Settings
-from carmil.training.curves import History
+from carmil.training.history import History
 from carmil.training.population import Population
 from carmil.untrusted import parsed, read_json
 from carmil.weights import write_tensors

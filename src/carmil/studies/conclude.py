@@ -28,13 +28,13 @@ from carmil.studies.figures import (
     summarised,
 )
 from carmil.studies.truth import agreement
-from carmil.training.protocol import GridPoint, Kept, Trained, validation_bags
+from carmil.training.protocol import GridPoint, SelectedModel, Selection, validation_bags
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def conclude(settings: Settings, material: Material, trained: Trained, grid: list[GridPoint]) -> None:
+def conclude(settings: Settings, material: Material, trained: Selection, grid: list[GridPoint]) -> None:
     """Chooses thresholds on validation bags, then looks at the test folds, once, and writes the run's folder."""
     groups = _groups(trained, material.roles, settings)
     points = {group: _operating_point(group, trained, material.cohort, settings) for group in groups}
@@ -55,12 +55,12 @@ class _Group:
         return (self.roles[0] == TEST).nonzero().squeeze(-1)
 
 
-def _groups(trained: Trained, roles: Tensor, settings: Settings) -> list[_Group]:
+def _groups(trained: Selection, roles: Tensor, settings: Settings) -> list[_Group]:
     inner = settings.inner
     folds = roles.shape[1] // inner
-    seeds = sorted({kept.seed for kept in trained.kept})
+    seeds = sorted({kept.seed for kept in trained.models})
     groups: dict[tuple[int, int], list[int]] = {}
-    for row, kept in enumerate(trained.kept):
+    for row, kept in enumerate(trained.models):
         groups.setdefault((seeds.index(kept.seed), kept.fold), []).append(row)
     return [
         _Group(
@@ -81,7 +81,7 @@ class _Point:
     cut: float | None
 
 
-def _operating_point(group: _Group, trained: Trained, cohort: Cohort, settings: Settings) -> _Point:
+def _operating_point(group: _Group, trained: Selection, cohort: Cohort, settings: Settings) -> _Point:
     import pandas as pd
 
     parts = []
@@ -114,7 +114,7 @@ def _judged_by(frame: "pd.DataFrame", cohort: Cohort, settings: Settings) -> "pd
 
 
 def _tested(
-    settings: Settings, cohort: Cohort, trained: Trained, grid: list[GridPoint], points: dict[_Group, _Point]
+    settings: Settings, cohort: Cohort, trained: Selection, grid: list[GridPoint], points: dict[_Group, _Point]
 ) -> None:
     """The test folds are looked at here; nothing is chosen any more."""
     import pandas as pd
@@ -156,7 +156,7 @@ def _tested(
     out = settings.out
     write_predictions(out, frame)
     known = {row: point for group, point in points.items() for row in group.models}
-    models = [_fold_model(kept, grid[kept.point], known[row]) for row, kept in enumerate(trained.kept)]
+    models = [_fold_model(kept, grid[kept.point], known[row]) for row, kept in enumerate(trained.models)]
     write_models(out, trained.population, trained.history, models)
     p, y = probabilities(together, cohort.classes), numbers(together, cohort.classes)
     metrics = Metrics(
@@ -172,7 +172,7 @@ def _tested(
     write_metrics(out, metrics)
 
 
-def _fold_model(kept: Kept, point: GridPoint, chosen: _Point) -> FoldModel:
+def _fold_model(kept: SelectedModel, point: GridPoint, chosen: _Point) -> FoldModel:
     at = chosen.at
     decided: dict[str, Any] = (
         {}

@@ -29,7 +29,7 @@ from carmil.studies.cohort import replace_labels
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, train_protocol
-from carmil.training.recipe import VALIDATION, Recipe, first_choice
+from carmil.training.recipe import VALIDATION, Recipe, first_eligible_epoch
 from carmil.training.scaling import fit_scales
 from carmil.untrusted import parsed, read_json
 from carmil.weights import write_tensors
@@ -162,7 +162,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             optimizer="adam",
             weight_decay=self.weight_decay,
             shuffle=True,
-            warmup=first_choice(self.warmup, self.epochs),
+            warmup=first_eligible_epoch(self.warmup, self.epochs),
             patience=self.patience,
             study_seed=self.seed,
             schedule=self.schedule,
@@ -186,7 +186,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             prepare=prepare,
             device=pick_device(self.device),
             precision=self.precision,
-        ).best()
+        ).select()
         self.population_, self.history_ = trained.population, trained.history
         self._decide_by(self._chosen(found, labels, (roles[0] == VALIDATION).nonzero().squeeze(-1), rule))
         return self

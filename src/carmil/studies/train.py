@@ -32,9 +32,9 @@ from carmil.studies.conclude import conclude
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
-from carmil.training.process import settle
+from carmil.training.process_settings import configure_process
 from carmil.training.protocol import Candidates, GridPoint, train_protocol
-from carmil.training.recipe import UNUSED, Recipe, first_choice
+from carmil.training.recipe import UNUSED, Recipe, first_eligible_epoch
 from carmil.training.scaling import fit_scales
 from carmil.words import plural
 
@@ -94,7 +94,7 @@ def run_together(
 
     What they write is what each would have written alone.
     """
-    settle()
+    configure_process()
     data = _data(material)
     keys = [begin_run(study.out, study, data, warm_start=_start_of(study), notes=material.said) for study in studies]
     where = Checkpoint(checkpoint, config_key({"studies": keys}))
@@ -123,7 +123,7 @@ def _train_missing(studies: Sequence[Settings], material: Material, checkpoint: 
         mine = range(first, first + len(grid))
         first = mine.stop
         if not finished(study.out):
-            conclude(study, material, candidates.best(mine), grid)
+            conclude(study, material, candidates.select(mine), grid)
 
 
 def grid_of(settings: Settings) -> list[GridPoint]:
@@ -148,7 +148,7 @@ def recipe_of(settings: Settings) -> Recipe:
         optimizer=settings.optimizer,
         weight_decay=settings.weight_decay,
         shuffle=True,
-        warmup=first_choice(settings.warmup, settings.epochs),
+        warmup=first_eligible_epoch(settings.warmup, settings.epochs),
         patience=settings.patience,
         study_seed=settings.seed,
         schedule=settings.schedule,

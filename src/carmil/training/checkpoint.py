@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.training.curves import Curves
-from carmil.training.stopping import State
+from carmil.training.early_stopping import TrainingState
+from carmil.training.history import HistoryBuilder
 from carmil.untrusted import check_not_stream, short
 from carmil.weights import write_tensors
 
@@ -19,7 +19,7 @@ from carmil.weights import write_tensors
 class Checkpoint:
     """A file with everything between two epochs, written whole. `key` says what is trained: another key does not go on.
 
-    `parts` is the folder for the files of a training in parts (carmil.training.parts).
+    `parts` is the folder for the files of a training in parts (carmil.training.partition).
     """
 
     def __init__(self, path: Path, key: str, *, every: float = 60.0) -> None:
@@ -31,7 +31,7 @@ class Checkpoint:
         """Whether there is anything to go on with."""
         return self.path.exists() or self.parts.is_dir()
 
-    def load(self, state: State, curves: Curves) -> int:
+    def load(self, state: TrainingState, curves: HistoryBuilder) -> int:
         """Puts state and curves where they were, and gives the epoch to go on with; 0 if there is no such file."""
         if not self.path.exists():
             return 0
@@ -42,11 +42,11 @@ class Checkpoint:
         state.restore(kept)
         return int(facts["epoch"]) + 1
 
-    def save_if_due(self, epoch: int, state: State, curves: Curves) -> None:
+    def save_if_due(self, epoch: int, state: TrainingState, curves: HistoryBuilder) -> None:
         if time.monotonic() - self._written >= self.every:
             self.save(epoch, state, curves)
 
-    def save(self, epoch: int, state: State, curves: Curves) -> None:
+    def save(self, epoch: int, state: TrainingState, curves: HistoryBuilder) -> None:
         tensors = state.tensors() | {f"curve.{name}": table for name, table in curves.tables.items()}
         write_keyed(self.path, tensors, {"key": self.key, "epoch": epoch})
         self._written = time.monotonic()

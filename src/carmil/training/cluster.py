@@ -1,7 +1,7 @@
 """The parts of a population as tasks of a Ray cluster: more than one machine.
 
 Ray starts a task for each part where there is a GPU (or, for a training on CPUs, cores) for it, and starts it again elsewhere
-when its node is lost. What a task has done lies in files that all nodes see (carmil.training.parts), so that it goes on there.
+when its node is lost. What a task has done lies in files that all nodes see (carmil.training.partition), so that it goes on there.
 Features do not travel: every node opens the bags by itself.
 """
 
@@ -18,8 +18,8 @@ import torch
 
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
-from carmil.training.parts import Ended, Part
-from carmil.training.process import settle
+from carmil.training.partition import Part, TrainedPart
+from carmil.training.process_settings import configure_process
 
 RETRIES = 5  # how often a part may lose its node
 _LOOK = 2.0  # seconds between two looks at the nodes
@@ -58,7 +58,7 @@ class Cluster:
         places = sum(int(free // self._each) for free in self._have(self._kind))
         return math.ceil(models / max(1, places))
 
-    def __call__(self, parts: Sequence[Part]) -> Iterator[Ended]:
+    def __call__(self, parts: Sequence[Part]) -> Iterator[TrainedPart]:
         """Gives each part when it has ended."""
         ray = self._ray
         needs = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": self._each}
@@ -74,7 +74,7 @@ class Cluster:
                 self._on_part(len(parts) - len(running), len(parts))
             nodes = self._watched(nodes)
 
-    def _result(self, task: Any) -> Ended:
+    def _result(self, task: Any) -> TrainedPart:
         try:
             result = self._ray.get(task)
         except self._ray.exceptions.RayTaskError:
@@ -124,9 +124,9 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _train(part: Part, bags: Callable[[], Bags], device: str, threads: int) -> Ended | CarmilError:
+def _train(part: Part, bags: Callable[[], Bags], device: str, threads: int) -> TrainedPart | CarmilError:
     """A task, on whichever node. What is wrong with the input comes back as it is, without a traceback of Ray's."""
-    settle()
+    configure_process()
     torch.set_num_threads(threads)
     try:
         return part.train(bags(), device)

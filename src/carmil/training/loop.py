@@ -12,14 +12,14 @@ from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.models.contract import one_hot
 from carmil.training.checkpoint import Checkpoint
-from carmil.training.curves import Curves, History
-from carmil.training.feeding import Feeder, feeding
-from carmil.training.judging import Judge, validation_parts
+from carmil.training.early_stopping import TrainingState
+from carmil.training.feeder import Feeder, open_feeder
+from carmil.training.history import History, HistoryBuilder
 from carmil.training.population import Population
-from carmil.training.process import settle
+from carmil.training.process_settings import configure_process
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
-from carmil.training.stepping import Batch, Stepper
-from carmil.training.stopping import State
+from carmil.training.step import Batch, Stepper
+from carmil.training.validation import Validator, validation_parts
 
 OnEpoch = Callable[[int, dict[str, float], int], None]
 
@@ -41,16 +41,16 @@ def fit(
     A model that never had a finite validation loss is an error: there are no weights of it to keep.
     """
     roles = _checked_roles(population, bags, roles).cpu()
-    settle()
-    state = State(population, recipe)
+    configure_process()
+    state = TrainingState(population, recipe)
     judged_by = validation_parts(bags, roles == VALIDATION, population.at_once)
     weights = _bag_weights(bags, roles == TRAIN, recipe).to(population.device)
     largest = bags.sizes.topk(min(recipe.batch, len(bags))).indices
     population.smooth_labels(recipe.label_smoothing)
-    curves = Curves(recipe.epochs, len(population))
+    curves = HistoryBuilder(recipe.epochs, len(population))
     begun = 0 if checkpoint is None else checkpoint.load(state, curves)
-    with feeding(population, bags, [largest, *(part.bags for part in judged_by)]) as feeder:
-        step, judge = Stepper(state), Judge(state, feeder, judged_by)
+    with open_feeder(population, bags, [largest, *(part.bags for part in judged_by)]) as feeder:
+        step, judge = Stepper(state), Validator(state, feeder, judged_by)
         for epoch in range(begun, recipe.epochs):
             if not state.running.any():
                 break

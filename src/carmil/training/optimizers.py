@@ -91,7 +91,7 @@ class Adam(Optimizer):
         self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None
     ) -> None:
         """For GPUs. May be recorded: it is the same operations whoever is active."""
-        from carmil.training import kernels
+        from carmil.training import adam_kernel
 
         rows = torch.arange(len(weights), device=weights.device) if rows is None else rows
         mean, square, steps = self.state
@@ -99,7 +99,7 @@ class Adam(Optimizer):
         for gradient in gradients:
             count = gradient.shape[1]
             gradient = gradient if gradient.stride(1) == 1 else gradient.contiguous()
-            kernels.adam[-(-count // 1024), len(rows)](
+            adam_kernel.adam[-(-count // 1024), len(rows)](
                 weights, mean, square, gradient, rows, steps, self.lr, active, first, count, weights.shape[1],
                 gradient.stride(0), *self.betas, *(math.log(beta) for beta in self.betas), self.eps, self.weight_decay,
                 BLOCK=1024, num_warps=4,

@@ -193,6 +193,16 @@ class Population:
         part.coefficients = {term: value[rows] for term, value in self.coefficients.items()}
         return part
 
+    def to(self, device: torch.device | str) -> "Population":
+        """The population on this device: itself if it is there already, otherwise a copy."""
+        if self.device.type == torch.device(device).type:
+            return self
+        copied = self.subset(torch.arange(len(self), device=self.device))
+        copied.weights, copied.buffers = copied.weights.to(device), copied.buffers.to(device)
+        copied.noise = Noise(copied.noise.seeds.to(device), copied.noise.steps.to(device))
+        copied.coefficients = {term: value.to(device) for term, value in copied.coefficients.items()}
+        return copied
+
     def leaves(self) -> list[Tensor]:
         """The parameters one by one, stacked (r, ...), that gradients can be asked for; those of products in their precision."""
         return [

@@ -14,7 +14,7 @@ from carmil.training.population import Population
 
 
 @dataclass(frozen=True)
-class Answers:
+class Predictions:
     """probabilities (r, b, k); if it attends, scores u (r, n, h); with a learned branch u_cf (r, n, m, h) and its answers
     (r, b, m, k)."""
 
@@ -32,7 +32,7 @@ def predict(
     chosen: Tensor | None = None,
     maps: bool = True,
     on_part: Callable[[Prediction], None] = lambda prediction: None,
-) -> Answers:
+) -> Predictions:
     """Answers of every model for every bag, or for the chosen ones (positions), on the CPU.
 
     Without `maps` only the answers for the bags are kept: the scores of all instances of a large cohort are large.
@@ -55,7 +55,7 @@ def predict(
         )
     population.train(was_training)
     joined = [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*parts, strict=True)]
-    answers = Answers(*joined)  # type: ignore[arg-type]
+    answers = Predictions(*joined)  # type: ignore[arg-type]
     check_finite(answers.probabilities, bags.ids if chosen is None else [bags.ids[i] for i in chosen.tolist()])
     return answers
 

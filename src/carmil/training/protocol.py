@@ -15,9 +15,9 @@ from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.models.contract import BagModel
 from carmil.training.checkpoint import Checkpoint
-from carmil.training.curves import History
+from carmil.training.history import History
 from carmil.training.loop import OnEpoch
-from carmil.training.parts import Engine, fit_in_parts, moved
+from carmil.training.partition import Engine, fit_in_parts
 from carmil.training.population import Member, Population
 from carmil.training.recipe import VALIDATION, Recipe
 
@@ -35,7 +35,7 @@ class GridPoint:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SelectedModel:
     """One of the models that are kept: which fold and seed, which point of the grid, and what it was chosen by."""
 
     fold: int
@@ -47,11 +47,11 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """`population` has one model a fold and seed, in the order of `kept`; `history` is of all that were chosen from."""
+class Selection:
+    """`population` has one model a fold and seed, in the order of `models`; `history` is of all that were chosen from."""
 
     population: Population
-    kept: tuple[Kept, ...]
+    models: tuple[SelectedModel, ...]
     history: History
 
 
@@ -69,7 +69,7 @@ class Candidates:
     points: int
     device: torch.device | str
 
-    def best(self, points: Sequence[int] | None = None) -> Trained:
+    def select(self, points: Sequence[int] | None = None) -> Selection:
         """Keeps, for each fold and seed, the grid point with the lowest validation loss; among these points, or all.
 
         A point is judged by its mean over the inner folds, and all inner models of the chosen point are kept. Points
@@ -86,9 +86,9 @@ class Candidates:
             row = int(rows[i, fold, inner, point])
             keep.append(row)
             epoch, loss = int(self.history.best_epoch[row]), float(losses[i, fold, inner, point])
-            kept.append(Kept(fold, inner, self.seeds[i], point, epoch, loss))
+            kept.append(SelectedModel(fold, inner, self.seeds[i], point, epoch, loss))
         population = self.population.subset(torch.tensor(keep, device=self.population.device))
-        return Trained(moved(population, self.device), tuple(kept), self.history.of(rows.flatten()))
+        return Selection(population.to(self.device), tuple(kept), self.history.of(rows.flatten()))
 
 
 def train_protocol(
@@ -108,7 +108,7 @@ def train_protocol(
     checkpoint: Checkpoint | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Candidates:
-    """Trains all models at once, or in parts of at most so many, here or by an engine; `Candidates.best` then chooses.
+    """Trains all models at once, or in parts of at most so many, here or by an engine; `Candidates.select` then chooses.
 
     roles (f, b), or (s, f, b) where each seed has folds of its own. In nested folds (`inner` > 1) rows come outer fold by
     outer fold.

@@ -11,7 +11,7 @@ UNUSED, TRAIN, VALIDATION = 0, 1, 2
 MOST_EPOCHS = 1_000_000  # the curves of all of them are kept
 
 
-def first_choice(warmup: int | None, epochs: int) -> int:
+def first_eligible_epoch(warmup: int | None, epochs: int) -> int:
     """The first epoch whose weights a study may keep: the one after `warmup`, by default after half of them.
 
     Early on the learning rate is high and the validation loss jumps: the lowest of many noisy values is a lucky one. On slides

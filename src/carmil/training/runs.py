@@ -21,9 +21,9 @@ from carmil import __version__
 from carmil.errors import CarmilError
 from carmil.files import whole_folder, write_text
 from carmil.provenance import config_key, machine, machine_line, plain
-from carmil.training.curves import History
+from carmil.training.history import History
 from carmil.training.population import Population
-from carmil.training.predict import Answers
+from carmil.training.predict import Predictions
 from carmil.untrusted import check_not_stream, short
 from carmil.weights import write_tensors
 
@@ -47,7 +47,7 @@ def write_run(
     config: Mapping[str, Any],
     population: Population,
     history: History,
-    answers: Answers,
+    answers: Predictions,
     bag_ids: tuple[str, ...],
     labels: Tensor,
     metrics: Mapping[str, list[float]],
@@ -101,7 +101,7 @@ def has_run(folder: Path, config: Mapping[str, Any]) -> bool:
         return False
 
 
-def _predictions(answers: Answers, bag_ids: tuple[str, ...], labels: Tensor, population: Population) -> Any:
+def _predictions(answers: Predictions, bag_ids: tuple[str, ...], labels: Tensor, population: Population) -> Any:
     import pandas as pd
 
     models, bags, classes = answers.probabilities.shape

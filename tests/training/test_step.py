@@ -7,9 +7,9 @@ import torch
 from carmil import Bags, create_model
 from carmil.recording import Recorder
 from carmil.training import Member, Population, Recipe
-from carmil.training.feeding import Feeder
-from carmil.training.stepping import Batch, Stepper
-from carmil.training.stopping import State
+from carmil.training.early_stopping import TrainingState
+from carmil.training.feeder import Feeder
+from carmil.training.step import Batch, Stepper
 
 
 class SaysItIsOnAGpu(torch.Tensor):
@@ -19,7 +19,7 @@ class SaysItIsOnAGpu(torch.Tensor):
 def stepper() -> Stepper:
     members = [Member(seed=seed) for seed in range(2)]
     return Stepper(
-        State(Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members), Recipe(epochs=1))
+        TrainingState(Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members), Recipe(epochs=1))
     )
 
 
@@ -83,7 +83,7 @@ def test_passes_of_different_kinds_are_recorded_apart(monkeypatch):
     monkeypatch.setattr(Recorder, "record", lambda self, work: (work(), lambda: torch.zeros(3, 2))[1])
     members = [Member(seed=seed) for seed in range(2)]
     small = {"hidden": 6, "teacher": 5, "attention": 3, "student": 4, "smooth_epochs": 2}
-    step = Stepper(State(Population(lambda: create_model("weno", 4, 2, **small), members), Recipe(epochs=1)))
+    step = Stepper(TrainingState(Population(lambda: create_model("weno", 4, 2, **small), members), Recipe(epochs=1)))
     given = replace(batch(), features=batch().features.as_subclass(SaysItIsOnAGpu))
     for epoch in range(6):
         for phase, term in (("teacher", "cls"), ("student", "student")):
@@ -113,7 +113,7 @@ def test_who_stops_before_a_step_is_recorded_is_known_to_the_device_by_then(monk
     monkeypatch.setattr(Recorder, "record", record)
     members = [Member(seed=seed) for seed in range(4)]
     step = Stepper(
-        State(Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members), Recipe(epochs=1))
+        TrainingState(Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members), Recipe(epochs=1))
     )
     given = replace(
         batch(), share=torch.ones(4, 1), learners=torch.ones(4, dtype=torch.bool),

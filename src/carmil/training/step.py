@@ -8,8 +8,8 @@ from torch import Tensor
 
 from carmil.models.pooling import Offsets
 from carmil.recording import Recorded, Recorder
+from carmil.training.early_stopping import TrainingState, at_least_two
 from carmil.training.population import Population
-from carmil.training.stopping import State, at_least_two
 
 MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each, of TransMIL some thousand
 
@@ -34,7 +34,7 @@ class Batch:
 class Stepper:
     """One training step of the population, recorded on a GPU where it is of a kind that comes again."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: TrainingState) -> None:
         self.state = state
         self.terms: list[str] = []  # what a step gives, row by row
         self._begin()

@@ -8,14 +8,14 @@ import torch
 from carmil import Bags, create_model
 from carmil.recording import Recorder
 from carmil.training import Member, Population, Recipe
-from carmil.training.feeding import Feeder
-from carmil.training.judging import Judge, validation_parts
-from carmil.training.stopping import State
+from carmil.training.early_stopping import TrainingState
+from carmil.training.feeder import Feeder
+from carmil.training.validation import Validator, validation_parts
 
 SIZES = (3, 5, 2, 7, 4, 6)
 
 
-def judges(count: int = 2) -> list[Judge]:
+def judges(count: int = 2) -> list[Validator]:
     """Of the same three models, of which the last validates on other bags than the first two."""
     generator = torch.Generator().manual_seed(0)
     bags = Bags.from_list([torch.randn(n, 4, generator=generator) for n in SIZES], labels=torch.arange(6) % 2)
@@ -27,8 +27,8 @@ def judges(count: int = 2) -> list[Judge]:
         members = [Member(seed=seed) for seed in range(3)]
         population = Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members)
         population.train(False)
-        state, feeder = State(population, Recipe(epochs=9, patience=1)), Feeder(bags, torch.device("cpu"))
-        made.append(Judge(state, feeder, validation_parts(bags, validated, lambda models: 100)))
+        state, feeder = TrainingState(population, Recipe(epochs=9, patience=1)), Feeder(bags, torch.device("cpu"))
+        made.append(Validator(state, feeder, validation_parts(bags, validated, lambda models: 100)))
     return made
 
 

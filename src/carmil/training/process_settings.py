@@ -8,7 +8,7 @@ import torch
 _MAPPED_BLOCKS, _KEPT_WHEN_FREED = -4, -1  # mallopt's M_MMAP_MAX and M_TRIM_THRESHOLD
 
 
-def settle() -> None:
+def configure_process() -> None:
     """Keeps freed memory, rounds numbers below 1e-38 to zero, and attends without cuDNN. Called again, it changes nothing.
 
     Every step of a population frees and wants the same large blocks; getting each anew from the system, page by page, takes

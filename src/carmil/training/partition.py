@@ -16,19 +16,18 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
-from carmil.models.noise import Noise
 from carmil.provenance import config_key
 from carmil.training.checkpoint import Checkpoint, read_keyed, write_keyed
-from carmil.training.curves import History
+from carmil.training.early_stopping import at_least_two
+from carmil.training.history import History
 from carmil.training.loop import OnEpoch, fit
 from carmil.training.memory import models_that_fit
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
-from carmil.training.stopping import at_least_two
 
 
 @dataclass(frozen=True, eq=False)
-class Ended:
+class TrainedPart:
     """Models whose training has ended: which `rows` (q) of the whole they are, what they became and how."""
 
     rows: Tensor
@@ -50,7 +49,7 @@ class Part:
     recipe: Recipe
     checkpoint: Checkpoint | None
 
-    def train(self, bags: Bags, device: torch.device | str, *, on_epoch: OnEpoch | None = None) -> Ended:
+    def train(self, bags: Bags, device: torch.device | str, *, on_epoch: OnEpoch | None = None) -> TrainedPart:
         """Goes on where it was killed; a part that has ended before is read."""
         if self.checkpoint is None:
             return self._trained(bags, device, on_epoch, None)
@@ -67,13 +66,13 @@ class Part:
 
     def _trained(
         self, bags: Bags, device: torch.device | str, on_epoch: OnEpoch | None, checkpoint: Checkpoint | None
-    ) -> Ended:
-        population = moved(self.population.subset(torch.arange(len(self.rows))), device)
+    ) -> TrainedPart:
+        population = self.population.subset(torch.arange(len(self.rows))).to(device)
         history = fit(population, bags, self.roles, self.recipe, on_epoch=on_epoch, checkpoint=checkpoint)
-        return Ended(self.rows, population.weights.cpu(), population.buffers.cpu(), history)
+        return TrainedPart(self.rows, population.weights.cpu(), population.buffers.cpu(), history)
 
 
-Engine = Callable[[Sequence[Part]], Iterable[Ended]]  # trains parts, in any order and at any place
+Engine = Callable[[Sequence[Part]], Iterable[TrainedPart]]  # trains parts, in any order and at any place
 _ENDED = ".ended.safetensors"
 
 
@@ -100,13 +99,13 @@ def fit_in_parts(
     if at_most is None and engine is None:
         at_most = models_that_fit(population, bags, recipe, device)
     ended = [] if checkpoint is None else _ended_before(checkpoint)
-    divided = division(roles, at_most, done=[row for part in ended for row in part.rows.tolist()])
+    divided = partition(roles, at_most, done=[row for part in ended for row in part.rows.tolist()])
     if engine is None and not ended and len(divided) == 1:
-        population = moved(population, device)
+        population = population.to(device)
         return population, fit(population, bags, roles, recipe, on_epoch=on_epoch, checkpoint=checkpoint)
     if checkpoint is not None:
         checkpoint.parts.mkdir(parents=True, exist_ok=True)
-    population = moved(population, "cpu")
+    population = population.to("cpu")
     parts = [Part(rows, population.subset(rows), roles[rows], recipe, checkpoint) for rows in divided]
     ended += _one_by_one(parts, bags, device, on_epoch, len(population)) if engine is None else engine(parts)
     for part in ended:
@@ -114,7 +113,7 @@ def fit_in_parts(
     return population, _joined(ended, len(population))
 
 
-def division(roles: Tensor, at_most: int | None, *, done: Sequence[int] = ()) -> list[Tensor]:
+def partition(roles: Tensor, at_most: int | None, *, done: Sequence[int] = ()) -> list[Tensor]:
     """The rows of each part: nearly equal in number, models with the same bags together. roles (r, b).
 
     At most `at_most` in a part, but never one alone: it has another model beside it, trained once more. Rows that
@@ -129,20 +128,9 @@ def division(roles: Tensor, at_most: int | None, *, done: Sequence[int] = ()) ->
     return [at_least_two(torch.isin(everyone, part)) for part in missing.tensor_split(count)]
 
 
-def moved(population: Population, device: torch.device | str) -> Population:
-    """The population on this device; a copy, unless it is there."""
-    if population.device.type == torch.device(device).type:
-        return population
-    copy = population.subset(torch.arange(len(population), device=population.device))
-    copy.weights, copy.buffers = copy.weights.to(device), copy.buffers.to(device)
-    copy.noise = Noise(copy.noise.seeds.to(device), copy.noise.steps.to(device))
-    copy.coefficients = {term: value.to(device) for term, value in copy.coefficients.items()}
-    return copy
-
-
 def _one_by_one(
     parts: Sequence[Part], bags: Bags, device: torch.device | str, on_epoch: OnEpoch | None, models: int
-) -> Iterator[Ended]:
+) -> Iterator[TrainedPart]:
     waiting = sum(len(part.rows) for part in parts)
     for part in parts:
         waiting -= len(part.rows)
@@ -162,7 +150,7 @@ def _over_all(on_epoch: OnEpoch | None, part: Part, waiting: int, models: int) -
     return told
 
 
-def _joined(ended: Sequence[Ended], models: int) -> History:
+def _joined(ended: Sequence[TrainedPart], models: int) -> History:
     """One history of all models, as long as the longest; NaN where a part's was over."""
     last = max(len(part.history.validation) for part in ended)
     tables: dict[str, Tensor] = {}
@@ -179,21 +167,21 @@ def _tables(history: History) -> dict[str, Tensor]:
     return {**history.train, "validation": history.validation}
 
 
-def _write(path: Path, key: str, ended: Ended) -> None:
+def _write(path: Path, key: str, ended: TrainedPart) -> None:
     history = ended.history
     tensors = {name: getattr(ended, name) for name in ("rows", "weights", "buffers")}
     tensors |= {"best_epoch": history.best_epoch, "epochs_run": history.epochs_run}
     write_keyed(path, tensors | {f"curve.{name}": table for name, table in _tables(history).items()}, {"key": key})
 
 
-def _read(path: Path, key: str) -> Ended:
+def _read(path: Path, key: str) -> TrainedPart:
     kept, _ = read_keyed(path, key)
     tables = {name.removeprefix("curve."): kept[name] for name in kept if name.startswith("curve.")}
     history = History(
         validation=tables.pop("validation"), train=tables, best_epoch=kept["best_epoch"], epochs_run=kept["epochs_run"]
     )
-    return Ended(kept["rows"], kept["weights"], kept["buffers"], history)
+    return TrainedPart(kept["rows"], kept["weights"], kept["buffers"], history)
 
 
-def _ended_before(checkpoint: Checkpoint) -> list[Ended]:
+def _ended_before(checkpoint: Checkpoint) -> list[TrainedPart]:
     return [_read(path, checkpoint.key) for path in sorted(checkpoint.parts.glob(f"*{_ENDED}"))]

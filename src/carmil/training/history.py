@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from carmil.training.stopping import State
+from carmil.training.early_stopping import TrainingState
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class History:
         return History(train, self.validation[:last, rows], self.best_epoch[rows], run)
 
 
-class Curves:
+class HistoryBuilder:
     """A history in the making: tables of all epochs, NaN where nothing is known yet."""
 
     def __init__(self, epochs: int, models: int) -> None:
@@ -38,7 +38,7 @@ class Curves:
             table = self.tables.setdefault(name, torch.full(self._shape, float("nan")))
             table[epoch, rows.cpu()] = values.detach().float().cpu()
 
-    def history(self, state: State) -> History:
+    def history(self, state: TrainingState) -> History:
         run = state.epochs_run.cpu()
         last = int(run.max())
         gone = torch.arange(last).unsqueeze(-1) >= run

@@ -9,13 +9,13 @@ from torch import Tensor
 from carmil.bags.bags import Bags, runs_of
 from carmil.models.contract import cross_entropy
 from carmil.recording import Recorded, Recorder
-from carmil.training.feeding import Fed, Feeder
+from carmil.training.early_stopping import TrainingState, at_least_two
+from carmil.training.feeder import DeviceBags, Feeder
 from carmil.training.population import Population
-from carmil.training.stopping import State, at_least_two
 
 
 @dataclass(frozen=True)
-class Judged:
+class ValidationPart:
     """Validation bags (positions) of the models (r, bool) that validate on just the same bags: as many as are answered at once."""
 
     bags: Tensor
@@ -33,7 +33,7 @@ class _Asked:
     judging: Tensor
 
 
-def validation_parts(bags: Bags, validated: Tensor, at_once: Callable[[int], int]) -> list[Judged]:
+def validation_parts(bags: Bags, validated: Tensor, at_once: Callable[[int], int]) -> list[ValidationPart]:
     """validated (r, b) cut so that every bag is answered by those who validate on it. at_once: instances for so many models.
 
     Which bags are answered together depends on the model's own bags alone: so do, on a CPU, the last bits of the answer.
@@ -43,14 +43,14 @@ def validation_parts(bags: Bags, validated: Tensor, at_once: Callable[[int], int
         models = (validated == row).all(1)
         chosen = row.nonzero().squeeze(-1)
         runs = runs_of(bags.sizes[chosen].tolist(), at_once(int(models.sum())))
-        parts += [Judged(chosen[first:last], models) for first, last in runs]
+        parts += [ValidationPart(chosen[first:last], models) for first, last in runs]
     return parts
 
 
-class Judge:
+class Validator:
     """The mean cross-entropy of each running model's answers for its own validation bags; the same measure for every method."""
 
-    def __init__(self, state: State, feeder: Feeder, parts: list[Judged]) -> None:
+    def __init__(self, state: TrainingState, feeder: Feeder, parts: list[ValidationPart]) -> None:
         self.state, self.feeder, self.parts = state, feeder, parts
         on_gpu = state.population.device.type == "cuda"
         self._comes_again = on_gpu and feeder.resident
@@ -66,7 +66,9 @@ class Judge:
             if mine.any():
                 rows = at_least_two(mine)
                 self._asked.append(_Asked(part.bags, rows.to(device), rows.tolist(), mine[rows].float().to(device)))
-        self._met: dict[Hashable, tuple[Fed, Recorded | None]] = {}  # what a recorded pass reads must stay where it is
+        self._met: dict[
+            Hashable, tuple[DeviceBags, Recorded | None]
+        ] = {}  # what a recorded pass reads must stay where it is
         self._recorder = Recorder()
 
     @torch.no_grad()
@@ -109,7 +111,7 @@ class Judge:
             self._met[like] = fed, recorded
         return recorded()
 
-    def _summed(self, asked: _Asked, fed: Fed) -> Tensor:
+    def _summed(self, asked: _Asked, fed: DeviceBags) -> Tensor:
         whole = len(asked.who) == len(self._population)
         population = self._population if whole else self._population.subset(asked.rows, who=asked.who)
         return cross_entropy(population(fed.features, fed.offsets).logits, fed.labels).sum(-1)

@@ -10,7 +10,7 @@ from carmil.training.recipe import Recipe
 FEW_ON_A_GPU = 8  # of so few, half are not left out: all steps would be recorded anew, which takes as long as it saves
 
 
-class State:
+class TrainingState:
     """Early stopping and best weights of every model; `population` holds those still running, `rows` says which.
 
     `active` says who of them takes steps; `running` is the same where Python can read it for nothing.

@@ -10,9 +10,9 @@ from safetensors import safe_open
 from carmil import Bags, create_model
 from carmil.errors import CarmilError
 from carmil.training import TRAIN, UNUSED, VALIDATION, Member, Population, Recipe, fit
-from carmil.training import parts as module
+from carmil.training import partition as module
 from carmil.training.checkpoint import Checkpoint
-from carmil.training.parts import Part, division, fit_in_parts
+from carmil.training.partition import Part, fit_in_parts, partition
 
 WIDTH, MODELS, BAGS = 6, 9, 24
 RECIPE = Recipe(epochs=9, batch=1, warmup=1, patience=2, shuffle=True, optimizer="adam")
@@ -83,7 +83,7 @@ def test_running_statistics_come_back_too():
 @pytest.mark.parametrize("at_most", [1, 2, 3, 4, 5, 8, 9, 100, None])
 @pytest.mark.parametrize("models", [1, 2, 3, 5, 9])
 def test_parts_are_small_enough_nearly_equal_and_of_two_at_least(models, at_most):
-    parts = division(roles()[:models], at_most)
+    parts = partition(roles()[:models], at_most)
     most = models if at_most is None else max(2, at_most)
     assert sorted({row for part in parts for row in part.tolist()}) == list(range(models))
     assert all(min(2, models) <= len(part) <= most for part in parts)
@@ -92,16 +92,16 @@ def test_parts_are_small_enough_nearly_equal_and_of_two_at_least(models, at_most
 
 
 def test_models_with_the_same_bags_go_together():
-    assert sorted(part.tolist() for part in division(roles(), 3)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert sorted(part.tolist() for part in partition(roles(), 3)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
 @pytest.mark.parametrize("at_most", [3, 4, 5, 6])
 def test_what_is_left_is_divided_as_it_was(at_most):
-    parts = [part.tolist() for part in division(roles(), at_most)]
+    parts = [part.tolist() for part in partition(roles(), at_most)]
     for gone in range(len(parts)):
-        left = [part.tolist() for part in division(roles(), at_most, done=parts[gone])]
+        left = [part.tolist() for part in partition(roles(), at_most, done=parts[gone])]
         assert left == parts[:gone] + parts[gone + 1 :]
-    assert division(roles(), at_most, done=range(MODELS)) == []
+    assert partition(roles(), at_most, done=range(MODELS)) == []
 
 
 class KilledError(Exception):

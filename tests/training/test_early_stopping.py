@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from carmil import Member, Population, Recipe, create_model
-from carmil.training.stopping import State
+from carmil.training.early_stopping import TrainingState
 
 
 class SaysItIsOnAGpu(torch.Tensor):
@@ -17,7 +17,7 @@ def test_half_of_the_models_are_left_out_when_they_have_stopped_unless_they_are_
     population = Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members)
     if on_gpu:
         population.weights = population.weights.as_subclass(SaysItIsOnAGpu)
-    state = State(population, Recipe(epochs=9, patience=1, warmup=0))
+    state = TrainingState(population, Recipe(epochs=9, patience=1, warmup=0))
     falling = torch.ones(models)
     assert state.after_epoch(0, falling) == models
     falling[::2] = 0.5  # every other model goes on getting better

@@ -24,7 +24,7 @@ RESIDENT_SHARE = 0.5  # of the device's free memory that features may take; the 
 
 
 @dataclass(frozen=True)
-class Fed:
+class DeviceBags:
     """Some bags on the device: `rows` (n) are their instances in the cohort."""
 
     features: Tensor
@@ -45,9 +45,9 @@ class Feeder:
         self.bags, self.device = bags, device
         self.features = bags.features.to(device) if dtype is None else _as_type(bags.features, device, dtype, shift)
         self.labels = bags.labels.to(device)
-        self._neighbours: dict[tuple[int, int], Fed] = {}
+        self._neighbours: dict[tuple[int, int], DeviceBags] = {}
 
-    def feed(self, plan: Iterable[Tensor]) -> Iterator[Fed]:
+    def feed(self, plan: Iterable[Tensor]) -> Iterator[DeviceBags]:
         """The bags at these positions, one handful after the other."""
         for chosen in plan:
             if not _adjoin(chosen):
@@ -68,7 +68,7 @@ class Feeder:
     def _alike(self) -> bool:
         return bool((self.bags.sizes == self.bags.sizes[0]).all())
 
-    def _fed(self, chosen: Tensor, features: Tensor | None) -> Fed:
+    def _fed(self, chosen: Tensor, features: Tensor | None) -> DeviceBags:
         first, last = int(chosen[0]), int(chosen[-1]) + 1
         sizes = self.bags.sizes[chosen]
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
@@ -81,7 +81,7 @@ class Feeder:
             rows = _rows(self.bags.offsets[chosen] - offsets[:-1], sizes, self.device)
             features = self.features[rows] if features is None else features
             labels = self.labels[chosen.to(self.device)]
-        return Fed(features, labels, Offsets(offsets, self.device), rows)
+        return DeviceBags(features, labels, Offsets(offsets, self.device), rows)
 
 
 class StreamingFeeder(Feeder):
@@ -103,7 +103,7 @@ class StreamingFeeder(Feeder):
     def like(self, chosen: Tensor) -> Hashable:
         return super().like(chosen) if self._alike else None  # a bag has no place of its own on the device
 
-    def feed(self, plan: Iterable[Tensor]) -> Iterator[Fed]:
+    def feed(self, plan: Iterable[Tensor]) -> Iterator[DeviceBags]:
         under_way: list[tuple[int, Tensor, Future[Tensor]]] = []
         for turn, chosen in enumerate(plan):
             under_way.append((turn % 2, chosen, self._loader.submit(self._send, turn % 2, chosen)))
@@ -112,7 +112,7 @@ class StreamingFeeder(Feeder):
         for slot, chosen, sent in under_way:
             yield from self._handed_over(slot, chosen, sent)
 
-    def _handed_over(self, slot: int, chosen: Tensor, sent: "Future[Tensor]") -> Iterator[Fed]:
+    def _handed_over(self, slot: int, chosen: Tensor, sent: "Future[Tensor]") -> Iterator[DeviceBags]:
         features = sent.result()
         here = torch.cuda.current_stream(self.device)
         here.wait_event(self._sent[slot])
@@ -162,7 +162,7 @@ def _rows(shifts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def feeding(population: Population, bags: Bags, handfuls: Sequence[Tensor]) -> Iterator[Feeder]:
+def open_feeder(population: Population, bags: Bags, handfuls: Sequence[Tensor]) -> Iterator[Feeder]:
     """A feeder of these bags. handfuls: what will be asked for.
 
     Where scaled features are computed on in 16 bits, one vector that all models share is subtracted before they are rounded,
@@ -170,16 +170,18 @@ def feeding(population: Population, bags: Bags, handfuls: Sequence[Tensor]) -> I
     """
     model = population.model
     if not (population.in_half and isinstance(model, Scaled)):
-        yield feeder_for(population, bags, handfuls)
+        yield choose_feeder(population, bags, handfuls)
         return
     model.shift = population.state()["mean"].mean(0)
     try:
-        yield feeder_for(population, bags, handfuls, model.shift)
+        yield choose_feeder(population, bags, handfuls, model.shift)
     finally:
         model.shift = None
 
 
-def feeder_for(population: Population, bags: Bags, handfuls: Sequence[Tensor], shift: Tensor | None = None) -> Feeder:
+def choose_feeder(
+    population: Population, bags: Bags, handfuls: Sequence[Tensor], shift: Tensor | None = None
+) -> Feeder:
     """Features on the population's device if they fit there, otherwise streamed; less `shift`, which 16 bits need."""
     device, size = population.device, bags.features.numel() * bags.features.element_size()
     to_send = device.type == "cuda" and not bags.features.is_cuda
