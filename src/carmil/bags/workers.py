@@ -1,24 +1,32 @@
-"""Files read by several processes at once. They are started as a module of ours: none of them imports the caller's script."""
+"""Files read by several processes at once. A process imports this package and never the caller's script.
+
+A process receives functions with their arguments and returns the results, pickled, through the pipes of its standard input and
+output. It ends when its input does, so that none outlives the process that started it.
+"""
 
 import os
+import pickle
+import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from pathlib import Path
+from itertools import islice
+from multiprocessing.connection import wait
 from typing import Any
 
 from carmil.bags.sources import READERS, Source
-from carmil.bags.worker import MODULE, READY, as_line, of_line
 from carmil.errors import CarmilError
+from carmil.untrusted import short
 
-_PATIENCE = 300  # seconds without a single bag
+_PATIENCE = 300  # seconds without a single result
+_READY = "ready"
+_COMMAND = ("-P", "-c", "from carmil.bags.workers import serve; serve()")
+_Process = subprocess.Popen[bytes]
 
 
 def worker_count(workers: int | None, sources: Sequence[Source]) -> int:
-    """As many as there are cores; one, in this very process, for a cohort that is read in a moment or by a reader of one's own."""
+    """One process per core. A small cohort, or one that a registered reader reads, is read by this process alone."""
     if any(source.layout in READERS for source in sources) or getattr(sys, "frozen", False) or not sys.executable:
         return 1
     if workers is not None:
@@ -30,105 +38,114 @@ def worker_count(workers: int | None, sources: Sequence[Source]) -> int:
 def in_parallel(
     work: Callable[..., Any], jobs: Iterable[tuple[Source, tuple[Any, ...]]], workers: int
 ) -> Iterator[tuple[Source, Any]]:
-    """(source, work(*arguments)) of every job, in the order in which they are finished. `work` is a function of a module."""
+    """Yield (source, work(*arguments)) for every job, in the order in which they finish. `work` is a module's function.
+
+    Where the work raises an error in another process, the result is that error as a `CarmilError`.
+    """
     if workers == 1:
-        for source, arguments in jobs:
-            yield source, work(*arguments)
+        yield from ((source, work(*arguments)) for source, arguments in jobs)
         return
-    processes = _Processes()
-    with ThreadPoolExecutor(workers) as threads:  # each waits for a process of its own
-        waiting: dict[Future[Any], Source] = {}
-        try:
-            for source, arguments in jobs:
-                waiting[threads.submit(processes.ask, source.path, work, arguments)] = source
-                if len(waiting) >= 2 * workers:
-                    yield from _finished(waiting)
-            while waiting:
-                yield from _finished(waiting)
-        finally:
-            processes.kill()  # the threads' reads end
-            threads.shutdown(cancel_futures=True)
-            processes.close()
-
-
-def _finished(waiting: dict[Future[Any], Source]) -> Iterator[tuple[Source, Any]]:
-    done, _ = wait(waiting, timeout=_PATIENCE, return_when=FIRST_COMPLETED)
-    if not done:  # a damaged h5 can make its library turn in circles
-        names = ", ".join(str(source.path) for source in list(waiting.values())[:4])
-        raise CarmilError(
-            f"no file could be read for {_PATIENCE} s; one of these is damaged: {names}; what is packed is kept"
-        )
-    for future in done:
-        result = future.result()
-        yield waiting.pop(future), result
-
-
-class _Processes:
-    """One worker process for each thread that asks; all of them end together."""
-
-    def __init__(self) -> None:
-        self._own = threading.local()
-        self._lock = threading.Lock()
-        self._started: list[subprocess.Popen[str]] = []
-        self._ended = False
-
-    def ask(self, path: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """What the work gives in this thread's process. path: the file it is about, for messages."""
-        process = getattr(self._own, "process", None)
-        if process is None:
-            process = self._own.process = self._start()
-        result = _answered(process, as_line((work, arguments)))
-        if result is None:
-            raise CarmilError(
-                f"a process that reads files died at {path}: too little memory, or the file is damaged; what is packed is kept"
-            )
-        return of_line(result)
-
-    def kill(self) -> None:
-        with self._lock:
-            self._ended = True
-            for process in self._started:
-                process.kill()
-
-    def close(self) -> None:
-        for process in self._started:
-            with suppress(BrokenPipeError), process:
-                pass
-
-    def _start(self) -> subprocess.Popen[str]:
-        # Modules are found where this process finds them, and not in the folder that happens to be the current one.
-        path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
-        with self._lock:
-            if self._ended:
-                raise CarmilError("interrupted")
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", MODULE],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    encoding="utf-8",
-                    env={**os.environ, "PYTHONPATH": path},
-                    process_group=0,  # Ctrl-C reaches this process, which ends them
-                )
-            except OSError as error:
-                raise CarmilError(
-                    f"no process that reads files can be started ({error}): use fewer --workers"
-                ) from error
-            self._started.append(process)
-        if _answered(process, "") != as_line(READY):
-            raise CarmilError(
-                f"a process that reads files could not be started ({sys.executable} -m {MODULE}): use --workers 1"
-            )
-        return process
-
-
-def _answered(process: subprocess.Popen[str], request: str) -> str | None:
-    """The process's next line; None if it died."""
-    assert process.stdin is not None and process.stdout is not None
+    remaining, processes = iter(jobs), list[_Process]()
+    running: dict[_Process, Source] = {}
     try:
-        process.stdin.write(request)
+        first = list(islice(remaining, workers))
+        processes += (_start() for _ in first)
+        for process, (source, arguments) in zip(processes, first, strict=True):
+            if _receive(process) != _READY:
+                raise CarmilError(f"a process to read files could not be started ({sys.executable}): use --workers 1")
+            running[process] = source
+            _send(process, (work, arguments))
+        while running:
+            for process in _finished(running):
+                source, result = running.pop(process), _receive(process)
+                if result is _DIED:
+                    raise CarmilError(
+                        f"a process died while it read {source.path}: it ran out of memory, or the file is damaged; "
+                        "the slides packed so far are kept"
+                    )
+                if (job := next(remaining, None)) is not None:
+                    running[process] = job[0]
+                    _send(process, (work, job[1]))
+                yield source, result
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+
+
+def serve() -> None:
+    """Run the work that arrives on standard input until it ends."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not come between answers
+    requests: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    result: object = _READY
+    while True:
+        try:
+            pickle.dump(result, answers)
+            answers.flush()
+        except BrokenPipeError:  # the caller has gone
+            os._exit(1)
+        work, arguments = requests.get()
+        try:
+            result = work(*arguments)
+        except Exception as error:
+            result = error if isinstance(error, CarmilError) else CarmilError(short(error))
+
+
+def _listen(requests: "queue.SimpleQueue[Any]") -> None:
+    """Queue what arrives. When the caller has gone, end the process even in the middle of its work."""
+    try:
+        while True:
+            requests.put(pickle.load(sys.stdin.buffer))
+    finally:
+        os._exit(0)
+
+
+_DIED = object()
+
+
+def _start() -> _Process:
+    # Modules are found where this process finds them, not in the current folder.
+    path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+    try:
+        return subprocess.Popen(
+            [sys.executable, *_COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            process_group=0,  # Ctrl-C reaches this process alone, which then ends the others
+        )
+    except OSError as error:
+        raise CarmilError(f"no further process to read files can be started ({error}): use fewer --workers") from error
+
+
+def _send(process: _Process, request: object) -> None:
+    assert process.stdin is not None
+    try:
+        pickle.dump(request, process.stdin)
         process.stdin.flush()
-    except (BrokenPipeError, ValueError):
-        return None
-    return process.stdout.readline() or None
+    except BrokenPipeError:
+        pass  # the process has died, which its answer tells
+
+
+def _receive(process: _Process) -> Any:
+    """The process's next answer; _DIED if there will be none."""
+    assert process.stdout is not None
+    try:
+        return pickle.load(process.stdout)
+    except (EOFError, pickle.UnpicklingError):
+        return _DIED
+
+
+def _finished(running: dict[_Process, Source]) -> list[_Process]:
+    """Wait for the processes that answer next."""
+    answers = {process.stdout.fileno(): process for process in running if process.stdout is not None}
+    ready = wait(list(answers), timeout=_PATIENCE)
+    if not ready:  # a damaged h5 file can make its library loop for ever
+        names = ", ".join(str(source.path) for source in list(running.values())[:4])
+        raise CarmilError(
+            f"no file was read within {_PATIENCE} s; one of these is damaged: {names}; the slides packed so far are kept"
+        )
+    return [process for file, process in answers.items() if file in ready]
