@@ -1,8 +1,8 @@
-"""What training on one bag must compute, at the least: floating-point operations of a step, forward and backward.
+"""Floating-point operations that a training step on one bag needs at least, forward and backward.
 
-n instances, d features. For ABMIL and CAR-ABMIL by formula: the first layer needs no gradient to its input, what attends
-does, and scores, pooling and classifier are too small to count. For all others every matrix product and convolution, as
-torch's flop counter sees them in a step on tensors without content.
+n instances, d features. ABMIL and CAR-ABMIL are counted by formula: the first layer needs no gradient for its input, the attention
+layers do, and scores, pooling and classifier are too small to count. For the other models, torch's flop counter counts every matrix
+product and convolution of a step on fake tensors.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ GATES = {"abmil": 1, "abmil.gated": 2}
 
 @dataclass(frozen=True)
 class Work:
-    """Of one model and bag: operations of all its passes, bytes kept for the backward pass, and how it was counted."""
+    """Cost of one model on one bag: operations of all passes, bytes kept for the backward pass, and how they were counted."""
 
     operations: int
     kept: int
@@ -30,8 +30,8 @@ class Work:
 
 @cache
 def work(name: str, instances: int) -> Work:
-    """What a step of the model of this name costs on a bag of this size."""
-    operations, kept = _counted(name, instances)
+    """Return the cost of a training step of a model on a bag of this size."""
+    operations, kept = _count(name, instances)
     prefix, _, base = name.rpartition("/")
     if base in GATES and prefix in ("", "car"):
         return Work(abmil_operations(instances, gates=GATES[base]), kept, "formula")
@@ -39,16 +39,16 @@ def work(name: str, instances: int) -> Work:
 
 
 def abmil_operations(instances: int, *, gates: int) -> int:
-    """2 n (2 d h + 3 h a): the embedding forward and to its weights; V, and U if gated, also to their input."""
+    """2 n (2 d h + 3 h a): the embedding forward and for its weights; V, and U if gated, also for their input."""
     return 2 * instances * (2 * WIDTH * HIDDEN + 3 * HIDDEN * gates * ATTENTION)
 
 
-def _counted(name: str, instances: int) -> tuple[int, int]:
-    """Operations of all passes, and the most bytes that one of them keeps."""
+def _count(name: str, instances: int) -> tuple[int, int]:
+    """Return the operations of all passes, and the bytes kept by the pass that keeps most."""
     from torch._subclasses import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    kept: dict[int, Tensor] = {}  # by storage, for a tensor and its views are kept once
+    kept: dict[int, Tensor] = {}  # by storage: a tensor and its views are kept once
 
     def keep(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor
@@ -71,7 +71,7 @@ def _counted(name: str, instances: int) -> tuple[int, int]:
 
 
 def one_bag_loss(model: BagModel, features: Tensor, offsets: Offsets, labels: Tensor) -> Tensor:
-    """The weighted sum of a single model's loss terms."""
+    """Return the weighted sum of a single model's loss terms."""
     terms = {term for term, weight in model.coefficients.items() if weight}
     losses = model.losses(model(features, offsets), labels, terms)
     return torch.stack([model.coefficients[term] * losses[term].sum() for term in losses if term in terms]).sum()

@@ -1,6 +1,6 @@
-"""The field's training loop: one model, one bag a step, in ordinary torch. What ours is compared with.
+"""The field's training loop, which carmil is compared with: one model, one bag per step, in plain torch.
 
-Written from the paper, with nothing of ours in it. n instances, d features, k classes.
+Written from the paper, without any code of carmil. n instances, d features, k classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,7 +44,7 @@ class PlainCAR(nn.Module):
         return functional.cross_entropy(F, label) + ALPHA * differential + LAMBDA * (u - u_cf).abs().mean()
 
 
-# Where carmil's car/abmil.gated keeps what the plain module has: the only layer under that name.
+# Names of the same layers in carmil's car/abmil.gated.
 OURS = {
     "embedding.0": "model.embedding",
     "V.0": "model.attention.V",
@@ -56,20 +56,20 @@ OURS = {
 
 
 def plain_twin(state: Mapping[str, Tensor]) -> PlainCAR:
-    """The plain module with the weights of one car/abmil.gated of ours."""
-    taken = {
+    """Return the plain module with the weights of a car/abmil.gated of carmil."""
+    weights = {
         f"{plain}.{kind}": next(state[name] for name in state if name.startswith(ours) and name.endswith(kind))
         for plain, ours in OURS.items()
         for kind in ("weight", "bias")
     }
-    hidden, in_features = taken["embedding.0.weight"].shape
-    twin = PlainCAR(in_features, len(taken["classifier.bias"]), hidden, len(taken["V.0.bias"]))
-    twin.load_state_dict(taken)
+    hidden, in_features = weights["embedding.0.weight"].shape
+    twin = PlainCAR(in_features, len(weights["classifier.bias"]), hidden, len(weights["V.0.bias"]))
+    twin.load_state_dict(weights)
     return twin
 
 
 def torchmil_loss(device: str, in_features: int = 1024) -> tuple[nn.Module, Loss]:
-    """torchmil's gated ABMIL of the same sizes, without a branch, and its own loss."""
+    """Return torchmil's gated ABMIL of the same sizes, without a branch, and its own loss."""
     from torchmil.models import ABMIL
 
     embedding = nn.Sequential(nn.Linear(in_features, 512), nn.ReLU(), nn.Dropout(0.25))
@@ -85,12 +85,12 @@ def torchmil_loss(device: str, in_features: int = 1024) -> tuple[nn.Module, Loss
 def one_bag_loop(
     model: nn.Module, loss: Loss, bags: Iterable[tuple[Tensor, Tensor]], device: str
 ) -> Callable[[], None]:
-    """A step of the field's loop: the next bag, wherever it lies, its loss, backward, Adam. Nothing waits for the device."""
+    """Return a step of the field's loop: copy the next bag to the device, loss, backward, Adam; without waiting for the device."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
-    following = cycle(bags)
+    queue = cycle(bags)
 
     def step() -> None:
-        bag, label = next(following)
+        bag, label = next(queue)
         optimizer.zero_grad()
         loss(bag.to(device), label.to(device)).backward()
         optimizer.step()
@@ -100,7 +100,7 @@ def one_bag_loop(
 
 @contextmanager
 def float32_products(*, tf32: bool) -> Iterator[None]:
-    """How torch multiplies float32 matrices on a GPU in this block: in full, or rounded to TF32's 10 bits."""
+    """Multiply float32 matrices on a GPU in full precision, or rounded to TF32 (10 bits), in this block."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:

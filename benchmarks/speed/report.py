@@ -1,31 +1,32 @@
-"""What a benchmark found, as tables, JSON, markdown and a plot."""
+"""The results of a benchmark as tables, JSON, markdown and a plot."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from carmil.files import whole_file, write_text
+from carmil.files import write_text
+from carmil.plot_style import save_figure
 from carmil.tables import ResultTable
 
 from .plan import SECTIONS
-from .records import Fact, Measurement, Record, Results, ratios
+from .results import Fact, Measurement, Record, Results, ratios
 
 CONDITIONS = (
-    "a training step is forward, backward and Adam, dropout on, on bags of noise 1024 wide that take turns; "
-    "ours keeps them in bfloat16 on a GPU and in float16 on a CPU, the one-bag loop in float32",
-    "slides/s and ms are of one bag and model: a step over the bags and models that it trains; the median of several rounds, "
-    "and from the fastest to the slowest; a row of crc is a pass over its bags, one a step",
-    "TFLOP/s count, for ABMIL and CAR-ABMIL, 2 n (2 x 1024 x 512 + 3 x 512 x 256) operations (ungated: 128 for 256); for other "
-    "models every product that torch's flop counter sees",
-    "the floor: the same operations at the speed of this machine's large matrix product at its fastest (first line of the floors)",
-    "the one-bag loop has fused Adam and waits for the device in no step; on a CPU it has the same settings of processor and "
-    "memory as ours, except where it says: as torch comes",
+    "a training step is forward, backward and Adam, with dropout, on alternating bags of noise 1024 wide; carmil keeps them in "
+    "bfloat16 on a GPU and in float16 on a CPU, the one-bag loop in float32",
+    "slides/s and ms are per bag and model: the time of a step divided by the bags and models it trains; the median of several "
+    "rounds, and the range from the fastest to the slowest; a row of crc is a pass over its bags, one bag per step",
+    "TFLOP/s: for ABMIL and CAR-ABMIL, 2 n (2 x 1024 x 512 + 3 x 512 x 256) operations (ungated: 128 instead of 256); for other "
+    "models, every product that torch's flop counter counts",
+    "floor: the same operations at the speed of the fastest large matrix product on this machine (first row of the floors)",
+    "the one-bag loop uses fused Adam and never waits for the device; on a CPU it runs with the same settings of threads and memory "
+    "as carmil, except in rows marked 'torch defaults'",
 )
 
 
 def line(record: Record) -> str:
-    """A record in one line, for who is waiting."""
+    """One line of progress for a record."""
     if isinstance(record, Fact):
         return f"{record.what}: {_fact_value(record)}" + (f" ({record.note})" if record.note else "")
     place = f"{record.models} x {record.bags} bags of {record.instances:,}"
@@ -35,10 +36,10 @@ def line(record: Record) -> str:
 
 def tables(results: Results) -> list[ResultTable]:
     by_section = {name: [one for one in results.measurements if one.section == name] for name in SECTIONS}
-    found = [_steps_table(section, records) for section, records in by_section.items() if records]
-    compared = ratios(results.measurements)
-    if compared:
-        lines = tuple(
+    sections = [_steps_table(section, records) for section, records in by_section.items() if records]
+    comparisons = ratios(results.measurements)
+    if comparisons:
+        rows = tuple(
             (
                 ratio.ours.section,
                 ratio.ours.model,
@@ -48,29 +49,28 @@ def tables(results: Results) -> list[ResultTable]:
                 f"{ratio.times:.2f}",
                 f"{ratio.at_best:.2f}",
             )
-            for ratio in compared
+            for ratio in comparisons
         )
-        heads = ("section", "model", "models x bags", "instances", "beside", "times as fast", "at their fastest")
-        found.append(ResultTable("Ours beside the one-bag loop", heads, lines, names=2))
+        heads = (
+            "section",
+            "model",
+            "models x bags",
+            "instances",
+            "compared with",
+            "times as fast",
+            "by the fastest rounds",
+        )
+        sections.append(ResultTable("carmil and the one-bag loop", heads, rows, names=2))
     facts = tuple((fact.section, fact.what, _fact_value(fact), fact.note) for fact in results.facts)
-    return [ResultTable("Floors and facts", ("section", "what", "value", "note"), facts, names=2), *found]
+    return [ResultTable("Floors and facts", ("section", "what", "value", "note"), facts, names=2), *sections]
 
 
 def _steps_table(section: str, records: list[Measurement]) -> ResultTable:
     heads = (
-        "what",
-        "model",
-        "models x bags",
-        "instances",
-        "ms",
-        "from – to",
-        "slides/s",
-        "TFLOP/s",
-        "of the floor",
-        "MiB",
-        "note",
+        *("what", "model", "models x bags", "instances", "ms", "from – to"),
+        *("slides/s", "TFLOP/s", "of the floor", "MiB", "note"),
     )
-    lines = tuple(
+    rows = tuple(
         (
             record.what,
             record.model,
@@ -86,18 +86,18 @@ def _steps_table(section: str, records: list[Measurement]) -> ResultTable:
         )
         for record in records
     )
-    return ResultTable(section, heads, lines, names=2)
+    return ResultTable(section, heads, rows, names=2)
 
 
 def write_results(results: Results, out: Path) -> None:
-    """benchmark.json, with everything, and benchmark.md, to be read."""
-    write_text(out / "benchmark.json", json.dumps(plain(results), indent=2))
+    """Write benchmark.json, with everything, and benchmark.md."""
+    write_text(out / "benchmark.json", json.dumps(as_json(results), indent=2))
     about = [f"Measured on {results.machine}.", "", *(f"- {condition}" for condition in CONDITIONS), ""]
     write_text(out / "benchmark.md", "\n".join(["# Benchmark", "", *about, *(t.markdown() for t in tables(results))]))
 
 
-def plain(results: Results) -> dict[str, Any]:
-    """Everything as JSON takes it."""
+def as_json(results: Results) -> dict[str, Any]:
+    """All results in types that JSON has."""
     return {
         "machine": results.machine,
         "device": results.device,
@@ -107,44 +107,38 @@ def plain(results: Results) -> dict[str, Any]:
         "measurements": [
             {**asdict(record), "slides_per_second": record.slides_per_second} for record in results.measurements
         ],
-        "ratios": [ratio.plain() for ratio in ratios(results.measurements)],
+        "ratios": [ratio.as_json() for ratio in ratios(results.measurements)],
     }
 
 
 def write_plot(results: Results, path: Path) -> bool:
-    """Time of a bag and model beside its floor. False, and nothing written, where matplotlib is absent.
+    """Plot time per bag and model with its floor. Return False, and write nothing, if nothing was timed.
 
-    A row a measurement; of the section that has all models, ours and the one-bag loop share a row.
+    One row per measurement; in the section of all models, carmil and the one-bag loop share a row.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    shown = [(one, one.ms, one.floor_ms) for one in results.measurements if one.ms is not None and one.floor_ms]
-    if not shown:
+    timed = [(one, one.ms, one.floor_ms) for one in results.measurements if one.ms is not None and one.floor_ms]
+    if not timed:
         return False
-    labels = list(dict.fromkeys(_label(one) for one, _, _ in shown))
+    labels = list(dict.fromkeys(_label(one) for one, _, _ in timed))
     row_of = {label: len(labels) - 1 - i for i, label in enumerate(labels)}
-    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.17 * len(labels)), layout="constrained")
-    for one, ms, floor in shown:
+    figure = Figure(figsize=(9, 1.5 + 0.17 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    for one, ms, floor in timed:
         axes.hlines(row_of[_label(one)], floor, ms, color="#cccccc", linewidth=1, zorder=0)
     for ours, colour, name in ((True, "#0b6e99", "carmil"), (False, "#c4641a", "one-bag loop")):
-        own = [(ms, row_of[_label(one)]) for one, ms, _ in shown if one.ours is ours]
-        axes.plot([ms for ms, _ in own], [row for _, row in own], "o", markersize=5, color=colour, label=name)
-    floors = [(floor, row_of[_label(one)]) for one, _, floor in shown]
+        points = [(ms, row_of[_label(one)]) for one, ms, _ in timed if one.ours is ours]
+        axes.plot([ms for ms, _ in points], [row for _, row in points], "o", markersize=5, color=colour, label=name)
+    floors = [(floor, row_of[_label(one)]) for one, _, floor in timed]
     axes.plot([floor for floor, _ in floors], [row for _, row in floors], "|", color="black", label="floor")
     axes.set_xscale("log")
     axes.set_ylim(-1, len(labels))
     axes.set_yticks(list(row_of.values()), list(row_of), fontsize=7)
-    axes.set_xlabel("ms a bag and model")
+    axes.set_xlabel("ms per bag and model")
     figure.suptitle(results.machine, fontsize=7)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
-    with whole_file(path) as aside:
-        figure.savefig(aside, dpi=150)
-    pyplot.close(figure)
+    save_figure(figure, path)
     return True
 
 
@@ -159,7 +153,7 @@ def _fact_value(fact: Fact) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
