@@ -71,10 +71,10 @@ def load(name: str, data: Path, *, fast: bool = False) -> Cohort:
 def from_folder(bags: Path, labels: Path) -> Cohort:
     """Features and labels of one's own, as `carmil train` reads them."""
     from carmil.runs.settings import Settings
-    from carmil.studies.cohort import material_of
+    from carmil.studies.cohort import open_material
 
     settings = Settings.of({"bags": bags, "labels": labels, "out": bags.parent / "unused"}, where="command line")
-    cohort = material_of(settings, say=print).cohort
+    cohort = open_material(settings, log=print).cohort
     return Cohort(bags.name, cohort.bags[cohort.known], np.array(cohort.patients))
 
 

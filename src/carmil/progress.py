@@ -19,6 +19,7 @@ from rich.progress import (
 from carmil.words import plural
 
 console = Console(stderr=True)
+Log = Callable[[str], None]  # takes one line for the user
 EVERY = 30.0  # seconds between two lines
 
 

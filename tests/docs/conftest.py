@@ -63,9 +63,9 @@ def drawn(material, tmp_path_factory) -> Path:
     outcomes = tile_slides(sorted((material / "slides").iterdir()), folder / "tiles")
     encoder = load_encoder("timm/test_resnet", weights=material / "test_resnet.pt")
     cut = {one.path: one.tiles for one in outcomes}
-    encode_slides(cut, folder / "store", encoder, device="cpu", say=lambda line: None)
+    encode_slides(cut, folder / "store", encoder, device="cpu", log=lambda line: None)
     _run(folder / "run", folder / "store", material / "labels.csv", "car/abmil")
-    explain_run(folder / "run", None, bags=None, methods=(), searched=False, device="cpu", say=lambda line: None)
+    explain_run(folder / "run", None, bags=None, methods=(), searched=False, device="cpu", log=lambda line: None)
     return folder
 
 
@@ -90,7 +90,7 @@ def _run(out: Path, bags: Path, labels: Path, model: str) -> None:
 
     options = {"hidden": 8, "attention": 4}
     settings = Settings(bags=bags, labels=labels, out=out, model=model, options=options, folds=2, epochs=2, lr=1e-3)
-    write_report(run_study(settings, say=lambda line: None), out / "report.html")
+    write_report(run_study(settings, log=lambda line: None), out / "report.html")
 
 
 def _cohort(folder: Path, labels: Path, rng: np.random.Generator, *, slides: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from carmil.report.faithfulness import write_faithfulness
 from carmil.report.plots import bars_svg
-from carmil.studies.gathered import Curve
+from carmil.studies.accumulator import Curve
 from carmil.studies.verdict import ALIKE, NO_GAIN, UNLEARNED, Followed, JudgedMap, JudgedRun
 
 EVIL = "<script>alert(1)</script>"

@@ -15,7 +15,7 @@ from PIL import Image
 from carmil.maps.colours import colour_of
 from carmil.maps.evidence_files import ABOUT
 from carmil.report.cases import Cases
-from carmil.report.gallery import LONGEST, MOST, chosen, gallery, gradient, plane, strip
+from carmil.report.gallery import LONGEST, MOST, gallery, gradient, plane, select_cases, strip
 from carmil.runs.decision import Decision
 
 CLASSES = ("a", "b")
@@ -49,7 +49,7 @@ def pixels(thumbnail):
 def test_of_each_class_the_surest_right_and_wrong_answers_are_chosen():
     truth = [0, 0, 0, 1, 1, 1, 1, 1, 1]
     p = [0.1, 0.2, 0.9, 0.4, 0.3, 0.95, 0.9, 0.8, 0.7]
-    assert chosen(two(p, truth)) == [0, 1, 2, 5, 6, 7, 4, 3]  # the fourth right answer of class 1 has no room
+    assert select_cases(two(p, truth)) == [0, 1, 2, 5, 6, 7, 4, 3]  # the fourth right answer of class 1 has no room
 
 
 @pytest.mark.finding(n=2)
@@ -57,21 +57,21 @@ def test_the_surest_answers_are_those_farthest_from_the_threshold_of_their_fold(
     cases = two([0.92, 0.6, 0.5, 0.45], [1, 1, 1, 1])
     rules = tuple(Decision(CLASSES, at) for at in (0.9, 0.1, 0.2, 0.3))  # margins 0.02, 0.5, 0.3 and 0.15
     answers = np.array([1, 1, 1, 1])
-    assert chosen(Cases(cases.frame, cases.p, cases.truth, answers, cases.sure, rules)) == [1, 2, 3]
+    assert select_cases(Cases(cases.frame, cases.p, cases.truth, answers, cases.sure, rules)) == [1, 2, 3]
 
 
 def test_there_are_never_more_than_twelve_and_every_kind_comes_once_before_any_twice():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(5, 0.3), size=400)
     cases = cases_of(p, rng.integers(0, 5, 400))
-    found = chosen(cases)
+    found = select_cases(cases)
     kinds = {(cases.truth[i], cases.right[i]) for i in range(400)}
     assert len(found) == MOST
     assert {(cases.truth[i], cases.right[i]) for i in found} == kinds and len(kinds) == 10
 
 
 def test_a_slide_of_several_divisions_is_shown_once():
-    assert chosen(two([0.9, 0.8, 0.7], [1, 1, 1], slides=["x", "x", "y"])) == [0, 2]
+    assert select_cases(two([0.9, 0.8, 0.7], [1, 1, 1], slides=["x", "x", "y"])) == [0, 2]
 
 
 def test_a_tile_has_its_colour_where_it_lies_and_the_rest_is_see_through(tmp_path):
@@ -153,18 +153,18 @@ def test_report_overlays_and_viewer_show_the_same_values_under_the_same_name(tmp
     from carmil.counterfactual import create_model
     from carmil.maps.evidence_files import read_evidence
     from carmil.runs.decision import Decision
-    from carmil.studies.explained import explained
+    from carmil.studies.bag_evidence import explain_bag
     from carmil.training.population import Member, Population
     from carmil.viewer.cases import Case, RunCases
-    from carmil.viewer.maps import Maps
+    from carmil.viewer.maps import CaseMaps
 
     population = Population(lambda: create_model("car/abmil", 3, 2, hidden=4, attention=2), [Member()])
     bag = Bags.from_list([torch.randn(20, 3, generator=torch.Generator().manual_seed(0))])
-    found = explained([population.member(0)], bag, ("path",), CLASSES, searched=False)
+    found = explain_bag([population.member(0)], bag, ("path",), CLASSES, searched=False)
     write_evidence(tmp_path, "s0", {name: values.numpy() for name, values in found.columns.items()})
     drawn = {one.title: one.values for one in read_evidence(tmp_path / "s0.parquet").maps(of="b")}
     case = Case("s0", 0, (0,), Decision(tuple(CLASSES)), np.array([0.5, 0.5]))
-    viewer = Maps(RunCases("run", tuple(CLASSES), bag, (case,), population))
+    viewer = CaseMaps(RunCases("run", tuple(CLASSES), bag, (case,), population))
     shown = {kind.title: viewer.shown(0, kind.name, 1).values for kind in viewer.kinds.values()}
     for title in ("attention weight", "counterfactual attention weight"):
         assert drawn[title].sum() == pytest.approx(1, abs=1e-6)

@@ -12,9 +12,9 @@ from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.provenance import plain
-from carmil.report.cases import decided
+from carmil.report.cases import decide_cases
 from carmil.report.faithfulness_file import facts_of, read_judged
-from carmil.report.gallery import chosen
+from carmil.report.gallery import select_cases
 from carmil.report.run import write_report
 from carmil.runs.run import read_run
 from carmil.runs.settings import PRESETS, Settings
@@ -46,7 +46,7 @@ def explained(tmp_path_factory):
         Settings(**where, **{**PRESETS["0.1"], "epochs": 6, "lr": 1e-2}, distance="l1", folds=2, positive=CLASSES[1])
     )
     write_report(run, folder / "before.html")
-    explain_run(run.folder, None, bags=None, methods=("attention",), searched=True, device="cpu", say=lambda line: None)
+    explain_run(run.folder, None, bags=None, methods=("attention",), searched=True, device="cpu", log=lambda line: None)
     write_report(run, folder / "after.html")
     return run
 
@@ -126,10 +126,10 @@ def test_the_class_shift_matrices_are_those_of_the_summary(explained):
 
 def test_every_chosen_slide_is_there_with_its_three_maps(explained):
     text = text_of(explained, "after.html")
-    cases = decided(explained, mean_over_seeds(explained.predictions(), explained.classes))
+    cases = decide_cases(explained, mean_over_seeds(explained.predictions(), explained.classes))
     figures = re.findall(r'<figure class="slide">.*?</figure>', text, re.DOTALL)
-    assert len(figures) == len(chosen(cases)) > 2
-    for i, figure in zip(chosen(cases), figures, strict=True):
+    assert len(figures) == len(select_cases(cases)) > 2
+    for i, figure in zip(select_cases(cases), figures, strict=True):
         assert f"<b>{cases.frame['slide'].iloc[i]}</b>" in figure
         assert f"({100 * cases.p[i, cases.answer[i]]:.1f} %)" in figure
         assert figure.count('<img src="data:image/png;base64,') == 3
@@ -149,14 +149,14 @@ def test_the_page_fetches_nothing_and_runs_nothing_of_the_files(explained):
 
 def test_of_the_evidence_only_the_slides_that_are_shown_are_read(copied):
     folder, report = copied
-    cases = decided(read_run(folder), mean_over_seeds(read_run(folder).predictions(), CLASSES))
-    kept = {f"{cases.frame['slide'].iloc[i]}.parquet" for i in chosen(cases)} | {"summary.parquet"}
+    cases = decide_cases(read_run(folder), mean_over_seeds(read_run(folder).predictions(), CLASSES))
+    kept = {f"{cases.frame['slide'].iloc[i]}.parquet" for i in select_cases(cases)} | {"summary.parquet"}
     gone = [path for path in (folder / "evidence").glob("*.parquet") if path.name not in kept]
     assert gone
     for path in gone:
         path.unlink()
     shutil.rmtree(folder / "cohort")
-    assert report().count("<img") == 3 * len(chosen(cases))
+    assert report().count("<img") == 3 * len(select_cases(cases))
 
 
 def test_evidence_of_other_weights_is_not_shown(copied):

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from carmil import cli
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.report.cases import decided, decision_of_folds
+from carmil.report.cases import decide_cases, decision_of_folds
 from carmil.report.plots import Line, colour, reliability_svg, share_svg
 from carmil.report.run import write_report
 from carmil.report.run_plots import learning_curves
@@ -237,7 +237,7 @@ def test_three_classes_have_a_curve_each_whose_mean_area_is_the_runs(three):
     areas = [float(area) for area in re.findall(r"AUC ([\d.]+)</span>", page.text)]
     assert len(areas) == 3
     frame = mean_over_seeds(run.predictions(), run.classes)
-    cases = decided(run, frame)
+    cases = decide_cases(run, frame)
     assert np.mean(areas) == pytest.approx(100 * bag_auc(cases.p, cases.truth), abs=0.06)
 
 

@@ -22,7 +22,7 @@ from carmil.reproduce.slide_cohorts import Found
 from carmil.reproduce.slide_runs import run_on
 from carmil.slides.slide import Tiles
 from carmil.studies import cautions
-from carmil.studies.tested import reopened
+from carmil.studies.subjects import open_run_store
 
 from .small_cohorts import SIDE, TILE, make_cohort
 
@@ -60,7 +60,7 @@ def drawn(tmp_path_factory):
 def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(drawn):
     found, cohort, asked = drawn
     runs = [run_on(cohort, model, asked) for model in dict.fromkeys(one[1] for one in heat_maps.MAPS)]
-    bags = reopened(runs[0]).bags()
+    bags = open_run_store(runs[0]).bags()
     areas = {}
     for name in runs[0].predictions()["slide"].unique():
         place = bags.ids.index(name)
@@ -83,7 +83,7 @@ def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(
 def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
     found, cohort, asked = drawn
     run = run_on(cohort, "car/abmil.gated", asked)
-    store = reopened(run)
+    store = open_run_store(run)
     chosen = heat_maps.choose([run], store)
     bag = store.bags()[torch.tensor([chosen.place])]
     population = run.population()
@@ -96,7 +96,7 @@ def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
 def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
     _, cohort, asked = drawn
     run = run_on(cohort, "abmil.gated", asked)
-    store, frame = reopened(run), run.predictions()
+    store, frame = open_run_store(run), run.predictions()
     areas = {name: int((store.bag(i).instance_labels > 0).sum()) for i, name in enumerate(store.ids)}
     ill = sorted(frame.loc[frame["label"] == "b", "slide"].unique(), key=areas.get)
 

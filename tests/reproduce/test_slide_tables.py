@@ -29,7 +29,7 @@ from carmil.reproduce.slide_table import (
 )
 from carmil.studies import train
 from carmil.studies.compare import Comparison
-from carmil.studies.tested import reopened
+from carmil.studies.subjects import open_run_store
 from carmil.training import parts
 
 WIDTH = 8
@@ -118,7 +118,7 @@ def test_maps_are_scored_by_attention_and_transmils_by_its_rollout(asked, found2
     assert by_slide.tolist() == pytest.approx([line.figures["auprc_rollout"] for line in run.metrics.by_fold])
     assert any("TransMIL's rollout" in line for line in found2.conditions)
     (blind,) = (line for line in found2.conditions if "a map that knows nothing" in line)
-    bags = reopened(run).bags()
+    bags = open_run_store(run).bags()
     tested = [i for i, name in enumerate(bags.ids) if name in set(run.predictions()["slide"])]
     truth = [bags[i].instance_labels for i in tested if bags[i].instance_labels.any()]
     assert f"near {100 * np.mean([float(one.double().mean()) for one in truth]):.1f}, " in blind

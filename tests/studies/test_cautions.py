@@ -12,7 +12,7 @@ from carmil.report.run import write_report
 from carmil.statistics.calibration import cross_entropies
 from carmil.studies.card import card
 from carmil.studies.cautions import cautions, few_patients, never_answered
-from carmil.studies.shown import figures_lines
+from carmil.studies.tables import figures_lines
 from carmil.studies.train import run_study
 
 from .conftest import make_files

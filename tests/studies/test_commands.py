@@ -20,7 +20,7 @@ from carmil.errors import CarmilError
 from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.studies.card import SCALING
-from carmil.studies.tested import validated
+from carmil.studies.subjects import validation_places
 from carmil.studies.train import run_study
 
 from .conftest import WIDTH, make_files
@@ -272,7 +272,7 @@ def test_folds_that_are_damaged_are_one_line(files, tmp_path, content):
     run = run_study(files.settings(tmp_path / "run", epochs=1))
     (run.folder / "splits.tsv").write_text(content)
     with pytest.raises(CarmilError, match=r"splits\.tsv .*train again"):
-        validated(run, open_store(run.folder / "cohort"))
+        validation_places(run, open_store(run.folder / "cohort"))
 
 
 def test_another_cohort_is_evaluated_with_the_runs_own_thresholds(trained, tmp_path, said):
@@ -556,12 +556,12 @@ def test_a_full_disk_is_one_line_and_what_was_done_is_kept(files, tmp_path, said
         str(tmp_path / "run"),
         *SMALL_TRAINING,
     )
-    import carmil.studies.conclude as conclude
+    import carmil.studies.evaluate_folds as evaluate_folds
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conclude, "write_models", full)
+    monkeypatch.setattr(evaluate_folds, "write_models", full)
     status, _, err = said(*words)
     assert status == 2
     assert "No space left on device" in err.strip().splitlines()[-1]

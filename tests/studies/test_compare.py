@@ -11,7 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from carmil.errors import CarmilError
 from carmil.runs.facts import FoldFigures
-from carmil.studies.compare import Judged, compare_pairs, comparison_table, each_fold
+from carmil.studies.compare import ComparedRun, compare_pairs, comparison_table, each_fold
 
 
 def judged(name, measure, p, labels, by_fold, **columns):
@@ -21,7 +21,7 @@ def judged(name, measure, p, labels, by_fold, **columns):
     slides = [f"s{i:02d}" for i in range(len(p))]
     cases = {"fold": 0, "seed": 0, "slide": slides, "patient": slides, "label": ["ab"[y] for y in labels]}
     frame = pd.DataFrame({**cases, "p_a": 1 - np.asarray(p), "p_b": p, **columns})
-    return Judged(name, measure, run, frame, by_fold)
+    return ComparedRun(name, measure, run, frame, by_fold)
 
 
 LABELS = np.arange(40) % 2

@@ -12,11 +12,11 @@ import pytest
 from carmil.report.run import write_report
 from carmil.runs.decision import Decision
 from carmil.runs.run import read_run
-from carmil.studies.decisions import JOINT, RULE, decision_of, decision_together, origin_of
+from carmil.studies.decisions import JOINT, RULE, decision_of, joint_decision, rule_origin
+from carmil.studies.evaluate import evaluate_run, predict_bags
 from carmil.studies.explain import explain_run
-from carmil.studies.external import evaluate, predict_bags
 from carmil.studies.train import run_study
-from carmil.viewer.answers import Answers
+from carmil.viewer.answers import Responses
 from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
@@ -34,7 +34,7 @@ def study(tmp_path_factory):
     """A run of two folds and two seeds; its thresholds are put far from 0.5, where some answers turn."""
     folder = tmp_path_factory.mktemp("decisions")
     files = make_files(folder, patients=12, slides=1)
-    run_study(files.settings(folder / "run", folds=2, seeds=2, epochs=12), say=quiet)
+    run_study(files.settings(folder / "run", folds=2, seeds=2, epochs=12), log=quiet)
     frame = pd.read_parquet(folder / "run" / "predictions.parquet")
     at = float(np.quantile(frame["p_b"], 0.2 if frame["p_b"].median() < 0.5 else 0.8))
     assert abs(at - 0.5) > 0.1
@@ -56,7 +56,7 @@ def in_report(run, tmp_path) -> dict[str, str]:
 
 def in_viewer(folder) -> dict[str, str]:
     cases = read_cases(folder)
-    told = json.loads(Answers(cases, SlideFiles(None, ())).cohort())["cases"]
+    told = json.loads(Responses(cases, SlideFiles(None, ())).cohort())["cases"]
     return {row["slide"]: row["prediction"] for row in told}
 
 
@@ -76,15 +76,15 @@ def test_report_viewer_explain_predict_and_evaluate_give_one_answer_for_one_slid
 
     assert in_report(run, tmp_path) == expected
     assert in_viewer(folder / "run") == expected
-    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", say=quiet)
+    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", log=quiet)
     assert dict(zip(told["slide"], told["answer"], strict=True)) == expected
-    found = evaluate(
-        folder / "run", files.features, files.labels, tmp_path / "evaluate", named=NAMED, device="cpu", say=quiet
+    found = evaluate_run(
+        folder / "run", files.features, files.labels, tmp_path / "evaluate", named=NAMED, device="cpu", log=quiet
     )
     told = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
     assert dict(zip(told["slide"], told["answer"], strict=True)) == expected
     assert found.figures["accuracy"] == pytest.approx((told["answer"] == told["label"]).mean())
-    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "say": quiet}
+    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "log": quiet}
     told = explain_run(folder / "run", tmp_path / "evidence", **asked).frame
     assert dict(zip(told["slide"], told["prediction"], strict=True)) == expected
     assert (told["explained_class"] == told["prediction"]).all()
@@ -96,11 +96,11 @@ def test_new_slides_have_one_answer_by_the_mean_threshold_of_all_models(study, t
     new = make_files(tmp_path, patients=6, slides=1, seed=7)
     for path in new.features.glob("*.npy"):
         path.rename(path.with_name(f"new{path.name}"))
-    told = predict_bags(folder / "run", new.features, tmp_path / "predict", device="cpu", say=quiet)
+    told = predict_bags(folder / "run", new.features, tmp_path / "predict", device="cpu", log=quiet)
     at = float(np.mean([model.threshold for model in read_run(folder / "run").models]))
     assert told["answer"].tolist() == ["b" if p >= at else "a" for p in told["p_b"]]
     assert set(told["models"]) == {4}
-    asked = {"methods": (), "searched": False, "device": "cpu", "say": quiet}
+    asked = {"methods": (), "searched": False, "device": "cpu", "log": quiet}
     explained = explain_run(folder / "run", tmp_path / "evidence", bags=new.features, **asked).frame
     assert explained["prediction"].tolist() == told["answer"].tolist()
 
@@ -113,20 +113,20 @@ def test_models_that_agree_are_not_overruled_by_their_joint_threshold():
         [[0.85, 0.15], [0.75, 0.25], [0.05, 0.95]]
     )  # each model answers b; the median threshold is 0.2, the mean 0.4
     assert [one.answer(row) for one, row in zip(each, p, strict=True)] == ["b"] * 3
-    assert decision_together(each).answer(p.mean(0)) == "b"
+    assert joint_decision(each).answer(p.mean(0)) == "b"
     low = np.array(
         [[0.92, 0.08], [0.82, 0.18], [0.2, 0.8]]
     )  # each answers a; the mean of p, 0.353, is above the median
     assert [one.answer(row) for one, row in zip(each, low, strict=True)] == ["a"] * 3
-    assert decision_together(each).answer(low.mean(0)) == "a"
-    assert decision_together([Decision(classes, 0.1)] * 3).threshold == 0.1
+    assert joint_decision(each).answer(low.mean(0)) == "a"
+    assert joint_decision([Decision(classes, 0.1)] * 3).threshold == 0.1
     rng = np.random.default_rng(0)
     for _ in range(500):
         models = [Decision(classes, at, cut) for at, cut in zip(rng.random(4), 0.2 * rng.random(4), strict=True)]
         second = rng.random(4)
         answers = {one.answer([1 - q, q]) for one, q in zip(models, second, strict=True)}
         if len(answers) == 1:
-            assert {decision_together(models).answer([1 - second.mean(), second.mean()])} == answers
+            assert {joint_decision(models).answer([1 - second.mean(), second.mean()])} == answers
 
 
 @pytest.mark.finding(n=2)
@@ -139,19 +139,19 @@ def test_every_table_of_answers_has_the_rule(study, tmp_path):
         r"validation patients; slides use the same\)",
         rule,
     )
-    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", say=quiet)
+    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", log=quiet)
     assert set(told["models"]) == {2}  # of the fold that the slide was tested in
     of_folds = {decision_of(run, [row for row, model in enumerate(run.models) if model.fold == f]).rule for f in (0, 1)}
     assert set(pd.read_csv(tmp_path / "predict" / "predictions.csv")[RULE]) == of_folds
     write_report(run, tmp_path / "report.html")
     assert "slides use the threshold of their patients" in (tmp_path / "report.html").read_text()
-    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "say": quiet}
+    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "log": quiet}
     found = explain_run(folder / "run", tmp_path / "evidence", **asked)
     assert set(found.frame[RULE]) == of_folds == set(found.summary["answer_rules"])
-    evaluate(folder / "run", files.features, files.labels, tmp_path / "e", named=NAMED, device="cpu", say=quiet)
+    evaluate_run(folder / "run", files.features, files.labels, tmp_path / "e", named=NAMED, device="cpu", log=quiet)
     assert set(json.loads((tmp_path / "e" / "evaluation.json").read_text())["answer_rules"]) == of_folds
     assert {
-        row["rule"] for row in json.loads(Answers(read_cases(folder / "run"), SlideFiles(None, ())).cohort())["cases"]
+        row["rule"] for row in json.loads(Responses(read_cases(folder / "run"), SlideFiles(None, ())).cohort())["cases"]
     } == of_folds
     assert {"answer", RULE} <= set(run.predictions())
 
@@ -161,7 +161,7 @@ def test_predictions_of_train_have_the_answer_of_each_model_and_the_joint_answer
     files = make_files(tmp_path, patients=8, slides=1)
     for reshuffle in (False, True):
         folder = tmp_path / f"run{reshuffle}"
-        run_study(files.settings(folder, folds=2, seeds=2, epochs=3, reshuffle=reshuffle), say=quiet)
+        run_study(files.settings(folder, folds=2, seeds=2, epochs=3, reshuffle=reshuffle), log=quiet)
         run, frame = read_run(folder), pd.read_csv(folder / "predictions.csv")
         for row in frame.itertuples():
             pairs = zip(run.tested_folds, run.models, strict=True)
@@ -170,7 +170,7 @@ def test_predictions_of_train_have_the_answer_of_each_model_and_the_joint_answer
         assert frame[RULE].str.startswith("this model alone: b if p(b) >= ").all()
         assert frame.groupby("slide")[JOINT].nunique().eq(1).all()
         assert dict(zip(frame["slide"], frame[JOINT], strict=True)) == in_report(run, tmp_path)
-    run_study(files.settings(tmp_path / "one", folds=2, seeds=1, epochs=3), say=quiet)
+    run_study(files.settings(tmp_path / "one", folds=2, seeds=1, epochs=3), log=quiet)
     one = read_run(tmp_path / "one").predictions()
     assert JOINT not in one and one[RULE].str.startswith("b if p(b) >= ").all()
 
@@ -195,11 +195,11 @@ def test_a_rule_that_holds_in_one_fold_names_the_fold_wherever_it_is_printed(stu
 def test_folds_are_named_where_an_answer_is_withheld_and_not_where_the_rule_is_the_same():
     given = {"level": "slide", "patients": "mean"}
     abstaining, plain = Decision(("a", "b", "c"), None, 0.2), Decision(("a", "b", "c"))
-    assert origin_of("balanced", [abstaining], folds=[1], **given) == "fold 1"
-    assert origin_of("balanced", [plain], folds=[1], **given) == ""
-    assert origin_of("0.3", [Decision(("a", "b"), 0.3)], folds=[1], **given) == "threshold given"
+    assert rule_origin("balanced", [abstaining], folds=[1], **given) == "fold 1"
+    assert rule_origin("balanced", [plain], folds=[1], **given) == ""
+    assert rule_origin("0.3", [Decision(("a", "b"), 0.3)], folds=[1], **given) == "threshold given"
     two = [Decision(("a", "b"), at) for at in (0.3, 0.4)]
-    assert origin_of("balanced", two, folds=[0, 2], **given).startswith(
+    assert rule_origin("balanced", two, folds=[0, 2], **given).startswith(
         "folds 0, 2: mean of the thresholds of 2 models"
     )
 
@@ -208,7 +208,7 @@ def test_folds_are_named_where_an_answer_is_withheld_and_not_where_the_rule_is_t
 def test_a_what_if_turns_at_the_threshold_of_the_case(study):
     folder, _ = study
     cases = read_cases(folder / "run")
-    answers = Answers(cases, SlideFiles(None, ()))
+    answers = Responses(cases, SlideFiles(None, ()))
     for number, case in enumerate(cases.cases):
         for gone in range(cases.size(number)):
             found = json.loads(answers.without(number, {"remove": [gone]}))
@@ -225,7 +225,7 @@ def test_one_of_the_runs_slides_among_new_ones_is_answered_as_in_the_report(stud
     for path in mixed.glob("*.npy"):
         path.rename(path.with_name(f"new{path.name}"))
     shutil.copy(own, mixed / own.name)
-    told = predict_bags(folder / "run", mixed, tmp_path / "predict", device="cpu", say=quiet).set_index("slide")
+    told = predict_bags(folder / "run", mixed, tmp_path / "predict", device="cpu", log=quiet).set_index("slide")
     frame = read_run(folder / "run").predictions()
     assert told.loc[own.stem, "models"] == 2 and (told["models"] == 4).sum() == 2
     assert told.loc[own.stem, "p_b"] == pytest.approx(frame.loc[frame["slide"] == own.stem, "p_b"].mean(), abs=0)

@@ -19,9 +19,9 @@ from carmil.evidence.explainers import default_explainer
 from carmil.runs.run import read_run
 from carmil.runs.settings import PRESETS, Settings
 from carmil.studies import explain as command
+from carmil.studies.bag_evidence import explain_bag
 from carmil.studies.explain import explain_run
-from carmil.studies.explained import explained
-from carmil.studies.tested import own_store, own_subjects, validated
+from carmil.studies.subjects import find_run_store, own_subjects, validation_places
 from carmil.studies.train import run_study
 
 WIDTH = 6
@@ -67,8 +67,8 @@ def evidence(study, tmp_path_factory):
     return explained_by(study / "car", tmp_path_factory.mktemp("out"), methods=("attention",), searched=True)
 
 
-def explained_by(run, out, *, methods=(), searched=False, bags=None, say=lambda line: None):
-    return explain_run(run, out, bags=bags, methods=methods, searched=searched, device="cpu", say=say)
+def explained_by(run, out, *, methods=(), searched=False, bags=None, log=lambda line: None):
+    return explain_run(run, out, bags=bags, methods=methods, searched=searched, device="cpu", log=log)
 
 
 def slide_of(evidence, slide):
@@ -78,7 +78,7 @@ def slide_of(evidence, slide):
 
 def test_a_slide_is_explained_by_the_mean_of_the_models_that_were_tested_on_it(study, evidence):
     run = read_run(study / "car")
-    bags, population = own_store(run).bags(), run.population()
+    bags, population = find_run_store(run).bags(), run.population()
     frame = run.predictions()
     for slide in (ODD, "s07", "s20"):
         fold = set(frame[frame["slide"] == slide]["fold"])
@@ -102,7 +102,7 @@ def test_the_summary_answers_as_the_predictions_do(study, evidence):
 
 def test_a_row_an_instance_with_places_attention_and_evidence_that_sums_up(study, evidence):
     run = read_run(study / "car")
-    bags = own_store(run).bags()
+    bags = find_run_store(run).bags()
     bag = bags[bags.ids.index("s05")]
     table = slide_of(evidence, "s05")
     assert list(table)[:7] == ["instance", "x", "y", "u", "a", "u_cf", "a_cf"]
@@ -115,9 +115,9 @@ def test_a_row_an_instance_with_places_attention_and_evidence_that_sums_up(study
 
 def test_how_far_the_counterfactual_moved_is_what_the_maps_say(study, evidence):
     run = read_run(study / "car")
-    bags, population = own_store(run).bags(), run.population()
+    bags, population = find_run_store(run).bags(), run.population()
     line = evidence.frame.set_index("slide").loc["s08"]
-    rows = next(subject.models for subject in own_subjects(run, own_store(run)) if subject.slide == "s08")
+    rows = next(subject.models for subject in own_subjects(run, find_run_store(run)) if subject.slide == "s08")
     bag = bags[bags.ids.index("s08")]
     moved, change = [], []
     for row in rows:
@@ -165,7 +165,7 @@ def test_a_search_that_reaches_its_class_turns_the_answer(evidence):
 
 
 def test_agreement_with_the_truth_is_scikit_learns(study, evidence):
-    bags = own_store(read_run(study / "car")).bags()
+    bags = find_run_store(read_run(study / "car")).bags()
     positive, both = [], []
     for slide in evidence.frame["slide"]:
         place = bags.ids.index(slide)
@@ -187,8 +187,8 @@ def test_agreement_with_the_truth_is_scikit_learns(study, evidence):
 
 def test_the_threshold_of_dice_comes_from_validation_bags_alone(study):
     run = read_run(study / "car")
-    store = own_store(run)
-    places = validated(run, store)
+    store = find_run_store(run)
+    places = validation_places(run, store)
     subjects = own_subjects(run, store)
     for row, chosen in enumerate(places):
         assert chosen
@@ -205,9 +205,9 @@ def test_a_killed_command_goes_on_and_writes_the_same(study, evidence, tmp_path,
         if len(asked) == 5:
             raise KeyboardInterrupt
         asked.append(bag.ids[0])
-        return explained(models, bag, *words, **more)
+        return explain_bag(models, bag, *words, **more)
 
-    monkeypatch.setattr(command, "explained", until_killed)
+    monkeypatch.setattr(command, "explain_bag", until_killed)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         explained_by(study / "car", out, methods=("attention",), searched=True)
@@ -256,7 +256,7 @@ def test_new_slides_are_explained_by_all_models_and_the_runs_own_cohort_is_known
     assert "class_shift" not in found.summary["counterfactual"]
     shutil.copytree(study / "car" / "cohort", tmp_path / "moved")
     said = []
-    own = explained_by(study / "car", tmp_path / "own", bags=tmp_path / "moved", say=said.append)
+    own = explained_by(study / "car", tmp_path / "own", bags=tmp_path / "moved", log=said.append)
     assert set(own.frame["models"]) == {2}
     assert any("is the cohort of the run" in line for line in said)
 
@@ -264,7 +264,7 @@ def test_new_slides_are_explained_by_all_models_and_the_runs_own_cohort_is_known
 def test_the_runs_own_files_are_known_again_when_they_are_packed(study, evidence, tmp_path):
     said = []
     own = explained_by(
-        study / "car", tmp_path / "out", methods=("attention",), bags=study / "features", say=said.append
+        study / "car", tmp_path / "out", methods=("attention",), bags=study / "features", log=said.append
     )
     assert set(own.frame["models"]) == {2}
     assert any("is the cohort of the run" in line for line in said)
@@ -347,17 +347,17 @@ def test_a_cohort_that_moved_away_is_named(study, tmp_path, said):
 def test_a_store_of_other_features_is_not_taken_for_the_runs(study, tmp_path):
     run = read_run(study / "car")
     shutil.copytree(study / "car" / "cohort", tmp_path / "store")
-    assert own_store(run, tmp_path / "store") is not None
+    assert find_run_store(run, tmp_path / "store") is not None
     index = json.loads((tmp_path / "store" / "index.json").read_text())
     (tmp_path / "store" / "index.json").write_text(json.dumps(index | {"fingerprint": "another"}))
     assert open_store(tmp_path / "store").fingerprint == "another"
-    assert own_store(run, tmp_path / "store") is None
+    assert find_run_store(run, tmp_path / "store") is None
 
 
 def test_a_map_a_class_is_written_class_by_class():
     model = create_model("clam.mb", WIDTH, 2, hidden=8, attention=4).eval()
     bag = _bags()
-    found = explained([model], bag, ["path"], ("a", "b"), searched=False)
+    found = explain_bag([model], bag, ["path"], ("a", "b"), searched=False)
     assert {"u_a", "u_b", "a_a", "a_b"} <= set(found.columns)
     assert not torch.equal(found.columns["u_a"], found.columns["u_b"])
     seen = model(bag.features, bag.offsets)

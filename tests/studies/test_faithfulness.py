@@ -14,9 +14,9 @@ from carmil.evidence.randomisation import likeness, shuffled
 from carmil.models.pooling import Offsets
 from carmil.runs.run import read_run
 from carmil.studies import faithfulness as command
-from carmil.studies.asked import EXPLAINED, FOLLOWED, TWINS, ask
 from carmil.studies.faithfulness import judge_runs
-from carmil.studies.tested import own_store
+from carmil.studies.faithfulness_probe import EXPLAINED, FOLLOWED, TWINS, probe
+from carmil.studies.subjects import find_run_store
 from carmil.studies.train import run_study
 from carmil.studies.verdict import ALIKE, NO_GAIN, UNLEARNED
 
@@ -35,9 +35,9 @@ def study(tmp_path_factory):
     return folder
 
 
-def judged(*folders, methods=(), say=lambda line: None, out=None, **others):
+def judged(*folders, methods=(), log=lambda line: None, out=None, **others):
     out = out or folders[0] / "faithfulness"
-    return judge_runs(folders, out, methods=methods, say=say, **{**FEW, **others})
+    return judge_runs(folders, out, methods=methods, log=log, **{**FEW, **others})
 
 
 def shuffled_copy(run, folder, *, seed=0):
@@ -59,7 +59,7 @@ def car(study):
 
 def by_hand(run):
     """For every model its slides, what its path evidence does to its answers, then that of its twins, and all twins' answers."""
-    bags, population, frame = own_store(run).bags(), run.population(), run.predictions()
+    bags, population, frame = find_run_store(run).bags(), run.population(), run.predictions()
     for row, model in enumerate(run.models):
         slides = frame[(frame["fold"] == model.fold) & (frame["seed"] == model.seed)]
         part = bags[[bags.ids.index(slide) for slide in slides["slide"]]]
@@ -106,9 +106,9 @@ def test_every_model_has_shuffles_of_its_own(study, monkeypatch, tmp_path):
 
     def noted(*words):
         seeds.append(tuple(words[-1]))
-        return ask(*words)
+        return probe(*words)
 
-    monkeypatch.setattr(command, "ask", noted)
+    monkeypatch.setattr(command, "probe", noted)
     judged(study / "car", methods=("attention",), out=tmp_path)
     assert len(seeds) == 6
     assert len(set().union(*seeds)) == 6 * TWINS
@@ -211,7 +211,7 @@ def test_runs_of_other_slides_are_said_to_be_no_match(study, tmp_path):
     other = make_files(tmp_path, patients=12, seed=3)
     run_study(other.settings(tmp_path / "other", model="mean", options={"hidden": 8}, epochs=2))
     said = []
-    judged(study / "mean", tmp_path / "other", methods=("random",), say=said.append)
+    judged(study / "mean", tmp_path / "other", methods=("random",), log=said.append)
     assert any("not of the same slides" in line for line in said)
 
 
@@ -272,13 +272,13 @@ def test_a_killed_command_goes_on_with_the_models_that_were_not_asked(study, car
         if len(asked) == 3:  # the first fold's two models, and one of the second's
             raise KeyboardInterrupt
         asked.append(1)
-        return ask(*words)
+        return probe(*words)
 
-    monkeypatch.setattr(command, "ask", until_killed)
+    monkeypatch.setattr(command, "probe", until_killed)
     with pytest.raises(KeyboardInterrupt):
         judged(study / "car", methods=("path", "attention", "random"), out=tmp_path)
     asked.clear()
-    monkeypatch.setattr(command, "ask", lambda *words: asked.append(1) or ask(*words))
+    monkeypatch.setattr(command, "probe", lambda *words: asked.append(1) or probe(*words))
     (again,) = judged(study / "car", methods=("path", "attention", "random"), out=tmp_path)
     assert len(asked) == 4
     for one, before in zip(again.maps, car.maps, strict=True):

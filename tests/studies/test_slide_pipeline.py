@@ -30,7 +30,7 @@ def cohort(tmp_path_factory, make_cohort_slide, small_weights):
     outcomes = tile_slides(paths, folder / "tiles")
     tiles = {one.path: one.tiles for one in outcomes}
     encoder = load_encoder(ENCODER, weights=small_weights)
-    encode_slides(tiles, folder / "features", encoder, device="cpu", say=lambda line: None)
+    encode_slides(tiles, folder / "features", encoder, device="cpu", log=lambda line: None)
     lines = [f"{name},{name},{colour}" for name, colour in labels.items()]
     (folder / "labels.csv").write_text("\n".join(["slide_id,case_id,label", *lines, ""]))
     settings = Settings(
@@ -43,7 +43,7 @@ def cohort(tmp_path_factory, make_cohort_slide, small_weights):
         epochs=3,
         device="cpu",
     )
-    run_study(settings, say=lambda line: None)
+    run_study(settings, log=lambda line: None)
     return folder
 
 
@@ -296,7 +296,7 @@ def test_a_real_slide_goes_from_svs_to_map(shared_data, tmp_path, said):
     settings = Settings(
         bags=shared_data / "crc", out=tmp_path / "run", truth="is_cancerous", folds=2, epochs=1, device="cpu"
     )
-    run_study(settings, say=lambda line: None)
+    run_study(settings, log=lambda line: None)
     slide = shared_data / "slides" / "CMU-1-Small-Region.svs"
     weights = shared_data / "weights" / "resnet50_caffe_layer3.safetensors"
     words = ["--model", str(tmp_path / "run"), "--encoder", "resnet50.caffe", "--weights", str(weights)]

@@ -21,9 +21,9 @@ from carmil.errors import CarmilError
 from carmil.report.sensitivity import write_picture
 from carmil.report.sweep import sweep_lines, sweep_table, write_sweep
 from carmil.runs.run import read_run
-from carmil.studies.chosen import choose
 from carmil.studies.compare import compare_runs
-from carmil.studies.external import predict_bags
+from carmil.studies.evaluate import predict_bags
+from carmil.studies.point_selection import choose
 from carmil.studies.sweep import parse_over, run_sweep, sweep_of
 from carmil.studies.train import run_study
 
@@ -60,7 +60,7 @@ def swept(small, tmp_path_factory):
     """The paper's grid in small: two alphas, two lambdas, two distances, two seeds."""
     out = tmp_path_factory.mktemp("sweep") / "paper"
     said = []
-    found = run_sweep(sweep_of(words(small, out, seeds=2), ALPHA_LAMBDA, where="test"), say=said.append)
+    found = run_sweep(sweep_of(words(small, out, seeds=2), ALPHA_LAMBDA, where="test"), log=said.append)
     assert "8 points, 32 models in 1 population" in said
     return found
 
@@ -113,7 +113,7 @@ def test_a_point_can_be_compared_and_asked_about_new_slides(swept, small, tmp_pa
     runs = [point_of(swept, alpha=a, lambda_=1.0, distance="l1")[1] for a in (0.0, 0.5)]
     (pair,) = compare_runs(runs)
     assert (pair.first, pair.second) == ("alpha=0,lambda=1,distance=l1", "alpha=0.5,lambda=1,distance=l1")
-    frame = predict_bags(runs[0].folder, small.features, tmp_path / "new", device="cpu", say=lambda line: None)
+    frame = predict_bags(runs[0].folder, small.features, tmp_path / "new", device="cpu", log=lambda line: None)
     assert len(frame) == 16
 
 
@@ -150,7 +150,7 @@ def test_settings_that_make_other_populations_and_the_models_own_options(small, 
     given = words(small, tmp_path / "sweep", lr=[1e-3, 5e-3], epochs=2)
     over = parse_over(["options.hidden=4,8", "scale=none,own"])
     said = []
-    found = run_sweep(sweep_of(given, over, where="test"), say=said.append)
+    found = run_sweep(sweep_of(given, over, where="test"), log=said.append)
     assert "4 points, 16 models in 4 populations" in said
     names = [point.name for point in found.sweep.points]
     assert names == [f"options.hidden={h},scale={s}" for h in (4, 8) for s in ("none", "own")]

@@ -20,7 +20,7 @@ from carmil.errors import CarmilError
 from carmil.locks import locked
 from carmil.runs.run import read_run
 from carmil.runs.settings import Settings, read_settings
-from carmil.studies.answers import answered
+from carmil.studies.predictions import predict_frame
 from carmil.studies.train import grid_of, run_study
 
 from .conftest import SMALL, make_files
@@ -126,7 +126,7 @@ def test_the_same_words_again_read_the_run_and_other_words_are_refused(files, tm
     settings = files.settings(tmp_path / "run", epochs=3)
     first = run_study(settings)
     said = []
-    assert run_study(settings, say=said.append).metrics == first.metrics
+    assert run_study(settings, log=said.append).metrics == first.metrics
     assert any("has ended already" in line for line in said)
     with pytest.raises(CarmilError, match="its lr differ"):
         run_study(replace(settings, lr=1e-4))
@@ -140,7 +140,7 @@ def test_a_run_and_its_data_may_be_moved_but_not_changed(tmp_path):
         **{**vars(files.settings(tmp_path / "there" / "run", epochs=3)), **_moved(files, tmp_path / "there")}
     )
     said = []
-    assert run_study(there, say=said.append).metrics == first.metrics
+    assert run_study(there, log=said.append).metrics == first.metrics
     assert any("has ended already" in line for line in said)
     assert read_run(there.out).settings.bags == there.bags  # what is asked of it later finds its slides
     lines = (tmp_path / "there" / "labels.csv").read_text().splitlines()
@@ -319,7 +319,7 @@ def test_scales_come_from_each_folds_own_training_bags(files, tmp_path):
         assert torch.allclose(weights["mean"][row], x.mean(0), atol=1e-5)
         assert torch.allclose(weights["deviation"][row], x.std(0, correction=0), atol=1e-4)
     assert run.metrics.summary["auc"].mean > 0.4
-    again = answered(run.population(), [0], store, torch.arange(3), run.classes)
+    again = predict_frame(run.population(), [0], store, torch.arange(3), run.classes)
     frame = run.predictions().set_index("slide")
     mine = frame[frame["fold"] == run.models[0].fold]
     for _, line in again.iterrows():

@@ -6,8 +6,8 @@ from carmil import Member, Population, create_model
 from carmil.bags.bags import Bags
 from carmil.evidence import explain
 from carmil.studies import truth as truths
-from carmil.studies.located import located
-from carmil.studies.tested import Subject
+from carmil.studies.localisation import localisation_figures
+from carmil.studies.subjects import Subject
 from carmil.studies.truth import agreement, auprc, auprc_by_bag, known_instances
 from carmil.truth import UNKNOWN
 
@@ -48,7 +48,7 @@ def test_located_leaves_out_slides_and_tiles_that_nobody_knows(tmp_path):
     for path, part in zip(files, scores.split([4, 2, 2]), strict=True):
         pq.write_table(pa.table({"evidence_b": part.numpy()}), path)
     subjects = [Subject(str(i), i, (0,)) for i in range(3)]
-    found = located(bags, subjects, files, {"path": "evidence_b"}, {})["path"]
+    found = localisation_figures(bags, subjects, files, {"path": "evidence_b"}, {})["path"]
     assert found["auprc_plus"]["value"] == 0.75
     assert found["auprc_plus"]["slides"] == 2
     assert found["froc"]["slides"] == 2

@@ -21,7 +21,7 @@ from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.runs.settings import Settings
-from carmil.studies.cohort import bags_elsewhere
+from carmil.studies.cohort import worker_bags
 from carmil.studies.train import run_study
 from carmil.training import TRAIN, UNUSED, VALIDATION, Recipe
 from carmil.training import cluster as module
@@ -53,7 +53,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def bags(store):
-    return partial(bags_elsewhere, store.path, store.fingerprint, torch.arange(BAGS) % 2)
+    return partial(worker_bags, store.path, store.fingerprint, torch.arange(BAGS) % 2)
 
 
 def roles() -> torch.Tensor:
@@ -125,8 +125,8 @@ QUICK = Recipe(epochs=1)
 
 
 def test_what_is_wrong_on_a_node_is_one_line(nodes, bags, store, tmp_path, monkeypatch):
-    elsewhere = partial(bags_elsewhere, tmp_path / "elsewhere", store.fingerprint, torch.arange(BAGS) % 2)
-    other = partial(bags_elsewhere, store.path, "another", torch.arange(BAGS) % 2)
+    elsewhere = partial(worker_bags, tmp_path / "elsewhere", store.fingerprint, torch.arange(BAGS) % 2)
+    other = partial(worker_bags, store.path, "another", torch.arange(BAGS) % 2)
     with connected(nodes.address) as ray:
         for opened, words in ((elsewhere, "elsewhere is not there: it must lie where"), (other, "is another than on")):
             with pytest.raises(CarmilError, match=words) as raised:

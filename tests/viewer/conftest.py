@@ -14,7 +14,7 @@ from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
-from carmil.viewer.answers import Answers
+from carmil.viewer.answers import Responses
 from carmil.viewer.app import guarded_app
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.run_cases import read_cases
@@ -167,7 +167,7 @@ def files(study_folder, run):
 
 @pytest.fixture(scope="session")
 def answers(run, files):
-    return Answers(run, files)
+    return Responses(run, files)
 
 
 @pytest.fixture(scope="session")

@@ -21,12 +21,12 @@ from carmil.maps.tile_maps import tile_maps
 from carmil.runs.decision import Decision
 from carmil.runs.run import read_run
 from carmil.training.population import Member, Population
-from carmil.viewer.answers import Answers
+from carmil.viewer.answers import Responses
 from carmil.viewer.app import guarded_app
-from carmil.viewer.bounded import Kept
+from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import Case, RunCases
 from carmil.viewer.guard import known_hosts
-from carmil.viewer.maps import Maps
+from carmil.viewer.maps import CaseMaps
 from carmil.viewer.pictures import Pictures
 from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
@@ -90,7 +90,7 @@ def test_evidence_is_that_of_the_models_that_were_tested_on_the_slide(ask, study
 
 @pytest.mark.finding(n=3)
 def test_the_viewer_calls_negligible_what_drawings_and_reports_do(run, number_of):
-    maps, number = Maps(run), number_of["s4"]
+    maps, number = CaseMaps(run), number_of["s4"]
     found = maps.explained(number)
     assert maps.shown(number, "evidence", 0).negligible == "" and maps.top(number, 0, 3)[0]
     large, small = torch.linspace(-3, 3, run.size(number)), torch.full((run.size(number),), 1e-5)
@@ -107,7 +107,7 @@ def test_the_viewer_calls_negligible_what_drawings_and_reports_do(run, number_of
 
 @pytest.mark.finding(n=3)
 def test_the_lists_leave_out_what_drawings_call_neither_for_nor_against(run, number_of):
-    maps, number = Maps(run), number_of["s4"]
+    maps, number = CaseMaps(run), number_of["s4"]
     values = torch.full((run.size(number),), -0.19)
     values[:5] = torch.tensor([4.0, 0.21, 0.19, 0.0, -0.21])
     maps.explained(number).columns |= {"evidence_a": values, "evidence_b": -values}
@@ -241,7 +241,7 @@ def test_an_instance_looks_as_its_place_on_the_slide(ask, number_of):
 
 def test_a_slide_that_cannot_be_opened_is_said_without_its_path(study_folder, run, runner, tmp_path, number_of):
     (tmp_path / "s3.svs").write_bytes(b"no slide at all")
-    answers = Answers(run, SlideFiles(tmp_path, ["s3"]))
+    answers = Responses(run, SlideFiles(tmp_path, ["s3"]))
     said = answers.case(number_of["s3"]).decode()
     assert '"picture":null' in said and "s3.svs is not a slide" in said and str(tmp_path) not in said
 
@@ -261,7 +261,7 @@ def test_a_slide_of_another_size_than_the_tiled_one_is_not_shown(tmp_path, size,
     tiled = SlideFile(slide_width=recorded[0], slide_height=recorded[1])
     run = replace(run, cases=(replace(run.cases[0], slide_file=tiled),))
     lines = []
-    answers = Answers(run, SlideFiles(tmp_path, ["s0"]), log=lines.append)
+    answers = Responses(run, SlideFiles(tmp_path, ["s0"]), log=lines.append)
     for _ in range(2):
         said = json.loads(answers.case(0))
         assert said["picture"] is None and said["places"] and not said["images"] and said["remark"].startswith(why)
@@ -280,7 +280,7 @@ def test_a_slide_that_cannot_be_read_on_is_said_without_its_path(study_folder):
 
 def test_links_that_lead_out_of_the_folder_are_not_shown(study_folder, run):
     said = []
-    files = SlideFiles(study_folder / "slides", [case.slide for case in run.cases], say=said.append)
+    files = SlideFiles(study_folder / "slides", [case.slide for case in run.cases], log=said.append)
     assert "s0" in files and "s2" not in files
     assert any("1 link to slides outside it" in line for line in said)
 
@@ -317,7 +317,7 @@ def test_few_slides_are_open_at_a_time_and_none_is_closed_while_it_is_read(tmp_p
 
 
 def test_a_cache_holds_what_was_used_last_and_no_more_than_it_has_room_for():
-    kept = Kept(10, len)
+    kept = BoundedCache(10, len)
     kept.put("a", b"1234")
     kept.put("b", b"1234")
     kept.get("a")
@@ -340,7 +340,7 @@ def test_a_digit_run_of_other_images_is_refused(demo_folder, tmp_path):
 def test_digit_bags_are_shown_with_their_pictures(demo_folder, runner, asking):
     run = read_cases(demo_folder)
     assert run.name == "Four Bags: car/abmil"
-    app = guarded_app(Answers(run, SlideFiles(None, [])), is_known=known_hosts([], any_address=False))
+    app = guarded_app(Responses(run, SlideFiles(None, [])), is_known=known_hosts([], any_address=False))
     ask = asking(app)
     case = ask("/api/case/3").json
     assert case["images"] and not case["places"] and case["instances"] == 30

@@ -85,9 +85,9 @@ def test_one_instance_alone_can_answer_but_nothing_cannot(ask, number_of):
 
 def test_the_server_answers_what_python_computes(ask, study_folder, number_of):
     run = read_run(study_folder / "run")
-    from carmil.studies.tested import own_subjects, reopened
+    from carmil.studies.subjects import open_run_store, own_subjects
 
-    store = reopened(run)
+    store = open_run_store(run)
     (subject,) = [one for one in own_subjects(run, store) if one.slide == "s6"]
     features = store.bags()[subject.place].features
     removed = [0, 5, 35]

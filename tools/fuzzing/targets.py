@@ -394,7 +394,7 @@ def _read_run(folder: Path, file: Path) -> None:
     from carmil.report import run_tables
     from carmil.runs.run import read_run
     from carmil.statistics.bootstrap import bootstrap
-    from carmil.studies import card, external
+    from carmil.studies import card, evaluate
     from carmil.viewer.run_cases import read_cases
 
     run_tables.bootstrap = partial(bootstrap, repeats=20)  # type: ignore[attr-defined]
@@ -407,7 +407,7 @@ def _read_run(folder: Path, file: Path) -> None:
             case 0:
                 report.write_report(run, Path(name) / "report.html")
             case 1 | 2 | 3:
-                external.predict_bags(folder, folder / "cohort", Path(name), device="cpu", say=lambda line: None)
+                evaluate.predict_bags(folder, folder / "cohort", Path(name), device="cpu", log=lambda line: None)
             case 4 | 5 | 6:
                 read_cases(folder)
             case _:
@@ -425,7 +425,7 @@ def _make_evidence(folder: Path) -> None:
             methods=(),
             searched=False,
             device="cpu",
-            say=lambda line: None,
+            log=lambda line: None,
         )
         (folder / "a").mkdir(parents=True)
         for slide in ("s0", "s1"):
@@ -440,7 +440,7 @@ def _make_evidence_figures(folder: Path) -> None:
 
     _make_run(folder)
     run = folder / "run"
-    how: dict[str, Any] = {"methods": (), "device": "cpu", "say": lambda line: None}
+    how: dict[str, Any] = {"methods": (), "device": "cpu", "log": lambda line: None}
     explain_run(run, None, bags=None, searched=True, **how)
     judged = judge_runs([run], run / "faithfulness", steps=10, random_orders=1, **how)
     write_faithfulness(judged, run / "faithfulness", command="carmil faithfulness")
@@ -448,11 +448,11 @@ def _make_evidence_figures(folder: Path) -> None:
 
 @cache
 def _run_and_cases(folder: Path) -> Any:
-    from carmil.report.cases import decided, one_row_per_slide
+    from carmil.report.cases import decide_cases, one_row_per_slide
     from carmil.runs.run import read_run
 
     run = read_run(folder)
-    return run, decided(run, one_row_per_slide(run))
+    return run, decide_cases(run, one_row_per_slide(run))
 
 
 def _read_evidence_figures(folder: Path, file: Path) -> None:
@@ -512,14 +512,14 @@ def _make_requests(folder: Path) -> None:
 @cache
 def _viewer() -> tuple[Any, asyncio.Runner]:
     """The viewer's application, made once per process."""
-    from carmil.viewer.answers import Answers
+    from carmil.viewer.answers import Responses
     from carmil.viewer.app import guarded_app
     from carmil.viewer.guard import known_hosts
     from carmil.viewer.run_cases import read_cases
     from carmil.viewer.slide_files import SlideFiles
 
     run = read_cases(study() / "run")
-    answers = Answers(run, SlideFiles(None, [case.slide for case in run.cases]))
+    answers = Responses(run, SlideFiles(None, [case.slide for case in run.cases]))
     runner = _KEPT.enter_context(asyncio.Runner())
     return guarded_app(answers, is_known=known_hosts([], any_address=False)), runner
 

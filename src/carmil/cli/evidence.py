@@ -52,7 +52,7 @@ def explain(
         methods=names_in(methods),
         searched=searched,
         device=device_named(device),
-        say=say,
+        log=say,
     )
     table = agreement_table(found.summary)
     if table is not None:
@@ -105,7 +105,7 @@ def faithfulness(
         steps=steps,
         random_orders=random_orders,
         device=device_named(device),
-        say=say,
+        log=say,
     )
     words = [*(run.name for run in found), "--steps", str(steps), "--random-orders", str(random_orders)]
     words += ["--methods", methods] if methods else []

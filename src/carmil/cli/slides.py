@@ -221,7 +221,7 @@ def slides_run(
     from carmil.maps.slide_evidence import Smoothing
     from carmil.slides.encoders import load_encoder
     from carmil.slides.opening import slides_in
-    from carmil.studies.decisions import RULE, rule_lines, rules_in
+    from carmil.studies.decisions import RULE, distinct_rules, rule_lines
     from carmil.studies.slide_pipeline import check_encoder_name, run_slides
 
     found, where = slides_in(paths, log=say), device_named(device)
@@ -237,10 +237,10 @@ def slides_run(
         longest=longest,
         smoothing=Smoothing.parse(smooth),
         device=where,
-        say=say,
+        log=say,
     )
     typer.echo(made.answers.drop(columns=RULE).to_string(index=False))
-    for line in rule_lines(rules_in(made.answers)):
+    for line in rule_lines(distinct_rules(made.answers)):
         typer.echo(f"- {line}")
     typer.echo(made.times.line())
     typer.echo(

@@ -149,14 +149,14 @@ def train(given: dict[str, Any], where: str) -> None:
     from carmil.report.run import write_report
     from carmil.runs.settings import Settings
     from carmil.studies.figures import run_table
-    from carmil.studies.shown import figures_lines
+    from carmil.studies.tables import figures_lines
     from carmil.studies.train import run_study
     from carmil.tables import print_tables
 
     settings = Settings.of(given, where=where)
     folder_for(settings.out)
     check_device(settings.device)
-    run = run_study(settings, say=say)
+    run = run_study(settings, log=say)
     write_report(run, settings.out / "report.html")
     print_tables([run_table(run)])
     for line in figures_lines(run):
@@ -192,7 +192,7 @@ def sweep(
     asked = sweep_of(given, parse_over(over or []), where=where)
     folder_for(asked.out)
     check_device(asked.points[0].study.device)
-    table, lines = write_sweep(run_sweep(asked, say=say))
+    table, lines = write_sweep(run_sweep(asked, log=say))
     print_tables([table])
     for line in lines:
         typer.echo(f"- {line}")
@@ -215,14 +215,14 @@ def predict(
 
     Example: carmil predict run --bags new_features --out predictions
     """
-    from carmil.studies.decisions import RULE, rule_lines, rules_in
-    from carmil.studies.external import predict_bags
+    from carmil.studies.decisions import RULE, distinct_rules, rule_lines
+    from carmil.studies.evaluate import predict_bags
 
-    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), say=say, skip_broken=skip_broken)
+    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), log=say, skip_broken=skip_broken)
     typer.echo(frame.drop(columns=RULE).head(10).to_string(index=False))
     if len(frame) > 10:
         typer.echo(f"... and {len(frame) - 10} more")
-    for line in rule_lines(rules_in(frame)):
+    for line in rule_lines(distinct_rules(frame)):
         typer.echo(f"- {line}")
     typer.echo(f"\nwritten: {out / 'predictions.csv'}, predictions.parquet ({plural(len(frame), 'slide')})")
 
@@ -251,21 +251,21 @@ def evaluate(
       carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
       carmil evaluate run --bags other_cohort --labels other.csv --map tumor=carcinoma --map normal=benign --map unknown=
     """
-    from carmil.studies import external
     from carmil.studies.decisions import rule_lines
-    from carmil.studies.shown import evaluation_lines, evaluation_table
+    from carmil.studies.evaluate import evaluate_run, parse_map
+    from carmil.studies.tables import evaluation_lines, evaluation_table
     from carmil.tables import print_tables
 
     named = {"slide": slide, "patient": patient, "label": label}
-    found = external.evaluate(
+    found = evaluate_run(
         run,
         bags,
         labels,
         folder_for(out),
         named=named,
         device=device_named(device),
-        say=say,
-        mapping=external.parse_map(map_ or []),
+        log=say,
+        mapping=parse_map(map_ or []),
         skip_broken=skip_broken,
     )
     print_tables([evaluation_table(found)])
@@ -290,7 +290,7 @@ def compare(
     from carmil.files import write_text
     from carmil.runs.run import read_run
     from carmil.studies.compare import compare_runs, comparison_table
-    from carmil.studies.shown import figures_table
+    from carmil.studies.tables import figures_table
     from carmil.tables import print_tables
 
     if out is not None:

@@ -64,7 +64,7 @@ def viewed(
 
     try:
         serve(
-            run, slides=slides, mpp=mpp, host=host, port=port, token=token, browser=browser, say=say, announce=announce
+            run, slides=slides, mpp=mpp, host=host, port=port, token=token, browser=browser, log=say, announce=announce
         )
     except KeyboardInterrupt:
         typer.echo("closed")

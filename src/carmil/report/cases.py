@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from carmil.runs.decision import NO_ANSWER, Decision
 from carmil.runs.run import Run
-from carmil.studies.answers import columns, numbers
 from carmil.studies.decisions import decision_of
 from carmil.studies.figures import mean_over_seeds
+from carmil.studies.predictions import class_numbers, probability_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,16 +67,16 @@ def decision_of_folds(run: Run, folds: Sequence[int]) -> Decision:
     return decision_of(run, [row for row, fold in enumerate(run.tested_folds) if fold in folds])
 
 
-def decided(run: Run, frame: "pd.DataFrame", prefix: str = "p") -> Cases:
+def decide_cases(run: Run, frame: "pd.DataFrame", prefix: str = "p") -> Cases:
     """The answers to the rows of a table with the columns `fold` and PREFIX_CLASS, each by the rule of its fold or folds."""
-    p = frame[columns(run.classes, prefix)].to_numpy(dtype=np.float64)
+    p = frame[probability_columns(run.classes, prefix)].to_numpy(dtype=np.float64)
     folds = frame["fold"].astype(str).to_numpy()
     rules = {fold: decision_of_folds(run, [int(part) for part in fold.split(FOLDS)]) for fold in dict.fromkeys(folds)}
     answer, sure = np.zeros(len(p), dtype=np.int64), np.ones(len(p), dtype=bool)
     for fold, rule in rules.items():
         rows = folds == fold
         answer[rows], sure[rows] = rule.leading(p[rows]), rule.confident(p[rows])
-    return Cases(frame, p, numbers(frame, run.classes), answer, sure, tuple(rules[fold] for fold in folds))
+    return Cases(frame, p, class_numbers(frame, run.classes), answer, sure, tuple(rules[fold] for fold in folds))
 
 
 def one_row_per_slide(run: Run) -> "pd.DataFrame":

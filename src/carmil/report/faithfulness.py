@@ -16,7 +16,7 @@ from carmil.report.faithfulness_picture import write_picture
 from carmil.report.page import write_page
 from carmil.report.plots import Line, bars_svg, colour, share_svg
 from carmil.studies import card
-from carmil.studies.asked import EXPLAINED, FOLLOWED, FRACTION, TWINS
+from carmil.studies.faithfulness_probe import EXPLAINED, FOLLOWED, FRACTION, TWINS
 from carmil.studies.verdict import ALIKE, FAILS_FROM, Figure, Followed, JudgedMap, JudgedRun
 from carmil.tables import ResultTable
 

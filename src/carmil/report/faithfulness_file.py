@@ -10,7 +10,7 @@ from carmil.errors import CarmilError
 from carmil.provenance import numbers_again
 from carmil.runs.evidence_schema import Interval
 from carmil.runs.run import Run, weights_key
-from carmil.studies.gathered import Curve
+from carmil.studies.accumulator import Curve
 from carmil.studies.verdict import Followed, JudgedMap, JudgedRun
 from carmil.untrusted import parsed, read_json, shown
 

@@ -37,7 +37,7 @@ class Thumbnail:
 
 
 @dataclass(frozen=True)
-class ShownSlide:
+class GallerySlide:
     """A slide, what was answered, and its maps; as a strip where nobody knows where its instances lie.
 
     p is the probability of the class that leads, in per cent; right is False only where a wrong answer is given.
@@ -55,16 +55,16 @@ class ShownSlide:
     maps: tuple[Thumbnail, ...]
 
 
-def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: bool) -> list[ShownSlide]:
+def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: bool) -> list[GallerySlide]:
     """The chosen slides, class by class. on_a_plane: whether coordinates, where there are any, are of one plane."""
     found, answers = [], cases.answers(classes)
-    for i in chosen(cases):
+    for i in select_cases(cases):
         name = str(cases.frame["slide"].iloc[i])
         evidence = read_evidence(evidence_file(folder, name))
         leading, at = classes[cases.answer[i]], evidence.coordinates if on_a_plane else None
         maps = evidence.maps(of=leading)
         found.append(
-            ShownSlide(
+            GallerySlide(
                 slide=name,
                 label=classes[cases.truth[i]],
                 answer=answers[i],
@@ -80,7 +80,7 @@ def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: b
     return found
 
 
-def chosen(cases: Cases) -> list[int]:
+def select_cases(cases: Cases) -> list[int]:
     """At most MOST cases in the order of the classes, right ones first; a slide of several divisions once.
 
     In turns: the surest of every kind, then the second of every kind. Where not all kinds have room, the surest have. Surest is

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carmil.maps.tile_maps import LEAST_LOGITS
-from carmil.report.cases import Cases, decided, one_row_per_slide
+from carmil.report.cases import Cases, decide_cases, one_row_per_slide
 from carmil.report.gallery import gradient
 from carmil.report.page import write_page
 from carmil.report.plots import reliability_svg
@@ -16,9 +16,9 @@ from carmil.report.run_plots import learning_curves, precision_recall, roc
 from carmil.report.run_tables import answer_rows, folds_table
 from carmil.runs.run import Run
 from carmil.studies import card
-from carmil.studies.answers import by_patient
 from carmil.studies.figures import mean_over_seeds, percent, run_table
-from carmil.studies.shown import figures_lines
+from carmil.studies.predictions import merge_patients
+from carmil.studies.tables import figures_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,11 +30,11 @@ def write_report(run: Run, path: Path) -> None:
     merged = run.merges_slides
 
     def judged(slides: "pd.DataFrame") -> Cases:
-        return decided(run, by_patient(slides, run.classes, run.metrics.rule) if merged else slides)
+        return decide_cases(run, merge_patients(slides, run.classes, run.metrics.rule) if merged else slides)
 
     cases = judged(mean_over_seeds(run.predictions(), run.classes))
     slides = one_row_per_slide(run)
-    by_slide, patients = decided(run, slides), judged(slides)
+    by_slide, patients = decide_cases(run, slides), judged(slides)
     heads, rows = answer_rows(run, by_slide, patients if merged and len(patients.truth) < len(slides) else None)
     write_page(
         path,

@@ -15,7 +15,7 @@ from carmil.provenance import numbers_again
 from carmil.report.cases import Cases
 from carmil.report.faithfulness import cell, faithfulness_parts
 from carmil.report.faithfulness_file import FILE, read_judged
-from carmil.report.gallery import ShownSlide, gallery
+from carmil.report.gallery import GallerySlide, gallery
 from carmil.runs.evidence_schema import EvidenceSummary
 from carmil.runs.run import Run, weights_key
 from carmil.studies.summary import agreement_table
@@ -53,7 +53,7 @@ class EvidencePart:
     concentration: ResultTable
     moved: ResultTable | None
     shifts: list[Shift]
-    slides: list[ShownSlide]
+    slides: list[GallerySlide]
 
     @property
     def described(self) -> str:

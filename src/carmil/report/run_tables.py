@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carmil.report.cases import Cases, decided
+from carmil.report.cases import Cases, decide_cases
 from carmil.runs.decision import NO_ANSWER
 from carmil.runs.run import Run
-from carmil.studies.answers import columns
 from carmil.studies.figures import FIGURES, percent
+from carmil.studies.predictions import probability_columns
 from carmil.tables import ResultTable
 
 
@@ -51,8 +51,8 @@ def answer_rows(run: Run, slides: Cases, patients: Cases | None) -> tuple[list[s
     heads.append("answer")
     parts.append(slides.answers(run.classes))
     turned = np.zeros(len(frame), dtype=bool)
-    if all(name in frame for name in columns(run.classes, "cf")):
-        elsewhere = decided(run, frame, "cf")
+    if all(name in frame for name in probability_columns(run.classes, "cf")):
+        elsewhere = decide_cases(run, frame, "cf")
         answers = elsewhere.answers(run.classes)
         turned = np.array(answers) != np.array(slides.answers(run.classes))
         heads.append("counterfactual answer")

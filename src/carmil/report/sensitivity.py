@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carmil.plot_style import COLOURS, INK, SOFT, STYLE, save_figure
-from carmil.studies.sweep import Point, Swept, said, said_name
+from carmil.studies.sweep import Point, Swept, setting_name, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,25 +50,25 @@ def _lines(swept: Swept, numeric: Sequence[str], ringed: Point | None) -> tuple[
         here = [p for p in swept.sweep.points if all(p.values[n] == v for n, v in zip(rest, values, strict=True))]
         for i, value in enumerate(over[apart[0]] if apart else [None]):
             points = [point for point in here if not apart or point.values[apart[0]] == value]
-            _line(panel, across, points, aucs, i, said(value) if apart else None)
+            _line(panel, across, points, aucs, i, value_text(value) if apart else None)
         for point in here:
             if point is ringed:
                 _ring(panel, point.values[across], aucs[point.name])
         _baseline(panel, here, aucs)
-        panel.set_title(", ".join(f"{said_name(n)} = {said(v)}" for n, v in zip(rest, values, strict=True)))
+        panel.set_title(", ".join(f"{setting_name(n)} = {value_text(v)}" for n, v in zip(rest, values, strict=True)))
         panel.grid(True)
         _number_axis(panel, over[across])
     for panel in axes[len(shown) :]:
         panel.remove()
-    figure.supxlabel(said_name(across), fontsize=9)
+    figure.supxlabel(setting_name(across), fontsize=9)
     figure.supylabel(AXIS, fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
-        title = said_name(apart[0]) if apart else None
+        title = setting_name(apart[0]) if apart else None
         figure.legend(handles, labels, title=title, loc="outside right upper", frameon=False)
     left = f" The first {len(shown)} of {len(panels)} panels." if len(shown) < len(panels) else ""
     dashed = " Dashed: the plain model beside an idle branch." if any(p.idle for p in swept.sweep.points) else ""
-    return figure, f"AUC of the test folds by {said_name(across)}.{dashed}{left}"
+    return figure, f"AUC of the test folds by {setting_name(across)}.{dashed}{left}"
 
 
 def _line(
@@ -100,7 +100,7 @@ def _number_axis(panel: "Axes", values: Sequence[float]) -> None:
     if min(values) > 0 and max(values) / min(values) >= WIDE:
         panel.set_xscale("log")
     if len(values) <= 8:
-        panel.set_xticks(sorted(values), [said(value) for value in sorted(values)], minor=False)
+        panel.set_xticks(sorted(values), [value_text(value) for value in sorted(values)], minor=False)
         panel.set_xticks([], minor=True)
 
 
@@ -113,7 +113,7 @@ def _bars(swept: Swept, ringed: Point | None) -> tuple["Figure", str]:
     panel = figure.subplots()
     rows = range(len(points))
     panel.barh(rows, [aucs[point.name] for point in points], height=0.6, color=COLOURS[0])
-    names = [", ".join(said(value) for value in point.values.values()) for point in points]
+    names = [", ".join(value_text(value) for value in point.values.values()) for point in points]
     panel.set_yticks(rows, names)
     panel.invert_yaxis()
     for row, point in enumerate(points):

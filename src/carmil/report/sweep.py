@@ -11,10 +11,10 @@ from carmil.report.page import write_page
 from carmil.report.sensitivity import write_picture
 from carmil.runs.facts import Spread
 from carmil.studies import card
-from carmil.studies.chosen import Choice, choose
 from carmil.studies.figures import SHOWN, line
-from carmil.studies.shown import figures_lines
-from carmil.studies.sweep import Swept, said, said_name
+from carmil.studies.point_selection import Choice, choose
+from carmil.studies.sweep import Swept, setting_name, value_text
+from carmil.studies.tables import figures_lines
 from carmil.tables import ResultTable
 from carmil.words import plural
 
@@ -43,7 +43,10 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
         picture=out / "sweep.png",
         caption=caption,
         limits=card.LIMITS,
-        over={said_name(name): ", ".join(said(value) for value in values) for name, values in swept.sweep.over.items()},
+        over={
+            setting_name(name): ", ".join(value_text(value) for value in values)
+            for name, values in swept.sweep.over.items()
+        },
         common=_common(asked["settings"]),
         about=figures_lines(swept.runs[0])[0].partition("; ")[2],
         machine=card.machine(swept.runs[0]),
@@ -58,7 +61,7 @@ def figures(swept: Swept, choice: Choice) -> dict[str, Any]:
         "points": [
             {
                 "name": point.name,
-                "values": {name: said(v) if isinstance(v, Path) else v for name, v in point.values.items()},
+                "values": {name: value_text(v) if isinstance(v, Path) else v for name, v in point.values.items()},
                 "validation_loss": choice.losses[i],
                 "summary": run.metrics.summary,
                 "idle_branch": point.idle,
@@ -75,13 +78,13 @@ def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
     names = [name for name in FIGURES if any(name in run.metrics.summary for run in swept.runs)]
     lines = []
     for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True)):
-        values = [said(value) for value in point.values.values()]
+        values = [value_text(value) for value in point.values.values()]
         values[-1] += f" {IDLE}" * point.idle
         lines.append((*values, _loss(choice.losses[i], i == choice.best), *_cells(run.metrics.summary, names)))
     if choice.by_fold:
         blank = [""] * (len(swept.sweep.over) - 1)
         lines.append(("chosen by fold", *blank, "", *_cells(choice.by_fold, names)))
-    heads = [said_name(name) for name in swept.sweep.over]
+    heads = [setting_name(name) for name in swept.sweep.over]
     return ResultTable(
         "Test folds: mean ± standard deviation over the folds, per cent",
         (*heads, "validation loss", *(SHOWN[name] for name in names)),
@@ -113,7 +116,9 @@ def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
 
 def sweep_command(swept: Swept) -> str:
     """The command, to be run in the folder that holds the sweep's; OUT/study.yaml has what the command line has no word for."""
-    grid = [f"{said_name(name)}={','.join(said(v) for v in values)}" for name, values in swept.sweep.over.items()]
+    grid = [
+        f"{setting_name(name)}={','.join(value_text(v) for v in values)}" for name, values in swept.sweep.over.items()
+    ]
     over = [word for one in grid for word in ("--over", one)]
     return card.command_of("sweep", swept.runs[0], swept.sweep.out, without=swept.sweep.over, extra=over)
 
@@ -121,7 +126,7 @@ def sweep_command(swept: Swept) -> str:
 def _common(settings: dict[str, Any]) -> dict[str, str]:
     """What was set at all points; of a path the last part."""
     return {
-        said_name(name): said(Path(value) if name in card.PATHS else value)
+        setting_name(name): value_text(Path(value) if name in card.PATHS else value)
         for name, value in settings.items()
         if value is not None
     }

@@ -22,7 +22,7 @@ from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Asked, Bounded,
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
 from carmil.reproduce.table1 import DIGIT_TASKS, Settings, figure, shown
-from carmil.studies.measured import measured_once
+from carmil.studies.compute_once import compute_once
 from carmil.tables import ResultTable
 from carmil.training.predict import predict
 from carmil.training.recipe import Recipe
@@ -153,7 +153,7 @@ def _once(
             return [asdict(curves) for curves in curves_of(dataset, model, tested())]
 
     asked = {**asked, "measures": list(MEASURES)}
-    facts, where = measured_once(folder / f"{model.replace('/', '-')}.json", asked, measure, device=device)
+    facts, where = compute_once(folder / f"{model.replace('/', '-')}.json", asked, measure, device=device)
     return [Curves(**one) for one in facts], where
 
 

@@ -28,9 +28,9 @@ from carmil.reproduce.slide_runs import Answered, Method, run_on
 from carmil.reproduce.slide_table import uninformed
 from carmil.reproduce.written import written
 from carmil.runs.run import Run
-from carmil.studies.answers import probabilities
 from carmil.studies.decisions import decision_of
-from carmil.studies.tested import Subject, own_subjects, reopened
+from carmil.studies.predictions import probabilities
+from carmil.studies.subjects import Subject, open_run_store, own_subjects
 from carmil.tables import ResultTable
 
 CAR = "car/abmil.gated"
@@ -68,7 +68,7 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
     """slides: a folder in which the slide's file is looked for by name, to draw over its picture."""
     cohort = with_places(asked)
     runs = {model: run_on(cohort, model, asked) for _, model, _, _ in MAPS}
-    store = reopened(runs[CAR])
+    store = open_run_store(runs[CAR])
     chosen = choose(list(runs.values()), store)
     bag = store.bags()[torch.tensor([chosen.place])]
     with console.status(f"asking {len(runs)} models about {chosen.slide}"):
@@ -133,7 +133,7 @@ def _rightly(run: Run, subjects: Sequence[Subject]) -> set[str]:
 
 def _asked(run: Run, method: str, chosen: Chosen, bag: Bags, device: str) -> NDArray[np.float64]:
     """(n) for the slide's class: the mean over the models that were tested on it."""
-    store = reopened(run)
+    store = open_run_store(run)
     subject = next(one for one in own_subjects(run, store) if one.slide == chosen.slide)
     population = run.population(device)
     found = [explain(population.member(row), bag, method)[:, chosen.number] for row in subject.models]

@@ -26,7 +26,7 @@ from carmil.reproduce.slide_table import (
     uninformed,
 )
 from carmil.reproduce.written import written
-from carmil.studies.chosen import choose
+from carmil.studies.point_selection import choose
 from carmil.studies.sweep import Sweep, Swept, run_sweep, sweep_of
 
 COHORTS = ("brca", "luad_tp53", "crc", "weak")  # the paper's two, and what stands in for them
@@ -77,7 +77,7 @@ def swept_on(cohort: SlideCohort, asked: Asked) -> Swept:
     where = f"{cohort.name}, alpha and lambda"
     grid = sweep_of(words, over, where=where)
     plain = sweep_of(words, idle, where=where)
-    return run_sweep(Sweep(grid.out, grid.over, (*plain.points, *grid.points)), say=quietly)
+    return run_sweep(Sweep(grid.out, grid.over, (*plain.points, *grid.points)), log=quietly)
 
 
 def _compared(cohort: SlideCohort, swept: Swept) -> tuple[Answered, Answered]:

@@ -27,7 +27,7 @@ from carmil.reproduce.digit_runs import Experiment, evidence_maps, known, popula
 from carmil.reproduce.recipes import Asked, Finding
 from carmil.reproduce.table1 import DIGIT_TASKS, Row, Settings, figure
 from carmil.statistics.resampling import mean_intervals
-from carmil.studies.measured import measured_once
+from carmil.studies.compute_once import compute_once
 from carmil.tables import ResultTable
 from carmil.training.runs import Run
 
@@ -115,7 +115,7 @@ def _evidence(
                 return agreement(maps, bags, points=points, device=device)
 
         asked = {"config": experiment.config, "explainer": name, "measures": list(MEASURES)}
-        rows, where = measured_once(folder / f"{name}.json", asked, measure, device=device)
+        rows, where = compute_once(folder / f"{name}.json", asked, measure, device=device)
         found += [row for row in rows if row["evidence"] == name]
         machines.append(where)
     return found, machines

@@ -15,12 +15,12 @@ from carmil.runs.facts import FoldFigures
 from carmil.runs.run import Run, finished
 from carmil.runs.settings import Settings
 from carmil.statistics.calibration import cross_entropies
-from carmil.studies.answers import numbers, probabilities
 from carmil.studies.cautions import informed
-from carmil.studies.chosen import Choice, choose
-from carmil.studies.cohort import material_of, opened
-from carmil.studies.compare import Judged, each_fold
+from carmil.studies.cohort import open_bags, open_material
+from carmil.studies.compare import ComparedRun, each_fold
 from carmil.studies.figures import mean_over_seeds
+from carmil.studies.point_selection import Choice, choose
+from carmil.studies.predictions import class_numbers, probabilities
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
 from carmil.training.checkpoint import Checkpoint
 
@@ -70,7 +70,7 @@ class Answered:
     @cached_property
     def _cross_entropies(self) -> tuple[float, float]:
         together = mean_over_seeds(self.answers, self.run.classes)
-        return cross_entropies(probabilities(together, self.run.classes), numbers(together, self.run.classes))
+        return cross_entropies(probabilities(together, self.run.classes), class_numbers(together, self.run.classes))
 
     @property
     def informed(self) -> bool:
@@ -90,8 +90,8 @@ class Answered:
     def has(self, measure: str) -> bool:
         return self.method.figure(measure) in self.by_fold[0].figures
 
-    def judged(self, measure: str) -> Judged:
-        return Judged(self.method.title, self.method.figure(measure), self.run, self.answers, self.by_fold)
+    def judged(self, measure: str) -> ComparedRun:
+        return ComparedRun(self.method.title, self.method.figure(measure), self.run, self.answers, self.by_fold)
 
 
 def answered(cohorts: Sequence[SlideCohort], methods: Sequence[Method], asked: Asked) -> list[Answered]:
@@ -155,13 +155,13 @@ def runs_on(cohort: SlideCohort, model: str, several: Sequence[Mapping[str, Any]
     checkpoint = studies[0].out.with_name(f"{'-and-'.join(study.out.name for study in studies)}.checkpoint.safetensors")
     left = Checkpoint(checkpoint, key="")
     if missing > 1 or (missing and left.begun()):
-        material = material_of(studies[0], say=quietly)
+        material = open_material(studies[0], log=quietly)
         for study in studies:
             check(study)
             check_fit(study, material)
-        run_together(studies, material, checkpoint=checkpoint, say=quietly)
+        run_together(studies, material, checkpoint=checkpoint, log=quietly)
     left.remove()  # it was killed after the last of them
-    return [run_study(study, say=quietly) for study in studies]
+    return [run_study(study, log=quietly) for study in studies]
 
 
 def words_of(cohort: SlideCohort, model: str, asked: Asked, name: str, **settings: Any) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def packed(cohort: SlideCohort, asked: Asked) -> Path:
     """The store of a cohort's features: a folder of files is packed once, for all methods and recipes."""
     home = asked.shared / "cohorts" / safe_name(f"{cohort.name}-{cohort.encoder}")
     with _PACKING:  # trainings side by side ask for the same store
-        return opened(cohort.bags, home, dtype="float16", truth=None, say=quietly).path
+        return open_bags(cohort.bags, home, dtype="float16", truth=None, log=quietly).path
 
 
 _PACKING = threading.Lock()

@@ -14,7 +14,7 @@ from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, PATIENCE, Answered,
 from carmil.reproduce.table1 import figure, shown
 from carmil.studies.cautions import LITTLE
 from carmil.studies.compare import Comparison, compare_pairs
-from carmil.studies.tested import reopened
+from carmil.studies.subjects import open_run_store
 from carmil.tables import ResultTable
 from carmil.training.recipe import first_eligible_epoch
 from carmil.truth import UNKNOWN
@@ -226,7 +226,7 @@ def _cell(row: Answered | None, measure: str) -> str:
 
 def _blind_map(row: Answered) -> Iterator[str]:
     """What AUPRC+ is without any knowledge: the share of positive instances, the mean over the test slides that are counted."""
-    bags = reopened(row.run).bags()
+    bags = open_run_store(row.run).bags()
     if bags.instance_labels is None:
         return
     tested, shares = set(row.answers["slide"]), []

@@ -18,7 +18,7 @@ from carmil.reproduce.slide_table import (
     uninformed,
 )
 from carmil.reproduce.written import written
-from carmil.studies.chosen import Choice
+from carmil.studies.point_selection import Choice
 from carmil.tables import ResultTable
 
 BASES = {"CAR-MIL": ABMIL, "CAR-DSMIL": Method("DSMIL", "dsmil"), "CAR-TransMIL": Method("TransMIL", "transmil")}

@@ -11,7 +11,7 @@ from carmil.errors import CarmilError
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
 from carmil.runs.run import Run
-from carmil.studies.tested import own_subjects, reopened
+from carmil.studies.subjects import open_run_store, own_subjects
 
 AT_ONCE = 2**16  # instances in memory
 
@@ -70,7 +70,7 @@ def look(model: BagModel, bags: Bags, chosen: Tensor | None = None) -> Looked:
 
 def models_of_run(run: Run, device: str) -> tuple[Bags, Iterator[Tested]]:
     """The cohort of a run, and its models one by one with the slides that each was tested on."""
-    store = reopened(run)
+    store = open_run_store(run)
     subjects, population = own_subjects(run, store), run.population(device)
 
     def each() -> Iterator[Tested]:

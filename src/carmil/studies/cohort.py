@@ -1,7 +1,7 @@
 """The bags of a study with their labels and patients. b bags of the store, l of them with a label."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ from carmil.bags.split_files import read_splits
 from carmil.bags.splits import Splits, audit, make_splits, official_splits
 from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
-from carmil.progress import counted
+from carmil.progress import Log, counted
 from carmil.runs.settings import Settings
 from carmil.studies.cautions import few_patients
 from carmil.words import plural
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,37 +85,37 @@ class Material:
         return tuple(tuple(tuple(fold) for fold in split.roles.tolist()) for split in self.splits)
 
 
-def material_of(settings: Settings, *, say: Say) -> Material:
+def open_material(settings: Settings, *, log: Log) -> Material:
     """Opens a study's cohort and divides it into folds, soundly or not at all."""
     remarks: list[str] = []
 
     def tell(line: str) -> None:
         remarks.append(line)
-        say(line)
+        log(line)
 
-    cohort = of_settings(settings, say=tell)
+    cohort = open_cohort(settings, log=tell)
     for line in few_patients(cohort.classes, cohort.labels.tolist(), cohort.patients):
         tell(line)
-    splits = divided(cohort, settings, say=tell)
-    for line in _audited(splits, cohort):
+    splits = split_cohort(cohort, settings, log=tell)
+    for line in _audit(splits, cohort):
         tell(line)
     return Material(cohort, splits, roles_of(splits, cohort), tuple(remarks))
 
 
-def opened(
-    path: Path, aside: Path, *, dtype: Dtype, truth: str | None = None, skip_broken: bool = False, say: Say
+def open_bags(
+    path: Path, aside: Path, *, dtype: Dtype, truth: str | None = None, skip_broken: bool = False, log: Log
 ) -> Store:
     """The store at `path`; a folder of files is packed into one at `aside` first."""
     if is_store(path):
         return open_store(path)
     if path.exists():
-        say(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
+        log(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
     with counted(f"packing {path.name}", "bags") as on_bag:
-        return build_store(path, aside, dtype=dtype, truth=truth, skip_broken=skip_broken, say=say, on_bag=on_bag)
+        return build_store(path, aside, dtype=dtype, truth=truth, skip_broken=skip_broken, say=log, on_bag=on_bag)
 
 
-def labelled(
-    store: Store, table: LabelTable, *, one_bag: Path | None, allow_duplicates: bool = False, say: Say
+def label_cohort(
+    store: Store, table: LabelTable, *, one_bag: Path | None, allow_duplicates: bool = False, log: Log
 ) -> Cohort:
     """Joins bags and labels; refuses the same features under two patients, unless that is allowed.
 
@@ -127,23 +125,23 @@ def labelled(
     checksums = store.checksums
     pairs = labelled_duplicates(table, found, store.ids, checksums)
     for line in (*table.said, *found.said, *judge_duplicates(pairs, allowed=allow_duplicates)):
-        say(line)
+        log(line)
     patients, official = found.patients, found.official
     labels = dict(zip((store.ids[i] for i in found.bags), found.labels, strict=True))
     sites = found.sites
     slides = {name: [name] for name in labels}
     if one_bag is not None:
         of = dict(zip((store.ids[i] for i in found.bags), patients, strict=True))
-        labels = _of_patients(of, labels, "labels")
-        sites = None if sites is None else tuple(_of_patients(of, dict(zip(of, sites, strict=True)), "sites").values())
+        labels = _by_patient(of, labels, "labels")
+        sites = None if sites is None else tuple(_by_patient(of, dict(zip(of, sites, strict=True)), "sites").values())
         if official is not None:
-            official = tuple(_of_patients(of, dict(zip(of, official, strict=True)), "official splits").values())
+            official = tuple(_by_patient(of, dict(zip(of, official, strict=True)), "official splits").values())
         store = regroup(store, of, one_bag)
         patients = tuple(labels)
         slides = {patient: [] for patient in patients}
         for slide, patient in of.items():
             slides[patient].append(slide)
-        say(f"one bag a patient: {plural(len(of), 'slide')} of {plural(len(patients), 'patient')}")
+        log(f"one bag a patient: {plural(len(of), 'slide')} of {plural(len(patients), 'patient')}")
     numbers = torch.tensor([labels.get(name, 0) for name in store.ids])
     at = {name: i for i, name in enumerate(store.ids)}
     bags = replace_labels(store.bags(), numbers)
@@ -152,29 +150,29 @@ def labelled(
     return Cohort(store, bags, known, patients, sites, official, table.classes, in_bags)
 
 
-def of_settings(settings: Settings, *, say: Say) -> Cohort:
+def open_cohort(settings: Settings, *, log: Log) -> Cohort:
     """The cohort a study is about."""
     out = settings.out
     if settings.labels is not None:
         _table(settings, settings.labels)  # what is wrong with it is said before anything is packed
-    store = opened(
+    store = open_bags(
         settings.bags,
         out / "cohort",
         dtype=settings.dtype,
         truth=settings.truth,
         skip_broken=settings.skip_broken,
-        say=say,
+        log=log,
     )
     labels = settings.labels or store.labels
     if labels is None:
         raise CarmilError(f"{settings.bags} came without labels: name a table with --labels")
     table = _table(settings, labels)
-    return labelled(
+    return label_cohort(
         store,
         table,
         one_bag=out / "patients" if settings.patients == "one-bag" else None,
         allow_duplicates=settings.allow_duplicates,
-        say=say,
+        log=log,
     )
 
 
@@ -190,7 +188,7 @@ def _table(settings: Settings, labels: Path) -> LabelTable:
     )
 
 
-def divided(cohort: Cohort, settings: Settings, *, say: Say) -> list[Splits]:
+def split_cohort(cohort: Cohort, settings: Settings, *, log: Log) -> list[Splits]:
     """The folds of the study: one division for all seeds, or with `reshuffle` one for each."""
     who = (cohort.slides, cohort.patients, cohort.labels.tolist())
     common: dict[str, Any] = {"validation": settings.validation, "seed": settings.seed, "classes": cohort.classes}
@@ -208,7 +206,7 @@ def divided(cohort: Cohort, settings: Settings, *, say: Say) -> list[Splits]:
             for seed in seeds
         ]
     for line in splits[0].said:
-        say(line)
+        log(line)
     return splits
 
 
@@ -222,7 +220,7 @@ def roles_of(splits: Sequence[Splits], cohort: Cohort) -> Tensor:
     return roles
 
 
-def bags_elsewhere(path: Path, fingerprint: str, labels: Tensor) -> Bags:
+def worker_bags(path: Path, fingerprint: str, labels: Tensor) -> Bags:
     """The bags of a store, opened on another machine than the one that knows their labels."""
     if not is_store(path):
         raise CarmilError(f"the store {path} is not there: it must lie where every machine that trains sees it")
@@ -236,7 +234,7 @@ def replace_labels(bags: Bags, labels: Tensor) -> Bags:
     return Bags.trusted(**{**vars(bags), "labels": labels})
 
 
-def _of_patients(of: dict[str, str], values: dict[str, Any], what: str) -> dict[str, Any]:
+def _by_patient(of: dict[str, str], values: dict[str, Any], what: str) -> dict[str, Any]:
     """One value a patient; two different ones are an error, since one bag has one."""
     merged: dict[str, Any] = {}
     for slide, patient in of.items():
@@ -247,7 +245,7 @@ def _of_patients(of: dict[str, str], values: dict[str, Any], what: str) -> dict[
     return merged
 
 
-def _audited(splits: Sequence[Splits], cohort: Cohort) -> list[str]:
+def _audit(splits: Sequence[Splits], cohort: Cohort) -> list[str]:
     remarks: list[str] = []
     for split in splits:
         errors, said = audit(split, cohort.labels.tolist(), cohort.classes)

@@ -13,8 +13,8 @@ from carmil.runs.facts import FoldFigures
 from carmil.runs.run import Run
 from carmil.statistics.bootstrap import Test, holm, paired_t
 from carmil.statistics.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
-from carmil.studies.answers import by_patient, numbers
 from carmil.studies.figures import SHOWN, fold_answers
+from carmil.studies.predictions import class_numbers, merge_patients
 from carmil.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ TESTS = ("t", "patients", "delong")
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class ComparedRun:
     """What is compared: answers to test cases, the figures of each fold and seed, and the one of these to judge by.
 
     A measure is one of OF_ANSWERS, or one that every slide has: AUPRC+ of a map.
@@ -39,7 +39,7 @@ class Judged:
     by_fold: Sequence[FoldFigures]
 
     @classmethod
-    def of(cls, run: Run, measure: str = "auc", *, name: str | None = None) -> "Judged":
+    def of(cls, run: Run, measure: str = "auc", *, name: str | None = None) -> "ComparedRun":
         return cls(name or run.name, measure, run, run.predictions(), run.metrics.by_fold)
 
 
@@ -74,12 +74,12 @@ def compare_runs(runs: Sequence[Run], *, measure: str = "auc") -> list[Compariso
         raise CarmilError("one run cannot be compared: expected two or more")
     if len({run.name for run in runs}) < len(runs):
         raise CarmilError("two runs have the same folder name: rename one, so that the table can tell them apart")
-    return compare_pairs(list(combinations([Judged.of(run, measure) for run in runs], 2)))
+    return compare_pairs(list(combinations([ComparedRun.of(run, measure) for run in runs], 2)))
 
 
-def compare_pairs(pairs: Sequence[tuple[Judged, Judged]]) -> list[Comparison]:
+def compare_pairs(pairs: Sequence[tuple[ComparedRun, ComparedRun]]) -> list[Comparison]:
     """Each pair; p values are corrected for as many as there are."""
-    found = [_compared(a, b) for a, b in pairs]
+    found = [_compare(a, b) for a, b in pairs]
     corrected = {name: holm([getattr(pair, f"p_{name}") for pair in found]) for name in TESTS}
     return [
         Comparison(**{**vars(pair), **{f"holm_{name}": float(values[i]) for name, values in corrected.items()}})
@@ -130,7 +130,7 @@ def each_fold(by_fold: Sequence[FoldFigures], measure: str) -> dict[int, float]:
     return {fold: float(np.mean(found)) for fold, found in values.items()}
 
 
-def _compared(a: Judged, b: Judged) -> Comparison:
+def _compare(a: ComparedRun, b: ComparedRun) -> Comparison:
     given = _answers(a), _answers(b)
     cases = [set(zip(one.cases.tolist(), one.labels.tolist(), strict=True)) for one in given]
     if a.run.classes != b.run.classes or cases[0] != cases[1]:
@@ -167,7 +167,7 @@ def _compared(a: Judged, b: Judged) -> Comparison:
     )
 
 
-def _answers(judged: Judged) -> FoldAnswers:
+def _answers(judged: ComparedRun) -> FoldAnswers:
     """One row per patient (or slide), fold and seed, as the figures of the run are of; where a map is judged, one per slide
     that it can be judged on."""
     run, measure, frame = judged.run, judged.measure, judged.answers
@@ -177,23 +177,23 @@ def _answers(judged: Judged) -> FoldAnswers:
         frame = frame.dropna(subset=[measure])
         rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient")}
         return FoldAnswers.of(
-            numbers(frame, run.classes), frame[measure].to_numpy(), cases=frame["slide"].to_numpy(), **rows
+            class_numbers(frame, run.classes), frame[measure].to_numpy(), cases=frame["slide"].to_numpy(), **rows
         )
     thresholds = {(line.fold, line.seed): line.threshold for line in judged.by_fold}
     if measure in AT_THRESHOLDS and len(run.classes) == 2 and None in thresholds.values():
         raise CarmilError(f"{judged.name} does not say where its answers begin: train it again to compare by macro F1")
     if run.merges_slides:
-        frame = by_patient(frame, run.classes, run.metrics.rule)
+        frame = merge_patients(frame, run.classes, run.metrics.rule)
     groups = zip(frame["fold"], frame["seed"], strict=True)
     return fold_answers(frame, run.classes, [Decision(run.classes, thresholds.get(group)) for group in groups])
 
 
-def _pairs(a: Judged, b: Judged) -> str:
+def _pairs(a: ComparedRun, b: ComparedRun) -> str:
     """What a paired t-test is over."""
     return "folds" if len({line.fold for line in (*a.by_fold, *b.by_fold)}) > 1 else "seeds"
 
 
-def _over_folds(a: Judged, b: Judged) -> Test | None:
+def _over_folds(a: ComparedRun, b: ComparedRun) -> Test | None:
     """The paired t-test over the folds' figures, or over the seeds of one fold; only where both runs had the same folds."""
     if a.run.data.splits != b.run.data.splits:
         return None

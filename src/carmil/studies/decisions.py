@@ -19,8 +19,8 @@ from carmil.maps import evidence_files
 from carmil.runs.decision import Decision
 from carmil.runs.run import Run, pick_device
 from carmil.statistics.operating import Rule
-from carmil.studies.answers import answered, columns
-from carmil.studies.tested import Subject, together
+from carmil.studies.predictions import predict_frame, probability_columns
+from carmil.studies.subjects import Subject, group_by_models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,17 +37,17 @@ def decision_of(run: Run, models: Sequence[int] | None = None) -> Decision:
     folds = run.tested_folds
     mine = {folds[row] for row in rows}
     one_rule = len({(model.threshold, model.abstain_below) for model in run.models}) == 1
-    origin = origin_of(
+    origin = rule_origin(
         str(run.settings.threshold),
         each,
         folds=() if one_rule or mine == set(folds) else sorted(mine),
         level=run.metrics.level,
         patients=run.metrics.rule,
     )
-    return replace(decision_together(each), origin=origin)
+    return replace(joint_decision(each), origin=origin)
 
 
-def decision_together(each: Sequence[Decision]) -> Decision:
+def joint_decision(each: Sequence[Decision]) -> Decision:
     """The rule of models that answer by the mean of their probabilities: the mean of their thresholds and cuts."""
     thresholds = [one.threshold for one in each if one.threshold is not None]
     cuts = [one.cut for one in each if one.cut is not None]
@@ -60,12 +60,12 @@ def joint_answers(frame: "pd.DataFrame", decisions: Mapping[tuple[int, int], Dec
     rules = [decisions[key] for key in zip(frame["fold"], frame["seed"], strict=True)]
     found = {}
     for slide, rows in frame.groupby("slide", sort=False).indices.items():
-        joint = decision_together([rules[row] for row in rows])
-        found[slide] = joint.answer(frame[columns(joint.classes)].to_numpy(dtype=np.float64)[rows].mean(0))
+        joint = joint_decision([rules[row] for row in rows])
+        found[slide] = joint.answer(frame[probability_columns(joint.classes)].to_numpy(dtype=np.float64)[rows].mean(0))
     return frame["slide"].map(found)
 
 
-def decided_answers(run: Run, bags: Bags, subjects: Sequence[Subject], device: str) -> "pd.DataFrame":
+def answer_table(run: Run, bags: Bags, subjects: Sequence[Subject], device: str) -> "pd.DataFrame":
     """One row per subject: slide, p_CLASS (and cf_CLASS), the answer, how many models gave it, and by which rule.
 
     The run's own slides have the probabilities that the run holds; the models are asked about the others.
@@ -74,16 +74,16 @@ def decided_answers(run: Run, bags: Bags, subjects: Sequence[Subject], device: s
 
     frames = []
     population = None
-    for models, group in together(subjects).items():
+    for models, group in group_by_models(subjects).items():
         new = [subject for subject in group if subject.probabilities is None]
-        parts = [_held(run, [subject for subject in group if subject.probabilities is not None])]
+        parts = [_stored_probabilities(run, [subject for subject in group if subject.probabilities is not None])]
         if new:
             population = population or run.population(pick_device(device))
             places = torch.tensor([subject.place for subject in new])
-            parts.append(answered(population, models, bags, places, run.classes))
+            parts.append(predict_frame(population, models, bags, places, run.classes))
         frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
         decision = decision_of(run, models)
-        frame["answer"] = decision.answers(frame[columns(run.classes)].to_numpy(dtype=np.float64))
+        frame["answer"] = decision.answers(frame[probability_columns(run.classes)].to_numpy(dtype=np.float64))
         frame["models"] = len(models)
         frame[RULE] = decision.rule
         frames.append(frame)
@@ -91,7 +91,7 @@ def decided_answers(run: Run, bags: Bags, subjects: Sequence[Subject], device: s
     return found.set_index("slide").loc[[subject.slide for subject in subjects]].reset_index()
 
 
-def rules_in(frame: "pd.DataFrame") -> list[str]:
+def distinct_rules(frame: "pd.DataFrame") -> list[str]:
     """The rules of a table of answers, for people to read below it: the commonest first."""
     return [str(rule) for rule in frame[RULE].value_counts().index]
 
@@ -104,19 +104,19 @@ def rule_lines(rules: Sequence[str]) -> list[str]:
     return found
 
 
-def _held(run: Run, subjects: Sequence[Subject]) -> "pd.DataFrame":
+def _stored_probabilities(run: Run, subjects: Sequence[Subject]) -> "pd.DataFrame":
     """The probabilities that the run's folder holds of its own slides."""
     import pandas as pd
 
     frame = pd.DataFrame({"slide": [subject.slide for subject in subjects]})
     if subjects:
-        frame[columns(run.classes)] = np.array([subject.probabilities for subject in subjects])
+        frame[probability_columns(run.classes)] = np.array([subject.probabilities for subject in subjects])
         if subjects[0].counterfactual is not None:
-            frame[columns(run.classes, "cf")] = np.array([subject.counterfactual for subject in subjects])
+            frame[probability_columns(run.classes, "cf")] = np.array([subject.counterfactual for subject in subjects])
     return frame
 
 
-def origin_of(rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str) -> str:
+def rule_origin(rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str) -> str:
     """How the numbers of a decision rule were chosen, and in which test folds it holds, where it does not in all.
 
     each: the rules of the models that answer together. rule, level and patients as in the run's settings and metrics.

@@ -22,28 +22,27 @@ from carmil.files import safe_names, whole_file, write_text
 from carmil.maps.evidence_files import ABOUT, TAKEN
 from carmil.maps.tile_maps import logits_apart
 from carmil.models.contract import BagModel
-from carmil.progress import counted
+from carmil.progress import Log, counted
 from carmil.provenance import plain
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.runs.writing import begin, write_table
-from carmil.studies.cohort import Say
+from carmil.studies.bag_evidence import BagEvidence, concentration_numbers, explain_bag
+from carmil.studies.compute_once import compute_once
 from carmil.studies.decisions import RULE, decision_of
-from carmil.studies.explained import Explained, concentration_numbers, explained
-from carmil.studies.external import check_fits
-from carmil.studies.located import dice_thresholds
-from carmil.studies.measured import measured_once
-from carmil.studies.summary import summary_of
-from carmil.studies.tested import (
+from carmil.studies.evaluate import check_fits
+from carmil.studies.localisation import dice_thresholds
+from carmil.studies.subjects import (
     Subject,
-    check_whole,
-    known_again,
-    methods_of,
+    check_complete,
+    explainers_for,
+    match_run_store,
+    open_run_store,
     own_subjects,
-    packed,
-    reopened,
-    subjects_in,
-    validated,
+    pack_bags,
+    store_subjects,
+    validation_places,
 )
+from carmil.studies.summary import summary_of
 from carmil.untrusted import parsed, read_json
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def explain_run(
     methods: tuple[str, ...],
     searched: bool,
     device: str,
-    say: Say,
+    log: Log,
     asked: Collection[str] | None = None,
 ) -> Explanation:
     """Explains the run's own slides by the models that were tested on them, or new ones (`bags`) by all its models.
@@ -82,17 +81,17 @@ def explain_run(
     import pandas as pd
 
     run = read_run(run_folder)
-    check_whole(run)
-    methods = methods_of(run, methods, say=say)
+    check_complete(run)
+    methods = explainers_for(run, methods, log=log)
     if searched and not pools_by_attention(run.model()):
         raise CarmilError(f"--searched needs attention pooling, which {run.settings.model!r} does not have")
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
     _check_free(out)
-    store, own = _store(run, bags, out, say, asked)
-    subjects = own_subjects(run, store) if own else subjects_in(run, store)
+    store, own = _store(run, bags, out, log, asked)
+    subjects = own_subjects(run, store) if own else store_subjects(run, store)
     begin(out, {"settings": _asked(run, methods, searched), "data": store.fingerprint}, kind="explanation")
     if store.bags().instance_labels is not None and len(run.classes) > 2:
-        say(f"agreement with the truth of instances is measured for two classes; here are {len(run.classes)}")
+        log(f"agreement with the truth of instances is measured for two classes; here are {len(run.classes)}")
     population = run.population(device)
     members = [population.member(row) for row in range(len(run.models))]
     lines, written = _written(run, members, store.bags(), subjects, methods, out, searched)
@@ -128,16 +127,16 @@ def _check_free(out: Path) -> None:
             )
 
 
-def _store(run: Run, bags: Path | None, out: Path, say: Say, asked: Collection[str] | None) -> tuple[Store, bool]:
+def _store(run: Run, bags: Path | None, out: Path, log: Log, asked: Collection[str] | None) -> tuple[Store, bool]:
     """The slides to explain, and whether they are the run's own."""
     if bags is None:
-        return reopened(run), True
-    store = open_store(packed(run, bags, out, say=say))
-    own = known_again(run, store)
+        return open_run_store(run), True
+    store = open_store(pack_bags(run, bags, out, log=log))
+    own = match_run_store(run, store)
     if own is not None:
-        say(f"{bags} is the cohort of the run: every slide is explained by the models that were tested on it")
+        log(f"{bags} is the cohort of the run: every slide is explained by the models that were tested on it")
         return own, True
-    check_fits(run, store, bags, say, asked)
+    check_fits(run, store, bags, log, asked)
     return store, False
 
 
@@ -149,9 +148,9 @@ def _thresholds(
 
     def choose() -> dict[str, list[float]]:
         with counted("thresholds of Dice", "models") as on_model:
-            return dice_thresholds(members, store.bags(), validated(run, store), methods, on_model)
+            return dice_thresholds(members, store.bags(), validation_places(run, store), methods, on_model)
 
-    kept, _ = measured_once(out / "thresholds.json", asked, choose, device=device)
+    kept, _ = compute_once(out / "thresholds.json", asked, choose, device=device)
     return {method: [float("nan") if at is None else at for at in found] for method, found in kept.items()}
 
 
@@ -179,7 +178,7 @@ def _written(
             if line is None:
                 bag = bags[subject.place]
                 models = [members[row] for row in subject.models]
-                found = explained(models, bag, methods, run.classes, searched=searched)
+                found = explain_bag(models, bag, methods, run.classes, searched=searched)
                 line = _line(run, subject, found, bag, path.name) | {"explainer": methods[0]}
                 _write_slide(path, bag, found, line)
                 computed += 1
@@ -188,7 +187,7 @@ def _written(
     return lines, computed
 
 
-def _line(run: Run, subject: Subject, found: Explained, bag: Bags, file: str) -> dict[str, Any]:
+def _line(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -> dict[str, Any]:
     """A slide's line: who it is, what is answered by which rule, and every number that was found.
 
     Of a slide that the run was tested on the probabilities are those that the run holds, so that no rounding makes another
@@ -213,7 +212,7 @@ def _line(run: Run, subject: Subject, found: Explained, bag: Bags, file: str) ->
     return plain(line | {name: float(value) for name, value in numbers.items()})
 
 
-def _write_slide(path: Path, bag: Bags, found: Explained, line: dict[str, Any]) -> None:
+def _write_slide(path: Path, bag: Bags, found: BagEvidence, line: dict[str, Any]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -21,15 +21,14 @@ from carmil.evidence.concentration import stability
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
 from carmil.files import safe_name
 from carmil.models.contract import BagModel
-from carmil.progress import counted
+from carmil.progress import Log, counted
 from carmil.runs.run import Run, read_run, weights_key
-from carmil.studies import asked
-from carmil.studies.asked import TWINS, Question, ask
-from carmil.studies.cohort import Say
+from carmil.studies import faithfulness_probe
+from carmil.studies.accumulator import Accumulator
+from carmil.studies.compute_once import compute_once
 from carmil.studies.decisions import decision_of
-from carmil.studies.gathered import Gathered
-from carmil.studies.measured import measured_once
-from carmil.studies.tested import Subject, check_whole, own_subjects, packed, reopened, together
+from carmil.studies.faithfulness_probe import TWINS, ProbeSettings, probe
+from carmil.studies.subjects import Subject, check_complete, group_by_models, open_run_store, own_subjects, pack_bags
 from carmil.studies.verdict import Followed, JudgedMap, JudgedRun
 
 AT_ONCE = 2**17  # instances in memory
@@ -43,7 +42,7 @@ def judge_runs(
     steps: int,
     random_orders: int,
     device: str,
-    say: Say,
+    log: Log,
     bags: Path | None = None,
 ) -> list[JudgedRun]:
     """Every run by every method that fits it; by default its default explainer and attention.
@@ -57,9 +56,9 @@ def judge_runs(
     check_explainers(methods)
     runs = [read_run(folder) for folder in folders]
     for run in runs:
-        check_whole(run)
+        check_complete(run)
     if len({run.data.fingerprint for run in runs}) > 1:
-        say(
+        log(
             "these runs are not of the same slides and labels: their curves stand side by side, but not against each other"
         )
     chosen = [_fitting(run, methods) for run in runs]
@@ -70,12 +69,12 @@ def judge_runs(
                 f"none of these runs' models can be asked for {method!r}; {runs[0].folder} can be for {_all(runs[0])}"
             )
         for run in without:
-            say(f"{run.folder} cannot be asked for {method}: it is left out there")
+            log(f"{run.folder} cannot be asked for {method}: it is left out there")
     names = _names(runs)
-    place = None if bags is None else packed(runs[0], bags, out, say=say)
-    stores = [reopened(run, place) for run in runs]
+    place = None if bags is None else pack_bags(runs[0], bags, out, log=log)
+    stores = [open_run_store(run, place) for run in runs]
     return [
-        _judged_run(run, name, store, Question(own, steps, random_orders), out / "asked", device)
+        _judged_run(run, name, store, ProbeSettings(own, steps, random_orders), out / "asked", device)
         for run, name, store, own in zip(runs, names, stores, chosen, strict=True)
     ]
 
@@ -106,7 +105,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _judged_run(run: Run, name: str, store: Store, question: Question, kept: Path, device: str) -> JudgedRun:
+def _judged_run(run: Run, name: str, store: Store, question: ProbeSettings, kept: Path, device: str) -> JudgedRun:
     subjects = own_subjects(run, store)
     labels = [run.classes.index(str(subject.label)) for subject in subjects]
     patients = [subject.patient or subject.slide for subject in subjects]
@@ -116,9 +115,9 @@ def _judged_run(run: Run, name: str, store: Store, question: Question, kept: Pat
     total = sum(len(subject.models) for subject in subjects)
     key = {"carmil": __version__, "weights": weights_key(run), "data": store.fingerprint, **vars(question)}
     key["thresholds"] = run.thresholds
-    key["twins"] = [asked.TWINS, asked.EXPLAINED, asked.FOLLOWED]
+    key["twins"] = [faithfulness_probe.TWINS, faithfulness_probe.EXPLAINED, faithfulness_probe.FOLLOWED]
     with counted(f"asking {name}", "answers") as on_answers:
-        for i, (rows, group) in enumerate(together(subjects).items()):
+        for i, (rows, group) in enumerate(group_by_models(subjects).items()):
 
             def measure(rows: tuple[int, ...] = rows, group: list[Subject] = group, done: int = done) -> dict[str, Any]:
                 members = {row: population.member(row) for row in rows}
@@ -126,15 +125,15 @@ def _judged_run(run: Run, name: str, store: Store, question: Question, kept: Pat
 
             where = np.array([at[subject.slide] for subject in group])
             mine = key | {"models": rows, "slides": [subject.slide for subject in group]}
-            found, _ = measured_once(kept / f"{safe_name(name)}-{i}.json", mine, measure, device=device)
+            found, _ = compute_once(kept / f"{safe_name(name)}-{i}.json", mine, measure, device=device)
             gathered.take(where, found)
             done += len(rows) * len(group)
             on_answers(done, total)
     return _judged(run, name, question.methods, gathered, labels, patients)
 
 
-def _empty(run: Run, slides: int, question: Question) -> Gathered:
-    return Gathered(
+def _empty(run: Run, slides: int, question: ProbeSettings) -> Accumulator:
+    return Accumulator(
         slides,
         len(question.methods),
         steps=question.steps,
@@ -149,7 +148,7 @@ def _group(
     members: dict[int, BagModel],
     bags: Bags,
     group: Sequence[Subject],
-    question: Question,
+    question: ProbeSettings,
     on_answers: Callable[[int], None],
 ) -> dict[str, Any]:
     """What some models gave that were tested on the same slides; every model has twins of its own."""
@@ -161,7 +160,7 @@ def _group(
         every = []
         for row, model in members.items():
             seeds = range(row * TWINS, (row + 1) * TWINS)
-            every.append(ask(model, part, labels, question, gathered, where, decision_of(run, [row]), seeds))
+            every.append(probe(model, part, labels, question, gathered, where, decision_of(run, [row]), seeds))
             done += len(part)
             on_answers(done)
         if len(members) > 1:
@@ -175,7 +174,7 @@ def _judged(
     run: Run,
     name: str,
     methods: Sequence[str],
-    gathered: Gathered,
+    gathered: Accumulator,
     labels: Sequence[int],
     patients: Sequence[str],
 ) -> JudgedRun:

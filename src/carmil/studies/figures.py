@@ -14,7 +14,7 @@ from carmil.statistics.calibration import brier, reliability
 from carmil.statistics.intervals import FoldAnswers, figure_interval
 from carmil.statistics.operating import at_threshold
 from carmil.statistics.performance import bag_performance
-from carmil.studies.answers import numbers, probabilities
+from carmil.studies.predictions import class_numbers, probabilities
 from carmil.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ OF_TWO_CLASSES = ("sensitivity", "specificity")
 MEAN_OVER_FOLDS = "mean over folds"  # what the intervals of a run are of; runs of version 0.1.0 have others
 
 
-def measured(
+def measure(
     frame: "pd.DataFrame", classes: Sequence[str], decisions: Decision | Sequence[Decision]
 ) -> dict[str, float]:
     """Figures of some answers. decisions: the rule of all rows, or of each; where it may abstain, also the share answered.
 
     The class that leads counts as the answer of every row; `accuracy_answered` is over the rows that are answered.
     """
-    p, y = probabilities(frame, classes), numbers(frame, classes)
+    p, y = probabilities(frame, classes), class_numbers(frame, classes)
     rules = [decisions] * len(frame) if isinstance(decisions, Decision) else list(decisions)
     answer = leading_classes(p, rules)
     figures = bag_performance(p, y)
@@ -66,7 +66,7 @@ def leading_classes(p: NDArray[np.float64], decisions: Sequence[Decision]) -> ND
     return np.array([rule.leading(row[None])[0] for rule, row in zip(decisions, p, strict=True)], dtype=np.int64)
 
 
-def summarised(by_fold: Sequence[FoldFigures]) -> dict[str, Spread]:
+def summarise_folds(by_fold: Sequence[FoldFigures]) -> dict[str, Spread]:
     """Mean and standard deviation over the folds of each figure, each fold's being the mean over its seeds."""
     import pandas as pd
 
@@ -80,7 +80,7 @@ def fold_answers(frame: "pd.DataFrame", classes: Sequence[str], decisions: Seque
 
     decisions: the rule of each row. Where there is no answer, the class that leads counts.
     """
-    p, y = probabilities(frame, classes), numbers(frame, classes)
+    p, y = probabilities(frame, classes), class_numbers(frame, classes)
     rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient") if name in frame}
     cases = frame["slide" if "slide" in frame else "patient"].to_numpy()
     return FoldAnswers.of(y, p, leading_classes(p, decisions), cases=cases, **rows)
@@ -105,7 +105,7 @@ def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> dict[
 
 
 def calibration(frame: "pd.DataFrame", classes: Sequence[str]) -> Calibration:
-    found = reliability(probabilities(frame, classes), numbers(frame, classes))
+    found = reliability(probabilities(frame, classes), class_numbers(frame, classes))
     bins = (tuple(values.tolist()) for values in (found.edges, found.count, found.confidence, found.accuracy))
     return Calibration(found.ece, found.mce, *bins)
 

@@ -7,7 +7,7 @@ OUT/evidence           as `carmil explain` writes it
 OUT/maps/SLIDE         pictures, and GeoJSON for QuPath
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from carmil.errors import CarmilError
 from carmil.files import safe_name, whole_folder
 from carmil.maps.drawing import LONGEST, draw_maps
 from carmil.maps.slide_evidence import Smoothing, answer_lines, maps_of
-from carmil.progress import counted
+from carmil.progress import Log, counted
 from carmil.runs.run import Run, read_run
 from carmil.slides.encoders import Encoder, may_be
 from carmil.slides.encoding import Times
@@ -26,15 +26,15 @@ from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles
 from carmil.slides.tile_cohort import TileSettings, tile_slides
 from carmil.slides.tiling import tiles_file
+from carmil.studies.evaluate import check_encoder, check_tiles, predict_bags
 from carmil.studies.explain import check_same_run, explain_run
-from carmil.studies.external import check_encoder, check_tiles, predict_bags
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass
-class Shown:
+class SlideResults:
     """answers: a line a slide; maps: the folder of each slide's pictures; broken: why, by the slide's file."""
 
     answers: "pd.DataFrame"
@@ -55,8 +55,8 @@ def run_slides(
     longest: int = LONGEST,
     smoothing: Smoothing | None = None,
     device: str,
-    say: Callable[[str], None],
-) -> Shown:
+    log: Log,
+) -> SlideResults:
     """Tiles, features, answers, evidence and maps of slides.
 
     An `out` that holds answers of another run is refused: its maps would stay beside the new answers.
@@ -67,32 +67,32 @@ def run_slides(
         raise CarmilError(
             f"--preset {preset} is for tiles that are cut here, and --tiles {tiles} are cut already: leave one out"
         )
-    say = _once(say)
+    log = _log_once(log)
     run = read_run(run_folder)
     check_same_run(out / "evidence", run, out)
-    check_encoder(run, encoder.name, encoder.width, encoder.name, say, pooling=encoder.pooling)
+    check_encoder(run, encoder.name, encoder.width, encoder.name, log, pooling=encoder.pooling)
     if tiles is None:
-        found, broken = _tiles(slides, out / "tiles", _settings(run, preset, say), mpp)
+        found, broken = _tiles(slides, out / "tiles", _settings(run, preset, log), mpp)
     else:
         found, broken = tiles_of(slides, tiles)
         for cut in found.values():
-            check_tiles(run, cut.geometry, str(tiles_file(tiles, cut.slide)), say)
-    features = encode_slides(found, out / "features", encoder, device=device, say=say)
+            check_tiles(run, cut.geometry, str(tiles_file(tiles, cut.slide)), log)
+    features = encode_slides(found, out / "features", encoder, device=device, say=log)
     broken |= features.broken
     asked = [cut.slide for path, cut in found.items() if path not in broken]
     if features.store is None or not asked:  # the store may hold slides of earlier calls
         what = "the slide could not" if len(slides) == 1 else f"none of {len(slides)} slides could"
         raise CarmilError(f"{what} be encoded: {next(iter(broken.values()))}")
     store = features.store.path
-    answers = predict_bags(run_folder, store, out, device=device, say=say, asked=asked)
+    answers = predict_bags(run_folder, store, out, device=device, log=log, asked=asked)
     with whole_folder(out / "evidence") as aside:
-        explain_run(run_folder, aside, bags=store, methods=(), searched=False, device=device, say=say, asked=asked)
-    shown = Shown(answers[answers["slide"].isin(asked)], features.times, broken=broken)
+        explain_run(run_folder, aside, bags=store, methods=(), searched=False, device=device, log=log, asked=asked)
+    shown = SlideResults(answers[answers["slide"].isin(asked)], features.times, broken=broken)
     with counted("drawing", "slides") as on_slide:
         for done, (path, cut) in enumerate(found.items(), 1):
             if path not in broken:
                 try:
-                    shown.maps[cut.slide] = _drawn(path, cut, out, run, longest, smoothing)
+                    shown.maps[cut.slide] = _draw(path, cut, out, run, longest, smoothing)
                 except CarmilError as error:
                     broken[path] = str(error)
             on_slide(done, len(found))
@@ -108,12 +108,12 @@ def check_encoder_name(run_folder: Path, encoder: str) -> None:
         )
 
 
-def _settings(run: Run, preset: str, say: Callable[[str], None]) -> TileSettings:
+def _settings(run: Run, preset: str, log: Log) -> TileSettings:
     """The settings that cut tiles as the run's were cut; the defaults for what a run does not record."""
     default = TileSettings(preset=preset)
     geometry = run.data.geometry.completed_by(TileGeometry(default.pixels, default.mpp))
     if not run.data.geometry.known:
-        say(
+        log(
             f"the run {run.folder} does not record the size of its tiles: they are cut as {geometry}; if it was trained on "
             "others, cut them with `carmil slides tile` and give them with --tiles"
         )
@@ -130,7 +130,7 @@ def _tiles(
     return found, {one.path: one.problem for one in outcomes if one.tiles is None}
 
 
-def _drawn(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing: Smoothing | None) -> Path:
+def _draw(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing: Smoothing | None) -> Path:
     """The evidence of the answer, attention weights, and the evidence of the other classes."""
     maps = maps_of(out / "evidence", tiles, smoothing=smoothing)
     there = {one.name for one in maps if one.kind == "evidence"}
@@ -144,13 +144,13 @@ def _drawn(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothin
     return folder
 
 
-def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+def _log_once(log: Log) -> Log:
     """Several stages look at the same features; what one has said the next need not say again."""
     heard: set[str] = set()
 
     def tell(line: str) -> None:
         if line not in heard:
             heard.add(line)
-            say(line)
+            log(line)
 
     return tell

@@ -13,10 +13,10 @@ from carmil.evidence.explainers import EXPLAINERS
 from carmil.maps.tile_maps import LEAST_LOGITS, LEAST_MOVED
 from carmil.runs.run import Run
 from carmil.studies.cautions import unmoved
-from carmil.studies.decisions import rule_lines, rules_in
+from carmil.studies.decisions import distinct_rules, rule_lines
 from carmil.studies.figures import mean_interval
-from carmil.studies.located import located
-from carmil.studies.tested import Subject
+from carmil.studies.localisation import localisation_figures
+from carmil.studies.subjects import Subject
 from carmil.tables import ResultTable
 from carmil.words import plural
 
@@ -56,7 +56,7 @@ def summary_of(
         "model": run.settings.model,
         "classes": list(run.classes),
         "slides": len(frame),
-        "answer_rules": rules_in(frame),
+        "answer_rules": distinct_rules(frame),
         "evidence": methods[0],
         "methods": {method: EXPLAINERS[method].description for method in methods},
         "several_models": SEVERAL,
@@ -82,7 +82,9 @@ def summary_of(
             "dice_threshold": "chosen on the validation bags of each model"
             if thresholds
             else "none: no validation bags here",
-            "agreement": located(bags, subjects, [out / name for name in frame["file"]], columns, thresholds),
+            "agreement": localisation_figures(
+                bags, subjects, [out / name for name in frame["file"]], columns, thresholds
+            ),
         }
     return found
 

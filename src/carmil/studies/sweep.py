@@ -19,11 +19,12 @@ from typing import Any
 
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
+from carmil.progress import Log
 from carmil.provenance import config_key
 from carmil.runs.run import Run
 from carmil.runs.settings import WHERE, Settings, plain_name
 from carmil.runs.writing import begin
-from carmil.studies.cohort import Material, Say, material_of
+from carmil.studies.cohort import Material, open_material
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_together
 from carmil.words import plural
 
@@ -76,7 +77,7 @@ def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
         if not name or not all(values):
             raise CarmilError(f"--over {word}: expected NAME=VALUE,VALUE,... for example alpha=0,0.2,0.8,1")
         if name in over:
-            raise CarmilError(f"--over {word}: {said_name(name)} is swept already; name all its values at once")
+            raise CarmilError(f"--over {word}: {setting_name(name)} is swept already; name all its values at once")
         over[name] = values
     return over
 
@@ -84,14 +85,14 @@ def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
 def sweep_of(given: Mapping[str, Any], over: Mapping[str, Sequence[Any]], *, where: str) -> Sweep:
     """The points of the grid. `given`: words of a study, also `sweep` as names and values; `over` adds to these and wins."""
     words = {name: value for name, value in given.items() if name != "sweep"}
-    grid = {**_listed(given.get("sweep") or {}, where), **over}
+    grid = {**_value_lists(given.get("sweep") or {}, where), **over}
     if not grid:
         raise CarmilError(f"{where}: nothing to sweep over; expected for example --over alpha=0,0.2,0.8,1")
     for name in grid:
         _check_name(name, where)
     studies = []
     for values in product(*grid.values()):
-        study = Settings.of(_combined(words, dict(zip(grid, values, strict=True))), where=where)
+        study = Settings.of(_combine(words, dict(zip(grid, values, strict=True))), where=where)
         studies.append((study, {name: _value_of(study, name) for name in grid}))
     names = _names([values for _, values in studies])
     out = studies[0][0].out
@@ -107,23 +108,23 @@ def sweep_of(given: Mapping[str, Any], over: Mapping[str, Sequence[Any]], *, whe
     return Sweep(out, {name: _distinct([point.values[name] for point in points]) for name in grid}, points)
 
 
-def run_sweep(sweep: Sweep, *, say: Say = lambda line: None) -> Swept:
+def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> Swept:
     """Trains all points, population by population; goes on with a sweep that was begun, and reads one that has ended."""
     for point in sweep.points:
         check(point.study)
     if (sweep.out / "run.json").exists():
         raise CarmilError(f"{sweep.out} holds a run: choose another --out for the sweep")
     populations = _populations(sweep)
-    materials = _materials(sweep, [points[0] for points in populations], say=say)
+    materials = _materials(sweep, [points[0] for points in populations], log=log)
     for points, material in zip(populations, materials, strict=True):
         check_fit(points[0].study, material)
     begin(sweep.out, _facts(sweep, materials), kind="sweep")
     models = sum(models_of(point.study, m) for ps, m in zip(populations, materials, strict=True) for point in ps)
-    say(f"{plural(len(sweep.points), 'point')}, {plural(models, 'model')} in {plural(len(populations), 'population')}")
+    log(f"{plural(len(sweep.points), 'point')}, {plural(models, 'model')} in {plural(len(populations), 'population')}")
     runs: dict[str, Run] = {}
     for i, (points, material) in enumerate(zip(populations, materials, strict=True)):
         studies = [point.study for point in points]
-        ended = run_together(studies, material, checkpoint=sweep.out / f"checkpoint-{i}.safetensors", say=say)
+        ended = run_together(studies, material, checkpoint=sweep.out / f"checkpoint-{i}.safetensors", log=log)
         runs |= {point.name: run for point, run in zip(points, ended, strict=True)}
     return Swept(sweep, tuple(runs[point.name] for point in sweep.points))
 
@@ -133,7 +134,7 @@ def models_of(study: Settings, material: Material) -> int:
     return material.roles.shape[1] * study.seeds * len(grid_of(study))
 
 
-def said(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value in a few letters; of a path the last part."""
     match value:
         case None:
@@ -145,18 +146,18 @@ def said(value: Any) -> str:
         case Path():
             return value.name
         case list():
-            return "+".join(said(item) for item in value)
+            return "+".join(value_text(item) for item in value)
         case dict():
-            return "+".join(f"{name}={said(item)}" for name, item in value.items())
+            return "+".join(f"{name}={value_text(item)}" for name, item in value.items())
         case _:
             return str(value)
 
 
-def said_name(name: str) -> str:
+def setting_name(name: str) -> str:
     return name.rstrip("_")
 
 
-def _listed(sweep: Any, where: str) -> dict[str, list[Any]]:
+def _value_lists(sweep: Any, where: str) -> dict[str, list[Any]]:
     if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
         raise CarmilError(
             f"{where}: sweep is {sweep!r}: expected names with lists of values, such as 'alpha: [0, 0.2]'"
@@ -169,10 +170,10 @@ def _check_name(name: str, where: str) -> None:
     if name in WHERE:
         raise CarmilError(f"{where}: {name} cannot be swept: it does not change what a run finds")
     if name not in known and not (name.startswith("options.") and name != "options."):
-        raise CarmilError(f"{where}: {unknown('setting', said_name(name), [said_name(one) for one in known])}")
+        raise CarmilError(f"{where}: {unknown('setting', setting_name(name), [setting_name(one) for one in known])}")
 
 
-def _combined(words: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _combine(words: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The words of one point. `options.hidden` is one of the model's options, beside those that all points have."""
     found = {**words, **{name: value for name, value in values.items() if not name.startswith("options.")}}
     for name, value in values.items():
@@ -216,7 +217,7 @@ def _names(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def folder_name(values: Mapping[str, Any]) -> str:
-    text = ",".join(f"{said_name(name)}={said(value)}" for name, value in values.items())
+    text = ",".join(f"{setting_name(name)}={value_text(value)}" for name, value in values.items())
     return safe_name(re.sub(r"[^\w.,=+-]", "-", text)) if text else ""
 
 
@@ -246,14 +247,14 @@ def _populations(sweep: Sweep) -> list[list[Point]]:
     return list(groups.values())
 
 
-def _materials(sweep: Sweep, points: Sequence[Point], *, say: Say) -> list[Material]:
+def _materials(sweep: Sweep, points: Sequence[Point], *, log: Log) -> list[Material]:
     """The bags and folds of each of these points, opened once where they are the same; what is said is said once."""
     found: dict[str, Material] = {}
     heard: set[str] = set()
 
     def tell(line: str) -> None:
         if line not in heard:
-            say(line)
+            log(line)
         heard.add(line)
 
     keys = [_key(point.study, only=(*COHORT, *FOLDS)) for point in points]
@@ -261,5 +262,5 @@ def _materials(sweep: Sweep, points: Sequence[Point], *, say: Say) -> list[Mater
         if key not in found:
             of_cohort = {name: value for name, value in point.values.items() if name in COHORT}
             aside = sweep.out / "data" / folder_name(of_cohort)
-            found[key] = material_of(replace(point.study, out=aside), say=tell)
+            found[key] = open_material(replace(point.study, out=aside), log=tell)
     return [found[key] for key in keys]

@@ -19,7 +19,7 @@ from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
 from carmil.locks import locked
-from carmil.progress import counted, training_progress
+from carmil.progress import Log, counted, training_progress
 from carmil.provenance import config_key
 from carmil.runs.facts import Data
 from carmil.runs.run import SHORT, Run, build, finished, pick_device, read_run, weights_key
@@ -27,8 +27,7 @@ from carmil.runs.settings import Settings
 from carmil.runs.writing import begin_run
 from carmil.statistics.operating import Rule
 from carmil.studies.card import CONFIG, card, yaml_part
-from carmil.studies.cohort import Material, Say, bags_elsewhere, material_of
-from carmil.studies.conclude import conclude
+from carmil.studies.cohort import Material, open_material, worker_bags
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
@@ -41,15 +40,15 @@ from carmil.words import plural
 EACH_ITS_OWN = ("lr", "alpha", "lambda_", "distance")  # in which the models of one population may differ
 
 
-def run_study(settings: Settings, *, say: Say = lambda line: None) -> Run:
+def run_study(settings: Settings, *, log: Log = lambda line: None) -> Run:
     """Trains, chooses, tests and writes the run; goes on with a run that was begun, and reads one that has ended."""
     check(settings)
-    material = material_of(settings, say=say)
+    material = open_material(settings, log=log)
     check_fit(settings, material)
     ended = finished(settings.out)
-    (run,) = run_together([settings], material, checkpoint=settings.out / "checkpoint.safetensors", say=say)
+    (run,) = run_together([settings], material, checkpoint=settings.out / "checkpoint.safetensors", log=log)
     if ended:
-        say(f"{settings.out} has ended already; its figures are read")
+        log(f"{settings.out} has ended already; its figures are read")
     return run
 
 
@@ -88,7 +87,7 @@ def _check_validation(settings: Settings, material: Material) -> None:
 
 
 def run_together(
-    studies: Sequence[Settings], material: Material, *, checkpoint: Path, say: Say = lambda line: None
+    studies: Sequence[Settings], material: Material, *, checkpoint: Path, log: Log = lambda line: None
 ) -> list[Run]:
     """Trains studies that differ in EACH_ITS_OWN only (and `out`) as one population; each chooses and is tested by itself.
 
@@ -100,7 +99,7 @@ def run_together(
     where = Checkpoint(checkpoint, config_key({"studies": keys}))
     if not all(finished(study.out) for study in studies):
         with locked(checkpoint.with_suffix(".lock"), checkpoint.parent):
-            _train_missing(studies, material, where, say)
+            _train_missing(studies, material, where, log)
     where.remove()
     runs = [read_run(study.out) for study in studies]
     for run in runs:
@@ -111,19 +110,19 @@ def run_together(
     return runs
 
 
-def _train_missing(studies: Sequence[Settings], material: Material, checkpoint: Checkpoint, say: Say) -> None:
+def _train_missing(studies: Sequence[Settings], material: Material, checkpoint: Checkpoint, log: Log) -> None:
     if all(finished(study.out) for study in studies):
         return
     for study in studies:
         _write_folds(study.out, material)
     grids = [grid_of(study) for study in studies]
-    candidates = _trained(studies[0], material, [point for grid in grids for point in grid], checkpoint, say)
+    candidates = _trained(studies[0], material, [point for grid in grids for point in grid], checkpoint, log)
     first = 0
     for study, grid in zip(studies, grids, strict=True):
         mine = range(first, first + len(grid))
         first = mine.stop
         if not finished(study.out):
-            conclude(study, material, candidates.select(mine), grid)
+            evaluate_folds(study, material, candidates.select(mine), grid)
 
 
 def grid_of(settings: Settings) -> list[GridPoint]:
@@ -195,7 +194,7 @@ def _trained_on(material: Material) -> dict[str, str]:
 
 
 def _trained(
-    settings: Settings, material: Material, grid: list[GridPoint], checkpoint: Checkpoint, say: Say
+    settings: Settings, material: Material, grid: list[GridPoint], checkpoint: Checkpoint, log: Log
 ) -> Candidates:
     cohort, recipe = material.cohort, recipe_of(settings)
     seeds = list(range(settings.seed, settings.seed + settings.seeds))
@@ -226,9 +225,9 @@ def _trained(
         with training_progress(settings.model, recipe.epochs, models) as on_epoch:
             return train(at_most=settings.models_at_once, on_epoch=on_epoch)
     assert cohort.bags.labels is not None
-    store = partial(bags_elsewhere, cohort.store.path.absolute(), cohort.store.fingerprint, cohort.bags.labels)
+    store = partial(worker_bags, cohort.store.path.absolute(), cohort.store.fingerprint, cohort.bags.labels)
     with connected(settings.cluster) as ray, counted(settings.model, "parts") as on_part:
-        cluster = Cluster(ray, store, device=settings.device, say=say, on_part=on_part)
+        cluster = Cluster(ray, store, device=settings.device, say=log, on_part=on_part)
         return train(at_most=settings.models_at_once or cluster.at_most(models), engine=cluster)
 
 

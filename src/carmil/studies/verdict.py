@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.runs.run import Run
-from carmil.studies.gathered import Curve
+from carmil.studies.accumulator import Curve
 
 FAILS_FROM = 0.5  # a map that is so like that of the shuffled model shows the features or the architecture
 ALIKE = "the map is much the same without anything that was learned"

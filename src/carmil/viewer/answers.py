@@ -11,11 +11,11 @@ import numpy as np
 
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import EXPLAINERS
+from carmil.progress import Log
 from carmil.runs.decision import NO_ANSWER
-from carmil.studies.cohort import Say
-from carmil.viewer.bounded import Kept
+from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
-from carmil.viewer.maps import Maps
+from carmil.viewer.maps import CaseMaps
 from carmil.viewer.pictures import OVERLAP, TILE, Pictures
 from carmil.viewer.slide_files import SlideFiles
 from carmil.viewer.whatif import WhatIf, highest, inside
@@ -24,15 +24,15 @@ MOST_CORNERS = 1000  # of a polygon
 CURVES = 2**22  # bytes of deletion curves kept
 
 
-class Answers:
+class Responses:
     """`remarks` are lines for the person at the page, `log` takes those for the person at the terminal."""
 
     def __init__(
-        self, run: RunCases, slides: SlideFiles, *, remarks: Iterable[str] = (), log: Say = lambda line: None
+        self, run: RunCases, slides: SlideFiles, *, remarks: Iterable[str] = (), log: Log = lambda line: None
     ) -> None:
         self.run, self.remarks = run, list(remarks)
-        self.maps, self.whatif, self.pictures = Maps(run), WhatIf(run), Pictures(run, slides, log=log)
-        self._curves: Kept[bytes] = Kept(CURVES, len)
+        self.maps, self.whatif, self.pictures = CaseMaps(run), WhatIf(run), Pictures(run, slides, log=log)
+        self._curves: BoundedCache[bytes] = BoundedCache(CURVES, len)
 
     def cohort(self) -> bytes:
         run = self.run

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from carmil.errors import CarmilError
-from carmil.viewer.answers import Answers
+from carmil.viewer.answers import Responses
 from carmil.viewer.bounded import BusyError, Lane
 from carmil.viewer.guard import Guard, RefusedError, refusal
 
@@ -38,14 +38,14 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 def guarded_app(
-    answers: Answers, *, is_known: Callable[[str], bool], token: str | None = None, port: int = 0
+    answers: Responses, *, is_known: Callable[[str], bool], token: str | None = None, port: int = 0
 ) -> ASGIApp:
     """The whole viewer. A cookie does not know ports, so its name says whose it is."""
     return Guard(Viewer(answers).app(), is_known=is_known, token=token, cookie=f"carmil_{port}")
 
 
 class Viewer:
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Responses) -> None:
         self.answers = answers
         self.stamp = secrets.token_hex(8)  # another start, another run perhaps: nothing of before is valid
         self.pictures = Lane("pictures", threads=2, waiting=512)
@@ -169,7 +169,7 @@ class Viewer:
 
     async def _explained(self, number: int) -> None:
         """The models are asked once, however many want to know."""
-        await self.quick.run(("explained", number), lambda: self.answers.maps.explained(number))
+        await self.quick.run(("explained", number), lambda: self.answers.maps.evidence_of(number))
 
     def _number(self, request: Request) -> int:
         number: int = request.path_params["number"]

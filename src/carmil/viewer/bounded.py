@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Kept(Generic[Value]):
+class BoundedCache(Generic[Value]):
     """The values that were used last, as far as they fit into `room` by what `weigh` says of each. For several threads."""
 
     def __init__(self, room: int, weigh: Callable[[Value], int]) -> None:

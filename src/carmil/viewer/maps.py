@@ -17,8 +17,8 @@ from carmil.evidence.attention_maps import a_map_a_class
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.evidence.faithfulness import faithfulness_of
 from carmil.maps.tile_maps import Kind, TileMap, logits_apart
-from carmil.studies.explained import Explained, explained
-from carmil.viewer.bounded import Kept
+from carmil.studies.bag_evidence import BagEvidence, explain_bag
+from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
 
 KEPT = 2**27  # bytes of maps
@@ -37,7 +37,7 @@ class MapKind:
 
 
 @dataclass(frozen=True, eq=False)
-class ShownMap:
+class MapResponse:
     """values (n) between low and high, and in words what they mean.
 
     negligible: why the map is drawn as 0, empty where it is not; even: no tile stands out, so that there are no ranks.
@@ -75,23 +75,23 @@ def kinds_of(run: RunCases) -> list[MapKind]:
     return [*found, MapKind("evidence", title, diverging=explainer.signed, of_class=explainer.class_conditional)]
 
 
-class Maps:
+class CaseMaps:
     """Asks the models that were tested on a case, once, and keeps what was asked last."""
 
     def __init__(self, run: RunCases) -> None:
         self.run = run
         self.kinds = {kind.name: kind for kind in kinds_of(run)}
-        self._kept: Kept[Explained] = Kept(KEPT, _bytes)
+        self._kept: BoundedCache[BagEvidence] = BoundedCache(KEPT, _bytes)
 
-    def explained(self, number: int) -> Explained:
+    def evidence_of(self, number: int) -> BagEvidence:
         found = self._kept.get(number)
         if found is None:
             run = self.run
-            found = explained(run.members(number), run.bag(number), (run.method,), run.classes, searched=False)
+            found = explain_bag(run.members(number), run.bag(number), (run.method,), run.classes, searched=False)
             self._kept.put(number, found)
         return found
 
-    def shown(self, number: int, name: str, of: int) -> ShownMap:
+    def shown(self, number: int, name: str, of: int) -> MapResponse:
         """The map `name` of class `of`, which some maps do not depend on."""
         if name not in self.kinds:
             raise CarmilError(unknown("map", name, self.kinds))
@@ -100,7 +100,7 @@ class Maps:
         largest = float(np.abs(values).max())
         low = -largest if kind.diverging else min(0.0, float(values.min()))
         words = self._words(kind, self.run.classes[of])
-        return ShownMap(values, low, largest, kind.diverging, words, self._why_negligible(kind, one), one.even)
+        return MapResponse(values, low, largest, kind.diverging, words, self._why_negligible(kind, one), one.even)
 
     def negligible(self, number: int, of: int) -> str:
         """Why the evidence of a class is negligible on this slide; empty where it is not."""
@@ -119,7 +119,7 @@ class Maps:
 
     def evidence(self, number: int, of: int) -> Tensor:
         """(n)"""
-        return self.explained(number).columns[f"evidence_{self.run.classes[of]}"]
+        return self.evidence_of(number).columns[f"evidence_{self.run.classes[of]}"]
 
     def top(self, number: int, of: int, count: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """Instances with the largest and the smallest evidence, and its value; none of negligible evidence.
@@ -161,7 +161,7 @@ class Maps:
         """(n) of the map `name`, for class `of` where every class has its own."""
         if name == "evidence":
             return self.evidence(number, of)
-        columns = self.explained(number).columns
+        columns = self.evidence_of(number).columns
         own = f"_{self.run.classes[of]}" if self.kinds[name].of_class else ""
         if name == "difference":
             return columns[f"a{own}"] - columns[f"a_cf{own}"]
@@ -182,5 +182,5 @@ class Maps:
         return f"for (positive) and against (negative) {of}: {says}" if kind.diverging else f"{of}: {says}"
 
 
-def _bytes(found: Explained) -> int:
+def _bytes(found: BagEvidence) -> int:
     return sum(column.numel() * column.element_size() for column in found.columns.values())

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
 from carmil.maps.mosaic import spacing
+from carmil.progress import Log
 from carmil.slides.slide import Picture, Slide, check_same_size
-from carmil.studies.cohort import Say
-from carmil.viewer.bounded import Kept
+from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import Floats, RunCases
 from carmil.viewer.slide_files import SlideFiles
 
@@ -60,11 +60,11 @@ class Places:
 class Pictures:
     """May be asked from several threads."""
 
-    def __init__(self, run: RunCases, slides: SlideFiles, *, log: Say = lambda line: None) -> None:
+    def __init__(self, run: RunCases, slides: SlideFiles, *, log: Log = lambda line: None) -> None:
         self.run, self.slides, self.log = run, slides, log
         self.problems: dict[int, str] = {}  # why a case's slide cannot be shown
         self._checked: set[int] = set()  # cases whose slide is the one that was tiled, as far as can be told
-        self._kept: Kept[bytes] = Kept(KEPT, len)
+        self._kept: BoundedCache[bytes] = BoundedCache(KEPT, len)
 
     def zoom(self, number: int) -> Zoom | None:
         """None where there is no slide file, or none of the slide that was tiled."""

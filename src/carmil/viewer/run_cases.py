@@ -7,15 +7,15 @@ import numpy as np
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
+from carmil.progress import Log
 from carmil.runs.run import Run, read_run
-from carmil.studies.cohort import Say
 from carmil.studies.decisions import decision_of
-from carmil.studies.tested import own_subjects, reopened
+from carmil.studies.subjects import open_run_store, own_subjects
 from carmil.viewer.cases import Case, RunCases
 from carmil.viewer.digit_cases import digit_cases, digit_runs, is_digit_run
 
 
-def read_cases(folder: Path, *, say: Say = lambda line: None) -> RunCases:
+def read_cases(folder: Path, *, log: Log = lambda line: None) -> RunCases:
     """The cases of a run that `carmil train` or `carmil demo` wrote. A folder of several digit runs: its first."""
     if not folder.is_dir():
         raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` or `carmil demo` wrote")
@@ -23,13 +23,13 @@ def read_cases(folder: Path, *, say: Say = lambda line: None) -> RunCases:
         return digit_cases(folder)
     if not (folder / "run.json").exists() and (found := digit_runs(folder)):
         for other in found[1:]:
-            say(f"there is also {other}")
+            log(f"there is also {other}")
         return digit_cases(found[0])
     return _study_cases(read_run(folder))
 
 
 def _study_cases(run: Run) -> RunCases:
-    store = reopened(run)
+    store = open_run_store(run)
     population = run.population()
     with_counterfactual = has_counterfactual(population.member(0))
     tested = run.predictions().groupby("slide")["fold"].unique()

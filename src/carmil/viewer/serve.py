@@ -11,8 +11,8 @@ from pathlib import Path
 import uvicorn
 
 from carmil.errors import CarmilError
-from carmil.studies.cohort import Say
-from carmil.viewer.answers import Answers
+from carmil.progress import Log
+from carmil.viewer.answers import Responses
 from carmil.viewer.app import PAGE, guarded_app
 from carmil.viewer.connections import BACKLOG, BoundedConnection
 from carmil.viewer.guard import is_address, known_hosts
@@ -32,20 +32,20 @@ def serve(
     port: int,
     token: str | None,
     browser: bool,
-    say: Say,
+    log: Log,
     announce: Callable[[str], None],
 ) -> None:
     """Reads the run, then answers until it is interrupted. `announce` gets the address to open."""
     token = checked_token(token, host)
     listening = bound(host, port)
     try:
-        run = read_cases(folder, say=say)
-        files = SlideFiles(slides, [case.slide for case in run.cases], mpp=mpp, say=say)
+        run = read_cases(folder, log=log)
+        files = SlideFiles(slides, [case.slide for case in run.cases], mpp=mpp, log=log)
         remarks = missing()
         for line in remarks:
-            say(line)
+            log(line)
         port = listening.getsockname()[1]
-        answers = Answers(run, files, remarks=remarks, log=say)
+        answers = Responses(run, files, remarks=remarks, log=log)
         app = guarded_app(answers, is_known=hosts_of(host), token=token, port=port)
         config = uvicorn.Config(
             app,

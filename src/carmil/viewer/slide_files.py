@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carmil.errors import CarmilError
+from carmil.progress import Log
 from carmil.slides.opening import SUFFIXES, is_slide, open_slide
 from carmil.slides.slide import Slide
-from carmil.studies.cohort import Say
 from carmil.words import plural
 
 OPEN = 4  # slides at a time; each keeps some decoded tiles
@@ -30,11 +30,11 @@ class SlideFiles:
     """The slides in `folder` (or none) by the names of the cases. May be used from several threads."""
 
     def __init__(
-        self, folder: Path | None, names: Sequence[str], *, mpp: float | None = None, say: Say = lambda line: None
+        self, folder: Path | None, names: Sequence[str], *, mpp: float | None = None, log: Log = lambda line: None
     ) -> None:
         self._mpp, self._lock, self._open = mpp, threading.Lock(), OrderedDict[str, _Open]()
         self._folder = None if folder is None else folder.resolve()
-        self._paths = {} if folder is None else _found(folder, names, say)
+        self._paths = {} if folder is None else _found(folder, names, log)
 
     def __contains__(self, name: str) -> bool:
         return name in self._paths
@@ -102,7 +102,7 @@ def _close(slides: list[_Open]) -> None:
         one.slide.close()
 
 
-def _found(folder: Path, names: Sequence[str], say: Say) -> dict[str, Path]:
+def _found(folder: Path, names: Sequence[str], log: Log) -> dict[str, Path]:
     """Files that are called as a case is, with their suffix or without. Links that lead out of the folder are left out."""
     if not folder.is_dir():
         raise CarmilError(f"--slides {folder} is not a folder: expected one with the slides of the run")
@@ -117,15 +117,15 @@ def _found(folder: Path, names: Sequence[str], say: Say) -> dict[str, Path]:
         elif found.setdefault(name, path) != path:
             raise CarmilError(f"two slides are called {name!r} ({found[name]}, {path}): remove one of them")
     if outside:
-        say(
+        log(
             f"{folder} has {plural(outside, 'link')} to slides outside it that are not shown: name the folder the slides are in"
         )
     if not found:
-        say(
+        log(
             f"{folder} holds none of the run's {plural(len(wanted), 'slide')} (files like {next(iter(names))}{SUFFIXES[0]})"
         )
     elif len(found) < len(wanted):
-        say(
+        log(
             f"{folder} holds {len(found)} of the run's {plural(len(wanted), 'slide')}; the others are shown without their picture"
         )
     return found

@@ -19,7 +19,7 @@ from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual, pools_by_attention
 from carmil.models.contract import AttendingModel, BagModel, Prediction
 from carmil.models.pooling import Offsets
-from carmil.viewer.bounded import Kept
+from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
 
 KEPT = 2**29  # bytes of z and u
@@ -64,7 +64,7 @@ class WhatIf:
 
     def __init__(self, run: RunCases) -> None:
         self.run = run
-        self._kept: Kept[list[_Standing | _InCompany]] = Kept(KEPT, _bytes)
+        self._kept: BoundedCache[list[_Standing | _InCompany]] = BoundedCache(KEPT, _bytes)
 
     @torch.no_grad()
     def prepare(self, number: int) -> list[_Standing | _InCompany]:

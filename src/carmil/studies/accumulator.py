@@ -38,7 +38,7 @@ class Curve:
     high: Floats
 
 
-class Gathered:
+class Accumulator:
     """Sums over the models of each slide. Maps are e of the models themselves, then e of their twins: 2 e.
 
     most, least (2 e, b, S+1), at_random (b, S+1): p of the label, of rightly answered slides

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 ATTENTION = ("attention_spread", "attention_moved")
 
 
-def columns(classes: Sequence[str], prefix: str = "p") -> list[str]:
+def probability_columns(classes: Sequence[str], prefix: str = "p") -> list[str]:
     """Names of the columns that hold the classes' probabilities."""
     return [f"{prefix}_{name}" for name in classes]
 
 
-def answered(
+def predict_frame(
     population: Population,
     rows: Sequence[int],
     bags: Bags,
@@ -57,21 +57,21 @@ def answered(
 
     answers = predict(some, bags, chosen=chosen, maps=False, **({"on_part": read} if attention else {}))
     frame = pd.DataFrame({"slide": [bags.ids[i] for i in chosen.tolist()]})
-    frame[columns(classes)] = answers.probabilities.double().mean(0).numpy()
+    frame[probability_columns(classes)] = answers.probabilities.double().mean(0).numpy()
     if answers.counterfactual_probabilities is not None:
-        frame[columns(classes, "cf")] = answers.counterfactual_probabilities.double().mean((0, 2)).numpy()
+        frame[probability_columns(classes, "cf")] = answers.counterfactual_probabilities.double().mean((0, 2)).numpy()
     for name, parts in found.items():
         if parts:
             frame[name] = torch.cat(parts).double().numpy()
     return frame
 
 
-def by_patient(frame: "pd.DataFrame", classes: Sequence[str], rule: str) -> "pd.DataFrame":
+def merge_patients(frame: "pd.DataFrame", classes: Sequence[str], rule: str) -> "pd.DataFrame":
     """One line a patient (and fold and seed, where there are such columns): the mean over the slides, or the largest.
 
     max: of two classes the largest probability of the second; of more the largest of each, scaled to sum to one.
     """
-    names = columns(classes)
+    names = probability_columns(classes)
     keys = [key for key in ("fold", "seed", "patient", "label") if key in frame]
     grouped = frame.groupby(keys, sort=False)
     merged = grouped[names].agg("mean" if rule == "mean" else "max").reset_index()
@@ -85,10 +85,10 @@ def by_patient(frame: "pd.DataFrame", classes: Sequence[str], rule: str) -> "pd.
 
 
 def probabilities(frame: "pd.DataFrame", classes: Sequence[str]) -> np.ndarray:
-    return frame[columns(classes)].to_numpy(dtype=np.float64)
+    return frame[probability_columns(classes)].to_numpy(dtype=np.float64)
 
 
-def numbers(frame: "pd.DataFrame", classes: Sequence[str]) -> np.ndarray:
+def class_numbers(frame: "pd.DataFrame", classes: Sequence[str]) -> np.ndarray:
     """The labels as class numbers."""
     of = {name: i for i, name in enumerate(classes)}
     return frame["label"].map(of).to_numpy(dtype=np.int64)

@@ -9,7 +9,7 @@ from carmil.files import write_text
 from carmil.provenance import config_key, machine_line, plain
 
 
-def measured_once(path: Path, asked: Mapping[str, Any], measure: Callable[[], Any], *, device: str) -> tuple[Any, str]:
+def compute_once(path: Path, asked: Mapping[str, Any], measure: Callable[[], Any], *, device: str) -> tuple[Any, str]:
     """What `measure` gives, as JSON has it, and the machine that measured it: read from `path` if just this was asked before,
     written there if not."""
     key = config_key(asked)

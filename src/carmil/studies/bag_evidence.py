@@ -29,19 +29,19 @@ CONCENTRATION = ("entropy", "normalised_entropy", "gini", "effective")
 
 
 @dataclass
-class Explained:
+class BagEvidence:
     """columns: maps (n) by name; numbers: what can be averaged over models, a number each or (k)."""
 
     columns: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, Tensor] = field(default_factory=dict)
 
 
-def explained(
+def explain_bag(
     models: Sequence[BagModel], bag: Bags, methods: Sequence[str], classes: Sequence[str], *, searched: bool
-) -> Explained:
+) -> BagEvidence:
     """The bag by all models together; the first of `methods` is the evidence, the others are named after themselves."""
-    each = [_by_one(model, bag, methods, classes, searched) for model in models]
-    found = Explained(
+    each = [_explain_by(model, bag, methods, classes, searched) for model in models]
+    found = BagEvidence(
         {name: torch.stack([one.columns[name] for one in each]).mean(0) for name in each[0].columns},
         {name: torch.stack([one.numbers[name] for one in each]).mean(0) for name in each[0].numbers},
     )
@@ -53,7 +53,7 @@ def explained(
     return found
 
 
-def concentration_numbers(found: Explained, bag: Bags, of: str) -> dict[str, Tensor]:
+def concentration_numbers(found: BagEvidence, bag: Bags, of: str) -> dict[str, Tensor]:
     """How few instances carry the attention weights, and how few the evidence of class `of` by its size."""
     maps = {"attention": found.columns.get("a"), "evidence": found.columns[f"evidence_{of}"].abs()}
     numbers: dict[str, Tensor] = {}
@@ -64,23 +64,27 @@ def concentration_numbers(found: Explained, bag: Bags, of: str) -> dict[str, Ten
     return numbers
 
 
-def _by_one(model: BagModel, bag: Bags, methods: Sequence[str], classes: Sequence[str], searched: bool) -> Explained:
+def _explain_by(
+    model: BagModel, bag: Bags, methods: Sequence[str], classes: Sequence[str], searched: bool
+) -> BagEvidence:
     first = next(model.parameters())
     features, offsets = bag.features.to(first), Offsets(bag.offsets, first.device)
     with torch.no_grad():
         seen = model(features, offsets)
     check_finite(seen.logits, bag.ids)
-    found = Explained(numbers={"p": seen.logits[0].double().softmax(-1).cpu()})
+    found = BagEvidence(numbers={"p": seen.logits[0].double().softmax(-1).cpu()})
     if seen.scores is not None:
         found.columns |= _scores_and_weights(model, seen.scores, offsets, classes, "")
     if has_counterfactual(model):
         u_cf = seen.counterfactual.scores.squeeze(-2)
         found.columns |= _scores_and_weights(model, u_cf, offsets, classes, "_cf")
-        found.numbers |= _numbers(seen, read(seen, softmax=not scores_are_weights(model)), "counterfactual")
+        found.numbers |= _counterfactual_numbers(
+            seen, read(seen, softmax=not scores_are_weights(model)), "counterfactual"
+        )
     if searched:
         sought = search(model, features, offsets)
         found.columns |= _scores_and_weights(model, sought.counterfactual.scores[:, 0], offsets, classes, "_searched")
-        found.numbers |= _numbers(seen, read(seen, sought.counterfactual), "searched")
+        found.numbers |= _counterfactual_numbers(seen, read(seen, sought.counterfactual), "searched")
         found.numbers["searched_reached"] = sought.reached[0, 0].double().cpu()
         found.numbers["searched_steps"] = sought.steps[0, 0].double().cpu()
     for i, method in enumerate(methods):
@@ -107,7 +111,7 @@ def _scores_and_weights(
     return {f"u{which}": u[:, 0].cpu(), f"a{which}": a[:, 0].cpu()}
 
 
-def _numbers(seen: Prediction, reading: Reading, which: str) -> dict[str, Tensor]:
+def _counterfactual_numbers(seen: Prediction, reading: Reading, which: str) -> dict[str, Tensor]:
     """What a counterfactual with one map says of the bag. The mean over models of p and of the change is what is read."""
     change = reading.logit_change[0, 0].double()
     return {

@@ -18,7 +18,7 @@ from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc, dice, dice_threshold, froc_interval, ndcg
 from carmil.models.contract import BagModel
 from carmil.studies.figures import mean_interval
-from carmil.studies.tested import Subject
+from carmil.studies.subjects import Subject
 from carmil.studies.truth import known_instances, second_class
 from carmil.truth import UNKNOWN
 from carmil.untrusted import one_line_errors, read_parquet
@@ -43,7 +43,7 @@ def dice_thresholds(
     found: dict[str, list[float]] = {method: [] for method in methods}
     for done, (model, places) in enumerate(zip(members, validated, strict=True), 1):
         chosen = torch.tensor(places, dtype=torch.long)
-        truth = torch.cat([truth_of(bags, place) for place in places])
+        truth = torch.cat([bag_truth(bags, place) for place in places])
         known, offsets = known_instances(truth, torch.cat([chosen.new_zeros(1), bags.sizes[chosen].cumsum(0)]))
         targets = truth[known] > 0
         for method in methods:
@@ -53,7 +53,7 @@ def dice_thresholds(
     return found
 
 
-def located(
+def localisation_figures(
     bags: Bags,
     subjects: Sequence[Subject],
     files: Sequence[Path],
@@ -65,12 +65,12 @@ def located(
     AUPRC+, AUROC and NDCG are of slides with both kinds of instances, Dice of slides with targets, FROC of all; instances of
     which nobody knows are left out.
     """
-    known_somewhere = [bool((truth_of(bags, subject.place) != UNKNOWN).any()) for subject in subjects]
+    known_somewhere = [bool((bag_truth(bags, subject.place) != UNKNOWN).any()) for subject in subjects]
     subjects, files = list(compress(subjects, known_somewhere)), list(compress(files, known_somewhere))
     if not subjects:
         return {}
     patients = [subject.patient if subject.patient is not None else subject.slide for subject in subjects]
-    truths = [truth_of(bags, subject.place) for subject in subjects]
+    truths = [bag_truth(bags, subject.place) for subject in subjects]
     truth = torch.cat(truths)
     known, offsets = known_instances(truth, torch.tensor([0, *np.cumsum([len(one) for one in truths])]))
     truth = truth[known]
@@ -81,7 +81,7 @@ def located(
         measured: dict[str, list[float]] = {}
         for subject, s, t in zip(subjects, maps, truths, strict=True):
             at = [thresholds[method][row] for row in subject.models] if method in thresholds else []
-            for name, value in _of_slide(s, t, two_sided, float(np.mean(at)) if at else None).items():
+            for name, value in _slide_figures(s, t, two_sided, float(np.mean(at)) if at else None).items():
                 measured.setdefault(name, []).append(value)
         found[method] = {name: mean_interval(values, patients) for name, values in measured.items()}
         froc = froc_interval(torch.cat(maps)[known], truth > 0, offsets, groups=patients)
@@ -89,13 +89,13 @@ def located(
     return found
 
 
-def truth_of(bags: Bags, place: int) -> Tensor:
+def bag_truth(bags: Bags, place: int) -> Tensor:
     """(n) of one bag, for the second class; its features are not looked at."""
     assert bags.instance_labels is not None
     return second_class(bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])])
 
 
-def _of_slide(scores: Tensor, truth: Tensor, two_sided: bool, threshold: float | None) -> dict[str, float]:
+def _slide_figures(scores: Tensor, truth: Tensor, two_sided: bool, threshold: float | None) -> dict[str, float]:
     known, whole = known_instances(truth, torch.tensor([0, len(truth)]))
     scores, truth = scores[known], truth[known]
     s, t = scores.unsqueeze(-1), truth.unsqueeze(-1)

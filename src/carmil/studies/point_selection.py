@@ -7,7 +7,7 @@ import numpy as np
 
 from carmil.runs.facts import FoldFigures, Spread
 from carmil.runs.run import Run
-from carmil.studies.figures import summarised
+from carmil.studies.figures import summarise_folds
 
 ALIKE = ("splits", "classes", "class_counts", "patients")
 
@@ -32,7 +32,7 @@ def choose(runs: Sequence[Run]) -> Choice:
     summaries = []
     for losses in each:
         lines = [FoldFigures(fold, seed, {"loss": loss}) for (fold, seed), loss in losses.items()]
-        summaries.append(summarised(lines)["loss"])
+        summaries.append(summarise_folds(lines)["loss"])
     alike = [
         [getattr(run.data, name) for name in ALIKE] + [list(losses)] for run, losses in zip(runs, each, strict=True)
     ]
@@ -40,7 +40,7 @@ def choose(runs: Sequence[Run]) -> Choice:
         return Choice(summaries, None, {}, {})
     tested = [{(line.fold, line.seed): line for line in run.metrics.by_fold} for run in runs]
     taken = {key: int(np.argmin([losses[key] for losses in each])) for key in each[0]}
-    by_fold = summarised([tested[run][key] for key, run in taken.items()])
+    by_fold = summarise_folds([tested[run][key] for key, run in taken.items()])
     return Choice(summaries, int(np.argmin([summary.mean for summary in summaries])), taken, by_fold)
 
 

@@ -8,9 +8,10 @@ from typing import cast
 from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
+from carmil.progress import Log
 from carmil.runs.run import SHORT, Run
-from carmil.studies.answers import columns
-from carmil.studies.cohort import Say, opened
+from carmil.studies.cohort import open_bags
+from carmil.studies.predictions import probability_columns
 from carmil.untrusted import short
 
 
@@ -31,7 +32,7 @@ class Subject:
     counterfactual: tuple[float, ...] | None = None
 
 
-def own_store(run: Run, given: Path | None = None) -> Store | None:
+def find_run_store(run: Run, given: Path | None = None) -> Store | None:
     """The store the run was trained on, told by its fingerprint: the one given, or where the run left it. None if not there."""
     beside = run.folder.resolve().parents[1] / "data" if len(run.folder.resolve().parents) > 1 else run.folder
     places = [given] if given is not None else []
@@ -45,9 +46,9 @@ def own_store(run: Run, given: Path | None = None) -> Store | None:
     return None
 
 
-def reopened(run: Run, given: Path | None = None) -> Store:
+def open_run_store(run: Run, given: Path | None = None) -> Store:
     """The run's own cohort, where it was or where it has moved to."""
-    store = own_store(run, given)
+    store = find_run_store(run, given)
     if store is None and given is not None:
         raise CarmilError(
             f"--bags {given} is not the cohort that {run.folder} was trained on: its fingerprint is another; the run's own "
@@ -61,26 +62,26 @@ def reopened(run: Run, given: Path | None = None) -> Store:
     return store
 
 
-def known_again(run: Run, store: Store) -> Store | None:
+def match_run_store(run: Run, store: Store) -> Store | None:
     """The run's own cohort, if these bags are it or the slides that its patients' bags were made of. None if they are new."""
     if store.fingerprint == run.data.store:
-        return own_store(run) or store  # the run's copy may know more of its instances
+        return find_run_store(run) or store  # the run's copy may know more of its instances
     if run.settings.patients == "one-bag":
         slides = [place for place in (run.folder / "cohort", Path(run.settings.bags)) if is_store(place)]
         if any(open_store(place).fingerprint == store.fingerprint for place in slides):
-            return reopened(run)
+            return open_run_store(run)
     return None
 
 
-def packed(run: Run, bags: Path, out: Path, *, say: Say) -> Path:
+def pack_bags(run: Run, bags: Path, out: Path, *, log: Log) -> Path:
     """Where the store of these bags is; files are packed into one in `out`, as the run's own were, so that these are known."""
     if not is_store(bags):
-        opened(bags, out / "cohort", dtype=run.settings.dtype, truth=None, say=say)
+        open_bags(bags, out / "cohort", dtype=run.settings.dtype, truth=None, log=log)
         return out / "cohort"
     return bags
 
 
-def check_whole(run: Run) -> None:
+def check_complete(run: Run) -> None:
     """What is needed later is missed before anything is computed."""
     for name in ("weights.safetensors", "predictions.parquet", "splits.tsv"):
         if not (run.folder / name).is_file():
@@ -89,7 +90,7 @@ def check_whole(run: Run) -> None:
 
 def own_subjects(run: Run, store: Store) -> list[Subject]:
     """Every slide that was tested, by all models of the folds in which it was."""
-    subjects = _tested(run, {name: i for i, name in enumerate(store.ids)})
+    subjects = _tested_subjects(run, {name: i for i, name in enumerate(store.ids)})
     if stranger := next((subject.slide for subject in subjects if subject.place < 0), None):
         raise CarmilError(
             f"{run.folder / 'predictions.parquet'} has the slide {stranger!r}, which the run's cohort has not: train again"
@@ -97,10 +98,10 @@ def own_subjects(run: Run, store: Store) -> list[Subject]:
     return subjects
 
 
-def _tested(run: Run, place: Mapping[str, int]) -> list[Subject]:
+def _tested_subjects(run: Run, place: Mapping[str, int]) -> list[Subject]:
     """`own_subjects` with the places of the slides, -1 where they are not known."""
     folds, frame = run.tested_folds, run.predictions()
-    names, others = columns(run.classes), columns(run.classes, "cf")
+    names, others = probability_columns(run.classes), probability_columns(run.classes, "cf")
     subjects = []
     for slide, lines in frame.groupby("slide", sort=False):
         tested = set(lines["fold"])
@@ -135,9 +136,9 @@ def same_features(run: Run, store: Store) -> dict[str, str] | None:
     return {name: name if name in same_name else known for name, known in found.items()}
 
 
-def subjects_in(run: Run, store: Store) -> list[Subject]:
+def store_subjects(run: Run, store: Store) -> list[Subject]:
     """One subject per bag of a store: with the models that were tested on it, or with all models where none was."""
-    tested = {subject.slide: subject for subject in _tested(run, {})}
+    tested = {subject.slide: subject for subject in _tested_subjects(run, {})}
     known = {name: tested[of] for name, of in (same_features(run, store) or {}).items() if of in tested}
     everyone = tuple(range(len(run.models)))
     return [
@@ -146,7 +147,7 @@ def subjects_in(run: Run, store: Store) -> list[Subject]:
     ]
 
 
-def validated(run: Run, store: Store) -> list[list[int]]:
+def validation_places(run: Run, store: Store) -> list[list[int]]:
     """For each model the places of its validation bags in the store."""
     import pandas as pd
 
@@ -170,7 +171,7 @@ def validated(run: Run, store: Store) -> list[list[int]]:
     return found
 
 
-def methods_of(run: Run, asked: Sequence[str], *, say: Say) -> tuple[str, ...]:
+def explainers_for(run: Run, asked: Sequence[str], *, log: Log) -> tuple[str, ...]:
     """The default explainer of the run's model, then the others that were asked for. What does not fit is refused."""
     check_explainers(asked)
     model = run.model()
@@ -182,11 +183,11 @@ def methods_of(run: Run, asked: Sequence[str], *, say: Say) -> tuple[str, ...]:
                 f"there is: {', '.join(fitting)}"
             )
     if default != "path":
-        say(f"{run.settings.model} does not pool by attention, as path evidence needs: its evidence is {default}")
+        log(f"{run.settings.model} does not pool by attention, as path evidence needs: its evidence is {default}")
     return tuple(dict.fromkeys([default, *asked]))
 
 
-def together(subjects: Sequence[Subject]) -> dict[tuple[int, ...], list[Subject]]:
+def group_by_models(subjects: Sequence[Subject]) -> dict[tuple[int, ...], list[Subject]]:
     """Subjects by the models that explain them."""
     groups: dict[tuple[int, ...], list[Subject]] = {}
     for subject in subjects:

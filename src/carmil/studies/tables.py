@@ -5,7 +5,7 @@ from math import isnan
 
 from carmil.runs.run import Run
 from carmil.studies.cautions import cautions
-from carmil.studies.external import Evaluation
+from carmil.studies.evaluate import Evaluation
 from carmil.studies.figures import MEAN_OVER_FOLDS, SHOWN, interval_words, line, percent
 from carmil.tables import ResultTable
 from carmil.words import plural

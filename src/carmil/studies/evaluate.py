@@ -13,17 +13,18 @@ from carmil.bags.labels import LabelTable, read_labels
 from carmil.bags.store import Store
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
+from carmil.progress import Log
 from carmil.provenance import machine, plain
 from carmil.runs.decision import Decision
 from carmil.runs.facts import Range, Spread
 from carmil.runs.run import Run, pick_device, read_run
 from carmil.runs.writing import check_no_run, write_predictions
-from carmil.studies.answers import answered, by_patient, numbers, probabilities
 from carmil.studies.cautions import answer_cautions, readings
-from carmil.studies.cohort import Cohort, Say, labelled, opened
-from carmil.studies.decisions import decided_answers, decision_of, rules_in
-from carmil.studies.figures import calibration, fold_answers, intervals, measured
-from carmil.studies.tested import Subject, same_features, subjects_in
+from carmil.studies.cohort import Cohort, label_cohort, open_bags
+from carmil.studies.decisions import answer_table, decision_of, distinct_rules
+from carmil.studies.figures import calibration, fold_answers, intervals, measure
+from carmil.studies.predictions import class_numbers, merge_patients, predict_frame, probabilities
+from carmil.studies.subjects import Subject, same_features, store_subjects
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def predict_bags(
     out: Path,
     *,
     device: str,
-    say: Say,
+    log: Log,
     skip_broken: bool = False,
     asked: Collection[str] | None = None,
 ) -> "pd.DataFrame":
@@ -66,13 +67,13 @@ def predict_bags(
     """
     run = read_run(run_folder)
     check_no_run(out)
-    store = fitting(run, bags, out, say, skip_broken=skip_broken, asked=asked)
-    frame = decided_answers(run, store.bags(), subjects_in(run, store), device)
+    store = open_fitting_store(run, bags, out, log, skip_broken=skip_broken, asked=asked)
+    frame = answer_table(run, store.bags(), store_subjects(run, store), device)
     write_predictions(out, frame)
     return frame
 
 
-def evaluate(
+def evaluate_run(
     run_folder: Path,
     bags: Path,
     labels: Path,
@@ -80,7 +81,7 @@ def evaluate(
     *,
     named: dict[str, str | None],
     device: str,
-    say: Say,
+    log: Log,
     mapping: Mapping[str, str] | None = None,
     skip_broken: bool = False,
 ) -> Evaluation:
@@ -91,34 +92,36 @@ def evaluate(
     run = read_run(run_folder)
     check_no_run(out)
     table = _labels_of_run(run, labels, named, mapping or {})
-    store = fitting(run, bags, out, say, skip_broken=skip_broken)
+    store = open_fitting_store(run, bags, out, log, skip_broken=skip_broken)
     rule = run.metrics.rule
     one_bag = out / "patients" if rule == "one-bag" else None
-    cohort = labelled(store, table, one_bag=one_bag, allow_duplicates=True, say=say)  # nothing is divided here
-    subjects = {subject.place: subject for subject in subjects_in(run, cohort.store)}
+    cohort = label_cohort(store, table, one_bag=one_bag, allow_duplicates=True, log=log)  # nothing is divided here
+    subjects = {subject.place: subject for subject in store_subjects(run, cohort.store)}
     answering = [subjects[place] for place in cohort.known.tolist()]
-    frame = _with_labels(decided_answers(run, cohort.bags, answering, device), cohort)
+    frame = _add_labels(answer_table(run, cohort.bags, answering, device), cohort)
     judged, level = frame, "slide"
     if run.merges_slides and cohort.has_patients:
-        judged, level = by_patient(frame, run.classes, rule), "patient"
+        judged, level = merge_patients(frame, run.classes, rule), "patient"
     decisions = _decisions(run, judged[level].to_list(), frame[level].to_list(), answering)
-    figures = measured(judged, run.classes, decisions)
+    figures = measure(judged, run.classes, decisions)
     own = sum(subject.probabilities is not None for subject in answering)  # some of the models were trained on these
-    each = {} if own else _each(run, cohort, rule, level, device)
+    each = {} if own else _single_models(run, cohort, rule, level, device)
     sure = intervals(fold_answers(judged, run.classes, decisions))
     found = Evaluation(
         run,
         slides=len(frame),
         own=own,
         cautions=answer_cautions(
-            readings(probabilities(judged, run.classes), numbers(judged, run.classes)), sure.get("auc"), f"{level}s"
+            readings(probabilities(judged, run.classes), class_numbers(judged, run.classes)),
+            sure.get("auc"),
+            f"{level}s",
         ),
         figures=figures,
         intervals=sure,
         each=each,
         cases=len(judged),
         level=level,
-        rules=rules_in(frame),
+        rules=distinct_rules(frame),
     )
     write_predictions(out, frame)
     facts = {
@@ -172,27 +175,27 @@ def _labels_of_run(run: Run, labels: Path, named: Mapping[str, str | None], mapp
     return table
 
 
-def fitting(
+def open_fitting_store(
     run: Run,
     bags: Path,
     out: Path,
-    say: Say,
+    log: Log,
     *,
     skip_broken: bool = False,
     asked: Collection[str] | None = None,
 ) -> Store:
     """The store of these bags, if it fits the run: the same width, encoder, pooling and tile geometry."""
-    store = opened(bags, out / "cohort", dtype=run.settings.dtype, skip_broken=skip_broken, say=say)
-    check_fits(run, store, bags, say, asked)
+    store = open_bags(bags, out / "cohort", dtype=run.settings.dtype, skip_broken=skip_broken, log=log)
+    check_fits(run, store, bags, log, asked)
     return store
 
 
-def check_fits(run: Run, store: Store, bags: Path, say: Say, asked: Collection[str] | None = None) -> None:
+def check_fits(run: Run, store: Store, bags: Path, log: Log, asked: Collection[str] | None = None) -> None:
     """Refuses bags that the run's models cannot look at, and says which of those `asked` for may be known to the models."""
-    check_encoder(run, store.encoder, store.width, str(bags), say, pooling=store.pooling)
-    check_tiles(run, store.geometry, str(bags), say)
+    check_encoder(run, store.encoder, store.width, str(bags), log, pooling=store.pooling)
+    check_tiles(run, store.geometry, str(bags), log)
     for line in _known_slides(run, store, set(store.ids if asked is None else asked)):
-        say(line)
+        log(line)
 
 
 def _known_slides(run: Run, store: Store, asked: set[str]) -> list[str]:
@@ -230,14 +233,14 @@ def _equal_names(names: set[str], slides: int) -> list[str]:
     ]
 
 
-def check_tiles(run: Run, geometry: TileGeometry, what: str, log: Say) -> None:
+def check_tiles(run: Run, geometry: TileGeometry, what: str, log: Log) -> None:
     """Refuse tiles (of `what`) of another geometry than the run was trained on; log one line where it is not known."""
     todo = f"cut them with `{run.data.geometry.command}` and encode them again"
     check_geometry(geometry, run.data.geometry, what=what, whose=f"the run {run.folder}", todo=todo, log=log)
 
 
 def check_encoder(
-    run: Run, encoder: str | None, width: int, what: str, say: Say, *, pooling: str | None = None
+    run: Run, encoder: str | None, width: int, what: str, log: Log, *, pooling: str | None = None
 ) -> None:
     """Refuses features (of `what`) that the run's models were not trained on, before or after they are made."""
     mine = run.data.encoder
@@ -252,12 +255,12 @@ def check_encoder(
     if None not in (trained, pooling) and trained != pooling:
         raise CarmilError(f"{what} was pooled by {pooling}, the run was trained on {trained}: encode it again")
     if mine is None or encoder is None:
-        say(
+        log(
             f"the encoder of {'the run' if mine is None else what} is not known: that it is the same could not be checked"
         )
 
 
-def _with_labels(frame: "pd.DataFrame", cohort: Cohort) -> "pd.DataFrame":
+def _add_labels(frame: "pd.DataFrame", cohort: Cohort) -> "pd.DataFrame":
     patient = dict(zip(cohort.slides, cohort.patients, strict=True))
     frame.insert(1, "patient", [patient[slide] for slide in frame["slide"]])
     frame.insert(2, "label", [cohort.classes[i] for i in cohort.labels.tolist()])
@@ -272,15 +275,15 @@ def _decisions(run: Run, cases: Sequence[str], case_of: Sequence[str], subjects:
     return [decision_of(run, sorted(models[case])) for case in cases]
 
 
-def _each(run: Run, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, Spread]:
+def _single_models(run: Run, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, Spread]:
     """Mean and standard deviation of each figure over the models by themselves, each with its own threshold."""
     population = run.population(pick_device(device))
     lines: list[dict[str, Any]] = []
     for row in range(len(run.models)):
-        frame = _with_labels(answered(population, [row], cohort.bags, cohort.known, run.classes), cohort)
+        frame = _add_labels(predict_frame(population, [row], cohort.bags, cohort.known, run.classes), cohort)
         if level == "patient":
-            frame = by_patient(frame, run.classes, rule)
-        lines.append(measured(frame, run.classes, decision_of(run, [row])))
+            frame = merge_patients(frame, run.classes, rule)
+        lines.append(measure(frame, run.classes, decision_of(run, [row])))
     return {
         name: Spread(float(np.mean(values)), float(np.std(values, ddof=1)))
         for name in lines[0]

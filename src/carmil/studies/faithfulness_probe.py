@@ -23,7 +23,7 @@ from carmil.evidence.randomisation import likeness, shuffled
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.runs.decision import Decision
-from carmil.studies.gathered import Gathered
+from carmil.studies.accumulator import Accumulator
 
 TWINS, EXPLAINED, FOLLOWED = 19, 5, 2  # twins that answer; of these, explained; of these, followed as instances go
 FRACTION = 0.1  # at which necessity and sufficiency are asked
@@ -32,7 +32,7 @@ SCORES = ("attention", "counterfactual_attention")  # maps that become weights b
 
 
 @dataclass(frozen=True)
-class Question:
+class ProbeSettings:
     """What every model is asked."""
 
     methods: tuple[str, ...]
@@ -64,12 +64,12 @@ class Orders:
         return torch.cat([own, twins.unflatten(0, self.twins.shape[:2]).nanmean(0)])
 
 
-def ask(
+def probe(
     model: BagModel,
     part: Bags,
     labels: Tensor,
-    question: Question,
-    gathered: Gathered,
+    question: ProbeSettings,
+    gathered: Accumulator,
     where: NDArray[np.int64],
     decision: Decision,
     seeds: Iterable[int],
@@ -108,7 +108,7 @@ def ask(
     gathered.add_answers(
         where, orders.twins_as_one(p[: orders.maps]), at_random=p[2 * orders.maps :], twins=torch.stack(copies)
     )
-    for name, values in _of_curves(found).items():
+    for name, values in _curve_figures(found).items():
         gathered.add(name, where, orders.twins_as_one(values), only=found.right)
     area, area_of_twins = orders.twins_as_one(found.deletion_area).chunk(2)
     gathered.add("aopc_gain", where, area_of_twins - area, only=found.right)
@@ -128,7 +128,7 @@ def _answers(model: BagModel, part: Bags) -> Tensor:
     return logits.double().softmax(-1).cpu()
 
 
-def _of_curves(found: Faithfulness) -> dict[str, Tensor]:
+def _curve_figures(found: Faithfulness) -> dict[str, Tensor]:
     """(e, b) each."""
     return {
         "deletion_area": found.deletion_area,

@@ -14,19 +14,19 @@ from carmil.runs.facts import FoldFigures, FoldModel, Metrics
 from carmil.runs.settings import Settings
 from carmil.runs.writing import write_metrics, write_models, write_predictions
 from carmil.statistics.operating import OperatingPoint, Rule, abstention, threshold
-from carmil.studies.answers import ATTENTION, answered, by_patient, numbers, probabilities
 from carmil.studies.cautions import readings
 from carmil.studies.cohort import Cohort, Material
-from carmil.studies.decisions import JOINT, RULE, joint_answers, origin_of
+from carmil.studies.decisions import JOINT, RULE, joint_answers, rule_origin
 from carmil.studies.figures import (
     MEAN_OVER_FOLDS,
     calibration,
     fold_answers,
     intervals,
     mean_over_seeds,
-    measured,
-    summarised,
+    measure,
+    summarise_folds,
 )
+from carmil.studies.predictions import ATTENTION, class_numbers, merge_patients, predict_frame, probabilities
 from carmil.studies.truth import agreement
 from carmil.training.protocol import GridPoint, SelectedModel, Selection, validation_bags
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def conclude(settings: Settings, material: Material, trained: Selection, grid: list[GridPoint]) -> None:
+def evaluate_folds(settings: Settings, material: Material, trained: Selection, grid: list[GridPoint]) -> None:
     """Chooses thresholds on validation bags, then looks at the test folds, once, and writes the run's folder."""
     groups = _groups(trained, material.roles, settings)
     points = {group: _operating_point(group, trained, material.cohort, settings) for group in groups}
-    _tested(settings, material.cohort, trained, grid, points)
+    _evaluate(settings, material.cohort, trained, grid, points)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +87,11 @@ def _operating_point(group: _Group, trained: Selection, cohort: Cohort, settings
     parts = []
     for row, roles in zip(group.models, group.roles, strict=True):
         chosen = validation_bags(roles)
-        part = answered(trained.population, [row], cohort.bags, chosen, cohort.classes)
+        part = predict_frame(trained.population, [row], cohort.bags, chosen, cohort.classes)
         parts.append(_with_labels(part, cohort, chosen))
-    frame = _judged_by(pd.concat(parts), cohort, settings)
+    frame = _cases(pd.concat(parts), cohort, settings)
     p, rule = probabilities(frame, cohort.classes), Rule.parse(settings.threshold)
-    at = threshold(numbers(frame, cohort.classes), p[:, 1], rule) if len(cohort.classes) == 2 else None
+    at = threshold(class_numbers(frame, cohort.classes), p[:, 1], rule) if len(cohort.classes) == 2 else None
     cut = None
     if settings.abstain > 0:
         cut = abstention(p if at is None else p[:, 1], settings.abstain, None if at is None else at.threshold)
@@ -106,14 +106,14 @@ def _with_labels(frame: "pd.DataFrame", cohort: Cohort, chosen: Tensor) -> "pd.D
     return frame
 
 
-def _judged_by(frame: "pd.DataFrame", cohort: Cohort, settings: Settings) -> "pd.DataFrame":
+def _cases(frame: "pd.DataFrame", cohort: Cohort, settings: Settings) -> "pd.DataFrame":
     """A line for everyone who is judged: a patient, or a slide where slides of a patient have different labels."""
     if settings.patients == "one-bag" or not cohort.has_patients:
         return frame
-    return by_patient(frame, cohort.classes, settings.patients)
+    return merge_patients(frame, cohort.classes, settings.patients)
 
 
-def _tested(
+def _evaluate(
     settings: Settings, cohort: Cohort, trained: Selection, grid: list[GridPoint], points: dict[_Group, _Point]
 ) -> None:
     """The test folds are looked at here; nothing is chosen any more."""
@@ -126,7 +126,9 @@ def _tested(
     chosen = {(None if point.at is None else point.at.threshold, point.cut) for point in points.values()}
     one_rule = len(chosen) == 1 or len({group.fold for group in points}) == 1
     for group, point in points.items():
-        frame = answered(trained.population, group.models, cohort.bags, group.tested, cohort.classes, attention=True)
+        frame = predict_frame(
+            trained.population, group.models, cohort.bags, group.tested, cohort.classes, attention=True
+        )
         for name in set(ATTENTION) & set(frame):
             attention[name] += frame.pop(name).to_list()
         frame = _with_labels(frame, cohort, group.tested)
@@ -135,10 +137,10 @@ def _tested(
         at = None if point.at is None else point.at.threshold
         decision = Decision(cohort.classes, at, point.cut)
         folds = [] if one_rule else [group.fold]
-        origin = origin_of(settings.threshold, [decision], folds=folds, level=level, patients=settings.patients)
+        origin = rule_origin(settings.threshold, [decision], folds=folds, level=level, patients=settings.patients)
         decision = replace(decision, origin=origin)
         decisions[group.fold, group.seed] = decision
-        figures = measured(_judged_by(frame, cohort, settings), cohort.classes, decision)
+        figures = measure(_cases(frame, cohort, settings), cohort.classes, decision)
         frame["answer"] = decision.answers(probabilities(frame, cohort.classes))
         frame[RULE] = decision.rule
         for name, values in agreement(trained.population, group.models, cohort.bags, group.tested).items():
@@ -150,19 +152,19 @@ def _tested(
     if frame["slide"].duplicated().any():  # several seeds, or divisions into folds
         frame[RULE] = "this model alone: " + frame[RULE]
         frame[JOINT] = joint_answers(frame, decisions)
-    judged = _judged_by(frame, cohort, settings)
+    judged = _cases(frame, cohort, settings)
     rules = [decisions[fold, seed] for fold, seed in zip(judged["fold"], judged["seed"], strict=True)]
-    together = _judged_by(mean_over_seeds(frame, cohort.classes), cohort, settings)
+    together = _cases(mean_over_seeds(frame, cohort.classes), cohort, settings)
     out = settings.out
     write_predictions(out, frame)
     known = {row: point for group, point in points.items() for row in group.models}
     models = [_fold_model(kept, grid[kept.point], known[row]) for row, kept in enumerate(trained.models)]
     write_models(out, trained.population, trained.history, models)
-    p, y = probabilities(together, cohort.classes), numbers(together, cohort.classes)
+    p, y = probabilities(together, cohort.classes), class_numbers(together, cohort.classes)
     metrics = Metrics(
         level=level,
         rule=settings.patients,
-        summary=summarised(by_fold),
+        summary=summarise_folds(by_fold),
         intervals_of=MEAN_OVER_FOLDS,
         intervals=intervals(fold_answers(judged, cohort.classes, rules)),
         calibration=calibration(together, cohort.classes),
