@@ -28,6 +28,7 @@ from carmil.runs.writing import begin_run
 from carmil.statistics.operating import Rule
 from carmil.studies.card import CONFIG, card, yaml_part
 from carmil.studies.cohort import Material, open_material, worker_bags
+from carmil.studies.evaluate_folds import evaluate_folds
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
