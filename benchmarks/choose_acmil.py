@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from carmil.counterfactual import create_model
-from carmil.evidence import bag_auc, explain
+from carmil.evidence import bag_auc
 from carmil.provenance import machine_line
 from carmil.reproduce.crc import FOLDS, LEARNING_RATE, RECIPE, fold_roles, load_crc
-from carmil.studies.truth import auprc
+from carmil.studies.agreement import map_auprc
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
@@ -49,9 +49,8 @@ if __name__ == "__main__":
             figures = {"AUC": [], "attention": [], "path": []}
             for row in range(len(members)):
                 test = tested[row % FOLDS]
-                part = bags[test]
                 figures["AUC"].append(bag_auc(answers[row][test], bags.labels[test]))
                 for method in ("attention", "path"):
-                    figures[method].append(auprc(explain(population.member(row), part, method)[:, 1], part))
+                    figures[method].append(map_auprc(population.member(row), bags, test, method))
             shown = ", ".join(f"{name} {100 * torch.tensor(values).mean():.1f}" for name, values in figures.items())
             print(f"{heads} maps, masked {masked:g}: validation loss {best.mean():.4f}; test {shown}", flush=True)

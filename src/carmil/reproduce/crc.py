@@ -21,14 +21,14 @@ from carmil.bags.bags import Bags
 from carmil.counterfactual import create_model, list_models
 from carmil.datasets.digit_features import read_features
 from carmil.errors import CarmilError, unknown
-from carmil.evidence import bag_auc, explain, explainers_of
+from carmil.evidence import bag_auc, explainers_of
 from carmil.files import write_text
 from carmil.models.contract import BagModel
 from carmil.progress import training_progress
 from carmil.provenance import config_key, machine_line
 from carmil.reproduce.paper import Figure
 from carmil.reproduce.table1 import EVIDENCE, figure, shown
-from carmil.studies.truth import auprc
+from carmil.studies.agreement import map_auprc
 from carmil.tables import ResultTable
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
@@ -192,8 +192,7 @@ def _measured(name: str, bags: Bags, roles: Tensor, tested: Tensor, recipe: Reci
     models = [population.member(fold) for fold in range(FOLDS)]
     fitting = explainers_of(models[0])
     for method in [method for method in EVIDENCE if method in fitting]:
-        parts = [bags[test] for test in tested]
-        agreement = [auprc(explain(model, part, method)[:, 1], part) for model, part in zip(models, parts, strict=True)]
+        agreement = [map_auprc(model, bags, test, method) for model, test in zip(models, tested, strict=True)]
         rows.append(Row(name, method, figure(aucs), figure(agreement), where))
     return rows[1:] or rows
 

@@ -14,6 +14,7 @@ from carmil.runs.facts import FoldFigures, FoldModel, Metrics
 from carmil.runs.settings import Settings
 from carmil.runs.writing import write_metrics, write_models, write_predictions
 from carmil.statistics.operating import OperatingPoint, Rule, abstention, threshold
+from carmil.studies.agreement import map_figures
 from carmil.studies.cautions import readings
 from carmil.studies.cohort import Cohort, Material
 from carmil.studies.decisions import JOINT, RULE, joint_answers, rule_origin
@@ -27,7 +28,6 @@ from carmil.studies.figures import (
     summarise_folds,
 )
 from carmil.studies.predictions import ATTENTION, class_numbers, merge_patients, predict_frame, probabilities
-from carmil.studies.truth import agreement
 from carmil.training.protocol import GridPoint, SelectedModel, Selection, validation_bags
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _evaluate(
         figures = measure(_cases(frame, cohort, settings), cohort.classes, decision)
         frame["answer"] = decision.answers(probabilities(frame, cohort.classes))
         frame[RULE] = decision.rule
-        for name, values in agreement(trained.population, group.models, cohort.bags, group.tested).items():
+        for name, values in map_figures(trained.population, group.models, cohort.bags, group.tested).items():
             frame[name] = values
             figures[name] = float(frame[name].mean())
         by_fold.append(FoldFigures(group.fold, group.seed, figures, at))

@@ -17,9 +17,9 @@ from carmil.evidence.agreement import agreement_by_bag
 from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc, dice, dice_threshold, froc_interval, ndcg
 from carmil.models.contract import BagModel
+from carmil.studies.agreement import known_instances, second_class
 from carmil.studies.figures import mean_interval
 from carmil.studies.subjects import Subject
-from carmil.studies.truth import known_instances, second_class
 from carmil.truth import UNKNOWN
 from carmil.untrusted import one_line_errors, read_parquet
 

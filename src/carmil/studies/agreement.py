@@ -1,0 +1,205 @@
+"""Agreement of maps with the known truth of the instances, of every model, bag and class.
+
+The truth is (n), of the second of two classes, or (n, k), of every class: 1 for the class, -1 against it, 0 neither, UNKNOWN left
+out. r models, b bags, n instances, k classes; c = 1 or k columns of truth.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.evidence import EXPLAINERS, explain, explainers_of
+from carmil.evidence.agreement import agreement_by_bag
+from carmil.evidence.localisation import auroc, ndcg
+from carmil.models.contract import BagModel
+from carmil.models.pooling import Offsets
+from carmil.runs.run import Run, weights_key
+from carmil.studies.compute_once import compute_once
+from carmil.studies.subjects import open_run_store, own_subjects, validation_places
+from carmil.training.population import Population
+from carmil.truth import UNKNOWN
+
+MEASURES = {"auprc_plus": "AUPRC+", "auprc_both": "AUPRC±", "auroc": "AUROC", "ndcg": "NDCG"}
+MAPS = ("attention", "rollout", "path")  # whose agreement `carmil train` tells
+AT_ONCE = 2**17  # instances
+
+
+@dataclass(frozen=True, eq=False)
+class MapAgreement:
+    """Agreement of the maps of one explainer, negative evidence scored by one of NEGATIVE_RULES.
+
+    measures: some of MEASURES, (r, b, c) each; NaN where a bag has none, or nothing but, of the instances to be found. AUROC is
+    the mean over the positive and the negative instances, as AUPRC± is, where both exist. NDCG's gain is the truth + 1, or 1 for
+    a positive instance where no truth is negative.
+    """
+
+    explainer: str
+    rule: str
+    measures: Mapping[str, Tensor]
+
+
+def agreement(
+    models: Sequence[BagModel],
+    bags: Bags,
+    chosen: Tensor,
+    explainers: Sequence[str],
+    *,
+    measures: Sequence[str] = tuple(MEASURES),
+) -> list[MapAgreement]:
+    """Agreement of the models' maps on the chosen bags (positions, b of them), by each of the explainers that fits the models.
+
+    Empty where no truth is known, or where a single truth meets more than two classes. Every map is computed once; attention has
+    one result per negative rule where the truth is signed.
+    """
+    truth, classes = bags.instance_labels, models[0].classes
+    if truth is None or len(chosen) == 0 or (truth.ndim == 1 and classes != 2):
+        return []
+    signed = truth.ndim == 2 or bool(((truth < 0) & (truth != UNKNOWN)).any())
+    rules = [
+        rule for name in explainers if EXPLAINERS[name].fits(models[0]) for rule in _rules(name, models[0], signed)
+    ]
+    device = next(models[0].parameters()).device
+    parts: dict[tuple[str, str], list[dict[str, Tensor]]] = {rule[:2]: [] for rule in rules}
+    for part in bags.parts(AT_ONCE, chosen):
+        on_device = part.to(device)  # copied once, for all models and maps
+        maps: dict[str, Tensor] = {}
+        for name, rule, negatives in rules:
+            for needed in {name, negatives} - {*maps}:
+                columns = slice(1, 2) if truth.ndim == 1 else slice(None)
+                maps[needed] = torch.stack([explain(model, on_device, needed)[:, columns] for model in models])
+            refuting = -maps[name] if rule == "mirror" else maps[negatives]
+            parts[name, rule].append(_measured(maps[name], refuting, on_device, signed, measures))
+    return [
+        MapAgreement(name, rule, {measure: torch.cat([one[measure] for one in found], 1) for measure in measures})
+        for (name, rule), found in parts.items()
+    ]
+
+
+def map_auprc(model: BagModel, bags: Bags, chosen: Tensor, explainer: str) -> float:
+    """Mean AUPRC+ of a model's maps over the chosen bags (positions, or a mask) and classes that have both kinds of instances."""
+    places = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
+    (found,) = agreement([model], bags, places, [explainer], measures=("auprc_plus",))
+    return float(found.measures["auprc_plus"].nanmean())
+
+
+def map_figures(
+    population: Population, rows: Sequence[int], bags: Bags, chosen: Tensor
+) -> dict[str, NDArray[np.float64]]:
+    """AUPRC+ of the maps of MAPS on each chosen bag, (b): the mean over the models at `rows`, and over classes if the truth is
+    of several."""
+    models = [population.member(row) for row in rows]
+    found = agreement(models, bags, chosen, MAPS, measures=("auprc_plus",))
+    return {
+        f"auprc_{one.explainer}": one.measures["auprc_plus"].mean(0).nanmean(-1).numpy()
+        for one in found
+        if one.rule == "mirror"
+    }
+
+
+def run_agreement(
+    run: Run, explainers: Sequence[str] = (), *, bags: Literal["test", "validation"] = "test", device: str = "cpu"
+) -> list[MapAgreement]:
+    """Agreement of the maps of a run, every model on its own test or validation bags; NaN on all others of the run's store.
+
+    explainers: some that fit the run's model; all if none is named. What was measured is kept in the run's folder.
+    """
+    store, population = open_run_store(run), run.population(device)
+    models = [population.member(row) for row in range(len(population))]
+    if bags == "validation":
+        places = validation_places(run, store)
+    else:
+        subjects = own_subjects(run, store)
+        places = [sorted(subject.place for subject in subjects if row in subject.models) for row in range(len(models))]
+    found: list[MapAgreement] = []
+    for name in explainers or explainers_of(models[0]):
+
+        def measure(name: str = name) -> list[Any]:
+            return _by_model(models, store.bags(), places, name)
+
+        request = {"run": run.key, "weights": weights_key(run), "explainer": name, "measures": [*MEASURES]}
+        path = run.folder / "agreement" / f"{bags}-{name}.json"
+        kept, _ = compute_once(path, request, measure, device=device)
+        found += [_whole(one, name, places, len(store.ids)) for one in kept]
+    return found
+
+
+def _by_model(models: Sequence[BagModel], bags: Bags, places: Sequence[Sequence[int]], name: str) -> list[Any]:
+    """One entry per rule: of every measure and model the values of its own bags. Models with the same bags go together."""
+    together: dict[tuple[int, ...], list[int]] = {}
+    for row, own in enumerate(places):
+        together.setdefault(tuple(own), []).append(row)
+    rules: dict[str, dict[str, list[Any]]] = {}
+    for own, rows in together.items():
+        for one in agreement([models[row] for row in rows], bags, torch.tensor(own), [name]):
+            values = rules.setdefault(one.rule, {measure: [[] for _ in models] for measure in MEASURES})
+            for measure, tensor in one.measures.items():
+                for row, of_model in zip(rows, tensor.tolist(), strict=True):
+                    values[measure][row] = of_model
+    return [{"rule": rule, "measures": values} for rule, values in rules.items()]
+
+
+def _whole(kept: Any, name: str, places: Sequence[Sequence[int]], bags: int) -> MapAgreement:
+    """Values of each model's own bags as (r, b, c); JSON has None for NaN."""
+    measures = {}
+    for measure, by_model in kept["measures"].items():
+        rows = [torch.from_numpy(np.array(values, dtype=np.float64)) for values in by_model]
+        measures[measure] = torch.full((len(rows), bags, rows[0].shape[-1]), torch.nan, dtype=torch.float64)
+        for row, (own, values) in enumerate(zip(places, rows, strict=True)):
+            measures[measure][row, list(own)] = values
+    return MapAgreement(name, kept["rule"], measures)
+
+
+def _rules(name: str, model: BagModel, signed: bool) -> list[tuple[str, str, str]]:
+    """(explainer, negative rule, the map that scores negatives); the mirror rule takes the map itself with its sign changed."""
+    rules = [(name, "mirror", name)]
+    if signed and name == "attention":
+        rules.append((name, "self", name))
+        if EXPLAINERS["counterfactual_attention"].fits(model):
+            rules.append((name, "counterfactual", "counterfactual_attention"))
+    return rules
+
+
+def _measured(
+    supporting: Tensor, refuting: Tensor, bags: Bags, signed: bool, measures: Sequence[str]
+) -> dict[str, Tensor]:
+    """(r, b, c) each of the measures; maps (r, n, c)."""
+    assert bags.instance_labels is not None
+    truth = bags.instance_labels if bags.instance_labels.ndim == 2 else bags.instance_labels.unsqueeze(-1)
+    known, offsets = known_instances(truth, bags.offsets)
+    shape = (len(supporting), len(bags), truth.shape[1])
+    values = {measure: torch.full(shape, torch.nan, dtype=torch.float64) for measure in measures}
+    if not known.any():
+        return values
+    there = torch.stack([part.any() for part in known.split(bags.sizes.tolist())]).cpu()
+    supporting, refuting = (side.to(truth.device)[:, known] for side in (supporting, refuting))
+    truth = truth[known]
+    positive, both = agreement_by_bag(supporting, refuting, truth, offsets)
+    found = {"auprc_plus": positive, "auprc_both": both}
+    if "auroc" in measures:
+        found["auroc"] = agreement_by_bag(supporting, refuting, truth, offsets, auroc)[1]
+    if "ndcg" in measures:
+        gains = truth + 1 if signed else (truth > 0).long()
+        found["ndcg"] = ndcg(supporting, gains, offsets).where(~both.isnan(), torch.nan)
+    for measure in measures:
+        values[measure][:, there] = found[measure].double().cpu()
+    return values
+
+
+def known_instances(truth: Tensor, starts: Tensor) -> tuple[Tensor, Offsets]:
+    """Which instances (n) of truth (n) or (n, k) are known, and how these lie in bags, starts (b+1); bags without any are
+    left out."""
+    known = truth != UNKNOWN
+    known = known.all(-1) if known.ndim == 2 else known
+    before = torch.cat([starts.new_zeros(1), known.long().cumsum(0).cpu()])[starts]
+    return known, Offsets(before.unique_consecutive(), truth.device)
+
+
+def second_class(truth: Tensor) -> Tensor:
+    """(n) the truth of the second class: truth (n) itself, or its column of truth (n, k)."""
+    return truth if truth.ndim == 1 else truth[:, 1]
