@@ -23,7 +23,7 @@ from carmil.evidence import bag_auc, evidence_agreement, explain
 from carmil.models.pooling import Offsets, bag_mean
 from carmil.provenance import machine_line
 from carmil.reproduce.digit_runs import template
-from carmil.reproduce.side_by_side import side_by_side
+from carmil.reproduce.parallel import run_parallel
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
@@ -95,7 +95,7 @@ if __name__ == "__main__":
         (lambda choice=choice: run(*choice, data.studies[choice[0]], given.seeds, given.epochs, given.device))
         for choice in choices
     ]
-    rows = [row for rows in side_by_side(jobs, given.device) for row in rows]
+    rows = [row for rows in run_parallel(jobs, given.device) for row in rows]
     for task in tasks:
         mine = sorted((row for row in rows if row["task"] == task), key=lambda row: row["loss"])
         for row in mine:

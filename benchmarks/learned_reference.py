@@ -33,7 +33,7 @@ from carmil.models import registry
 from carmil.models.pooling import Offsets, bag_mean, bag_softmax, bag_sum
 from carmil.provenance import machine_line
 from carmil.reproduce.digit_runs import template
-from carmil.reproduce.side_by_side import side_by_side
+from carmil.reproduce.parallel import run_parallel
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.predict import predict
@@ -170,7 +170,7 @@ if __name__ == "__main__":
         for task in given.tasks.split(",")
         for size in map(int, given.sizes.split(","))
     ]
-    rows = [row for rows in side_by_side(jobs, given.device) for row in rows]
+    rows = [row for rows in run_parallel(jobs, given.device) for row in rows]
     told(rows, given.seeds)
     if given.out:
         given.out.write_text(json.dumps(rows))

@@ -7,12 +7,12 @@ import numpy as np
 from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import Protocol, StudyCohort
 
 WIDTH, SIDE, TILE = 6, 12, 256
 
 
-def make_cohort(folder: Path, *, classes: int = 2, slides: int = 30, seed: int = 0, **others) -> SlideCohort:
+def make_cohort(folder: Path, *, classes: int = 2, slides: int = 30, seed: int = 0, **others) -> StudyCohort:
     """Slides of class c > 0 have a disc of tiles with a large feature c; a third each is for training, validation and test."""
     rng = np.random.default_rng(seed)
     lines = ["slide,patient,label,split"]
@@ -29,16 +29,14 @@ def make_cohort(folder: Path, *, classes: int = 2, slides: int = 30, seed: int =
         lines.append(f"s{i:02d},p{i:02d},{'abcdefg'[label]},{split}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
     build_store(folder / "work", folder / "made", workers=1)
-    return SlideCohort(
+    return StudyCohort(
         name=folder.name,
         title=f"made, {classes} classes",
         bags=folder / "made",
         labels=folder / "labels.csv",
         measures=("auc", "f1_macro"),
         encoder="made",
-        official=True,
-        seeds=2,
-        lr=5e-3,
-        said=("made for a test",),
+        protocol=Protocol(official=True, seeds=2, lr=5e-3),
+        notes=("made for a test",),
         **others,
     )

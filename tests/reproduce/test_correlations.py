@@ -7,8 +7,8 @@ from scipy.stats import spearmanr
 
 from carmil.reproduce import correlations, digit_data, digit_models, slide_cohorts
 from carmil.reproduce.correlations import PAIRS, Alike
-from carmil.reproduce.recipes import Asked
-from carmil.reproduce.slide_runs import run_on
+from carmil.reproduce.method_runs import train_model
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.two_branches import look, models_of_run
 from carmil.studies import cautions
 
@@ -40,11 +40,11 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     home.mkdir()
     cohort = make_cohort(home, classes=3, slides=27, stand_in=True)
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
-    monkeypatch.setattr(digit_models, "training_of", lambda asked: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((cohort,), ()))
+    monkeypatch.setattr(digit_models, "training_of", lambda request: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
+    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: slide_cohorts.Found((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
-    asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
-    found = correlations.reproduce(asked)
+    request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
+    found = correlations.reproduce(request)
     (told,) = (line for line in found.lines if "no closer to the truth" in line)
     assert told.startswith("made, 3 classes: the probabilities of ABMIL, CAR-MIL (L1), CAR-MIL (cosine) are no closer")
     spearman, _ = found.tables
@@ -54,13 +54,13 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
         ("Four Bags", "L1"),
         ("Four Bags", "cosine"),
     ]
-    bags, plain = models_of_run(run_on(cohort, "abmil.gated", asked), "cpu")  # read, not trained
+    bags, plain = models_of_run(train_model(cohort, "abmil.gated", request), "cpu")  # read, not trained
     first = next(plain)
-    car = next(models_of_run(run_on(cohort, "car/abmil.gated", asked), "cpu")[1])
+    car = next(models_of_run(train_model(cohort, "car/abmil.gated", request), "cpu")[1])
     a, b = look(first.model, bags, first.places), look(car.model, bags, car.places)
     bounds = a.offsets.starts.tolist()
     expected = [spearmanr(a.scores[i:j], b.scores[i:j]).statistic for i, j in pairwise(bounds)]
-    facts = json.loads((asked.out / "correlations.json").read_text())["found"]
+    facts = json.loads((request.out / "correlations.json").read_text())["found"]
     assert facts[0]["spearman"]["ABMIL–F"][0] == pytest.approx(np.mean(expected))
     assert any("other data: they stand in no column" in line for line in found.lines)
     assert found.pictures[0].path.is_file()

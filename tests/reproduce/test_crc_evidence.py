@@ -36,8 +36,8 @@ def write_crc(folder, *, spoil=None):
 
 
 def run(data, out, **changes):
-    asked = {"device": "cpu", "seeds": SEEDS, "recipe": RECIPE, **changes}
-    return crc_evidence.run_crc_evidence(data, MODELS, out, **asked)
+    request = {"device": "cpu", "seeds": SEEDS, "recipe": RECIPE, **changes}
+    return crc_evidence.run_crc_evidence(data, MODELS, out, **request)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,9 +68,9 @@ def trained(model, data, out):
 
 def test_every_explainer_of_every_model_has_a_row(done, data):
     result, out = done
-    asked = [(m, e) for m in MODELS for e in explainers_of(trained(m, data, out)[0].member(0))]
-    assert [(row.model, row.evidence) for row in result.rows] == asked
-    assert ("car/abmil.gated", "path.counterfactual") in asked
+    request = [(m, e) for m in MODELS for e in explainers_of(trained(m, data, out)[0].member(0))]
+    assert [(row.model, row.evidence) for row in result.rows] == request
+    assert ("car/abmil.gated", "path.counterfactual") in request
 
 
 def test_auprc_and_auc_are_crcs_own_on_each_folds_test_and_validation_bags(done, data):
@@ -95,16 +95,16 @@ def test_auprc_and_auc_are_crcs_own_on_each_folds_test_and_validation_bags(done,
 
 
 def test_no_model_was_trained_or_stopped_by_a_bag_it_is_tested_on(data, tmp_path, monkeypatch):
-    asked = {}
+    request = {}
 
     def spied(population, bags, roles, recipe, **others):
-        asked[len(asked)] = (roles, [member.seed for member in population.members])
+        request[len(request)] = (roles, [member.seed for member in population.members])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(crc_evidence, "fit", spied)
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path)
-    roles, seeds = asked[0]
+    roles, seeds = request[0]
     _, tested = crc.fold_roles(crc.load_crc(data).labels, 0)
     assert roles.shape == (crc.FOLDS * SEEDS, 40)
     assert not roles[tested.repeat(SEEDS, 1)].any()
@@ -136,10 +136,10 @@ def test_a_killed_study_goes_on_with_the_explainer_it_was_at(data, done, tmp_pat
         patched.setattr(crc_evidence, "explain", killed)
         with pytest.raises(KeyboardInterrupt):
             run(data, tmp_path)
-    asked = []
+    request = []
 
     def counted(model, bags, method):
-        asked.append(method)
+        request.append(method)
         return explain(model, bags, method)
 
     trainings = []
@@ -153,7 +153,7 @@ def test_a_killed_study_goes_on_with_the_explainer_it_was_at(data, done, tmp_pat
     monkeypatch.setattr(crc_evidence, "fit", fitted)
     result = run(data, tmp_path)
     assert trainings == ["car/abmil.gated"]
-    assert asked[: 2 * crc.FOLDS * SEEDS] == ["lrp"] * crc.FOLDS * SEEDS + ["random"] * crc.FOLDS * SEEDS
+    assert request[: 2 * crc.FOLDS * SEEDS] == ["lrp"] * crc.FOLDS * SEEDS + ["random"] * crc.FOLDS * SEEDS
     assert result.rows == done[0].rows
     assert result.contrasts == done[0].contrasts
 

@@ -6,8 +6,7 @@ import torch
 
 from carmil.errors import CarmilError
 from carmil.reproduce.everything import reproduce_all
-from carmil.reproduce.recipes import RECIPES, Asked, Finding, Picture
-from carmil.reproduce.written import written
+from carmil.reproduce.recipes import RECIPES, Finding, Picture, Request, write_finding
 from carmil.tables import ResultTable
 
 PAGE = "paper.html"
@@ -18,20 +17,20 @@ def recipe(name, reproduce):
 
 
 @pytest.fixture
-def asked(tmp_path):
-    return Asked(out=tmp_path / "out", shared=tmp_path / "out")
+def recipe_request(tmp_path):
+    return Request(out=tmp_path / "out", shared=tmp_path / "out")
 
 
-def draws(asked):
+def draws(recipe_request):
     from PIL import Image
 
-    asked.out.mkdir(parents=True)
-    Image.new("RGB", (2, 2), "red").save(asked.out / "red.png")
+    recipe_request.out.mkdir(parents=True)
+    Image.new("RGB", (2, 2), "red").save(recipe_request.out / "red.png")
     table = ResultTable("Ours", ("model", "AUC"), (("abmil", "99.1"), ("<b>", "1")))
-    return Finding((table,), (Picture(asked.out / "red.png", "A red square"),), ("on no data",))
+    return Finding((table,), (Picture(recipe_request.out / "red.png", "A red square"),), ("on no data",))
 
 
-def stops(asked):
+def stops(recipe_request):
     raise CarmilError("nothing to run on: expected DATA/crc")
 
 
@@ -40,21 +39,25 @@ def test_every_recipe_that_is_listed_can_be_asked(recipe):
     assert callable(recipe.reproduce)
 
 
-def test_a_recipe_that_cannot_run_says_why_and_the_others_go_on(asked):
+def test_a_recipe_that_cannot_run_says_why_and_the_others_go_on(recipe_request):
     said = []
     sections = reproduce_all(
-        [recipe("first", stops), recipe("second", draws)], asked, asked.out / PAGE, command="carmil", say=said.append
+        [recipe("first", stops), recipe("second", draws)],
+        recipe_request,
+        recipe_request.out / PAGE,
+        command="carmil",
+        say=said.append,
     )
     assert [section.trouble for section in sections] == ["nothing to run on: expected DATA/crc", ""]
     assert "first could not run: nothing to run on: expected DATA/crc" in said
-    page = (asked.out / PAGE).read_text()
+    page = (recipe_request.out / PAGE).read_text()
     assert "nothing to run on: expected DATA/crc" in page
     assert ">99.1<" in page and "A red square" in page and "on no data" in page
 
 
-def test_the_page_holds_its_pictures_asks_no_network_and_shows_words_as_words(asked):
-    reproduce_all([recipe("second", draws)], asked, asked.out / PAGE, command="carmil reproduce all")
-    page = (asked.out / PAGE).read_text()
+def test_the_page_holds_its_pictures_asks_no_network_and_shows_words_as_words(recipe_request):
+    reproduce_all([recipe("second", draws)], recipe_request, recipe_request.out / PAGE, command="carmil reproduce all")
+    page = (recipe_request.out / PAGE).read_text()
     assert "data:image/png;base64," in page
     assert "http" not in page.replace("http-equiv", "")
     assert "<b>" not in page.split("Ours")[1].split("</table>")[0]
@@ -62,31 +65,38 @@ def test_the_page_holds_its_pictures_asks_no_network_and_shows_words_as_words(as
 
 
 def test_a_fast_page_says_that_its_figures_mean_nothing(tmp_path):
-    asked = Asked(out=tmp_path, shared=tmp_path, fast=True)
-    reproduce_all([recipe("first", lambda asked: Finding())], asked, asked.out / PAGE, command="carmil")
+    recipe_request = Request(out=tmp_path, shared=tmp_path, fast=True)
+    reproduce_all(
+        [recipe("first", lambda recipe_request: Finding())], recipe_request, recipe_request.out / PAGE, command="carmil"
+    )
     assert "The figures on this page mean nothing" in (tmp_path / PAGE).read_text()
 
 
-def test_what_is_not_run_yet_stands_on_the_page_while_others_run(asked):
-    def looks(asked):
-        return Finding(lines=((asked.out.parent / PAGE).read_text(),))
+def test_what_is_not_run_yet_stands_on_the_page_while_others_run(recipe_request):
+    def looks(recipe_request):
+        return Finding(lines=((recipe_request.out.parent / PAGE).read_text(),))
 
     first, second = reproduce_all(
-        [recipe("a", lambda asked: Finding()), recipe("b", looks)], asked, asked.out / PAGE, command="carmil"
+        [recipe("a", lambda recipe_request: Finding()), recipe("b", looks)],
+        recipe_request,
+        recipe_request.out / PAGE,
+        command="carmil",
     )
     assert "Not run yet." in second.lines[0] and first.took
 
 
-def test_what_came_out_stands_first_and_what_it_depends_on_last(asked):
+def test_what_came_out_stands_first_and_what_it_depends_on_last(recipe_request):
     table = ResultTable("Millimetres", ("month", "rain"), (("May", "80"),))
     found = Finding((table,), lines=("it rains",), conditions=("in spring",))
-    reproduce_all([recipe("rain", lambda asked: found)], asked, asked.out / PAGE, command="carmil")
-    written("table3", asked, found, {})
+    reproduce_all(
+        [recipe("rain", lambda recipe_request: found)], recipe_request, recipe_request.out / PAGE, command="carmil"
+    )
+    write_finding("table3", recipe_request, found, {})
     for file in (PAGE, "table3.md"):
-        text = (asked.out / file).read_text()
+        text = (recipe_request.out / file).read_text()
         assert text.index("it rains") < text.index("Millimetres") < text.index("How this was measured")
         assert text.index("How this was measured") < text.index("in spring")
-    assert json.loads((asked.out / "table3.json").read_text())["conditions"] == ["in spring"]
+    assert json.loads((recipe_request.out / "table3.json").read_text())["conditions"] == ["in spring"]
 
 
 def test_the_list_names_every_recipe(said):
@@ -96,12 +106,12 @@ def test_the_list_names_every_recipe(said):
         assert recipe.name in out
 
 
-def test_a_recipe_that_runs_out_of_memory_says_so_and_the_others_go_on(asked):
-    def too_large(asked):
+def test_a_recipe_that_runs_out_of_memory_says_so_and_the_others_go_on(recipe_request):
+    def too_large(recipe_request):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 80 GiB")
 
     first, second = reproduce_all(
-        [recipe("a", too_large), recipe("b", draws)], asked, asked.out / PAGE, command="carmil"
+        [recipe("a", too_large), recipe("b", draws)], recipe_request, recipe_request.out / PAGE, command="carmil"
     )
     assert first.trouble == "memory was not enough: CUDA out of memory. Tried to allocate 80 GiB"
     assert second.took
@@ -120,7 +130,7 @@ def test_data_that_is_no_folder_is_refused_in_one_line(said, tmp_path):
 
 
 def test_a_fast_look_keeps_its_digit_models_apart_from_the_real_ones(tmp_path):
-    fast, full = (Asked(out=tmp_path, shared=tmp_path, fast=fast).digits for fast in (True, False))
+    fast, full = (Request(out=tmp_path, shared=tmp_path, fast=fast).digits for fast in (True, False))
     assert fast != full and fast.parent == full
 
 

@@ -11,7 +11,7 @@ from carmil.errors import CarmilError
 from carmil.evidence import bag_auc, explain
 from carmil.evidence.faithfulness import faithfulness_of, of_classes
 from carmil.reproduce import crc, faithfulness
-from carmil.reproduce.deletion_curves import Asked, curves_of
+from carmil.reproduce.deletion_curves import Request, curves_of
 from carmil.reproduce.digit_runs import population_of
 from carmil.reproduce.faithfulness import Nuclei, run_faithfulness
 from carmil.reproduce.table1 import Settings, planned, run_table1
@@ -153,11 +153,11 @@ def test_what_makes_no_curve_is_named_before_any_training(data, nuclei, populati
         run_faithfulness({}, SETTINGS, data.about, tmp_path, device="cpu")
     for models, nuclear in ((("abmil", "mean"), ()), (("abmil",), ("mean",))):
         of_mean = Settings(models=models, epochs=1)
-        asked = dataclasses.replace(nuclei, models=nuclear) if nuclear else None
+        request = dataclasses.replace(nuclei, models=nuclear) if nuclear else None
         with pytest.raises(CarmilError, match="mean has none of the maps that curves are drawn of"):
-            run_faithfulness(data.studies, of_mean, data.about, tmp_path, nuclei=asked, device="cpu")
+            run_faithfulness(data.studies, of_mean, data.about, tmp_path, nuclei=request, device="cpu")
     trained, test, _ = population
-    wrong = Asked(trained.member(0), test, torch.arange(len(test)), 1 - test.labels)
+    wrong = Request(trained.member(0), test, torch.arange(len(test)), 1 - test.labels)
     with pytest.raises(CarmilError, match="answers no test bag of Adjacent Pairs right"):
         curves_of("Adjacent Pairs", "car/abmil", [wrong])
     assert not list(tmp_path.iterdir())

@@ -17,9 +17,9 @@ from carmil.maps.tile_maps import TileMap
 from carmil.reproduce import heat_maps, slide_cohorts
 from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, draw_heat_maps, zooms
-from carmil.reproduce.recipes import Asked
+from carmil.reproduce.method_runs import train_model
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.slide_cohorts import Found
-from carmil.reproduce.slide_runs import run_on
 from carmil.slides.slide import Tiles
 from carmil.studies import cautions
 from carmil.studies.subjects import open_run_store
@@ -50,16 +50,16 @@ def drawn(tmp_path_factory):
     home = tmp_path_factory.mktemp("two")
     cohort = make_cohort(home, slides=18)
     many = make_cohort(tmp_path_factory.mktemp("three"), classes=3, slides=9)
-    asked = Asked(out=home / "out", shared=home / "shared", fast=True)
+    request = Request(out=home / "out", shared=home / "shared", fast=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slide_cohorts, "cohorts_in", lambda asked: Found((many, cohort), ()))
-        assert with_places(asked) == cohort
-        return heat_maps.reproduce(asked), cohort, asked
+        patch.setattr(slide_cohorts, "cohorts_in", lambda request: Found((many, cohort), ()))
+        assert with_places(request) == cohort
+        return heat_maps.reproduce(request), cohort, request
 
 
 def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(drawn):
-    found, cohort, asked = drawn
-    runs = [run_on(cohort, model, asked) for model in dict.fromkeys(one[1] for one in heat_maps.MAPS)]
+    found, cohort, request = drawn
+    runs = [train_model(cohort, model, request) for model in dict.fromkeys(one[1] for one in heat_maps.MAPS)]
     bags = open_run_store(runs[0]).bags()
     areas = {}
     for name in runs[0].predictions()["slide"].unique():
@@ -81,8 +81,8 @@ def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(
 
 
 def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
-    found, cohort, asked = drawn
-    run = run_on(cohort, "car/abmil.gated", asked)
+    found, cohort, request = drawn
+    run = train_model(cohort, "car/abmil.gated", request)
     store = open_run_store(run)
     chosen = heat_maps.choose([run], store)
     bag = store.bags()[torch.tensor([chosen.place])]
@@ -94,8 +94,8 @@ def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
 
 
 def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
-    _, cohort, asked = drawn
-    run = run_on(cohort, "abmil.gated", asked)
+    _, cohort, request = drawn
+    run = train_model(cohort, "abmil.gated", request)
     store, frame = open_run_store(run), run.predictions()
     areas = {name: int((store.bag(i).instance_labels > 0).sum()) for i, name in enumerate(store.ids)}
     ill = sorted(frame.loc[frame["label"] == "b", "slide"].unique(), key=areas.get)
@@ -138,9 +138,9 @@ def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch,
         write_bag(replace(read_bag(source), instance_labels=None), tmp_path / "bare", "safetensors")
     build_store(tmp_path / "bare", tmp_path / "unknown", workers=1)
     cohort = replace(cohort, name="unknown", bags=tmp_path / "unknown")
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: Found((cohort,), ()))
+    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: Found((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
-    found = heat_maps.reproduce(Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
+    found = heat_maps.reproduce(Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
     assert any(
         f"{cohort.title}: the probabilities of ABMIL, CLAM, AddMIL, DSMIL, CAR-MIL are" in line for line in found.lines
     )

@@ -137,11 +137,11 @@ def test_only_the_explainers_that_are_named_are_asked(data, tmp_path, monkeypatc
         return [row.evidence for row in rows if row.ours]
 
     assert kinds("lrp", "path") == ["path", "lrp"]
-    asked = []
+    request = []
     real = interpretability.evidence_maps
-    monkeypatch.setattr(interpretability, "evidence_maps", lambda *words: asked.append(words[2]) or real(*words))
+    monkeypatch.setattr(interpretability, "evidence_maps", lambda *words: request.append(words[2]) or real(*words))
     assert kinds("lrp", "path", "random") == ["path", "lrp", "random"]
-    assert asked == [["random"]]
+    assert request == [["random"]]
     with pytest.raises(CarmilError, match="unknown explainer 'lpr'"):
         kinds("lpr")
 

@@ -7,7 +7,7 @@ from carmil.counterfactual import create_model
 from carmil.models.pooling import Offsets
 from carmil.reproduce import overview
 from carmil.reproduce.overview import CLASSES, MODEL, WIDTH, stages_of
-from carmil.reproduce.recipes import Asked
+from carmil.reproduce.recipes import Request
 
 
 def test_the_parts_that_are_drawn_are_all_of_the_model():
@@ -33,8 +33,8 @@ def test_sizes_follow_the_model_that_is_built():
 def test_the_bag_is_drawn_as_the_trained_model_sees_it(tmp_path, monkeypatch):
     monkeypatch.setattr(overview, "SIZES", (60, 20, 30))
     monkeypatch.setattr(overview, "FAST_EPOCHS", 3)
-    asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
-    bag, said = overview.seen_bag(asked)
+    request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
+    bag, said = overview.seen_bag(request)
     assert bag.attention.sum() == pytest.approx(1, abs=1e-5) and bag.counterfactual.sum() == pytest.approx(1, abs=1e-5)
     assert bag.pictures.shape == (30, 28, 28)
     assert bag.digits.tolist() == sorted(bag.digits) and {8, 9} <= set(bag.digits.tolist())
@@ -42,9 +42,9 @@ def test_the_bag_is_drawn_as_the_trained_model_sees_it(tmp_path, monkeypatch):
     label = torch.tensor(bag.label)
     assert bag.terms[0] == pytest.approx(float(torch.nn.functional.cross_entropy(before, label)), abs=1e-5)
     assert bag.terms[1] == pytest.approx(float(torch.nn.functional.cross_entropy(before - after, label)), abs=1e-5)
-    found = overview.reproduce(asked)
+    found = overview.reproduce(request)
     assert said in found.lines[1] and found.pictures[0].path.is_file()
-    assert json.loads((asked.out / "overview.json").read_text())["parameters"] == 657_412
+    assert json.loads((request.out / "overview.json").read_text())["parameters"] == 657_412
 
 
 def test_the_distance_that_is_drawn_is_the_mean_absolute_difference():

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
 from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts
 from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_models import Point
-from carmil.reproduce.recipes import Asked
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, shift_of
 from carmil.reproduce.shift_words import nearest_reading, reasons_lines, verdict
 from carmil.reproduce.two_branches import Looked
@@ -103,7 +103,7 @@ def test_the_nearest_way_to_count_is_named_and_what_it_gives_without_a_counterfa
     assert "it is the paper's own" in nearest_reading(near)
 
 
-SLIDES = SlideCohort("x", "made slides", Path("x"), Path("x.csv"), ("auc", "f1_macro"), "uni")
+SLIDES = StudyCohort("x", "made slides", Path("x"), Path("x.csv"), ("auc", "f1_macro"), "uni")
 
 
 def slides_said(counts):
@@ -139,21 +139,21 @@ def test_so_few_slides_are_counted_with_a_decimal_place():
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 40))
-    monkeypatch.setattr(digit_models, "training_of", lambda asked: {"repetitions": 2, "epochs": 4, "lr": 4e-3})
+    monkeypatch.setattr(digit_models, "training_of", lambda request: {"repetitions": 2, "epochs": 4, "lr": 4e-3})
 
 
 def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_path, monkeypatch):
     home = tmp_path / "four"
     home.mkdir()
     cohort = make_cohort(home, classes=3, slides=27)
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((cohort,), ()))
+    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: slide_cohorts.Found((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
-    asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
-    found = shift.reproduce(asked, points=(Point(), Point(1.0, 0.2)))
+    request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
+    found = shift.reproduce(request, points=(Point(), Point(1.0, 0.2)))
     assert any(
         line.startswith("made, 3 classes: the probabilities of CAR-MIL (L1) are no closer") for line in found.lines
     )
-    facts = json.loads((asked.out / "shift.json").read_text())
+    facts = json.loads((request.out / "shift.json").read_text())
     counts = np.array(facts["four_bags"]["counts"]["grows most"])
     assert counts.shape == (2, 4, 4)
     matrix = next(table for table in found.tables if table.title.startswith("Four Bags (l1"))
@@ -165,21 +165,21 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     assert np.array(facts["slides"]["counts"]["grows most"]).shape == (2, 3, 3)  # a matrix a seed
     points = next(table for table in found.tables if "other weights" in table.title)
     assert [line[:3] for line in points.lines] == [("l1", "0.2", "1"), ("l1", "1", "0.2")]
-    assert (asked.digits / "runs" / "four_bags" / "car-abmil").is_dir()  # where Table 1's is
+    assert (request.digits / "runs" / "four_bags" / "car-abmil").is_dir()  # where Table 1's is
     assert all(picture.path.is_file() for picture in found.pictures)
-    text = (asked.out / "shift.md").read_text()
+    text = (request.out / "shift.md").read_text()
     assert all(line in text for line in (*found.lines, *found.conditions)) and "the figures mean nothing" in text
 
 
 def test_where_there_are_no_slides_it_is_said_why(tmp_path, monkeypatch):
-    def none(asked):
+    def none(request):
         raise CarmilError("slides are needed")
 
-    asked = Asked(out=tmp_path, shared=tmp_path)
+    request = Request(out=tmp_path, shared=tmp_path)
     monkeypatch.setattr(slide_cohorts, "cohorts_in", none)
-    assert several_classes(asked) == (None, ["not on slides: slides are needed"])
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda asked: slide_cohorts.Found((), ("BRACS is not there",)))
-    cohort, lines = several_classes(asked)
+    assert several_classes(request) == (None, ["not on slides: slides are needed"])
+    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: slide_cohorts.Found((), ("BRACS is not there",)))
+    cohort, lines = several_classes(request)
     assert cohort is None and lines[-1] == "BRACS is not there"
 
 

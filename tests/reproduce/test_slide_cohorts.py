@@ -8,14 +8,14 @@ from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.datasets.paper_cohorts import DATASETS, dataset_named
 from carmil.errors import CarmilError
-from carmil.reproduce.recipes import Asked
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.slide_cohorts import Counted, cohorts_in, counts_said
 
 from .made_crc import made_crc
 
 
-def asked(tmp_path: Path, data: Path | None) -> Asked:
-    return Asked(out=tmp_path / "out", shared=tmp_path / "shared", data=data, fast=True)
+def recipe_request(tmp_path: Path, data: Path | None) -> Request:
+    return Request(out=tmp_path / "out", shared=tmp_path / "shared", data=data, fast=True)
 
 
 def brca(home: Path, encoder: str = "uni") -> None:
@@ -29,9 +29,9 @@ def brca(home: Path, encoder: str = "uni") -> None:
 
 def test_what_is_there_is_found_and_what_is_not_is_named(tmp_path: Path) -> None:
     brca(tmp_path / "data")
-    found = cohorts_in(asked(tmp_path, tmp_path / "data"))
+    found = cohorts_in(recipe_request(tmp_path, tmp_path / "data"))
     (cohort,) = found.cohorts
-    assert (cohort.name, cohort.measures, cohort.official, cohort.folds, cohort.lr) == (
+    assert (cohort.name, cohort.measures, cohort.protocol.official, cohort.protocol.folds, cohort.protocol.lr) == (
         "brca",
         ("auc", "f1_macro"),
         False,
@@ -40,7 +40,7 @@ def test_what_is_there_is_found_and_what_is_not_is_named(tmp_path: Path) -> None
     )
     assert cohort.bags == tmp_path / "data" / "brca" / "uni"
     assert not cohort.stand_in
-    assert "TCGA-BRCA: 6 (IDC 3, ILC 3) slides, the paper has 977 (IDC 779, ILC 198)" in cohort.said
+    assert "TCGA-BRCA: 6 (IDC 3, ILC 3) slides, the paper has 977 (IDC 779, ILC 198)" in cohort.notes
     assert len(found.missing) == 4
     assert "DATA/camelyon16/labels.csv (carmil dataset labels camelyon16 makes it)" in found.missing[-1]
 
@@ -52,7 +52,7 @@ def test_a_cohort_that_cannot_be_used_says_why_and_the_others_are_found(tmp_path
     (tmp_path / "data" / "bracs" / "labels.csv").write_text("slide,label\nBRACS_1,N\nBRACS_2,PB\n")
     (tmp_path / "data" / "nsclc" / "uni").mkdir(parents=True)
     (tmp_path / "data" / "nsclc" / "labels.csv").write_text("slide,label\na,LUAD\nb,LUSC\n")
-    found = cohorts_in(asked(tmp_path, tmp_path / "data"))
+    found = cohorts_in(recipe_request(tmp_path, tmp_path / "data"))
     assert [one.name for one in found.cohorts] == ["brca"]
     said = [line for line in found.missing if "is there and cannot be used" in line]
     assert len(said) == 2
@@ -62,7 +62,7 @@ def test_a_cohort_that_cannot_be_used_says_why_and_the_others_are_found(tmp_path
 
 def test_the_encoder_that_was_asked_for_is_looked_for(tmp_path: Path) -> None:
     brca(tmp_path / "data", "resnet50")
-    resnet = replace(asked(tmp_path, tmp_path / "data"), encoder="resnet50")
+    resnet = replace(recipe_request(tmp_path, tmp_path / "data"), encoder="resnet50")
     assert cohorts_in(resnet).cohorts[0].bags.name == "resnet50"
 
 
@@ -71,10 +71,10 @@ def test_only_what_is_missing_of_a_cohort_is_named(tmp_path: Path) -> None:
     brca(tmp_path / "data", "resnet50")
     (tmp_path / "data" / "bracs").mkdir()
     (tmp_path / "data" / "bracs" / "labels.csv").write_text("slide,label\n")
-    line = next(line for line in cohorts_in(asked(tmp_path, tmp_path / "data")).missing if "BRACS" in line)
+    line = next(line for line in cohorts_in(recipe_request(tmp_path, tmp_path / "data")).missing if "BRACS" in line)
     assert "labels.csv" not in line
     assert "features in DATA/bracs/uni" in line
-    assert cohorts_in(asked(tmp_path, tmp_path / "data"), encoder="resnet50").cohorts[0].encoder == "resnet50"
+    assert cohorts_in(recipe_request(tmp_path, tmp_path / "data"), encoder="resnet50").cohorts[0].encoder == "resnet50"
 
 
 def test_official_cohorts_have_three_initialisations_and_their_own_measures() -> None:
@@ -139,7 +139,7 @@ def test_camelyon16_is_counted_in_train_and_test_and_validation_is_training() ->
 
 def test_without_any_of_the_five_the_stand_in_takes_their_place(tmp_path: Path) -> None:
     made_crc(tmp_path / "data" / "crc")
-    found = cohorts_in(asked(tmp_path, tmp_path / "data"))
+    found = cohorts_in(recipe_request(tmp_path, tmp_path / "data"))
     assert [cohort.stand_in for cohort in found.cohorts] == [True] * 4
     assert len(found.missing) == 5
     assert found.cohorts[0].bags.is_relative_to(tmp_path / "shared")
@@ -148,4 +148,4 @@ def test_without_any_of_the_five_the_stand_in_takes_their_place(tmp_path: Path) 
 @pytest.mark.parametrize("there", [True, False])
 def test_without_slides_and_without_crc_it_is_one_line(tmp_path: Path, there: bool) -> None:
     with pytest.raises(CarmilError, match=r"expected DATA/NAME/labels.csv and DATA/NAME/uni of one of brca, nsclc"):
-        cohorts_in(asked(tmp_path, tmp_path if there else None))
+        cohorts_in(recipe_request(tmp_path, tmp_path if there else None))

@@ -6,8 +6,8 @@ import pytest
 
 from carmil.bags.labels import read_labels
 from carmil.bags.store import open_store
-from carmil.datasets.slide_cohort import SlideCohort
 from carmil.datasets.stand_in import build_stand_in
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 
 from .made_crc import KINDS, made_crc
@@ -26,20 +26,20 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cohorts(crc: Path, out: Path) -> dict[str, SlideCohort]:
+def cohorts(crc: Path, out: Path) -> dict[str, StudyCohort]:
     return {cohort.name: cohort for cohort in build_stand_in(crc, out, fast=True, seed=0)}
 
 
-def test_every_column_is_called_a_stand_in(cohorts: dict[str, SlideCohort]) -> None:
+def test_every_column_is_called_a_stand_in(cohorts: dict[str, StudyCohort]) -> None:
     assert set(cohorts) == {"crc", "weak", "kinds", "foci"}
     for cohort in cohorts.values():
         assert cohort.stand_in
         assert "stand-in" in cohort.title
-        assert any("stand-in" in line for line in cohort.said)
+        assert any("stand-in" in line for line in cohort.notes)
 
 
-def test_cohorts_are_measured_as_what_they_stand_in_for(cohorts: dict[str, SlideCohort]) -> None:
-    told = {name: (c.measures, c.official, c.seeds, c.lr) for name, c in cohorts.items()}
+def test_cohorts_are_measured_as_what_they_stand_in_for(cohorts: dict[str, StudyCohort]) -> None:
+    told = {name: (c.measures, c.protocol.official, c.protocol.seeds, c.protocol.lr) for name, c in cohorts.items()}
     assert told == {
         "crc": (("auc", "f1_macro"), False, 1, 2e-4),
         "weak": (("auc", "f1_macro"), False, 1, 2e-4),
@@ -48,7 +48,7 @@ def test_cohorts_are_measured_as_what_they_stand_in_for(cohorts: dict[str, Slide
     }
 
 
-def test_a_store_has_the_features_places_and_truth_of_its_nuclei(cohorts: dict[str, SlideCohort]) -> None:
+def test_a_store_has_the_features_places_and_truth_of_its_nuclei(cohorts: dict[str, StudyCohort]) -> None:
     bags = open_store(cohorts["foci"].bags).bags()
     assert bags.coordinate_unit == "level0_px"
     assert bags.instance_labels is not None
@@ -60,14 +60,14 @@ def test_a_store_has_the_features_places_and_truth_of_its_nuclei(cohorts: dict[s
         assert (told[name] == "tumour") == bool((bags[i].features[:, 0] == TUMOUR).any())
 
 
-def test_a_bag_of_crc_is_a_patient(cohorts: dict[str, SlideCohort]) -> None:
+def test_a_bag_of_crc_is_a_patient(cohorts: dict[str, StudyCohort]) -> None:
     bags = open_store(cohorts["crc"].bags).bags()
     for i, name in enumerate(bags.ids):
         assert set(bags[i].features[:, 1].tolist()) == {float(name.removeprefix("patient_"))}
 
 
 def test_another_encoder_sees_the_same_nuclei_on_the_same_slides(
-    crc: Path, out: Path, cohorts: dict[str, SlideCohort]
+    crc: Path, out: Path, cohorts: dict[str, StudyCohort]
 ) -> None:
     pixels = {cohort.name: cohort for cohort in build_stand_in(crc, out, fast=True, seed=0, encoder="pixels")}
     assert pixels["foci"].labels == cohorts["foci"].labels
@@ -80,7 +80,7 @@ def test_another_encoder_sees_the_same_nuclei_on_the_same_slides(
     assert np.array_equal(one.coordinates, other.coordinates)
 
 
-def test_what_is_there_and_the_same_is_not_made_again(crc: Path, out: Path, cohorts: dict[str, SlideCohort]) -> None:
+def test_what_is_there_and_the_same_is_not_made_again(crc: Path, out: Path, cohorts: dict[str, StudyCohort]) -> None:
     written = cohorts["weak"].bags / "features.bin"
     before = written.stat().st_mtime_ns
     build_stand_in(crc, out, fast=True, seed=0)
@@ -94,7 +94,7 @@ def test_what_is_there_and_the_same_is_not_made_again(crc: Path, out: Path, coho
 def test_where_uni_is_asked_for_it_is_said_that_features_are_others(crc: Path, out: Path) -> None:
     for cohort in build_stand_in(crc, out, fast=True, seed=0, encoder="uni"):
         assert cohort.encoder == "resnet50"
-        assert any("not UNI" in line for line in cohort.said)
+        assert any("not UNI" in line for line in cohort.notes)
     with pytest.raises(CarmilError, match="unknown encoder 'virchow'"):
         build_stand_in(crc, out, fast=True, seed=0, encoder="virchow")
 

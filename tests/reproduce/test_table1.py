@@ -52,14 +52,14 @@ def test_what_is_printed_is_what_the_runs_measured(table):
 
 def test_a_grid_of_weights_is_its_points_trained_one_by_one(table, tmp_path):
     _, _, data, _ = table
-    asked = {"models": ("car/abmil",), "repetitions": 2, "epochs": 3}
+    request = {"models": ("car/abmil",), "repetitions": 2, "epochs": 3}
     one = {"four_bags": data.studies["four_bags"]}
-    grid = Settings(**asked, alpha=(0.0, 0.8), lambda_=(0.2, 1.0))
+    grid = Settings(**request, alpha=(0.0, 0.8), lambda_=(0.2, 1.0))
     rows, _ = run_table1(one, grid, data.about, tmp_path / "grid", device="cpu")
     ours = [row for row in rows if row.ours]
     assert {row.weights for row in ours} == {f"alpha {a}, lambda {b}" for a in ("0", "0.8") for b in ("0.2", "1")}
     assert not any(row.paper for row in ours)
-    alone = Settings(**asked, alpha=(0.8,), lambda_=(0.2,))
+    alone = Settings(**request, alpha=(0.8,), lambda_=(0.2,))
     for row in run_table1(one, alone, data.about, tmp_path / "one", device="cpu")[0]:
         if row.ours:
             (same,) = [

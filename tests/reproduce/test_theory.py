@@ -10,7 +10,7 @@ from carmil.models.pooling import Offsets, bag_softmax
 from carmil.reproduce import digit_data, digit_models, theory
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import digit_models as models_of
-from carmil.reproduce.recipes import Asked
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.theory_reading import _measured, _medians, followed, margin_gradient, margins
 from carmil.reproduce.two_branches import look
 
@@ -74,17 +74,17 @@ def test_the_median_of_a_bag_is_its_middle_value():
 
 def test_the_recipe_measures_both_tasks_and_distances_and_says_what_it_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
-    monkeypatch.setattr(digit_models, "training_of", lambda asked: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
-    asked = Asked(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
-    found = theory.reproduce(asked)
-    facts = json.loads((asked.out / "theory.json").read_text())["rows"]
+    monkeypatch.setattr(digit_models, "training_of", lambda request: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
+    request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
+    found = theory.reproduce(request)
+    facts = json.loads((request.out / "theory.json").read_text())["rows"]
     assert [(row["task"], row["distance"]) for row in facts if row["rival"] == "all others"] == [
         ("Adjacent Pairs", "L1"),
         ("Adjacent Pairs", "cosine"),
         ("Four Bags", "L1"),
         ("Four Bags", "cosine"),
     ]
-    again = models_of(asked, digits_of(asked, ["four_bags"]), "four_bags", "car/abmil")  # read, not trained
+    again = models_of(request, digits_of(request, ["four_bags"]), "four_bags", "car/abmil")  # read, not trained
     measured = followed(again)
     row = next(r for r in facts if (r["task"], r["distance"], r["rival"]) == ("Four Bags", "L1", "all others"))
     assert row["pearson"] == pytest.approx(measured.interval("pearson"))

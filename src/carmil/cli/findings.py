@@ -9,7 +9,7 @@ from carmil.cli.options import Device, DeviceOption, EncoderOption, SeedOption, 
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
-    from carmil.reproduce.recipes import Asked, Finding
+    from carmil.reproduce.recipes import Finding, Request
 
 
 def _words_of_a_recipe(
@@ -30,23 +30,23 @@ def _words_of_a_recipe(
     return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
 
 
-# A command about a recipe is called with `words`, for asked_in.
+# A command about a recipe is called with `words`, for request_in.
 of_a_recipe = options_of(_words_of_a_recipe, "words")
 
 
-def asked_in(out: Path, words: dict[str, Any]) -> "Asked":
+def request_in(out: Path, words: dict[str, Any]) -> "Request":
     """A recipe by itself: trained models lie where its findings do."""
-    from carmil.reproduce.recipes import Asked
+    from carmil.reproduce.recipes import Request
 
     out = folder_for(out)
-    return Asked(out=out, shared=out, **words)
+    return Request(out=out, shared=out, **words)
 
 
-def show_finding(name: str, asked: "Asked", found: "Finding") -> None:
+def show_finding(name: str, request: "Request", found: "Finding") -> None:
     from carmil.tables import print_tables
 
     print_tables(found.tables)
     for line in (*found.lines, *found.conditions):
         typer.echo(f"- {line}")
-    files = [asked.out / f"{name}.md", asked.out / f"{name}.json", *(picture.path for picture in found.pictures)]
+    files = [request.out / f"{name}.md", request.out / f"{name}.json", *(picture.path for picture in found.pictures)]
     typer.echo(f"\nwritten: {', '.join(map(str, files))}")

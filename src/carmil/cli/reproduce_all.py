@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carmil.cli.findings import asked_in, of_a_recipe
+from carmil.cli.findings import of_a_recipe, request_in
 from carmil.cli.options import OutOption, names_in, say
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
-    from carmil.reproduce.recipes import Asked
+    from carmil.reproduce.recipes import Request
 
 
 @reproduce.command("list")
@@ -52,11 +52,11 @@ def all_(
     if only and not names_in(only):
         raise CarmilError("no recipe named: expected for example --only table1,shift")
     recipes = tuple(recipe_named(name) for name in dict.fromkeys(names_in(only))) or RECIPES
-    asked = asked_in(out, words)
-    if asked.fast:
-        asked = replace(asked, out=out / "fast")
-    page = asked.out / ("some.html" if only else "paper.html")
-    sections = reproduce_all(recipes, asked, page, command=_again(asked, only), say=say)
+    request = request_in(out, words)
+    if request.fast:
+        request = replace(request, out=out / "fast")
+    page = request.out / ("some.html" if only else "paper.html")
+    sections = reproduce_all(recipes, request, page, command=_again(request, only), say=say)
     typer.echo(f"written: {page}")
     troubled = [section.name for section in sections if section.trouble]
     if troubled:
@@ -65,12 +65,12 @@ def all_(
         )
 
 
-def _again(asked: "Asked", only: str) -> str:
+def _again(request: "Request", only: str) -> str:
     """The command that made the page; of a path the last part, since the rest is about the machine."""
     words = ["carmil", "reproduce", "all"]
-    words += ["--data", asked.data.resolve().name] if asked.data is not None else []
+    words += ["--data", request.data.resolve().name] if request.data is not None else []
     words += ["--only", only] if only else []
-    words += ["--fast"] if asked.fast else []
-    words += ["--encoder", asked.encoder] if asked.encoder != "uni" else []
-    words += ["--seed", str(asked.seed)] if asked.seed else []
+    words += ["--fast"] if request.fast else []
+    words += ["--encoder", request.encoder] if request.encoder != "uni" else []
+    words += ["--seed", str(request.seed)] if request.seed else []
     return shlex.join(words)

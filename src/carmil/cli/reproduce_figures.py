@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from carmil.cli.findings import asked_in, of_a_recipe, show_finding
+from carmil.cli.findings import of_a_recipe, request_in, show_finding
 from carmil.cli.options import (
     OutOption,
     names_in,
@@ -28,8 +28,8 @@ def overview(words: dict[str, Any], out: OutOption = Path("overview")) -> None:
     """
     from carmil.reproduce import overview as recipe
 
-    asked = asked_in(out, words)
-    show_finding("overview", asked, recipe.reproduce(asked))
+    request = request_in(out, words)
+    show_finding("overview", request, recipe.reproduce(request))
 
 
 @reproduce.command()
@@ -62,8 +62,8 @@ def shift(
     points = [Point(*one) for one in product(*values)]
     if not points:
         raise CarmilError("nothing to train: expected at least one --alpha, one --lambda and one --distance")
-    asked = asked_in(out, words)
-    show_finding("shift", asked, recipe.reproduce(asked, points=points))
+    request = request_in(out, words)
+    show_finding("shift", request, recipe.reproduce(request, points=points))
 
 
 @reproduce.command()
@@ -81,8 +81,8 @@ def theory(
     """
     from carmil.reproduce import theory as recipe
 
-    chosen, asked = tasks_in(tasks), asked_in(out, words)
-    show_finding("theory", asked, recipe.reproduce(asked, tasks=chosen))
+    chosen, request = tasks_in(tasks), request_in(out, words)
+    show_finding("theory", request, recipe.reproduce(request, tasks=chosen))
 
 
 @reproduce.command()
@@ -97,8 +97,8 @@ def correlations(words: dict[str, Any], out: OutOption = Path("correlations")) -
     """
     from carmil.reproduce import correlations as recipe
 
-    asked = asked_in(out, words)
-    show_finding("correlations", asked, recipe.reproduce(asked))
+    request = request_in(out, words)
+    show_finding("correlations", request, recipe.reproduce(request))
 
 
 @reproduce.command()
@@ -123,5 +123,5 @@ def heat_maps(
 
     if slides is not None and not slides.is_dir():
         raise CarmilError(f"--slides {slides} is no folder: expected one with the slides in it")
-    asked = asked_in(out, words)
-    show_finding("heat-maps", asked, recipe.reproduce(asked, slides=slides))
+    request = request_in(out, words)
+    show_finding("heat-maps", request, recipe.reproduce(request, slides=slides))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from carmil.cli.findings import asked_in, of_a_recipe, show_finding
+from carmil.cli.findings import of_a_recipe, request_in, show_finding
 from carmil.cli.options import OutOption, names_in
 from carmil.cli.reproduce import reproduce
 
@@ -28,8 +28,8 @@ def table2(
     """
     from carmil.reproduce import table2 as recipe
 
-    asked = asked_in(out, words)
-    show_finding("table2", asked, recipe.reproduce(asked, models=names_in(models)))
+    request = request_in(out, words)
+    show_finding("table2", request, recipe.reproduce(request, models=names_in(models)))
 
 
 @reproduce.command()
@@ -41,8 +41,8 @@ def table3(words: dict[str, Any], out: OutOption = Path("table3")) -> None:
     """
     from carmil.reproduce import table3 as recipe
 
-    asked = asked_in(out, words)
-    show_finding("table3", asked, recipe.reproduce(asked))
+    request = request_in(out, words)
+    show_finding("table3", request, recipe.reproduce(request))
 
 
 @reproduce.command()
@@ -54,8 +54,8 @@ def encoders(words: dict[str, Any], out: OutOption = Path("encoders")) -> None:
     """
     from carmil.reproduce import encoders as recipe
 
-    asked = asked_in(out, words)
-    show_finding("encoders", asked, recipe.reproduce(asked))
+    request = request_in(out, words)
+    show_finding("encoders", request, recipe.reproduce(request))
 
 
 @reproduce.command()
@@ -67,8 +67,8 @@ def hyperparameters(words: dict[str, Any], out: OutOption = Path("hyperparameter
     """
     from carmil.reproduce import hyperparameters as recipe
 
-    asked = asked_in(out, words)
-    show_finding("hyperparameters", asked, recipe.reproduce(asked))
+    request = request_in(out, words)
+    show_finding("hyperparameters", request, recipe.reproduce(request))
 
 
 @reproduce.command()
@@ -80,5 +80,5 @@ def weno(words: dict[str, Any], out: OutOption = Path("weno")) -> None:
     """
     from carmil.reproduce import weno as recipe
 
-    asked = asked_in(out, words)
-    show_finding("weno", asked, recipe.reproduce(asked))
+    request = request_in(out, words)
+    show_finding("weno", request, recipe.reproduce(request))

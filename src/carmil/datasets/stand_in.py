@@ -19,8 +19,8 @@ from carmil.bags.store import is_store
 from carmil.bags.writers import write_bag
 from carmil.csv_files import csv_text
 from carmil.datasets.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
-from carmil.datasets.slide_cohort import SlideCohort
 from carmil.datasets.stand_in_slides import FAST, FULL, Size, slides_of
+from carmil.datasets.study_cohort import SLIDES, Protocol, StudyCohort
 from carmil.errors import CarmilError, unknown
 from carmil.files import passing_folder, whole_folder, write_text
 
@@ -35,7 +35,7 @@ SETS = (
 
 def build_stand_in(
     crc: Path, out: Path, *, fast: bool, seed: int, encoder: str = "resnet50"
-) -> tuple[SlideCohort, ...]:
+) -> tuple[StudyCohort, ...]:
     """The four cohorts, made of crc's nuclei where they are not there yet. encoder: resnet50 or pixels; uni is not to be had
     here, and what takes its place is said."""
     if encoder not in (*ENCODERS, "uni"):
@@ -47,7 +47,7 @@ def build_stand_in(
     else:
         cohorts = _cohorts(home, encoder)
 
-    def make(cohort: SlideCohort) -> None:
+    def make(cohort: StudyCohort) -> None:
         make_cohort(cohort.name, nuclei, home / cohort.name, cohort.encoder, size=size, seed=seed)
 
     with ThreadPoolExecutor() as pool:  # it is mostly files that are written
@@ -55,12 +55,14 @@ def build_stand_in(
     return cohorts
 
 
-def _cohorts(home: Path, encoder: str, *more: str) -> tuple[SlideCohort, ...]:
+def _cohorts(home: Path, encoder: str, *more: str) -> tuple[StudyCohort, ...]:
     """In the order of the paper's columns. more: what is to be said of each."""
 
-    def cohort(name: str, title: str, measures: tuple[str, str], said: tuple[str, ...], **protocol: Any) -> SlideCohort:
+    def cohort(
+        name: str, title: str, measures: tuple[str, str], notes: tuple[str, ...], protocol: Protocol = SLIDES
+    ) -> StudyCohort:
         bags, labels = home / name / encoder, home / name / "labels.csv"
-        return SlideCohort(name, title, bags, labels, measures, encoder, stand_in=True, said=(*said, *more), **protocol)
+        return StudyCohort(name, title, bags, labels, measures, encoder, protocol, stand_in=True, notes=(*notes, *more))
 
     return (
         cohort(
@@ -91,9 +93,7 @@ def _cohorts(home: Path, encoder: str, *more: str) -> tuple[SlideCohort, ...]:
                 MIXED,
                 SETS,
             ),
-            official=True,
-            seeds=3,
-            lr=1e-4,
+            Protocol(official=True, seeds=3, lr=1e-4),
         ),
         cohort(
             "foci",
@@ -106,8 +106,7 @@ def _cohorts(home: Path, encoder: str, *more: str) -> tuple[SlideCohort, ...]:
                 MIXED,
                 SETS,
             ),
-            official=True,
-            seeds=3,
+            Protocol(official=True, seeds=3),
         ),
     )
 

@@ -20,7 +20,7 @@ import torch
 from carmil.counterfactual import create_model
 from carmil.files import write_text
 from carmil.progress import tracked
-from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.recipes import Finding, Request
 from carmil.tables import ResultTable
 
 INSTANCES, PAPER_INSTANCES = 10_000, 9_000
@@ -170,8 +170,8 @@ def measure(name: str, instances: int = INSTANCES) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2
 
 
-def reproduce(asked: Asked) -> Finding:
-    return Finding((table(run_complexity(asked.out)),), conditions=(EXPLANATION,))
+def reproduce(request: Request) -> Finding:
+    return Finding((table(run_complexity(request.out)),), conditions=(EXPLANATION,))
 
 
 def run_complexity(out: Path) -> list[Complexity]:

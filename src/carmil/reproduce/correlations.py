@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.evidence.reading import correlations
 from carmil.progress import console
@@ -17,11 +17,10 @@ from carmil.report.matrices import Matrix, draw_matrices
 from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
-from carmil.reproduce.recipes import Asked, Finding, Picture
-from carmil.reproduce.slide_runs import answered
+from carmil.reproduce.method_runs import train_methods
+from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed
 from carmil.reproduce.two_branches import Looked, look, models_of_run
-from carmil.reproduce.written import written
 from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
@@ -62,29 +61,29 @@ class Alike:
         return f"{np.nanstd(every, ddof=1):.2f}" if (~np.isnan(every)).sum() > 1 else "–"
 
 
-def reproduce(asked: Asked) -> Finding:
-    digits = digits_of(asked, [TASK])
-    plain = digit_models(asked, digits, TASK, "abmil")
+def reproduce(request: Request) -> Finding:
+    digits = digits_of(request, [TASK])
+    plain = digit_models(request, digits, TASK, "abmil")
     found, trained = [], [plain]
     for distance in DISTANCES:
-        car = digit_models(asked, digits, TASK, "car/abmil", Point(distance=distance))
+        car = digit_models(request, digits, TASK, "car/abmil", Point(distance=distance))
         pairs = ((look(a, car.bags), look(b, car.bags)) for a, b in zip(plain.models, car.models, strict=True))
         found.append(_alike(plain.task.title, distance, pairs))
         trained.append(car)
-    cohort, said = several_classes(asked)
+    cohort, said = several_classes(request)
     little: list[str] = []
     if cohort is not None:
-        plain_run, *car_runs = rows = answered([cohort], (ABMIL, CAR_L1, CAR_COSINE), asked)
+        plain_run, *car_runs = rows = train_methods([cohort], (ABMIL, CAR_L1, CAR_COSINE), request)
         of_slides = [
-            _of_slides(cohort, distance, (plain_run.run, car.run), asked)
+            _of_slides(cohort, distance, (plain_run.run, car.run), request)
             for distance, car in zip(DISTANCES, car_runs, strict=True)
         ]
         found = [*of_slides, *found]
         little = uninformed(rows)
-        said = [f"{cohort.title}: {line}" for line in cohort.said]
+        said = [f"{cohort.title}: {line}" for line in cohort.notes]
     picture = draw_matrices(
         [_matrix(one, "spearman") for one in found],
-        asked.out / "correlations.png",
+        request.out / "correlations.png",
         low=-1,
         high=1,
         bar="Spearman, mean over bags and models",
@@ -100,7 +99,7 @@ def reproduce(asked: Asked) -> Finding:
     conditions = [
         "attention scores u, before the softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
         "± is over models (initialisations and folds) of the mean over their test bags; `over bags`: the deviation of single bags",
-        *said_of_digits(asked, digits, *trained),
+        *said_of_digits(request, digits, *trained),
         *said,
     ]
     caption = (
@@ -109,13 +108,13 @@ def reproduce(asked: Asked) -> Finding:
     finding = Finding(
         tuple(_table(found, kind) for kind in KINDS), (Picture(picture, caption),), tuple(lines), tuple(conditions)
     )
-    return written("correlations", asked, finding, {"found": [_facts(one) for one in found]})
+    return write_finding("correlations", request, finding, {"found": [_facts(one) for one in found]})
 
 
-def _of_slides(cohort: SlideCohort, distance: str, runs: tuple[Run, Run], asked: Asked) -> Alike:
+def _of_slides(cohort: StudyCohort, distance: str, runs: tuple[Run, Run], request: Request) -> Alike:
     """ABMIL and CAR of the same fold and seed, on the slides that both were tested on."""
-    bags, plain = models_of_run(runs[0], asked.device)
-    others = {(one.fold, one.seed): one for one in models_of_run(runs[1], asked.device)[1]}
+    bags, plain = models_of_run(runs[0], request.device)
+    others = {(one.fold, one.seed): one for one in models_of_run(runs[1], request.device)[1]}
 
     def pairs() -> Iterator[tuple[Looked, Looked]]:
         for one in plain:

@@ -35,7 +35,7 @@ Bounded = dict[str, Any]  # mean, low, high: a number each, or the S+1 points of
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A trained model and its test bags: `places` (b) of these in the cohort, `answers` (b) the classes it gives them."""
 
     model: BagModel
@@ -77,7 +77,7 @@ def _methods(model: BagModel) -> list[str]:
     return [method for method in EVIDENCE if method in explainers_of(model)]
 
 
-def curves_of(dataset: str, model: str, tested: Iterable[Asked], *, repeats: int = 1000) -> list[Curves]:
+def curves_of(dataset: str, model: str, tested: Iterable[Request], *, repeats: int = 1000) -> list[Curves]:
     """Intervals are a bootstrap over bags and over seeds together, each drawn by itself."""
     methods: list[str] = []
     columns: list[Tensor] = []
@@ -110,7 +110,7 @@ def curves_of(dataset: str, model: str, tested: Iterable[Asked], *, repeats: int
     ]
 
 
-def _followed(one: Asked, methods: list[str]) -> tuple[Tensor, Tensor, np.ndarray]:
+def _followed(one: Request, methods: list[str]) -> tuple[Tensor, Tensor, np.ndarray]:
     """Columns (e, right bags, 2 (S+1) + measures), which bags are right (b), and the cohort's AUC (e, S+1)."""
     assert one.bags.labels is not None
     labels = one.bags.labels.cpu()

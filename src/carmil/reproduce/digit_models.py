@@ -9,7 +9,7 @@ from carmil.models.contract import BagModel
 from carmil.reproduce import table1
 from carmil.reproduce.digit_data import training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
-from carmil.reproduce.recipes import Asked
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.table1 import Settings
 from carmil.training.runs import Run
 
@@ -45,23 +45,25 @@ class DigitModels:
         return self.test.bags
 
 
-def digit_models(asked: Asked, digits: DigitData, task: str, model: str, point: Point | None = None) -> DigitModels:
+def digit_models(request: Request, digits: DigitData, task: str, model: str, point: Point | None = None) -> DigitModels:
     """Trains the population, or reads the run that is there: at Table 1's point it is Table 1's."""
     point = point or Point()
-    settings = Settings(models=(model,), distance=point.distance, **training_of(asked))
+    settings = Settings(models=(model,), distance=point.distance, **training_of(request))
     if point != Point(distance=point.distance):
         settings = replace(settings, alpha=(point.alpha,), lambda_=(point.lambda_,))
     studies = {task: digits.studies[task]}
     usual = point == Point() or not model.startswith("car/")
-    where = asked.digits if usual else asked.digits / "points" / point.name.replace(", ", "-").replace(" ", "_")
-    ((experiment, run),) = table1.trained(table1.planned(studies, settings, digits.about), studies, where, asked.device)
-    population = population_of(run, experiment, studies[task].test.bags.width, device=asked.device)
+    where = request.digits if usual else request.digits / "points" / point.name.replace(", ", "-").replace(" ", "_")
+    ((experiment, run),) = table1.trained(
+        table1.planned(studies, settings, digits.about), studies, where, request.device
+    )
+    population = population_of(run, experiment, studies[task].test.bags.width, device=request.device)
     members = tuple(population.member(row) for row in range(len(population)))
     return DigitModels(experiment, run, members, studies[task].test)
 
 
-def said_of_digits(asked: Asked, digits: DigitData, *found: DigitModels) -> list[str]:
+def said_of_digits(request: Request, digits: DigitData, *found: DigitModels) -> list[str]:
     """What the figures on digit bags depend on, a line each."""
-    settings = Settings(**training_of(asked))
+    settings = Settings(**training_of(request))
     _, bags, _, training, measured = table1.conditions(settings, digits.about, [one.run.measured_on for one in found])
     return [bags, training, measured]

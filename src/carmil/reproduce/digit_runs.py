@@ -133,9 +133,9 @@ def population_of(run: Run, experiment: Experiment, width: int, *, device: str =
 def evidence_maps(population: Population, bags: Bags, methods: Sequence[str]) -> dict[str, Tensor]:
     """Evidence (r, n, k) by those of the methods that the model can be asked for."""
     members = [population.member(row) for row in range(len(population))]
-    asked = [method for method in explainers_of(members[0]) if method in methods]
+    request = [method for method in explainers_of(members[0]) if method in methods]
     there = bags.to(population.device)  # copied once, not for every model and method
-    return {method: torch.stack([explain(member, there, method) for member in members]) for method in asked}
+    return {method: torch.stack([explain(member, there, method) for member in members]) for method in request}
 
 
 def scored(maps: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor, Tensor]]:

@@ -1,10 +1,10 @@
 """Table 4: ABMIL and CAR-MIL on features of other encoders."""
 
 from carmil.datasets.paper_cohorts import DATASETS
+from carmil.reproduce.method_runs import train_methods
 from carmil.reproduce.paper_slides import ENCODERS, paper_table
-from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.recipes import Finding, Request, write_finding
 from carmil.reproduce.slide_cohorts import Found, cohorts_in, is_there
-from carmil.reproduce.slide_runs import answered
 from carmil.reproduce.slide_table import (
     ABMIL,
     CAR_L1,
@@ -19,30 +19,29 @@ from carmil.reproduce.slide_table import (
     there,
     uninformed,
 )
-from carmil.reproduce.written import written
 
 OF_SLIDES, OF_THE_STAND_IN = ("uni", "resnet50"), ("resnet50", "pixels")
 TITLE = "The paper's, ResNet50 features of TCGA; its CAR-MIL's distance is not said"
 
 
-def reproduce(asked: Asked) -> Finding:
+def reproduce(request: Request) -> Finding:
     tables, lines, rows, compared = [], [], [], []
     missing: dict[str, None] = {}
-    for encoder, found in _found(asked).items():
-        mine = answered(there(found), (ABMIL, CAR_L1), asked)
+    for encoder, found in _found(request).items():
+        mine = train_methods(there(found), (ABMIL, CAR_L1), request)
         between = differences(pairs_of(mine, (CAR_L1,), (ABMIL,)))
         tables += [figures_table(mine, f"Ours, {encoder} features"), difference_table(between)]
         lines += [f"{encoder} features: {line}" for line in (*in_words(between), *uninformed(mine))]
         missing |= dict.fromkeys(found.missing)
         rows += mine
         compared += between
-    told = conditions(rows, Found((), tuple(missing)), asked)
+    told = conditions(rows, Found((), tuple(missing)), request)
     table = paper_table(ENCODERS, ("BRCA", "NSCLC", "LUAD"), TITLE)
     finding = Finding((*tables, table), lines=tuple(lines), conditions=(*READ, *told))
-    return written("encoders", asked, finding, as_json(rows, compared))
+    return write_finding("encoders", request, finding, as_json(rows, compared))
 
 
-def _found(asked: Asked) -> dict[str, Found]:
+def _found(request: Request) -> dict[str, Found]:
     """The cohorts by encoder: those of slides where any is there, else the stand-in's."""
-    real = [name for name in OF_SLIDES if any(is_there(asked.data, dataset, name) for dataset in DATASETS)]
-    return {name: cohorts_in(asked, encoder=name) for name in real or OF_THE_STAND_IN}
+    real = [name for name in OF_SLIDES if any(is_there(request.data, dataset, name) for dataset in DATASETS)]
+    return {name: cohorts_in(request, encoder=name) for name in real or OF_THE_STAND_IN}

@@ -10,32 +10,32 @@ from carmil.errors import CarmilError
 from carmil.provenance import machine
 from carmil.recording import out_of_memory
 from carmil.report.paper import Section, write_paper
-from carmil.reproduce.recipes import WHAT_THAT_IS, Asked, Recipe
+from carmil.reproduce.recipes import WHAT_THAT_IS, Recipe, Request
 
 
 def reproduce_all(
     recipes: Sequence[Recipe],
-    asked: Asked,
+    request: Request,
     page: Path,
     *,
     command: str,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Section]:
-    """Runs the recipes under asked.out and writes the page, anew after each."""
+    """Runs the recipes under request.out and writes the page, anew after each."""
     sections = [Section(one.name, one.of, one.title, one.needs) for one in recipes]
     for i, recipe in enumerate(recipes):
         say(f"{i + 1}/{len(recipes)} {recipe.name}: {recipe.title}")
-        sections[i] = _run(recipe, sections[i], replace(asked, out=asked.out / recipe.name))
+        sections[i] = _run(recipe, sections[i], replace(request, out=request.out / recipe.name))
         if sections[i].trouble:
             say(f"{recipe.name} could not run: {sections[i].trouble}")
-        write_paper(page, sections, fast=asked.fast, command=command, facts=_facts(asked))
+        write_paper(page, sections, fast=request.fast, command=command, facts=_facts(request))
     return sections
 
 
-def _run(recipe: Recipe, section: Section, asked: Asked) -> Section:
+def _run(recipe: Recipe, section: Section, request: Request) -> Section:
     started = time.perf_counter()
     try:
-        found = recipe.reproduce(asked)
+        found = recipe.reproduce(request)
     except CarmilError as error:
         return replace(section, trouble=str(error))
     except (MemoryError, RuntimeError) as error:
@@ -52,11 +52,11 @@ def _run(recipe: Recipe, section: Section, asked: Asked) -> Section:
     )
 
 
-def _facts(asked: Asked) -> dict[str, str]:
+def _facts(request: Request) -> dict[str, str]:
     return {
         "carmil": __version__,
-        "device": asked.device,
-        "seed": str(asked.seed),
+        "device": request.device,
+        "seed": str(request.seed),
         **WHAT_THAT_IS,
         "times": "less where runs of another recipe, or of an earlier try, were there already",
         **machine(),

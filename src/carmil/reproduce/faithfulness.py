@@ -1,4 +1,4 @@
-"""The paper's deletion figure, and its Figure 1a, for ABMIL, CIA and CAR: on digit bags, and on crc's nuclei if asked for.
+"""The paper's deletion figure, and its Figure 1a, for ABMIL, CIA and CAR: on digit bags, and on crc's nuclei if request for.
 
 Digit models are table1's, in run folders of the same form: `--out` of a table1 run with the same settings is used again.
 """
@@ -18,7 +18,7 @@ from carmil.files import write_text
 from carmil.progress import console
 from carmil.report.deletion import Panel, Ribbon, draw_ribbons
 from carmil.reproduce import crc, recipes, table1
-from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Asked, Bounded, Curves, check_model, curves_of
+from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Bounded, Curves, Request, check_model, curves_of
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
 from carmil.reproduce.table1 import DIGIT_TASKS, Settings, figure, shown
@@ -49,19 +49,21 @@ class Nuclei:
     seed: int = 0
 
 
-def reproduce(asked: recipes.Asked) -> recipes.Finding:
+def reproduce(request: recipes.Request) -> recipes.Finding:
     """ABMIL, CIA and CAR on digit bags, and on crc's nuclei if they are there."""
-    digits = digits_of(asked, DIGIT_TASKS)
-    settings = Settings(models=MODELS, **training_of(asked))
-    folder = asked.folder("crc")
-    recipe = replace(crc.RECIPE, epochs=FAST_EPOCHS, warmup=0) if asked.fast else crc.RECIPE
-    nuclei = None if folder is None else Nuclei(folder, NUCLEI_MODELS, recipe, asked.seed)
+    digits = digits_of(request, DIGIT_TASKS)
+    settings = Settings(models=MODELS, **training_of(request))
+    folder = request.folder("crc")
+    recipe = replace(crc.RECIPE, epochs=FAST_EPOCHS, warmup=0) if request.fast else crc.RECIPE
+    nuclei = None if folder is None else Nuclei(folder, NUCLEI_MODELS, recipe, request.seed)
     curves, lines = run_faithfulness(
-        digits.studies, settings, digits.about, asked.out, nuclei=nuclei, device=asked.device, shared=asked.digits
+        digits.studies, settings, digits.about, request.out, nuclei=nuclei, device=request.device, shared=request.digits
     )
     pictures = (
-        recipes.Picture(asked.out / CURVES, "How sure a model stays of its answer as its most relevant instances go."),
-        recipes.Picture(asked.out / COHORT, "The AUC of all test bags meanwhile (the paper's Figure 1a)."),
+        recipes.Picture(
+            request.out / CURVES, "How sure a model stays of its answer as its most relevant instances go."
+        ),
+        recipes.Picture(request.out / COHORT, "The AUC of all test bags meanwhile (the paper's Figure 1a)."),
     )
     return recipes.Finding(tuple(tables(curves)), pictures, conditions=tuple(lines))
 
@@ -118,12 +120,12 @@ def _of_digits(experiment: Experiment, run: Run, test: Bags, out: Path, device: 
     """The curves of all initialisations on the same test bags."""
     title, model = experiment.task.title, experiment.model
 
-    def tested() -> Iterator[Asked]:
+    def tested() -> Iterator[Request]:
         population = population_of(run, experiment, test.width, device=device)
         answers = predict(population, test, maps=False).probabilities.argmax(-1)
         there, everything = test.to(device), torch.arange(len(test))
         for row, member in enumerate(experiment.members):
-            yield Asked(population.member(row), there, everything, answers[row], member.seed)
+            yield Request(population.member(row), there, everything, answers[row], member.seed)
 
     return _once(title, model, {"config": experiment.config}, tested, out / "deletion" / experiment.task.name, device)
 
@@ -133,18 +135,23 @@ def _of_nuclei(model: str, nuclei: Nuclei, bags: Bags, out: Path, device: str) -
     assert bags.labels is not None
     roles, tests = crc.fold_roles(bags.labels, nuclei.seed)
 
-    def tested() -> Iterator[Asked]:
+    def tested() -> Iterator[Request]:
         population = crc.fold_population(model, bags, roles, nuclei.recipe, device)
         answers = predict(population, bags, maps=False).probabilities.argmax(-1)
         for fold, test in enumerate(tests):
-            yield Asked(population.member(fold), bags[test].to(device), test.nonzero().flatten(), answers[fold][test])
+            yield Request(population.member(fold), bags[test].to(device), test.nonzero().flatten(), answers[fold][test])
 
     study = {"study": crc.study_of(bags, nuclei.recipe, nuclei.seed), "model": model}
     return _once(NUCLEI, model, study, tested, out / "deletion" / "crc", device)
 
 
 def _once(
-    dataset: str, model: str, asked: Mapping[str, Any], tested: Callable[[], Iterator[Asked]], folder: Path, device: str
+    dataset: str,
+    model: str,
+    request: Mapping[str, Any],
+    tested: Callable[[], Iterator[Request]],
+    folder: Path,
+    device: str,
 ) -> tuple[list[Curves], str]:
     """Curves, measured once, and the machine that measured them."""
 
@@ -152,8 +159,8 @@ def _once(
         with console.status(f"deleting: {model} on {dataset}"):
             return [asdict(curves) for curves in curves_of(dataset, model, tested())]
 
-    asked = {**asked, "measures": list(MEASURES)}
-    facts, where = compute_once(folder / f"{model.replace('/', '-')}.json", asked, measure, device=device)
+    request = {**request, "measures": list(MEASURES)}
+    facts, where = compute_once(folder / f"{model.replace('/', '-')}.json", request, measure, device=device)
     return [Curves(**one) for one in facts], where
 
 

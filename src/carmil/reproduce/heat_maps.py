@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from carmil.bags.bags import Bags
 from carmil.bags.store import Store
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc
@@ -23,10 +23,9 @@ from carmil.models.pooling import Offsets
 from carmil.progress import console
 from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, annotated, draw_heat_maps
-from carmil.reproduce.recipes import Asked, Finding, Picture
-from carmil.reproduce.slide_runs import Answered, Method, run_on
+from carmil.reproduce.method_runs import Method, MethodRun, train_model
+from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_table import uninformed
-from carmil.reproduce.written import written
 from carmil.runs.run import Run
 from carmil.studies.decisions import decision_of
 from carmil.studies.predictions import probabilities
@@ -64,17 +63,17 @@ class Chosen:
     rule: str
 
 
-def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
+def reproduce(request: Request, *, slides: Path | None = None) -> Finding:
     """slides: a folder in which the slide's file is looked for by name, to draw over its picture."""
-    cohort = with_places(asked)
-    runs = {model: run_on(cohort, model, asked) for _, model, _, _ in MAPS}
+    cohort = with_places(request)
+    runs = {model: train_model(cohort, model, request) for _, model, _, _ in MAPS}
     store = open_run_store(runs[CAR])
     chosen = choose(list(runs.values()), store)
     bag = store.bags()[torch.tensor([chosen.place])]
     with console.status(f"asking {len(runs)} models about {chosen.slide}"):
         maps = [
             TileMap(
-                chosen.label, _asked(runs[model], method, chosen, bag, asked.device), kind, title, kind != "evidence"
+                chosen.label, _asked(runs[model], method, chosen, bag, request.device), kind, title, kind != "evidence"
             )
             for title, model, method, kind in MAPS
         ]
@@ -86,14 +85,14 @@ def reproduce(asked: Asked, *, slides: Path | None = None) -> Finding:
         maps=tuple(maps),
         truth=_truth(bag),
     )
-    figures = draw_heat_maps(drawn, asked.out / "heat_maps.png", slides)
+    figures = draw_heat_maps(drawn, request.out / "heat_maps.png", slides)
     finding = Finding(
         (_table(maps, runs, chosen, bag),),
         tuple(Picture(path, words) for path, words in figures),
         (*_lines(cohort, chosen, maps, bag), *uninformed(_answered(cohort, runs))),
-        (RAW, *cohort.said),
+        (RAW, *cohort.notes),
     )
-    return written("heat-maps", asked, finding, {"slide": vars(chosen), "cohort": cohort.name})
+    return write_finding("heat-maps", request, finding, {"slide": vars(chosen), "cohort": cohort.name})
 
 
 def choose(runs: Sequence[Run], store: Store) -> Chosen:
@@ -177,7 +176,7 @@ def _area(one: TileMap, truth: NDArray[np.bool_]) -> str:
     return f"{100 * float(auroc(scores, hits, Offsets(torch.tensor([0, len(truth)])))):.1f}"
 
 
-def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Bags) -> list[str]:
+def _lines(cohort: StudyCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Bags) -> list[str]:
     offsets = Offsets(bag.offsets)
     values = {one.model: torch.from_numpy(one.values)[:, None] for one in maps}
     alike = [
@@ -194,7 +193,7 @@ def _lines(cohort: SlideCohort, chosen: Chosen, maps: Sequence[TileMap], bag: Ba
     ]
 
 
-def _answered(cohort: SlideCohort, runs: dict[str, Run]) -> list[Answered]:
+def _answered(cohort: StudyCohort, runs: dict[str, Run]) -> list[MethodRun]:
     """The models by the first word of their maps' titles."""
     titles = {model: title.partition(" (")[0] for title, model, _, kind in MAPS if kind == "factual"}
-    return [Answered.of(cohort, Method(titles[model], model), run) for model, run in runs.items()]
+    return [MethodRun.of(cohort, Method(titles[model], model), run) for model, run in runs.items()]

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.report.sensitivity import write_picture
 from carmil.report.sweep import CHOSEN, IDLE, sweep_table
+from carmil.reproduce.method_runs import Method, MethodRun, quietly, select_by_fold, study_settings
 from carmil.reproduce.paper_slides import SENSITIVITY
-from carmil.reproduce.recipes import Asked, Finding, Picture
+from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_cohorts import Found, cohorts_in
-from carmil.reproduce.slide_runs import Answered, Method, chosen, quietly, words_of
 from carmil.reproduce.slide_table import (
     ABMIL,
     CAR_L1,
@@ -25,7 +25,6 @@ from carmil.reproduce.slide_table import (
     there,
     uninformed,
 )
-from carmil.reproduce.written import written
 from carmil.studies.point_selection import choose
 from carmil.studies.sweep import Sweep, Swept, run_sweep, sweep_of
 
@@ -43,16 +42,16 @@ HOW = (
 )
 
 
-def reproduce(asked: Asked) -> Finding:
-    found = cohorts_in(asked)
+def reproduce(request: Request) -> Finding:
+    found = cohorts_in(request)
     mine = Found(tuple(one for one in there(found) if one.name in COHORTS), found.missing)
     tables, pictures, lines, rows, pairs = [], [], [], [], []
     for cohort in there(mine):
-        swept = swept_on(cohort, asked)
+        swept = swept_on(cohort, request)
         choice = choose(swept.runs)
         title = f"{cohort.title}: mean ± standard deviation over the folds, per cent"
         tables.append(replace(sweep_table(swept, choice), title=title))
-        path = asked.out / f"hyperparameters_{cohort.name}.png"
+        path = request.out / f"hyperparameters_{cohort.name}.png"
         pictures.append(Picture(path, f"{cohort.title}. {write_picture(swept, choice.best, path)}"))
         taken, plain = _compared(cohort, swept)
         rows += [plain, taken]
@@ -63,15 +62,15 @@ def reproduce(asked: Asked) -> Finding:
         (*tables, difference_table(compared)),
         tuple(pictures),
         (*lines, *in_words(compared), *uninformed(rows), SENSITIVITY),
-        (*HOW, *READ, *conditions(rows, mine, asked, weights=GRID_SAID)),
+        (*HOW, *READ, *conditions(rows, mine, request, weights=GRID_SAID)),
     )
-    return written("hyperparameters", asked, finding, as_json(rows, compared))
+    return write_finding("hyperparameters", request, finding, as_json(rows, compared))
 
 
-def swept_on(cohort: SlideCohort, asked: Asked) -> Swept:
+def swept_on(cohort: StudyCohort, request: Request) -> Swept:
     """The grid and, for both distances, alpha = lambda = 0: one population, every point a run of its own."""
-    words: dict[str, Any] = words_of(cohort, CAR_L1.model, asked, "alpha-lambda-distance", seeds=1)
-    values = FAST_GRID if asked.fast else GRID
+    words: dict[str, Any] = study_settings(cohort, CAR_L1.model, request, "alpha-lambda-distance", seeds=1)
+    values = FAST_GRID if request.fast else GRID
     over: dict[str, list[Any]] = {"alpha": list(values), "lambda_": list(values), "distance": list(DISTANCES)}
     idle: dict[str, list[Any]] = {**over, "alpha": [0.0], "lambda_": [0.0]}
     where = f"{cohort.name}, alpha and lambda"
@@ -80,18 +79,20 @@ def swept_on(cohort: SlideCohort, asked: Asked) -> Swept:
     return run_sweep(Sweep(grid.out, grid.over, (*plain.points, *grid.points)), log=quietly)
 
 
-def _compared(cohort: SlideCohort, swept: Swept) -> tuple[Answered, Answered]:
+def _compared(cohort: StudyCohort, swept: Swept) -> tuple[MethodRun, MethodRun]:
     """CAR with the weights and distance that each fold's validation bags choose, and the plain model."""
     rows = [
-        Answered.of(cohort, Method(point.name, CAR_L1.model), run)
+        MethodRun.of(cohort, Method(point.name, CAR_L1.model), run)
         for point, run in zip(swept.sweep.points, swept.runs, strict=True)
     ]
     idle = [point.idle for point in swept.sweep.points]
-    taken, _ = chosen([row for row, plain in zip(rows, idle, strict=True) if not plain], "CAR-MIL, chosen by fold,")
+    taken, _ = select_by_fold(
+        [row for row, plain in zip(rows, idle, strict=True) if not plain], "CAR-MIL, chosen by fold,"
+    )
     return taken, replace(rows[idle.index(True)], method=ABMIL)
 
 
-def _range(cohort: SlideCohort, swept: Swept) -> str:
+def _range(cohort: StudyCohort, swept: Swept) -> str:
     """How far the points of the grid lie apart, beside how far the folds of one do."""
     aucs = [(100 * run.metrics.summary["auc"].mean, 100 * run.metrics.summary["auc"].std) for run in swept.runs]
     grid = [auc for auc, point in zip(aucs, swept.sweep.points, strict=True) if not point.idle]

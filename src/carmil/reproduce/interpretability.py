@@ -24,7 +24,7 @@ from carmil.progress import console
 from carmil.reproduce import table1
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, evidence_maps, known, population_of, scored
-from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.recipes import Finding, Request
 from carmil.reproduce.table1 import DIGIT_TASKS, Row, Settings, figure
 from carmil.statistics.resampling import mean_intervals
 from carmil.studies.compute_once import compute_once
@@ -36,12 +36,12 @@ NEGATIVES = {"attention": ("counterfactual_attention",)}  # what the paper score
 SLOW = ("single", "integrated_gradients")  # many passes: left out where a grid has several points
 
 
-def reproduce(asked: Asked) -> Finding:
+def reproduce(request: Request) -> Finding:
     """ABMIL and CAR-MIL, asked by every explainer they can be asked by."""
-    digits = digits_of(asked, DIGIT_TASKS)
-    settings = Settings(**training_of(asked))
+    digits = digits_of(request, DIGIT_TASKS)
+    settings = Settings(**training_of(request))
     rows, lines = run_interpretability(
-        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.digits
+        digits.studies, settings, digits.about, request.out, device=request.device, shared=request.digits
     )
     return Finding(tuple(tables(rows)), conditions=tuple(lines))
 
@@ -72,9 +72,9 @@ def run_interpretability(
     for experiment, run in table1.trained(experiments, studies, shared or out, device):
         task, model = experiment.task.name, experiment.model
         points = settings.points(model)
-        asked = explainers or [name for name in EXPLAINERS if len(points) == 1 or name not in SLOW]
+        request = explainers or [name for name in EXPLAINERS if len(points) == 1 or name not in SLOW]
         test, place = studies[task].test.bags, out / "evidence" / task / model.replace("/", "-")
-        found, where = _evidence(experiment, run, test, asked, len(points), place, device)
+        found, where = _evidence(experiment, run, test, request, len(points), place, device)
         rows += rows_of(task, model, run, found, points)
         machines += [run.measured_on, *where]
     for task in studies:
@@ -114,8 +114,8 @@ def _evidence(
                 maps = evidence_maps(population, bags, [name, *NEGATIVES.get(name, ())])
                 return agreement(maps, bags, points=points, device=device)
 
-        asked = {"config": experiment.config, "explainer": name, "measures": list(MEASURES)}
-        rows, where = compute_once(folder / f"{name}.json", asked, measure, device=device)
+        request = {"config": experiment.config, "explainer": name, "measures": list(MEASURES)}
+        rows, where = compute_once(folder / f"{name}.json", request, measure, device=device)
         found += [row for row in rows if row["evidence"] == name]
         machines.append(where)
     return found, machines

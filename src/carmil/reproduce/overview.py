@@ -18,10 +18,9 @@ from carmil.models.contract import BagModel, cross_entropy
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.reproduce.digit_runs import known, population_of
 from carmil.reproduce.overview_picture import SeenBag, Stage, draw_overview
-from carmil.reproduce.recipes import Asked, Finding, Picture
+from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.table1 import Settings, planned, trained
 from carmil.reproduce.two_branches import look
-from carmil.reproduce.written import written
 from carmil.tables import ResultTable
 
 MODEL, WIDTH, CLASSES = "car/abmil.gated", 1024, 2  # UNI's features, two classes
@@ -30,11 +29,11 @@ SIZES = (600, 150, 100)
 EPOCHS, FAST_EPOCHS = 100, 40
 
 
-def reproduce(asked: Asked) -> Finding:
+def reproduce(request: Request) -> Finding:
     """Needs nothing: the bag is of the bundled digits."""
     stages = stages_of(create_model(MODEL, WIDTH, CLASSES))
-    bag, said = seen_bag(asked)
-    picture = draw_overview(stages, bag, asked.out / "overview.png")
+    bag, said = seen_bag(request)
+    picture = draw_overview(stages, bag, request.out / "overview.png")
     total = sum(stage.parameters for stage in stages)
     branch = next(stage for stage in stages if stage.name == "counterfactual attention")
     table = ResultTable(
@@ -53,7 +52,7 @@ def reproduce(asked: Asked) -> Finding:
     )
     finding = Finding((table,), (Picture(picture, caption),), lines)
     facts = {"parameters": total, "stages": [vars(stage) for stage in stages]}
-    return written("overview", asked, finding, facts)
+    return write_finding("overview", request, finding, facts)
 
 
 def stages_of(model: BagModel) -> list[Stage]:
@@ -72,14 +71,14 @@ def stages_of(model: BagModel) -> list[Stage]:
     ]
 
 
-def seen_bag(asked: Asked) -> tuple[SeenBag, str]:
+def seen_bag(request: Request) -> tuple[SeenBag, str]:
     """A small model, trained on the bundled digits, and the bag that it is shown."""
-    digits = load_digits([TASK], sizes=SIZES, seed=asked.seed)
-    settings = Settings(models=(MODEL,), repetitions=1, epochs=FAST_EPOCHS if asked.fast else EPOCHS, lr=8e-3)
+    digits = load_digits([TASK], sizes=SIZES, seed=request.seed)
+    settings = Settings(models=(MODEL,), repetitions=1, epochs=FAST_EPOCHS if request.fast else EPOCHS, lr=8e-3)
     plan = planned(digits.studies, settings, digits.about)
-    ((experiment, run),) = trained(plan, digits.studies, asked.digits / "overview", asked.device)
+    ((experiment, run),) = trained(plan, digits.studies, request.digits / "overview", request.device)
     test = digits.studies[TASK].test
-    model = population_of(run, experiment, test.bags.width, device=asked.device).member(0)
+    model = population_of(run, experiment, test.bags.width, device=request.device).member(0)
     labels = known(test.bags.labels)
     answers = look(model, test.bags).logits.argmax(1)
     wanted = torch.nonzero((labels == SHOWN) & (answers == labels)).flatten()

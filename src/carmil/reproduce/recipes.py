@@ -1,21 +1,27 @@
 """The paper's tables and figures, one recipe each: what each is of, what it needs, and what it hands to the page.
 
-A recipe is a module here with `reproduce(asked) -> Finding`; it is imported when it is asked for. All of them go on where they were
-killed, so that `carmil reproduce all` does too.
+A recipe is a module here with `reproduce(request) -> Finding`, imported when it is needed. What is trained is found again: an
+interrupted recipe resumes when it is run again, and so does `carmil reproduce all`.
 """
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 from carmil.errors import CarmilError, unknown
+from carmil.files import write_text
+from carmil.provenance import plain
 from carmil.tables import ResultTable
+
+FAST = "--fast: few bags and epochs, to see that it runs; the figures mean nothing"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What every recipe is told.
+class Request:
+    """What a recipe works with.
 
     data: the user's folder, if any: `mnist`, `crc` and a folder for each cohort of slides (`slide_cohorts`)
     out: where this recipe writes; shared: where runs and cohorts lie that several recipes use
@@ -70,7 +76,7 @@ class Recipe:
     needs: str
 
     @property
-    def reproduce(self) -> Callable[[Asked], Finding]:
+    def reproduce(self) -> Callable[[Request], Finding]:
         return import_module(f"carmil.reproduce.{self.name.replace('-', '_')}").reproduce
 
 
@@ -103,3 +109,21 @@ def recipe_named(name: str) -> Recipe:
         if recipe.name == name:
             return recipe
     raise CarmilError(unknown("recipe", name, [recipe.name for recipe in RECIPES]))
+
+
+def write_finding(name: str, request: Request, finding: Finding, facts: Mapping[str, object]) -> Finding:
+    """Write NAME.md for people and NAME.json for programs to request.out. facts: what JSON has more than the page."""
+    recipe = recipe_named(name)
+    lines = [*([FAST] if request.fast else []), *finding.lines]
+    parts = [f"# {recipe.title} ({recipe.of})", "", *(f"- {line}" for line in lines), ""]
+    for picture in finding.pictures:
+        where = os.path.relpath(picture.path, request.out)
+        parts += [f"![{picture.caption}]({where})", "", picture.caption, ""]
+    parts += [table.markdown() for table in finding.tables]
+    if finding.conditions:
+        parts += ["## How this was measured", "", *(f"- {line}" for line in finding.conditions), ""]
+    write_text(request.out / f"{name}.md", "\n".join(parts))
+    tables = [{"title": table.title, "heads": table.heads, "lines": table.lines} for table in finding.tables]
+    content = {"lines": lines, "tables": tables, "conditions": finding.conditions, **facts}
+    write_text(request.out / f"{name}.json", json.dumps(plain(content), indent=2))
+    return finding

@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
 from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import DigitModels, Point, digit_models, said_of_digits
 from carmil.reproduce.digit_runs import known
-from carmil.reproduce.recipes import Asked, Finding, Picture
+from carmil.reproduce.method_runs import MethodRun, train_model
+from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, reasons_of, shift_of
 from carmil.reproduce.shift_words import (
     class_name,
@@ -28,11 +29,9 @@ from carmil.reproduce.shift_words import (
     tables_of_reasons,
     verdict,
 )
-from carmil.reproduce.slide_runs import Answered, run_on
 from carmil.reproduce.slide_table import CAR_L1, uninformed
 from carmil.reproduce.table1 import figure, shown
 from carmil.reproduce.two_branches import Looked, look, models_of_run
-from carmil.reproduce.written import written
 from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
@@ -42,10 +41,10 @@ DOMINATES = 0.9  # of a class's rightly answered slides, where they go to one ot
 ENOUGH = 5  # rightly answered slides of a class, on the mean over runs, of which words can be made
 
 
-def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
+def reproduce(request: Request, *, points: Sequence[Point] = (Point(),)) -> Finding:
     """points: the first is shown with all its reasons; the others are a line each."""
-    digits = digits_of(asked, [TASK])
-    found = [digit_models(asked, digits, TASK, MODEL, point) for point in points]
+    digits = digits_of(request, [TASK])
+    found = [digit_models(request, digits, TASK, MODEL, point) for point in points]
     shifts = [_of_digits(one) for one in found]
     reasons = reasons_of(found[0])
     names = found[0].task.class_names
@@ -56,21 +55,21 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
         *tables_of_reasons(names, shifts[0], reasons),
         *([_over_points(points, found, shifts)] if len(points) > 1 else []),
     ]
-    cohort, said = several_classes(asked)
+    cohort, said = several_classes(request)
     of_slides: list[str] = []
     facts: dict[str, object] = {"four_bags": _facts(names, shifts[0], reasons), "points": [vars(one) for one in points]}
     if cohort is not None:
-        run = run_on(cohort, SLIDE_MODEL, asked)
-        classes, on_slides = run.classes, _of_slides(cohort, run, asked)
+        run = train_model(cohort, SLIDE_MODEL, request)
+        classes, on_slides = run.classes, _of_slides(cohort, run, request)
         matrices.append(_matrix(f"{cohort.title}, {SLIDE_MODEL}", classes, on_slides))
         tables.append(_table(f"{cohort.title}: {COUNTED}", classes, on_slides))
-        of_slides = [_slide_line(cohort, classes, on_slides), *uninformed([Answered.of(cohort, CAR_L1, run)])]
-        said = [*cohort.said, *said]
+        of_slides = [_slide_line(cohort, classes, on_slides), *uninformed([MethodRun.of(cohort, CAR_L1, run)])]
+        said = [*cohort.notes, *said]
         facts["slides"] = {"cohort": cohort.name, **_facts(classes, on_slides)}
     picture = draw_matrices(
-        matrices, asked.out / "shift.png", low=0, high=100, bar="per cent of a class's rightly answered bags"
+        matrices, request.out / "shift.png", low=0, high=100, bar="per cent of a class's rightly answered bags"
     )
-    changes = _drawn_changes(names, shifts[0], title, asked)
+    changes = _drawn_changes(names, shifts[0], title, request)
     lines = [
         verdict(names, shifts[0]),
         *reasons_lines(names, shifts[0], reasons),
@@ -80,7 +79,7 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
     conditions = [
         f"CAR-MIL, {points[0].name}; mean ± standard deviation over {len(found[0].models)} initialisations, each over its own "
         "rightly answered test bags",
-        *said_of_digits(asked, digits, *found),
+        *said_of_digits(request, digits, *found),
         *said,
     ]
     caption = "Which class's logit grows most under the counterfactual attention; a row a true class."
@@ -88,7 +87,7 @@ def reproduce(asked: Asked, *, points: Sequence[Point] = (Point(),)) -> Finding:
     finding = Finding(
         tuple(tables), (Picture(picture, caption), Picture(changes, why)), tuple(lines), tuple(conditions)
     )
-    return written("shift", asked, finding, facts)
+    return write_finding("shift", request, finding, facts)
 
 
 def _of_digits(found: DigitModels) -> Shift:
@@ -96,9 +95,9 @@ def _of_digits(found: DigitModels) -> Shift:
     return shift_of((look(model, found.bags), labels) for model in found.models)
 
 
-def _of_slides(cohort: SlideCohort, run: Run, asked: Asked) -> Shift:
+def _of_slides(cohort: StudyCohort, run: Run, request: Request) -> Shift:
     """The slides of all folds of a seed together."""
-    bags, models = models_of_run(run, asked.device)
+    bags, models = models_of_run(run, request.device)
     seeds: list[int] = []
 
     def each() -> Iterator[tuple[Looked, Tensor]]:
@@ -124,7 +123,7 @@ def _matrix(title: str, names: Sequence[str], shift: Shift) -> Matrix:
     )
 
 
-def _drawn_changes(names: Sequence[str], shift: Shift, title: str, asked: Asked) -> Path:
+def _drawn_changes(names: Sequence[str], shift: Shift, title: str, request: Request) -> Path:
     """The mean change of the logits, on a scale of its own."""
     changes = _matrix(title, names, shift)
     values = mean_known(shift.change)
@@ -132,7 +131,7 @@ def _drawn_changes(names: Sequence[str], shift: Shift, title: str, asked: Asked)
     largest = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     return draw_matrices(
         [replace(changes, values=values, cells=cells, across="class")],
-        asked.out / "shift_change.png",
+        request.out / "shift_change.png",
         low=-largest,
         high=largest,
         bar="mean change of the logit, F(u_cf) - F(u)",
@@ -165,7 +164,7 @@ def _over_points(points: Sequence[Point], found: Sequence[DigitModels], shifts: 
     return ResultTable("Four Bags at other weights and distances: per cent", heads, lines, names=3)
 
 
-def _slide_line(cohort: SlideCohort, names: Sequence[str], shift: Shift) -> str:
+def _slide_line(cohort: StudyCohort, names: Sequence[str], shift: Shift) -> str:
     """How diffuse the shift is over the classes that are not the slide's: the paper finds no dominant competitor on BRACS."""
     shares = mean_known(shift.shares())
     others = np.where(np.eye(len(names), dtype=bool), -1.0, shares)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from carmil.bags.tables import PART_OF_WORD
 from carmil.datasets.paper_cohorts import DATASETS, Dataset
-from carmil.datasets.slide_cohort import SlideCohort
 from carmil.datasets.stand_in import build_stand_in
+from carmil.datasets.study_cohort import Protocol, StudyCohort
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
-    from carmil.reproduce.recipes import Asked
+    from carmil.reproduce.recipes import Request
 
 BRACS_IN_THE_WILD = 547
 
@@ -26,34 +26,36 @@ BRACS_IN_THE_WILD = 547
 class Found:
     """The cohorts that are there, and a line for each that is not: which files were expected where."""
 
-    cohorts: tuple[SlideCohort, ...]
+    cohorts: tuple[StudyCohort, ...]
     missing: tuple[str, ...]
 
 
-def cohorts_in(asked: "Asked", *, encoder: str | None = None) -> Found:
-    """The paper's cohorts that DATA has with features by this encoder (or the asked one); where it has none with such, the
+def cohorts_in(request: "Request", *, encoder: str | None = None) -> Found:
+    """The paper's cohorts that DATA has with features by this encoder (or the request one); where it has none with such, the
     stand-in ones. One that is there and cannot be used is among the missing, and says why."""
-    encoder = encoder or asked.encoder
-    there = [dataset for dataset in DATASETS if is_there(asked.data, dataset, encoder)]
+    encoder = encoder or request.encoder
+    there = [dataset for dataset in DATASETS if is_there(request.data, dataset, encoder)]
     if there:
-        assert asked.data is not None
-        cohorts: list[SlideCohort] = []
-        missing = [missing_line(asked.data, dataset, encoder) for dataset in DATASETS if dataset not in there]
+        assert request.data is not None
+        cohorts: list[StudyCohort] = []
+        missing = [missing_line(request.data, dataset, encoder) for dataset in DATASETS if dataset not in there]
         for dataset in there:
             try:
-                cohorts.append(_cohort(asked.data, dataset, encoder))
+                cohorts.append(_cohort(request.data, dataset, encoder))
             except CarmilError as error:
                 missing.append(f"{dataset.title} is there and cannot be used: {error}")
         return Found(tuple(cohorts), tuple(missing))
-    crc = asked.folder("crc")
+    crc = request.folder("crc")
     if crc is None:
-        where = "no DATA was given" if asked.data is None else f"{asked.data} has none of them, and no crc to stand in"
+        where = (
+            "no DATA was given" if request.data is None else f"{request.data} has none of them, and no crc to stand in"
+        )
         raise CarmilError(
             f"slides are needed: expected DATA/NAME/labels.csv and DATA/NAME/{encoder} of one of "
             f"{', '.join(dataset.name for dataset in DATASETS)}; {where}; `carmil dataset show NAME` says how to make them"
         )
-    made = build_stand_in(crc, asked.shared / "stand-in", fast=asked.fast, seed=asked.seed, encoder=encoder)
-    return Found(made, tuple(missing_line(asked.data, dataset, encoder) for dataset in DATASETS))
+    made = build_stand_in(crc, request.shared / "stand-in", fast=request.fast, seed=request.seed, encoder=encoder)
+    return Found(made, tuple(missing_line(request.data, dataset, encoder) for dataset in DATASETS))
 
 
 def is_there(data: Path | None, dataset: Dataset, encoder: str) -> bool:
@@ -71,22 +73,20 @@ def missing_line(data: Path | None, dataset: Dataset, encoder: str) -> str:
     return f"{dataset.title} is not there: expected {' and '.join(expected)}"
 
 
-def _cohort(data: Path, dataset: Dataset, encoder: str) -> SlideCohort:
+def _cohort(data: Path, dataset: Dataset, encoder: str) -> StudyCohort:
     home = data / dataset.name
     counted = slides_in(dataset, home, encoder)
     if dataset.official and counted.parts is None:
         raise CarmilError(f"{home / 'labels.csv'} has no column `split`, and its official split is needed")
-    return SlideCohort(
+    return StudyCohort(
         name=dataset.name,
         title=dataset.title,
         bags=home / encoder,
         labels=home / "labels.csv",
         measures=dataset.measures,
         encoder=encoder,
-        official=dataset.official,
-        seeds=dataset.seeds,
-        lr=dataset.lr,
-        said=tuple(counts_said(dataset, counted)),
+        protocol=Protocol(official=dataset.official, seeds=dataset.seeds, lr=dataset.lr),
+        notes=tuple(counts_said(dataset, counted)),
     )
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError, unknown
-from carmil.reproduce.recipes import Asked
+from carmil.reproduce.method_runs import Method, MethodRun
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.slide_cohorts import Found
-from carmil.reproduce.slide_runs import EPOCHS, FAST_EPOCHS, PATIENCE, Answered, Method
 from carmil.reproduce.table1 import figure, shown
 from carmil.studies.cautions import LITTLE
 from carmil.studies.compare import Comparison, compare_pairs
@@ -42,7 +42,7 @@ CAR_COSINE = Method("CAR-MIL (cosine)", "car/abmil.gated", {"distance": "cosine"
 class Difference:
     """One method minus another on a cohort, by one of its measures. informed: whether one of them, at least, is so."""
 
-    cohort: SlideCohort
+    cohort: StudyCohort
     measure: str
     found: Comparison
     informed: bool = True
@@ -63,7 +63,7 @@ class Difference:
         return f"{MEASURES[self.measure]} {100 * self.found.difference:+.1f} [{low:+.1f}, {high:+.1f}]: {self.verdict}"
 
 
-def there(found: Found) -> tuple[SlideCohort, ...]:
+def there(found: Found) -> tuple[StudyCohort, ...]:
     """The cohorts, or one line about what is missing where there is none at all."""
     if not found.cohorts:
         raise CarmilError(f"no cohort of slides is there: {'; '.join(found.missing)}")
@@ -78,7 +78,7 @@ def picked(methods: Sequence[Method], names: Sequence[str]) -> tuple[Method, ...
     return tuple(one for one in methods if not names or one.title in names or one.model in names)
 
 
-def figures_table(rows: Sequence[Answered], title: str = "Ours") -> ResultTable:
+def figures_table(rows: Sequence[MethodRun], title: str = "Ours") -> ResultTable:
     """Mean and standard deviation over folds, or over runs, in per cent."""
     cohorts = {one.cohort.name: one.cohort for one in rows}
     methods = list(dict.fromkeys(one.method.title for one in rows))
@@ -92,8 +92,8 @@ def figures_table(rows: Sequence[Answered], title: str = "Ours") -> ResultTable:
 
 
 def pairs_of(
-    rows: Sequence[Answered], firsts: Collection[Method], seconds: Collection[Method]
-) -> list[tuple[Answered, Answered]]:
+    rows: Sequence[MethodRun], firsts: Collection[Method], seconds: Collection[Method]
+) -> list[tuple[MethodRun, MethodRun]]:
     """Each of these methods with each of those, cohort by cohort."""
     return [
         (first, second)
@@ -104,7 +104,7 @@ def pairs_of(
     ]
 
 
-def differences(pairs: Sequence[tuple[Answered, Answered]]) -> list[Difference]:
+def differences(pairs: Sequence[tuple[MethodRun, MethodRun]]) -> list[Difference]:
     """First minus second by both measures of their cohort; corrected for the pairs of one cohort and measure."""
     found = []
     for cohort in {first.cohort.name: first.cohort for first, _ in pairs}.values():
@@ -153,7 +153,7 @@ def in_words(found: Sequence[Difference]) -> list[str]:
     return [f"{first} beside {second} on {title}: {'; '.join(told)}" for (first, second, title), told in lines.items()]
 
 
-def uninformed(rows: Sequence[Answered]) -> list[str]:
+def uninformed(rows: Sequence[MethodRun]) -> list[str]:
     """Whose probabilities tell no more than the classes' shares, a line a cohort."""
     lines = []
     for cohort in {(one.cohort.name, one.cohort.encoder): one.cohort for one in rows}.values():
@@ -170,19 +170,19 @@ def uninformed(rows: Sequence[Answered]) -> list[str]:
 
 
 def conditions(
-    rows: Sequence[Answered], found: Found, asked: Asked, *, weights: str = "CAR: alpha 0.2, lambda 1"
+    rows: Sequence[MethodRun], found: Found, request: Request, *, weights: str = "CAR: alpha 0.2, lambda 1"
 ) -> list[str]:
     """What the figures depend on, a line each."""
     cohorts = list({one.cohort.name + one.cohort.encoder: one for one in rows}.values())
     lines = [line for one in cohorts for line in _about(one)]
-    epochs = FAST_EPOCHS if asked.fast else EPOCHS
-    first = first_eligible_epoch(rows[0].run.settings.warmup, epochs)
+    trained = rows[0].run.settings
+    first = first_eligible_epoch(trained.warmup, trained.epochs)
     lines.append(
-        f"every method: Adam, weight decay 1e-5, a cosine over at most {epochs} epochs, patience {PATIENCE}, one slide a step; the "
-        f"epoch of the lowest validation loss, from epoch {first} on (counted from 0), and no test bag chooses anything. "
-        f"{weights}; what else a method has is as its authors published it. The paper leaves most of this open"
+        f"every method: Adam, weight decay 1e-5, a cosine over at most {trained.epochs} epochs, patience {trained.patience}, "
+        f"one slide a step; the epoch of the lowest validation loss, from epoch {first} on (counted from 0), and no test bag "
+        f"chooses anything. {weights}; what else a method has is as its authors published it. The paper leaves most of this open"
     )
-    lines += ["--fast: TransMIL, RRT-MIL and WENO are smaller than published"] if asked.fast else []
+    lines += ["--fast: TransMIL, RRT-MIL and WENO are smaller than published"] if request.fast else []
     with_maps = [one for one in cohorts if "auprc_attention" in one.cohort.measures]
     lines += [MAPS, *(line for one in with_maps for line in _blind_map(one))] if with_maps else []
     machines = (", ".join(f"{name} {value}" for name, value in one.run.machine.items()) for one in rows)
@@ -190,7 +190,7 @@ def conditions(
     return [*dict.fromkeys(lines), *found.missing]
 
 
-def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, Any]:
+def as_json(rows: Sequence[MethodRun], found: Sequence[Difference]) -> dict[str, Any]:
     """Every figure of every fold or run, and every comparison, for a script."""
     return {
         "figures": [
@@ -202,7 +202,7 @@ def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, 
                 "model": one.method.model,
                 "measure": one.method.figure(measure),
                 "over": "folds" if len({line.fold for line in one.by_fold}) > 1 else "runs",
-                "values": one.each(measure),
+                "values": one.values(measure),
             }
             for one in rows
             for measure in one.cohort.measures
@@ -215,21 +215,21 @@ def as_json(rows: Sequence[Answered], found: Sequence[Difference]) -> dict[str, 
     }
 
 
-def _cell(row: Answered | None, measure: str) -> str:
+def _cell(row: MethodRun | None, measure: str) -> str:
     """Over the folds that have the figure; how many, if not all."""
-    each = [] if row is None else row.each(measure)
+    each = [] if row is None else row.values(measure)
     known = [value for value in each if not np.isnan(value)]
     if not known:
         return "–"
     return shown(figure(known)) + (f" ({len(known)} of {len(each)})" if len(known) < len(each) else "")
 
 
-def _blind_map(row: Answered) -> Iterator[str]:
+def _blind_map(row: MethodRun) -> Iterator[str]:
     """What AUPRC+ is without any knowledge: the share of positive instances, the mean over the test slides that are counted."""
     bags = open_run_store(row.run).bags()
     if bags.instance_labels is None:
         return
-    tested, shares = set(row.answers["slide"]), []
+    tested, shares = set(row.predictions["slide"]), []
     for name, truth in zip(bags.ids, bags.instance_labels.split(bags.sizes.tolist()), strict=True):
         positive = truth[truth != UNKNOWN] > 0
         if name in tested and positive.any() and not positive.all():
@@ -245,7 +245,7 @@ def _stands_in(cohorts: Any) -> str:
     return ", on a stand-in made of crc's nuclei" if any(one.stand_in for one in cohorts) else ""
 
 
-def _about(row: Answered) -> Iterator[str]:
+def _about(row: MethodRun) -> Iterator[str]:
     cohort, data = row.cohort, row.run.data
     folds = len({line.fold for line in row.by_fold})
     spread = (
@@ -255,6 +255,6 @@ def _about(row: Answered) -> Iterator[str]:
     counts = ", ".join(f"{name}: {n}" for name, n in zip(row.run.classes, data.class_counts, strict=True))
     yield (
         f"{cohort.title}: {data.slides} slides of {data.patients} {whose} ({counts}); {spread}; "
-        f"{cohort.encoder} features, learning rate {cohort.lr:g}"
+        f"{cohort.encoder} features, learning rate {cohort.protocol.lr:g}"
     )
-    yield from cohort.said
+    yield from cohort.notes

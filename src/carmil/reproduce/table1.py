@@ -22,8 +22,8 @@ from carmil.files import write_text
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import ADAM, Experiment, optimizer_of, run_experiment
 from carmil.reproduce.paper import PAPER, Figure
-from carmil.reproduce.recipes import Asked, Finding
-from carmil.reproduce.side_by_side import side_by_side
+from carmil.reproduce.parallel import run_parallel
+from carmil.reproduce.recipes import Finding, Request
 from carmil.tables import ResultTable
 from carmil.training.population import Member
 from carmil.training.recipe import Recipe
@@ -91,17 +91,17 @@ class Settings:
 
     def points(self, model: str) -> list[dict[str, float]]:
         """Every combination of alpha and lambda; what is not asked for is left to the branch, and there is none without one."""
-        asked = {"alpha": self.alpha, "lambda_": self.lambda_} if "/" in model else {}
-        named = {name: values for name, values in asked.items() if values}
+        request = {"alpha": self.alpha, "lambda_": self.lambda_} if "/" in model else {}
+        named = {name: values for name, values in request.items() if values}
         return [dict(zip(named, values, strict=True)) for values in product(*named.values())]
 
 
-def reproduce(asked: Asked) -> Finding:
+def reproduce(request: Request) -> Finding:
     """Every row of the paper's table, on both tasks."""
-    digits = digits_of(asked, DIGIT_TASKS)
-    settings = Settings(models=ALL_MODELS, **training_of(asked))
+    digits = digits_of(request, DIGIT_TASKS)
+    settings = Settings(models=ALL_MODELS, **training_of(request))
     rows, lines = run_table1(
-        digits.studies, settings, digits.about, asked.out, device=asked.device, shared=asked.digits
+        digits.studies, settings, digits.about, request.out, device=request.device, shared=request.digits
     )
     return Finding(tuple(tables(rows)), conditions=tuple(lines))
 
@@ -158,7 +158,7 @@ def trained(
         task = experiment.task.name
         return run_experiment(experiment, studies[task], run_folder(out, task, experiment.model), device=device)
 
-    runs = side_by_side([partial(train, experiment) for experiment in experiments], device)
+    runs = run_parallel([partial(train, experiment) for experiment in experiments], device)
     return list(zip(experiments, runs, strict=True))
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from carmil.reproduce.method_runs import Method, train_methods
 from carmil.reproduce.paper_slides import TABLE2, paper_table
-from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.recipes import Finding, Request, write_finding
 from carmil.reproduce.slide_cohorts import cohorts_in
-from carmil.reproduce.slide_runs import Method, answered
 from carmil.reproduce.slide_table import (
     ABMIL,
     CAR_COSINE,
@@ -24,7 +24,6 @@ from carmil.reproduce.slide_table import (
     there,
     uninformed,
 )
-from carmil.reproduce.written import written
 from carmil.tables import ResultTable
 
 METHODS = (
@@ -46,11 +45,11 @@ CHAMPIONS = (CAR_L1, CAR_COSINE, ABMIL)  # the last, who has no CAR, shows what 
 SURE = 0.05
 
 
-def reproduce(asked: Asked, *, models: Sequence[str] = ()) -> Finding:
+def reproduce(request: Request, *, models: Sequence[str] = ()) -> Finding:
     """models: some of METHODS, by model or title; all without."""
     methods = picked(METHODS, models)
-    found = cohorts_in(asked)
-    rows = answered(there(found), methods, asked)
+    found = cohorts_in(request)
+    rows = train_methods(there(found), methods, request)
     beside = differences(pairs_of(rows, (CAR_L1, CAR_COSINE), (ABMIL,)))
     rivals = [one for one in methods if one not in (*ATTEND_NOT, CAR_L1, CAR_COSINE)]
     claims = {
@@ -60,10 +59,10 @@ def reproduce(asked: Asked, *, models: Sequence[str] = ()) -> Finding:
     finding = Finding(
         (*tables, paper_table(TABLE2)),
         lines=(*in_words(beside), *uninformed(rows), *claim_lines(claims)),
-        conditions=(*READ, *conditions(rows, found, asked)),
+        conditions=(*READ, *conditions(rows, found, request)),
     )
     every = [*beside, *(one for claim in claims.values() for one in claim)]
-    return written("table2", asked, finding, as_json(rows, every))
+    return write_finding("table2", request, finding, as_json(rows, every))
 
 
 def claim_tables(claims: Mapping[str, Sequence[Difference]]) -> list[ResultTable]:

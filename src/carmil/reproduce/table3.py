@@ -1,10 +1,10 @@
 """Table 3: CAR on ABMIL, DSMIL and TransMIL. The paper shows the better of two distances; here validation bags choose."""
 
-from carmil.datasets.slide_cohort import SlideCohort
+from carmil.datasets.study_cohort import StudyCohort
+from carmil.reproduce.method_runs import Method, MethodRun, select_by_fold, train_methods
 from carmil.reproduce.paper_slides import TABLE3, paper_table
-from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.recipes import Finding, Request, write_finding
 from carmil.reproduce.slide_cohorts import cohorts_in
-from carmil.reproduce.slide_runs import Answered, Method, answered, chosen
 from carmil.reproduce.slide_table import (
     ABMIL,
     READ,
@@ -17,7 +17,6 @@ from carmil.reproduce.slide_table import (
     there,
     uninformed,
 )
-from carmil.reproduce.written import written
 from carmil.studies.point_selection import Choice
 from carmil.tables import ResultTable
 
@@ -29,20 +28,20 @@ CHOSEN = (
 )
 
 
-def reproduce(asked: Asked) -> Finding:
-    found = cohorts_in(asked)
+def reproduce(request: Request) -> Finding:
+    found = cohorts_in(request)
     several = {
         title: [Method(f"{title} ({name})", f"car/{base.model}", words) for name, words in DISTANCES.items()]
         for title, base in BASES.items()
     }
     methods = [one for title, base in BASES.items() for one in (base, *several[title])]
-    of = {(one.cohort.name, one.method.title): one for one in answered(there(found), methods, asked)}
-    rows: list[Answered] = []
+    of = {(one.cohort.name, one.method.title): one for one in train_methods(there(found), methods, request)}
+    rows: list[MethodRun] = []
     pairs, choices = [], []
     for title, base in BASES.items():
         for cohort in there(found):
             plain, *alternatives = (of[cohort.name, one.title] for one in (base, *several[title]))
-            row, choice = chosen(alternatives, title)
+            row, choice = select_by_fold(alternatives, title)
             rows += [plain, row]
             pairs.append((row, plain))
             choices.append((title, cohort, choice))
@@ -51,12 +50,12 @@ def reproduce(asked: Asked) -> Finding:
     finding = Finding(
         tables,
         lines=(*in_words(compared), *uninformed(rows)),
-        conditions=(CHOSEN, *READ, *conditions(rows, found, asked)),
+        conditions=(CHOSEN, *READ, *conditions(rows, found, request)),
     )
-    return written("table3", asked, finding, as_json(rows, compared))
+    return write_finding("table3", request, finding, as_json(rows, compared))
 
 
-def _choices(choices: list[tuple[str, SlideCohort, Choice]]) -> ResultTable:
+def _choices(choices: list[tuple[str, StudyCohort, Choice]]) -> ResultTable:
     """How many folds, or runs, took each distance."""
     cohorts = list(dict.fromkeys(cohort.title for _, cohort, _ in choices))
     of = {(title, cohort.title): list(choice.taken.values()) for title, cohort, choice in choices}

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from carmil.progress import console
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
-from carmil.reproduce.recipes import Asked, Finding, Picture
+from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.table1 import DIGIT_TASKS
 from carmil.reproduce.theory_picture import Row, draw_theory
 from carmil.reproduce.theory_reading import MEASURES, RIVALS, TENTH, Followed, followed
-from carmil.reproduce.written import written
 from carmil.tables import ResultTable
 
 MODEL = "car/abmil"
@@ -17,11 +16,11 @@ MAIN = "all others"  # of RIVALS: it needs no choice
 DISTANCES = {"l1": "L1", "cosine": "cosine"}
 
 
-def reproduce(asked: Asked, *, tasks: Sequence[str] = DIGIT_TASKS) -> Finding:
+def reproduce(request: Request, *, tasks: Sequence[str] = DIGIT_TASKS) -> Finding:
     """Both distances; of more than two classes every way to name the rival."""
-    digits = digits_of(asked, tasks)
+    digits = digits_of(request, tasks)
     found = {
-        (task, distance): digit_models(asked, digits, task, MODEL, Point(distance=distance))
+        (task, distance): digit_models(request, digits, task, MODEL, Point(distance=distance))
         for task in tasks
         for distance in DISTANCES
     }
@@ -29,10 +28,10 @@ def reproduce(asked: Asked, *, tasks: Sequence[str] = DIGIT_TASKS) -> Finding:
     with console.status("comparing u_cf - u with -g"):
         for (_, distance), models in found.items():
             for rival in RIVALS if models.task.classes > 2 else [MAIN]:
-                one = followed(models, rival=rival, seed=asked.seed)
+                one = followed(models, rival=rival, seed=request.seed)
                 rows.append(Row(models.task.title, DISTANCES[distance], rival, one, models.task.classes > 2))
     main = [row for row in rows if row.rival == MAIN]
-    picture = draw_theory(main, asked.out / "theory.png")
+    picture = draw_theory(main, request.out / "theory.png")
     caption = (
         "Each task a row. The correlation in each bag, dotted where u_cf - u is shuffled; then for each distance the density of "
         "the instances of all test bags and models, -g across and u_cf - u up, both centred and scaled in their bag, and the "
@@ -55,10 +54,10 @@ def reproduce(asked: Asked, *, tasks: Sequence[str] = DIGIT_TASKS) -> Finding:
         "together; shuffled: u_cf - u at other instances of its bag",
         "the branch is trained for a mean over training bags and by one attention module for all bags, and its L1 term weighs "
         "the length rather than bounding it: that it should be the optimum bag by bag is not claimed",
-        *said_of_digits(asked, digits, *found.values()),
+        *said_of_digits(request, digits, *found.values()),
     ]
     finding = Finding(tuple(_tables(rows)), (Picture(picture, caption),), tuple(lines), tuple(conditions))
-    return written("theory", asked, finding, {"rows": [_facts(row) for row in rows]})
+    return write_finding("theory", request, finding, {"rows": [_facts(row) for row in rows]})
 
 
 def _tables(rows: list[Row]) -> list[ResultTable]:

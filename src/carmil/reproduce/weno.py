@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from carmil.reproduce.method_runs import Method, MethodRun, train_methods
 from carmil.reproduce.paper_slides import WENO, paper_table
-from carmil.reproduce.recipes import Asked, Finding
+from carmil.reproduce.recipes import Finding, Request, write_finding
 from carmil.reproduce.slide_cohorts import Found, cohorts_in
-from carmil.reproduce.slide_runs import Answered, Method, answered
 from carmil.reproduce.slide_table import (
     ABMIL,
     CAR_L1,
@@ -20,7 +20,6 @@ from carmil.reproduce.slide_table import (
     there,
     uninformed,
 )
-from carmil.reproduce.written import written
 
 COHORTS = ("luad_tp53", "camelyon16", "weak", "foci")  # the paper's two, and what stands in for them
 DISTILLED = Method("WENO", "weno")
@@ -31,19 +30,19 @@ HOW = (
 )
 
 
-def reproduce(asked: Asked) -> Finding:
-    found = cohorts_in(asked)
+def reproduce(request: Request) -> Finding:
+    found = cohorts_in(request)
     mine = Found(tuple(one for one in there(found) if one.name in COHORTS), found.missing)
-    rows = answered(there(mine), (ABMIL, DISTILLED, CAR_L1), asked)
+    rows = train_methods(there(mine), (ABMIL, DISTILLED, CAR_L1), request)
     pairs = [*pairs_of(rows, (CAR_L1,), (DISTILLED, ABMIL)), *pairs_of(rows, (DISTILLED,), (ABMIL,))]
     compared = differences(pairs)
     tables = (figures_table(rows), difference_table(compared), paper_table(WENO, ("LUAD", "CAMELYON16")))
     lines = (*in_words(compared), *uninformed(rows), *mined([one for one in rows if one.method is DISTILLED]))
-    finding = Finding(tables, lines=lines, conditions=(HOW, *READ, *conditions(rows, mine, asked)))
-    return written("weno", asked, finding, as_json(rows, compared))
+    finding = Finding(tables, lines=lines, conditions=(HOW, *READ, *conditions(rows, mine, request)))
+    return write_finding("weno", request, finding, as_json(rows, compared))
 
 
-def mined(rows: Sequence[Answered]) -> list[str]:
+def mined(rows: Sequence[MethodRun]) -> list[str]:
     """By which epoch WENO is taken, and whether its student had a say by then."""
     lines = []
     for row in rows:

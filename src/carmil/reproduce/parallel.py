@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 ON_A_GPU = 4  # more would wait for Python, which asks for the operations of all
 
 
-def side_by_side(jobs: Sequence[Callable[[], Result]], device: str, at_once: int | None = None) -> list[Result]:
+def run_parallel(jobs: Sequence[Callable[[], Result]], device: str, at_once: int | None = None) -> list[Result]:
     """What each job gives, in their order. On a CPU, unless `at_once` says otherwise, one after the other.
 
     A job for which memory does not suffice beside others is begun again when they have ended.

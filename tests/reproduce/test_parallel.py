@@ -8,7 +8,7 @@ import torch
 from carmil.bags.bags import Bags
 from carmil.counterfactual import create_model
 from carmil.progress import training_progress
-from carmil.reproduce.side_by_side import side_by_side
+from carmil.reproduce.parallel import run_parallel
 from carmil.training.loop import fit
 from carmil.training.population import Member, Population
 from carmil.training.recipe import TRAIN, VALIDATION, Recipe
@@ -31,7 +31,7 @@ def _trained(seed: int) -> torch.Tensor:
 
 def test_trainings_side_by_side_are_those_alone_and_come_in_order():
     alone = [_trained(seed) for seed in range(6)]
-    together = side_by_side([lambda seed=seed: _trained(seed) for seed in range(6)], "cpu", at_once=4)
+    together = run_parallel([lambda seed=seed: _trained(seed) for seed in range(6)], "cpu", at_once=4)
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -51,7 +51,7 @@ def test_one_that_fails_ends_the_others_after_their_epoch():
         raise ValueError("this one cannot be trained")
 
     with pytest.raises(ValueError, match="cannot be trained"):
-        side_by_side([wrong, long], "cpu", at_once=2)
+        run_parallel([wrong, long], "cpu", at_once=2)
     assert len(epochs) < 500
     with training_progress("the next", 1, 1) as on_epoch:  # is not interrupted
         on_epoch(0, {}, 1)
@@ -76,5 +76,5 @@ def test_one_for_which_memory_does_not_suffice_is_begun_again_when_the_others_ha
         time.sleep(0.03)
         return greedy()
 
-    assert side_by_side([modest, late, modest], "cpu", at_once=3) == ["modest", "greedy", "modest"]
+    assert run_parallel([modest, late, modest], "cpu", at_once=3) == ["modest", "greedy", "modest"]
     assert seen == [2, 0]

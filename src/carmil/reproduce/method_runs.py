@@ -1,0 +1,208 @@
+"""Methods on cohorts: ordinary runs of `carmil train`, kept where all recipes find them.
+
+A recipe names cohorts and methods; what is not there yet is trained by `studies.train`, and every figure comes from the runs.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from carmil.datasets.study_cohort import Protocol, StudyCohort
+from carmil.files import safe_name
+from carmil.reproduce.parallel import run_parallel
+from carmil.reproduce.recipes import Request
+from carmil.runs.facts import FoldFigures
+from carmil.runs.run import Run, finished
+from carmil.runs.settings import Settings
+from carmil.statistics.calibration import cross_entropies
+from carmil.studies.cautions import informed
+from carmil.studies.cohort import open_bags, open_material
+from carmil.studies.compare import ComparedRun, each_fold
+from carmil.studies.figures import mean_over_seeds
+from carmil.studies.point_selection import Choice, choose
+from carmil.studies.predictions import class_numbers, probabilities
+from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
+from carmil.training.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LONG = ("transmil", "rrt", "weno")  # what takes longest begins first, so that nothing waits for it alone
+# What takes minutes on a CPU, made small where only the machinery is looked at.
+FAST_OPTIONS: dict[str, dict[str, Any]] = {
+    "transmil": {"hidden": 128, "landmarks": 16},
+    "rrt": {"hidden": 128},
+    "weno": {"student": 128, "teacher": 128},
+}
+PROTOCOL = tuple(one.name for one in fields(Protocol) if one.name not in ("fast_epochs", "of_model"))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of a table. settings: of `carmil train`, where they differ from the cohort's protocol."""
+
+    title: str
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def figure(self, measure: str) -> str:
+        """The figure that a measure means for this model: the map of TransMIL is its rollout, as in the paper."""
+        rolled = measure == "auprc_attention" and self.model.endswith("transmil")
+        return "auprc_rollout" if rolled else measure
+
+
+@dataclass(frozen=True, eq=False)
+class MethodRun:
+    """A method on a cohort: its run, its predictions for the test cases, and the figures of each fold and seed."""
+
+    cohort: StudyCohort
+    method: Method
+    run: Run
+    predictions: "pd.DataFrame"
+    by_fold: Sequence[FoldFigures]
+
+    @classmethod
+    def of(cls, cohort: StudyCohort, method: Method, run: Run) -> "MethodRun":
+        return cls(cohort, method, run, run.predictions(), run.metrics.by_fold)
+
+    @cached_property
+    def _cross_entropies(self) -> tuple[float, float]:
+        together = mean_over_seeds(self.predictions, self.run.classes)
+        return cross_entropies(probabilities(together, self.run.classes), class_numbers(together, self.run.classes))
+
+    @property
+    def informed(self) -> bool:
+        """Whether its probabilities, the mean over seeds, predict the test cases better than the class frequencies do."""
+        return informed(*self._cross_entropies)
+
+    @property
+    def chance(self) -> float:
+        """The cross-entropy of always predicting the class frequencies of the test cases."""
+        return self._cross_entropies[1]
+
+    def values(self, measure: str) -> list[float]:
+        """The figure of each fold, or of each seed where there is one split; none if the method has no such figure."""
+        name = self.method.figure(measure)
+        return list(each_fold(self.by_fold, name).values()) if self.has(measure) else []
+
+    def has(self, measure: str) -> bool:
+        return self.method.figure(measure) in self.by_fold[0].figures
+
+    def judged(self, measure: str) -> ComparedRun:
+        return ComparedRun(self.method.title, self.method.figure(measure), self.run, self.predictions, self.by_fold)
+
+
+def train_methods(cohorts: Sequence[StudyCohort], methods: Sequence[Method], request: Request) -> list[MethodRun]:
+    """Every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
+    populations = [(cohort, together) for cohort in cohorts for together in _populations(methods)]
+    populations.sort(key=lambda pair: not pair[1][0].model.endswith(LONG))
+    jobs = [
+        partial(train_together, cohort, together[0].model, [method.settings for method in together], request)
+        for cohort, together in populations
+    ]
+    small = all(cohort.stand_in for cohort in cohorts)  # each of the paper's fills a GPU's memory
+    trained = run_parallel(jobs, request.device, None if small else 1)
+    runs = {
+        (cohort.name, method.title): run
+        for (cohort, together), ended in zip(populations, trained, strict=True)
+        for method, run in zip(together, ended, strict=True)
+    }
+    return [MethodRun.of(cohort, method, runs[cohort.name, method.title]) for cohort in cohorts for method in methods]
+
+
+def _populations(methods: Sequence[Method]) -> list[list[Method]]:
+    """The methods that can be trained as one population: the same model; only loss weights, distance or rate differ."""
+    groups: dict[tuple[str, str], list[Method]] = {}
+    for method in methods:
+        others = {name: value for name, value in method.settings.items() if name not in EACH_ITS_OWN}
+        groups.setdefault((method.model, repr(others)), []).append(method)
+    return list(groups.values())
+
+
+def select_by_fold(alternatives: Sequence[MethodRun], title: str) -> tuple[MethodRun, Choice]:
+    """One row of several: every fold and seed takes the alternative of its own lowest validation loss."""
+    import pandas as pd
+
+    choice = choose([row.run for row in alternatives])
+    predictions, by_fold = [], []
+    for (fold, seed), i in choice.taken.items():
+        frame, figures = alternatives[i].predictions, alternatives[i].by_fold
+        predictions.append(frame[(frame["fold"] == fold) & (frame["seed"] == seed)])
+        by_fold += [line for line in figures if (line.fold, line.seed) == (fold, seed)]
+    first = alternatives[0]
+    row = Method(title, first.method.model)
+    return MethodRun(first.cohort, row, first.run, pd.concat(predictions, ignore_index=True), by_fold), choice
+
+
+def train_model(cohort: StudyCohort, model: str, request: Request, **settings: Any) -> Run:
+    """Train the model on the cohort, or read the run that is there.
+
+    settings: of `carmil train`, where they differ from the cohort's protocol; they are part of the run's name.
+    """
+    (run,) = train_together(cohort, model, [settings], request)
+    return run
+
+
+def train_together(
+    cohort: StudyCohort, model: str, variants: Sequence[Mapping[str, Any]], request: Request
+) -> list[Run]:
+    """One run per variant of the settings, which differ in EACH_ITS_OWN; missing ones are trained as one population."""
+    studies = []
+    for settings in variants:
+        name = "-".join([model.replace("/", "-"), *(f"{key.rstrip('_')}_{value}" for key, value in settings.items())])
+        given = study_settings(cohort, model, request, name, **settings)
+        studies.append(Settings.of(given, where=f"{cohort.name}, {model}"))
+    missing = sum(not finished(study.out) for study in studies)
+    checkpoint = studies[0].out.with_name(f"{'-and-'.join(study.out.name for study in studies)}.checkpoint.safetensors")
+    left = Checkpoint(checkpoint, key="")
+    if missing > 1 or (missing and left.begun()):
+        material = open_material(studies[0], log=quietly)
+        for study in studies:
+            check(study)
+            check_fit(study, material)
+        run_together(studies, material, checkpoint=checkpoint, log=quietly)
+    left.remove()  # interrupted after the last of them
+    return [run_study(study, log=quietly) for study in studies]
+
+
+def study_settings(cohort: StudyCohort, model: str, request: Request, name: str, **settings: Any) -> dict[str, Any]:
+    """The settings of `carmil train` for a model on the cohort, in a folder of this name among the cohort's runs."""
+    protocol = cohort.protocol.fast if request.fast else cohort.protocol
+    fixed = protocol.of_model(model)
+    options = {**fixed.options, **(FAST_OPTIONS.get(model.rpartition("/")[2], {}) if request.fast else {})}
+    return {
+        "bags": store_of(cohort, request),
+        "labels": cohort.labels,
+        "out": runs_folder(cohort, request) / name,
+        "model": model,
+        "preset": "0.1",
+        "seed": request.seed,
+        "device": request.device,
+        **{setting: getattr(protocol, setting) for setting in PROTOCOL},
+        **({"optimizer": fixed.optimizer} if fixed.optimizer else {}),
+        "options": options or None,
+        **settings,
+    }
+
+
+def store_of(cohort: StudyCohort, request: Request) -> Path:
+    """The store of a cohort's features: a folder of files is packed once, for all methods and recipes."""
+    home = request.shared / "cohorts" / safe_name(f"{cohort.name}-{cohort.encoder}")
+    with _PACKING:  # parallel trainings need the same store
+        return open_bags(cohort.bags, home, dtype="float16", truth=None, log=quietly).path
+
+
+_PACKING = threading.Lock()
+
+
+def runs_folder(cohort: StudyCohort, request: Request) -> Path:
+    """Where the runs on a cohort lie. A look at the machinery and another seed are other runs."""
+    kind = "fast_runs" if request.fast else "runs"
+    return request.shared / kind / (cohort.folder or safe_name(f"{cohort.name}-{cohort.encoder}-seed{request.seed}"))
+
+
+def quietly(line: str) -> None:
+    """What was guessed is in the run's card."""
