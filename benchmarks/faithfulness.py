@@ -13,7 +13,7 @@ import torch
 
 from carmil.bags.bags import Bags
 from carmil.counterfactual.branches import create_model
-from carmil.evidence.faithfulness import deletion
+from carmil.evidence.faithfulness import deletion_logits
 from carmil.provenance import machine_line
 
 INSTANCES, WIDTH, MAPS, STEPS = 10_000, 1024, 8, 100
@@ -36,10 +36,10 @@ def main() -> None:
     maps = torch.randn(MAPS, INSTANCES, device=given.device)
 
     with torch.no_grad():  # once before the clock starts
-        deletion(model, bags, maps)
+        deletion_logits(model, bags, maps)
         model(bags.features, bags.offsets)
     started = now(given.device)
-    curves = deletion(model, bags, maps)
+    curves = deletion_logits(model, bags, maps)
     ours = now(given.device) - started
 
     steps = range(given.every // 2, STEPS, given.every)  # as large, on average, as all of them

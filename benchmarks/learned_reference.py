@@ -27,8 +27,8 @@ from carmil.datasets.digit_data import load_digits
 from carmil.datasets.digits import TASKS
 from carmil.evidence import bag_auc, evidence_agreement
 from carmil.evidence.path import mean_gradient
-from carmil.evidence.pooled import pooled
-from carmil.evidence.ranks import bag_places
+from carmil.evidence.pooling_pass import pooling_pass
+from carmil.evidence.rank_correlation import bag_places
 from carmil.models import registry
 from carmil.models.pooling import Offsets, bag_mean, bag_softmax, bag_sum
 from carmil.provenance import machine_line
@@ -102,7 +102,7 @@ def references(seen):
 
 
 def evidence(model, bags: Bags) -> dict[str, torch.Tensor]:
-    seen = pooled(model, bags.features, Offsets(bags.offsets, bags.features.device), "path evidence")
+    seen = pooling_pass(model, bags.features, Offsets(bags.offsets, bags.features.device), "path evidence")
     maps = {}
     for name, start in references(seen).items():
         maps[name] = seen.shared(mean_gradient(model, start, seen.pool, tolerance=5e-4), start)

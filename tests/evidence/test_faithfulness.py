@@ -9,10 +9,10 @@ from carmil.evidence import bag_auc, explain
 from carmil.evidence import faithfulness as module
 from carmil.evidence.faithfulness import (
     Faithfulness,
-    cohort_curve,
-    deletion,
+    auc_curve,
+    deletion_logits,
+    evidence_of_class,
     faithfulness_of,
-    of_classes,
 )
 from carmil.models import registry
 from carmil.models.scaled import Scaled
@@ -71,10 +71,12 @@ def test_curves_are_those_of_real_passes_of_the_reduced_bags(name):
     with torch.no_grad():
         expected = reduced_bag_by_bag(model, bags, maps, steps)
     assert expected[:, :2].std(2).min() > 1e-3  # there is something to follow
-    ours = deletion(model, bags, maps, steps=steps)
+    ours = deletion_logits(model, bags, maps, steps=steps)
     assert torch.allclose(ours, expected, atol=1e-9, rtol=0)
-    assert torch.allclose(deletion(model, bags, maps, steps=steps, fast=False), expected, atol=1e-9, rtol=0)
-    assert torch.allclose(deletion(model, bags, maps, steps=steps, max_instances=10), expected, atol=1e-9, rtol=0)
+    assert torch.allclose(deletion_logits(model, bags, maps, steps=steps, fast=False), expected, atol=1e-9, rtol=0)
+    assert torch.allclose(
+        deletion_logits(model, bags, maps, steps=steps, max_instances=10), expected, atol=1e-9, rtol=0
+    )
 
 
 @pytest.mark.parametrize("name", [*SMALL, "car/abmil", "car/rrt", "scaled"])
@@ -82,7 +84,7 @@ def test_only_models_whose_instances_need_no_company_are_asked_once(name, monkey
     model = Scaled(model_of("abmil"), WIDTH).double() if name == "scaled" else model_of(name)
     passes = []
     monkeypatch.setattr(module, "_by_passes", lambda *given: passes.append(1) or by_passes(*given))
-    deletion(model, bags_of(3, 70), torch.randn(1, 73), steps=2)
+    deletion_logits(model, bags_of(3, 70), torch.randn(1, 73), steps=2)
     assert bool(passes) != (name in FAST | {"car/abmil", "scaled"})
 
 
@@ -91,10 +93,10 @@ by_passes = module._by_passes
 
 def test_maps_one_at_a_time_and_all_together_make_the_same_curves(monkeypatch):
     model, bags, maps = model_of("acmil"), bags_of(200, 30), torch.randn(5, 230)
-    together = deletion(model, bags, maps)
+    together = deletion_logits(model, bags, maps)
     monkeypatch.setattr(module, "ROWS", 1)
-    assert torch.allclose(deletion(model, bags, maps), together, atol=1e-12)
-    assert torch.allclose(deletion(model, bags[0], maps[:, :200]), together[:, :1], atol=1e-12)
+    assert torch.allclose(deletion_logits(model, bags, maps), together, atol=1e-12)
+    assert torch.allclose(deletion_logits(model, bags[0], maps[:, :200]), together[:, :1], atol=1e-12)
 
 
 def test_nothing_is_lost_when_the_instances_with_all_the_weight_go_first():
@@ -104,20 +106,20 @@ def test_nothing_is_lost_when_the_instances_with_all_the_weight_go_first():
         u = model.attend(model.embed(bags.features.float(), bags.offsets), bags.offsets)[:, 0]
         assert u.max() - u.min() > 200
         expected = reduced_bag_by_bag(model, bags, u[None], 100)
-    ours = deletion(model, bags, u[None])
+    ours = deletion_logits(model, bags, u[None])
     assert torch.allclose(ours, expected, atol=1e-4)
 
 
 def test_equally_relevant_instances_go_in_their_own_order():
     model, bags = model_of(), bags_of(20)
     flat, falling = torch.zeros(1, 20), -torch.arange(20.0)[None]
-    assert torch.equal(deletion(model, bags, flat), deletion(model, bags, falling))
+    assert torch.equal(deletion_logits(model, bags, flat), deletion_logits(model, bags, falling))
 
 
 def test_a_map_of_the_answers_own_evidence_is_faithful_and_its_reverse_is_not():
     model, bags = model_of("mean"), bags_of(*[40] * 12)
-    classes = deletion(model, bags, torch.zeros(1, 480), steps=1)[0, :, 0].argmax(-1)
-    evidence = of_classes(explain(model.float(), bags, "patch_scores"), classes, bags.offsets)
+    classes = deletion_logits(model, bags, torch.zeros(1, 480), steps=1)[0, :, 0].argmax(-1)
+    evidence = evidence_of_class(explain(model.float(), bags, "patch_scores"), classes, bags.offsets)
     found = faithfulness_of(model.double(), bags, torch.stack([evidence, -evidence]), classes)
     assert found.right.all()
     good, bad = found.aopc_over_random.mean(1)
@@ -153,7 +155,7 @@ def test_a_curve_that_does_not_move_has_no_monotonicity():
 
 def test_only_bags_answered_with_their_class_are_right():
     model, bags = model_of(), bags_of(5, 6, 7, 8)
-    answers = deletion(model, bags, torch.zeros(1, 26), steps=1)[0, :, 0].argmax(-1)
+    answers = deletion_logits(model, bags, torch.zeros(1, 26), steps=1)[0, :, 0].argmax(-1)
     labels = answers.clone()
     labels[1] = (labels[1] + 1) % 3
     found = faithfulness_of(model, bags, torch.zeros(1, 26), labels, random_orders=2)
@@ -168,22 +170,22 @@ def test_only_bags_answered_with_their_class_are_right():
 def test_the_cohorts_auc_is_that_of_every_steps_answers(labels):
     logits = torch.randn(2, 8, 4, max(labels) + 1)
     logits[:, :, 3] = logits[:, :1, 3]  # where nothing is left, all bags are answered alike
-    curve = cohort_curve(logits, labels)
+    curve = auc_curve(logits, labels)
     assert curve[:, 3].tolist() == [0.5, 0.5]
     assert curve.shape == (2, 4)
     for e in range(2):
         for s in range(4):
             assert curve[e, s] == pytest.approx(bag_auc(logits[e, :, s].softmax(-1).numpy(), labels))
-    assert np.isnan(cohort_curve(logits, [1] * 8)).all()
+    assert np.isnan(auc_curve(logits, [1] * 8)).all()
 
 
 def test_maps_that_do_not_fit_are_named_and_the_model_goes_on_as_it_was():
     model, bags = model_of().train(), bags_of(5)
     with pytest.raises(CarmilError, match=r"maps have shape \(5, 3\) for 5 instances"):
-        deletion(model, bags, torch.zeros(5, 3))
+        deletion_logits(model, bags, torch.zeros(5, 3))
     with pytest.raises(CarmilError, match="a map holds NaN"):
-        deletion(model, bags, torch.full((1, 5), torch.nan))
+        deletion_logits(model, bags, torch.full((1, 5), torch.nan))
     with pytest.raises(CarmilError, match="0 steps"):
-        deletion(model, bags, torch.zeros(1, 5), steps=0)
-    deletion(model, bags, torch.zeros(1, 5))
+        deletion_logits(model, bags, torch.zeros(1, 5), steps=0)
+    deletion_logits(model, bags, torch.zeros(1, 5))
     assert model.training

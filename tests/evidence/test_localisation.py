@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, ndcg_score, roc_auc_score
 
 from carmil.errors import CarmilError
-from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, froc_interval, ndcg, over_bags
+from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, froc_interval, mean_over_bags, ndcg
 from carmil.statistics.bootstrap import bootstrap
 
 BAGS = dict(
@@ -98,13 +98,16 @@ def test_models_of_a_population_are_measured_at_once():
 def test_the_interval_is_the_bootstraps_without_the_bags_that_have_no_value():
     values = torch.tensor([0.2, torch.nan, 0.9, 0.4, 0.7, torch.nan, 0.5])
     kept = [0.2, 0.9, 0.4, 0.7, 0.5]
-    ours, expected = over_bags(values, repeats=200), bootstrap(np.mean, np.float32(kept).astype(float), repeats=200)
+    ours, expected = (
+        mean_over_bags(values, repeats=200),
+        bootstrap(np.mean, np.float32(kept).astype(float), repeats=200),
+    )
     assert ours == expected
     assert ours.value == pytest.approx(0.54)
-    patients = over_bags(values, groups=["a", "b", "a", "c", "c", "d", "e"], repeats=200)
+    patients = mean_over_bags(values, groups=["a", "b", "a", "c", "c", "d", "e"], repeats=200)
     assert patients == bootstrap(np.mean, np.float32(kept).astype(float), groups=list("aacce"), repeats=200)
     with pytest.raises(CarmilError, match="has no rows"):
-        over_bags(torch.full((3,), torch.nan))
+        mean_over_bags(torch.full((3,), torch.nan))
 
 
 @settings(max_examples=30, deadline=None)

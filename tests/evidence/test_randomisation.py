@@ -10,7 +10,12 @@ from scipy.stats import spearmanr
 from carmil.bags.bags import Bags
 from carmil.counterfactual.branches import create_model
 from carmil.evidence import explain
-from carmil.evidence.randomisation import chance, likeness, randomisation, shuffled
+from carmil.evidence.randomisation import (
+    chance_correlation,
+    randomisation_correlation,
+    shuffle_weights,
+    similarity_over_chance,
+)
 from carmil.models.pooling import Offsets
 
 WIDTH = 6
@@ -23,13 +28,13 @@ def bags_of(*sizes):
 def test_a_map_that_ignores_the_model_survives_the_shuffling_of_its_weights():
     model, bags = create_model("abmil", WIDTH, 3, hidden=16), bags_of(60, 80)
     before = copy.deepcopy(model.state_dict())
-    chance = randomisation(model, bags, partial(explain, method="random"), repeats=2)
-    path = randomisation(model, bags, partial(explain, method="path"), repeats=2)
-    assert chance.shape == (2, 2, 3)
-    assert torch.allclose(chance, torch.ones_like(chance))
+    random = randomisation_correlation(model, bags, partial(explain, method="random"), repeats=2)
+    path = randomisation_correlation(model, bags, partial(explain, method="path"), repeats=2)
+    assert random.shape == (2, 2, 3)
+    assert torch.allclose(random, torch.ones_like(random))
     assert path.abs().mean() < 0.6
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    for own, other in zip(model.parameters(), shuffled(model).parameters(), strict=True):
+    for own, other in zip(model.parameters(), shuffle_weights(model).parameters(), strict=True):
         assert torch.equal(own.flatten().sort().values, other.flatten().sort().values)
 
 
@@ -38,20 +43,20 @@ def test_chance_is_the_mean_size_of_the_correlation_of_two_random_orders(size):
     rng = np.random.default_rng(0)
     orders = list(permutations(range(size))) if size < 6 else [rng.permutation(size) for _ in range(3000)]
     found = np.mean([abs(spearmanr(order, np.arange(size)).statistic) for order in orders])
-    assert chance(size) == pytest.approx(found, abs=1e-9 if size < 6 else 0.012)
+    assert chance_correlation(size) == pytest.approx(found, abs=1e-9 if size < 6 else 0.012)
 
 
 def test_the_same_map_and_its_mirror_image_are_alike_and_strangers_are_not_however_small_the_bag():
     sizes = [4] * 3000
     offsets = Offsets(torch.tensor([0, *np.cumsum(sizes)]))
     x, y = torch.rand(2, sum(sizes), 1).double()
-    assert torch.allclose(likeness(x, x, offsets), torch.ones(3000, 1).double())
-    assert torch.allclose(likeness(x, -x, offsets), torch.ones(3000, 1).double())
-    assert likeness(x, y, offsets).mean() == pytest.approx(0, abs=0.03)
+    assert torch.allclose(similarity_over_chance(x, x, offsets), torch.ones(3000, 1).double())
+    assert torch.allclose(similarity_over_chance(x, -x, offsets), torch.ones(3000, 1).double())
+    assert similarity_over_chance(x, y, offsets).mean() == pytest.approx(0, abs=0.03)
 
 
 def test_bags_of_one_or_two_and_constant_maps_have_no_likeness():
     offsets = Offsets(torch.tensor([0, 1, 3, 8]))
     x = torch.rand(8, 1)
-    assert likeness(x, torch.rand(8, 1), offsets).isnan().squeeze(-1).tolist() == [True, True, False]
-    assert likeness(x, torch.zeros(8, 1), offsets).isnan().all()
+    assert similarity_over_chance(x, torch.rand(8, 1), offsets).isnan().squeeze(-1).tolist() == [True, True, False]
+    assert similarity_over_chance(x, torch.zeros(8, 1), offsets).isnan().all()

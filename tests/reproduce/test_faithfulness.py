@@ -9,7 +9,7 @@ import torch
 from carmil.datasets.digit_data import load_digits
 from carmil.errors import CarmilError
 from carmil.evidence import bag_auc, explain
-from carmil.evidence.faithfulness import faithfulness_of, of_classes
+from carmil.evidence.faithfulness import evidence_of_class, faithfulness_of
 from carmil.reproduce import crc, faithfulness
 from carmil.reproduce.deletion_curves import Request, curves_of
 from carmil.reproduce.digit_runs import population_of
@@ -79,7 +79,7 @@ def test_a_curve_is_the_mean_over_the_bags_that_each_model_answers_right(drawn, 
     rows = []
     for i in range(2):
         model = trained.member(i)
-        one = of_classes(explain(model, test, "path"), answers[i], test.offsets)
+        one = evidence_of_class(explain(model, test, "path"), answers[i], test.offsets)
         rows.append(faithfulness_of(model, test, one.unsqueeze(0), answers[i]).over(right[i]))
     (found,) = [c for c in curves if (c.dataset, c.model, c.evidence) == ("Adjacent Pairs", "car/abmil", "path")]
     expected = torch.cat([row.most_first[0] for row in rows]).mean(0)

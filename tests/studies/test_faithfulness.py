@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from carmil.evidence import bag_auc, explain
-from carmil.evidence.faithfulness import faithfulness_of, of_classes
-from carmil.evidence.randomisation import likeness, shuffled
+from carmil.evidence.faithfulness import evidence_of_class, faithfulness_of
+from carmil.evidence.randomisation import shuffle_weights, similarity_over_chance
 from carmil.models.pooling import Offsets
 from carmil.runs.run import read_run
 from carmil.studies import faithfulness as command
@@ -65,11 +65,11 @@ def by_hand(run):
         part = bags[[bags.ids.index(slide) for slide in slides["slide"]]]
         labels = torch.tensor([run.classes.index(label) for label in slides["label"]])
         member = population.member(row)
-        twins = [shuffled(member, seed=row * TWINS + i) for i in range(TWINS)]
+        twins = [shuffle_weights(member, seed=row * TWINS + i) for i in range(TWINS)]
         with torch.no_grad():
             answers = member(part.features, part.offsets).logits.argmax(-1)
             of_twins = torch.stack([twin(part.features, part.offsets).logits.softmax(-1) for twin in twins])
-        maps = [of_classes(explain(one, part), answers, part.offsets) for one in (member, *twins[:EXPLAINED])]
+        maps = [evidence_of_class(explain(one, part), answers, part.offsets) for one in (member, *twins[:EXPLAINED])]
         followed = torch.stack(maps[: 1 + FOLLOWED])
         yield part, faithfulness_of(member, part, followed, labels, steps=20, random_orders=3), maps, of_twins
 
@@ -78,7 +78,9 @@ def test_figures_are_means_over_rightly_answered_slides_of_the_means_over_their_
     areas, alike, copies = {}, {}, {}
     for part, found, (own, *others), of_twins in by_hand(read_run(study / "car")):
         offsets = Offsets(part.offsets)
-        each = torch.stack([likeness(own[:, None], other[:, None], offsets).squeeze(-1) for other in others])
+        each = torch.stack(
+            [similarity_over_chance(own[:, None], other[:, None], offsets).squeeze(-1) for other in others]
+        )
         gain = found.deletion_area[1:].mean(0) - found.deletion_area[0]
         for i, slide in enumerate(part.ids):
             alike.setdefault(slide, []).append(float(each[:, i].mean()))

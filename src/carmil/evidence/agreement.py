@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from carmil.evidence.ranks import tie_bounds
+from carmil.evidence.rank_correlation import tie_bounds
 from carmil.models.pooling import Offsets, bag_ranking, bag_sum
 
 NEGATIVE_RULES = {

@@ -21,13 +21,13 @@ def attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     u = _seen(model, features, offsets).scores
     if u is None:
         raise CarmilError(f"{type(model).__name__} does not attend: there is no attention to show")
-    return shown(model, u, offsets)
+    return scores_by_class(model, u, offsets)
 
 
 def counterfactual_attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     """The scores u_cf of CAR's branch, shown as the factual ones are."""
     _, u_cf = _two_maps(model, features, offsets)
-    return shown(model, u_cf, offsets)
+    return scores_by_class(model, u_cf, offsets)
 
 
 def factual_minus_counterfactual(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
@@ -75,7 +75,7 @@ def _two_maps(model: BagModel, features: Tensor, offsets: Offsets) -> tuple[Tens
     return seen.scores, seen.counterfactual.scores.squeeze(-2)
 
 
-def shown(model: BagModel, u: Tensor, offsets: Offsets) -> Tensor:
+def scores_by_class(model: BagModel, u: Tensor, offsets: Offsets) -> Tensor:
     """Scores of all heads as a map for every class: (n, h) -> (n, k)."""
     if a_map_a_class(model):
         return u

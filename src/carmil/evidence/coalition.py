@@ -25,7 +25,7 @@ from torch import Tensor
 
 from carmil.evidence.abilities import pools_by_attention
 from carmil.evidence.gradients import class_logits
-from carmil.evidence.pooled import Pooled, pooled
+from carmil.evidence.pooling_pass import PoolingPass, pooling_pass
 from carmil.models.contract import AttendingModel, BagModel
 from carmil.models.pooling import Offsets
 
@@ -73,7 +73,7 @@ def _circle(offsets: Offsets, draw: int) -> Tensor:
 def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> Runs:
     """The way to V_1 .. V_size: by pooling anew what the model has seen, or by asking it about every run as a bag."""
     if pools_by_attention(model) and isinstance(model, AttendingModel) and model.instance_wise:
-        seen = pooled(model, features, offsets, "coalition evidence")
+        seen = pooling_pass(model, features, offsets, "coalition evidence")
         return lambda before: _pooled_runs(seen, before, size)
     alone = _answers(model, features, torch.arange(len(features), device=features.device).unsqueeze(-1))
 
@@ -87,7 +87,7 @@ def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> R
     return asked
 
 
-def _pooled_runs(seen: Pooled, before: Tensor, size: int) -> Iterator[Tensor]:
+def _pooled_runs(seen: PoolingPass, before: Tensor, size: int) -> Iterator[Tensor]:
     """V_q of every instance: the pools of runs, one instance longer each time.
 
     Z = A / w with A = sum exp(u - m) z and w = sum exp(u - m), m the largest u so far: nothing overflows, nothing vanishes.

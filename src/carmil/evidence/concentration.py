@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.evidence.ranks import bag_ranks, pearson, spearman, top_overlap
+from carmil.evidence.rank_correlation import bag_ranks, pearson, spearman, top_overlap
 from carmil.models.pooling import Offsets, bag_sum
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags, rows_of, runs_of
 from carmil.errors import CarmilError
 from carmil.evidence.localisation import auroc
-from carmil.evidence.ranks import bag_places
+from carmil.evidence.rank_correlation import bag_places
 from carmil.models.contract import AttendingModel, BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_softmax, bag_sum, bag_weighted_sum
 
@@ -117,18 +117,20 @@ def faithfulness_of(
 ) -> Faithfulness:
     """How the model's p of `classes` (b), a class a bag, follows maps (e, n), each high where an instance supports it."""
     maps = _checked(maps, bags).cpu()
-    logits = deletion(model, bags, laid_out(maps, random_orders=random_orders, seed=seed), steps=steps)
-    return judged(logits, classes, maps=len(maps))
+    logits = deletion_logits(model, bags, deletion_orders(maps, random_orders=random_orders, seed=seed), steps=steps)
+    return faithfulness_from_logits(logits, classes, maps=len(maps))
 
 
-def laid_out(maps: Tensor, *, random_orders: int = 10, seed: int = 0) -> Tensor:
+def deletion_orders(maps: Tensor, *, random_orders: int = 10, seed: int = 0) -> Tensor:
     """The orders that `judged` needs: by maps (e, n), by their negatives, and at random. (e + e + r, n)"""
     generator = torch.Generator().manual_seed(seed)
     chance = torch.rand(random_orders, maps.shape[1], generator=generator).to(maps.dtype)
     return torch.cat([maps, -maps, chance])
 
 
-def judged(logits: Tensor, classes: Tensor, *, maps: int, right: Tensor | None = None) -> Faithfulness:
+def faithfulness_from_logits(
+    logits: Tensor, classes: Tensor, *, maps: int, right: Tensor | None = None
+) -> Faithfulness:
     """The same from what `deletion` gave for e maps, for their negatives, then for random orders: (e + e + r, b, S+1, k).
 
     right (b): whether the bag is answered rightly; None: whether the most probable class is the bag's.
@@ -141,7 +143,7 @@ def judged(logits: Tensor, classes: Tensor, *, maps: int, right: Tensor | None =
     return Faithfulness(most_first, least_first, at_random, right=right)
 
 
-def deletion(
+def deletion_logits(
     model: BagModel, bags: Bags, maps: Tensor, *, steps: int = 100, max_instances: int = 2**17, fast: bool = True
 ) -> Tensor:
     """Logits (e, b, S+1, k) as instances go, the highest of each map (e, n) first, on the CPU.
@@ -168,14 +170,14 @@ def deletion(
     return torch.cat(parts, dim=1)
 
 
-def of_classes(evidence: Tensor, classes: Tensor, offsets: Offsets | Tensor) -> Tensor:
+def evidence_of_class(evidence: Tensor, classes: Tensor, offsets: Offsets | Tensor) -> Tensor:
     """Each instance's evidence for its bag's class. evidence (..., n, k), classes (b) -> (..., n)."""
     offsets = Offsets.of(offsets, evidence.device)
     column = classes.to(evidence.device)[offsets.bag_of].unsqueeze(-1)
     return evidence.gather(-1, column.expand(*evidence.shape[:-1], 1)).squeeze(-1)
 
 
-def cohort_curve(logits: Tensor, labels: ArrayLike) -> NDArray[np.float64]:
+def auc_curve(logits: Tensor, labels: ArrayLike) -> NDArray[np.float64]:
     """The cohort's AUC as instances go: of class 1, or of more classes the mean one-vs-rest. Logits (e, b, S+1, k) -> (e, S+1).
 
     NaN where a class has no bag. The maps are better those of the answered class: ordered by the label's, the instances would
@@ -276,7 +278,7 @@ def _checked(maps: Tensor, bags: Bags) -> Tensor:
     if maps.ndim != 2 or maps.shape[1] != len(bags.features):
         raise CarmilError(
             f"maps have shape {tuple(maps.shape)} for {len(bags.features)} instances: expected (maps, instances), "
-            "one number per instance; of_classes takes the column of each bag's class"
+            "one number per instance; evidence_of_class takes the column of each bag's class"
         )
     if maps.isnan().any():
         raise CarmilError("a map holds NaN: expected a number for every instance, to order them by")

@@ -12,7 +12,7 @@ n instances, b bags, d features, h heads, k classes.
 import torch
 from torch import Tensor
 
-from carmil.evidence.pooled import Pooled, in_double, pooled
+from carmil.evidence.pooling_pass import PoolingPass, in_double, pooling_pass
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets, bag_argmax, bag_softmax, bag_weighted_sum
 
@@ -22,7 +22,7 @@ NUMBERS = 2**22  # of the pools that are classified together
 @torch.no_grad()
 def leave_one_out(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
     """F(Z) - F(Z_-j), (n, k). In double precision: of a large bag one instance hardly changes the answer."""
-    seen = pooled(model, features, offsets, "leave-one-out")
+    seen = pooling_pass(model, features, offsets, "leave-one-out")
     classify = in_double(seen.model).classify
     top = _most_attended(seen)
     beside_top = _pool_without(seen, top).double()
@@ -38,13 +38,13 @@ def leave_one_out(model: BagModel, features: Tensor, offsets: Offsets | Tensor) 
     return torch.cat(parts).to(seen.pool.dtype)
 
 
-def _most_attended(seen: Pooled) -> Tensor:
+def _most_attended(seen: PoolingPass) -> Tensor:
     """(n, h) is this the instance of its bag that the head attends most?"""
     best = bag_argmax(seen.scores, seen.offsets).index_select(0, seen.offsets.bag_of)
     return best == torch.arange(len(best), device=best.device).unsqueeze(-1)
 
 
-def _pool_without(seen: Pooled, left_out: Tensor) -> Tensor:
+def _pool_without(seen: PoolingPass, left_out: Tensor) -> Tensor:
     """The pool of the others: left_out (n, h) -> (b, h, d); of nobody else, zero."""
     others = bag_softmax(seen.scores.masked_fill(left_out, -torch.inf), seen.offsets).masked_fill(left_out, 0.0)
     return bag_weighted_sum(others, seen.instances, seen.offsets)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.evidence.ranks import bag_ranks, tie_bounds
+from carmil.evidence.rank_correlation import bag_ranks, tie_bounds
 from carmil.models.pooling import Offsets, bag_ranking, bag_sum
 from carmil.statistics.bootstrap import Interval, bootstrap, draws, percentiles
 
@@ -155,7 +155,7 @@ def froc_interval(
     return percentiles(score(np.ones(offsets.bags, dtype=np.int64)), values, level)
 
 
-def over_bags(
+def mean_over_bags(
     values: Tensor, *, groups: ArrayLike | None = None, repeats: int = 2000, level: float = 0.95, seed: int = 0
 ) -> Interval:
     """Mean of a measure over bags (b) and its bootstrap interval; bags where it is NaN are left out.

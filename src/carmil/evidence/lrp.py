@@ -15,7 +15,7 @@ n instances, b bags, d features, h heads, k classes.
 import torch
 from torch import Tensor, nn
 
-from carmil.evidence.pooled import classifier_gradient, in_double, pooled
+from carmil.evidence.pooling_pass import classifier_gradient, in_double, pooling_pass
 from carmil.models.contract import BagModel
 from carmil.models.layers import HeadLinear, Linear
 from carmil.models.pooling import Offsets
@@ -25,7 +25,7 @@ EPSILON = 1e-8
 
 def lrp(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
     """Relevance of every instance for every class logit, (n, k)."""
-    seen = pooled(model, features, offsets, "LRP")
+    seen = pooling_pass(model, features, offsets, "LRP")
     rules = in_double(seen.model)
     for layer in rules.modules():
         if isinstance(layer, Linear | HeadLinear):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from carmil.errors import CarmilError, unknown
-from carmil.evidence.pooled import Pooled, classifier_gradient, in_double, pooled
+from carmil.evidence.pooling_pass import PoolingPass, classifier_gradient, in_double, pooling_pass
 from carmil.models.contract import AttendingModel
 from carmil.models.pooling import Offsets, bag_sum
 
@@ -36,7 +36,7 @@ def path_evidence(
 ) -> Tensor:
     """Signed evidence (n, k) from one of REFERENCES. Its sum over a bag is F(Z) - F(Z_ref), to `tolerance` of
     max(1, |difference|)."""
-    seen = pooled(model, features, offsets, "path evidence")
+    seen = pooling_pass(model, features, offsets, "path evidence")
     start = reference_pool(seen, reference)
     gradient = mean_gradient(model, start, seen.pool, tolerance=tolerance)
     return seen.shared(gradient, start)
@@ -46,7 +46,7 @@ def path_change(
     model: AttendingModel, features: Tensor, offsets: Offsets | Tensor, *, reference: str = "reversed"
 ) -> Tensor:
     """F(Z) - F(Z_ref), (b, k): what path evidence sums to."""
-    seen = pooled(model, features, offsets, "path evidence")
+    seen = pooling_pass(model, features, offsets, "path evidence")
     return _change(in_double(model), reference_pool(seen, reference), seen.pool).to(seen.pool.dtype)
 
 
@@ -70,7 +70,7 @@ def relative_residual(evidence: Tensor, total: Tensor, offsets: Offsets) -> Tens
     return (bag_sum(evidence, offsets) - total).abs() / total.abs().clamp_min(1.0)
 
 
-def reference_pool(seen: Pooled, reference: str) -> Tensor:
+def reference_pool(seen: PoolingPass, reference: str) -> Tensor:
     """Z_ref (b, h, d)."""
     match reference:
         case "reversed":

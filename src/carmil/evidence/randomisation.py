@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.evidence.ranks import spearman
+from carmil.evidence.rank_correlation import spearman
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
 
 COUNTED = 8  # instances, of which all orders are counted; rho of more is nearly normal
 
 
-def shuffled(model: BagModel, *, seed: int = 0) -> BagModel:
+def shuffle_weights(model: BagModel, *, seed: int = 0) -> BagModel:
     """A copy whose parameters have, each by itself, their entries in random order."""
     generator = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model)
@@ -38,7 +38,7 @@ def shuffled(model: BagModel, *, seed: int = 0) -> BagModel:
     return model
 
 
-def randomisation(
+def randomisation_correlation(
     model: BagModel, bags: Bags, explain: Callable[[BagModel, Bags], Tensor], *, repeats: int = 1, seed: int = 0
 ) -> Tensor:
     """Spearman between a model's map and that of the model with shuffled weights: (repeats, b, k); NaN for a constant map.
@@ -47,22 +47,24 @@ def randomisation(
     """
     offsets = Offsets(bags.offsets)
     own = explain(model, bags).cpu()
-    others = [explain(shuffled(model, seed=seed + i), bags).cpu() for i in range(repeats)]
+    others = [explain(shuffle_weights(model, seed=seed + i), bags).cpu() for i in range(repeats)]
     return torch.stack([spearman(own, other, offsets) for other in others])
 
 
-def likeness(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
+def similarity_over_chance(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
     """How alike two maps are in each bag, up to their sign, over chance. x, y (..., n, c) -> (..., b, c).
 
     NaN where one of them is constant, and in bags of one or two instances: any two orders of two are the same or mirrored.
     """
-    by_chance = torch.tensor([chance(size) for size in offsets.lengths], dtype=torch.float64, device=x.device)
+    by_chance = torch.tensor(
+        [chance_correlation(size) for size in offsets.lengths], dtype=torch.float64, device=x.device
+    )
     by_chance = by_chance.masked_fill(by_chance == 1, torch.nan).unsqueeze(-1)
     return (spearman(x, y, offsets).abs() - by_chance) / (1 - by_chance)
 
 
 @cache
-def chance(size: int) -> float:
+def chance_correlation(size: int) -> float:
     """E |rho| of two random orders of so many instances."""
     if size <= 2:
         return 1.0

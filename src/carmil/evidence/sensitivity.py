@@ -12,14 +12,14 @@ n instances, b bags, k classes.
 import torch
 from torch import Tensor
 
-from carmil.evidence.pooled import Pooled, classifier_gradient, pooled
+from carmil.evidence.pooling_pass import PoolingPass, classifier_gradient, pooling_pass
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
 
 
 def logit_sensitivity(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
     """dF_c / du_j, (n, k)."""
-    return _sensitivity(pooled(model, features, offsets, "sensitivity"))
+    return _sensitivity(pooling_pass(model, features, offsets, "sensitivity"))
 
 
 def margin_sensitivity(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def margin_sensitivity(model: BagModel, features: Tensor, offsets: Offsets | Ten
     The paper's margin is that of the true class over another one, of which the most competitive decides; here every class
     is asked about in turn.
     """
-    seen = pooled(model, features, offsets, "sensitivity")
+    seen = pooling_pass(model, features, offsets, "sensitivity")
     sensitivity = _sensitivity(seen)
     with torch.no_grad():
         rival = strongest_rival(seen.model.classify(seen.pool))
@@ -41,5 +41,5 @@ def strongest_rival(logits: Tensor) -> Tensor:
     return torch.where(torch.arange(logits.shape[1], device=logits.device) == first, second, first)
 
 
-def _sensitivity(seen: Pooled) -> Tensor:
+def _sensitivity(seen: PoolingPass) -> Tensor:
     return seen.shared(classifier_gradient(seen.model, seen.pool), seen.pool)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from carmil.errors import CarmilError
 
 
-def smoothed(values: ArrayLike, places: ArrayLike, radius: float) -> NDArray[np.float64]:
+def smooth_map(values: ArrayLike, places: ArrayLike, radius: float) -> NDArray[np.float64]:
     """values (n) or (n, c) at places (n, 2), in the unit of the radius; a radius of 0 leaves them as they are."""
     from scipy.sparse import coo_matrix
     from scipy.spatial import cKDTree

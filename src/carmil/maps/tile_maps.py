@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from carmil.evidence.smoothing import smoothed
+from carmil.evidence.smoothing import smooth_map
 
 Scale = Literal["minmax", "rank"]
 Kind = Literal["factual", "counterfactual", "difference", "evidence"]
@@ -50,7 +50,7 @@ class TileMap:
             return self
         known = ~np.isnan(self.values)
         values = self.values.copy()
-        values[known] = smoothed(self.values[known], np.asarray(places)[known], radius)
+        values[known] = smooth_map(self.values[known], np.asarray(places)[known], radius)
         return replace(self, values=values, smoothed=words)
 
     @property

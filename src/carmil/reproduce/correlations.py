@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
-from carmil.evidence.reading import correlations
+from carmil.evidence.counterfactual_change import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
 from carmil.reproduce.chosen_cohorts import several_classes

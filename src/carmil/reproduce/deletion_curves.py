@@ -15,7 +15,14 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence import explain, explainers_of
-from carmil.evidence.faithfulness import Faithfulness, cohort_curve, deletion, judged, laid_out, of_classes
+from carmil.evidence.faithfulness import (
+    Faithfulness,
+    auc_curve,
+    deletion_logits,
+    deletion_orders,
+    evidence_of_class,
+    faithfulness_from_logits,
+)
 from carmil.models.contract import BagModel
 from carmil.statistics.resampling import mean_intervals
 
@@ -116,12 +123,12 @@ def _followed(one: Request, methods: list[str]) -> tuple[Tensor, Tensor, np.ndar
     labels = one.bags.labels.cpu()
     right = one.answers == labels
     evidence = (explain(one.model, one.bags, method) for method in methods)
-    maps = torch.stack([of_classes(map_, one.answers, one.bags.offsets) for map_ in evidence])
-    logits = deletion(one.model, one.bags, laid_out(maps), steps=STEPS)
-    curves = judged(logits, one.answers, maps=len(maps)).over(right)
+    maps = torch.stack([evidence_of_class(map_, one.answers, one.bags.offsets) for map_ in evidence])
+    logits = deletion_logits(one.model, one.bags, deletion_orders(maps), steps=STEPS)
+    curves = faithfulness_from_logits(logits, one.answers, maps=len(maps)).over(right)
     measures = torch.stack([measure(curves) for measure in MEASURES.values()], dim=-1)
     chance = curves.at_random.mean(0).expand_as(curves.most_first)
-    aucs = cohort_curve(logits[: len(maps)], labels)
+    aucs = auc_curve(logits[: len(maps)], labels)
     return torch.cat([curves.most_first, chance, measures], dim=-1).double(), right, aucs
 
 

@@ -17,7 +17,7 @@ from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc
-from carmil.evidence.ranks import spearman
+from carmil.evidence.rank_correlation import spearman
 from carmil.maps.tile_maps import Kind, TileMap
 from carmil.models.pooling import Offsets
 from carmil.progress import console

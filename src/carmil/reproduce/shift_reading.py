@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from carmil.evidence.reading import class_shift, picked_by_class
+from carmil.evidence.counterfactual_change import class_shift, count_choices
 from carmil.models.pooling import bag_softmax, bag_sum
 from carmil.reproduce.digit_models import DigitModels
 from carmil.reproduce.digit_runs import known
@@ -114,7 +114,7 @@ def _readings(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, Tensor
     }
     return {
         "grows most": class_shift(before, after, labels),
-        **{name: picked_by_class(picked, before, labels) for name, picked in picks.items()},
+        **{name: count_choices(picked, before, labels) for name, picked in picks.items()},
     }
 
 

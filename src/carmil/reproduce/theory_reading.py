@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.evidence.ranks import bag_places, pearson, spearman
+from carmil.evidence.rank_correlation import bag_places, pearson, spearman
 from carmil.evidence.sensitivity import logit_sensitivity
 from carmil.models.contract import BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_sum

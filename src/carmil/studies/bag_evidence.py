@@ -14,13 +14,13 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.evidence.abilities import has_counterfactual, scores_are_weights
-from carmil.evidence.attention_maps import a_map_a_class, shown
+from carmil.evidence.attention_maps import a_map_a_class, scores_by_class
 from carmil.evidence.concentration import concentration_of
+from carmil.evidence.counterfactual_change import CounterfactualChange, counterfactual_change
+from carmil.evidence.counterfactual_search import search_counterfactual
 from carmil.evidence.explainers import EXPLAINERS, explain
 from carmil.evidence.path import relative_residual
-from carmil.evidence.ranks import pearson, spearman
-from carmil.evidence.reading import Reading, read
-from carmil.evidence.searched import search
+from carmil.evidence.rank_correlation import pearson, spearman
 from carmil.models.contract import BagModel, Prediction
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.training.predict import check_finite
@@ -79,12 +79,12 @@ def _explain_by(
         u_cf = seen.counterfactual.scores.squeeze(-2)
         found.columns |= _scores_and_weights(model, u_cf, offsets, classes, "_cf")
         found.numbers |= _counterfactual_numbers(
-            seen, read(seen, softmax=not scores_are_weights(model)), "counterfactual"
+            seen, counterfactual_change(seen, softmax=not scores_are_weights(model)), "counterfactual"
         )
     if searched:
-        sought = search(model, features, offsets)
+        sought = search_counterfactual(model, features, offsets)
         found.columns |= _scores_and_weights(model, sought.counterfactual.scores[:, 0], offsets, classes, "_searched")
-        found.numbers |= _counterfactual_numbers(seen, read(seen, sought.counterfactual), "searched")
+        found.numbers |= _counterfactual_numbers(seen, counterfactual_change(seen, sought.counterfactual), "searched")
         found.numbers["searched_reached"] = sought.reached[0, 0].double().cpu()
         found.numbers["searched_steps"] = sought.steps[0, 0].double().cpu()
     for i, method in enumerate(methods):
@@ -103,7 +103,7 @@ def _scores_and_weights(
     model: BagModel, scores: Tensor, offsets: Offsets, classes: Sequence[str], which: str
 ) -> dict[str, Tensor]:
     """u and a as columns; where every class has a map of its own, a column a class. Several other heads are one map."""
-    u = shown(model, scores, offsets)
+    u = scores_by_class(model, scores, offsets)
     a = u if scores_are_weights(model) else bag_softmax(u, offsets)
     if a_map_a_class(model):
         pairs = (("u", u), ("a", a))
@@ -111,7 +111,7 @@ def _scores_and_weights(
     return {f"u{which}": u[:, 0].cpu(), f"a{which}": a[:, 0].cpu()}
 
 
-def _counterfactual_numbers(seen: Prediction, reading: Reading, which: str) -> dict[str, Tensor]:
+def _counterfactual_numbers(seen: Prediction, reading: CounterfactualChange, which: str) -> dict[str, Tensor]:
     """What a counterfactual with one map says of the bag. The mean over models of p and of the change is what is read."""
     change = reading.logit_change[0, 0].double()
     return {

@@ -18,8 +18,8 @@ from carmil.bags.bags import Bags
 from carmil.evidence.abilities import scores_are_weights
 from carmil.evidence.concentration import concentration_of
 from carmil.evidence.explainers import explain
-from carmil.evidence.faithfulness import Faithfulness, deletion, judged, of_classes
-from carmil.evidence.randomisation import likeness, shuffled
+from carmil.evidence.faithfulness import Faithfulness, deletion_logits, evidence_of_class, faithfulness_from_logits
+from carmil.evidence.randomisation import shuffle_weights, similarity_over_chance
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.runs.decision import Decision
@@ -81,22 +81,22 @@ def probe(
     offsets, methods = Offsets(part.offsets), question.methods
     answers = torch.from_numpy(decision.leading(_answers(model, part).numpy()))
     evidence = torch.stack([explain(model, part, method) for method in methods])
-    maps = of_classes(evidence, answers, offsets)
+    maps = evidence_of_class(evidence, answers, offsets)
     copies, alike, followed = [], [], []
     for i, seed in enumerate(seeds):
-        twin = shuffled(model, seed=seed)
+        twin = shuffle_weights(model, seed=seed)
         copies.append(_answers(twin, part))
         if i < EXPLAINED:
             theirs = torch.stack([explain(twin, part, method) for method in methods]).nan_to_num()
-            lost = of_classes(theirs, answers, offsets)
-            alike.append(likeness(maps.T, lost.T, offsets).T)
+            lost = evidence_of_class(theirs, answers, offsets)
+            alike.append(similarity_over_chance(maps.T, lost.T, offsets).T)
             followed += [lost] * (i < FOLLOWED)
     chance = torch.rand(
         question.random_orders, maps.shape[1], generator=torch.Generator().manual_seed(int(part.offsets[-1]))
     )
     orders = Orders(maps, torch.stack(followed), chance.to(maps))
-    logits = deletion(model, part, orders.laid_out, steps=question.steps)
-    found = judged(logits, labels, maps=orders.maps, right=answers == labels)
+    logits = deletion_logits(model, part, orders.laid_out, steps=question.steps)
+    found = faithfulness_from_logits(logits, labels, maps=orders.maps, right=answers == labels)
     p = logits.double().softmax(-1)
     gathered.add_curves(
         where,
@@ -117,7 +117,7 @@ def probe(
     concentrated = concentration_of(torch.stack(weights, dim=-1), offsets)
     for name in CONCENTRATION:
         gathered.add(name, where, getattr(concentrated, name).T)
-    return of_classes(evidence, labels, offsets).T
+    return evidence_of_class(evidence, labels, offsets).T
 
 
 def _answers(model: BagModel, part: Bags) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.evidence.abilities import scores_are_weights
 from carmil.evidence.concentration import effective_share
-from carmil.evidence.reading import attention_moved
+from carmil.evidence.counterfactual_change import attention_moved
 from carmil.models.contract import Prediction
 from carmil.models.pooling import bag_softmax
 from carmil.training.population import Population

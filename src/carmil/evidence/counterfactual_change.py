@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.evidence.ranks import pearson, spearman
+from carmil.evidence.rank_correlation import pearson, spearman
 from carmil.models.contract import Counterfactual, Prediction, one_hot
 from carmil.models.pooling import Offsets, bag_ranking, bag_softmax, bag_sum
 
 
 @dataclass(frozen=True)
-class Reading:
+class CounterfactualChange:
     """answer (..., b) of the factual attention; of each counterfactual map, (..., b, m):
 
     counterfactual_answer  argmax F(u_cf)
@@ -52,9 +52,9 @@ class Correlation:
 
 
 @torch.no_grad()
-def read(
+def counterfactual_change(
     prediction: Prediction, counterfactual: Counterfactual | None = None, *, softmax: bool = True, carried: float = 0.9
-) -> Reading:
+) -> CounterfactualChange:
     """Reads a counterfactual, the prediction's own unless one is given.
 
     softmax: the scores become attention by it; not TransMIL's, which are shares already (`softmax_pooling` says so).
@@ -67,7 +67,7 @@ def read(
         )
     change = cf.logits - prediction.logits.unsqueeze(-2)
     moved = _moved(prediction.scores, cf.scores, prediction.offsets, softmax=softmax)
-    return Reading(
+    return CounterfactualChange(
         answer=prediction.logits.argmax(-1),
         counterfactual_answer=cf.logits.argmax(-1),
         grown=change.argmax(-1),
@@ -83,10 +83,10 @@ def class_shift(logits: Tensor, counterfactual_logits: Tensor, labels: Tensor) -
 
     logits F(u) and F(u_cf) (..., b, k), labels (b).
     """
-    return picked_by_class((counterfactual_logits - logits).argmax(-1), logits, labels)
+    return count_choices((counterfactual_logits - logits).argmax(-1), logits, labels)
 
 
-def picked_by_class(picked: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+def count_choices(picked: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """How often each class was picked (..., b) for correctly predicted bags of each class: (..., k, k), a row a true class."""
     classes = logits.shape[-1]
     right = one_hot(labels, classes) * (logits.argmax(-1) == labels).unsqueeze(-1)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, rankdata, spearmanr
 
-from carmil.evidence.ranks import bag_places, bag_ranks, pearson, spearman, top_overlap
+from carmil.evidence.rank_correlation import bag_places, bag_ranks, pearson, spearman, top_overlap
 from carmil.models.pooling import Offsets
 
 BAGS = dict(

@@ -28,7 +28,7 @@ from carmil.models.pooling import Offsets, bag_max, bag_softmax, bag_weighted_su
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """u_cf and F(u_cf) as a learned branch would give them, and of each map, (b, m): the class that was sought, whether the
     model answers it with the confidence asked for, and the steps that it took."""
 
@@ -38,7 +38,7 @@ class Searched:
     steps: Tensor
 
 
-def search(
+def search_counterfactual(
     model: BagModel,
     features: Tensor,
     offsets: Offsets | Tensor,
@@ -49,7 +49,7 @@ def search(
     growth: float = 0.05,
     step: float = 0.1,
     steps: int = 300,
-) -> Searched:
+) -> SearchResult:
     """Searches for every bag the attention that answers `targets` (b) or (b, m): by default the second likeliest class."""
     if not isinstance(model, AttendingModel) or not model.softmax_pooling:
         raise CarmilError(f"a search needs attention pooling, which {type(model).__name__} does not have")
@@ -74,7 +74,7 @@ def search(
             logits = _answer(model, z, u_cf, offsets)
     finally:
         model.train(was_training)
-    return Searched(Counterfactual(u_cf, logits), wanted, _answered(logits, wanted, confidence), taken)
+    return SearchResult(Counterfactual(u_cf, logits), wanted, _answered(logits, wanted, confidence), taken)
 
 
 def _stepped(u: Tensor, u_cf: Tensor, gradient: Tensor, offsets: Offsets, alpha: float, step: float) -> Tensor:

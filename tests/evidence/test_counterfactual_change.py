@@ -7,7 +7,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from carmil.counterfactual.branches import create_model
 from carmil.errors import CarmilError
-from carmil.evidence.reading import class_shift, correlations, read
+from carmil.evidence.counterfactual_change import class_shift, correlations, counterfactual_change
 from carmil.models.contract import Counterfactual, Prediction
 from carmil.models.pooling import Offsets
 
@@ -23,33 +23,35 @@ def test_a_counterfactual_is_read_by_hand():
     u = [[quarter]] * 4
     u_cf = torch.tensor([0.85, 0.05, 0.05, 0.05]).log()[:, None, None]
     cf = Counterfactual(u_cf, torch.tensor([[[3.0, 2.0, 4.0]]]))
-    found = read(prediction_of([[3.0, 0.0, 2.5]], u, torch.tensor([0, 4]), counterfactual=cf))
+    found = counterfactual_change(prediction_of([[3.0, 0.0, 2.5]], u, torch.tensor([0, 4]), counterfactual=cf))
     assert (int(found.answer), int(found.counterfactual_answer), int(found.grown)) == (0, 2, 1)
     assert found.flipped.all()
     assert found.logit_change.flatten().tolist() == pytest.approx([0, 2, 1.5])
     assert float(found.distance) == pytest.approx(2.5)
     assert float(found.attention_moved) == pytest.approx(1.2)  # .6 to the first, .2 from each other
     assert float(found.carriers) == pytest.approx(1.0)
-    half = read(prediction_of([[3.0, 0.0, 2.5]], u, torch.tensor([0, 4])), cf, carried=0.5)
+    half = counterfactual_change(prediction_of([[3.0, 0.0, 2.5]], u, torch.tensor([0, 4])), cf, carried=0.5)
     assert float(half.carriers) == pytest.approx(0.25)  # the first alone carries half of it
 
 
 def test_attention_that_has_not_moved_is_carried_by_nobody():
     u = torch.randn(17, 2)
     factual = Prediction(logits=torch.randn(3, 2), offsets=Offsets(STARTS), scores=u)
-    found = read(factual, Counterfactual(u.unsqueeze(-2), factual.logits.unsqueeze(-2)))
+    found = counterfactual_change(factual, Counterfactual(u.unsqueeze(-2), factual.logits.unsqueeze(-2)))
     assert (found.attention_moved == 0).all() and found.carriers.isnan().all() and not found.flipped.any()
 
 
 def test_bag_by_bag_and_all_at_once_read_the_same_for_every_map_and_model():
     logits, u = torch.randn(2, 3, 4), torch.randn(2, 17, 2)
     cf = Counterfactual(torch.randn(2, 17, 3, 2), torch.randn(2, 3, 3, 4))
-    together = read(Prediction(logits=logits, offsets=Offsets(STARTS), scores=u), cf)
+    together = counterfactual_change(Prediction(logits=logits, offsets=Offsets(STARTS), scores=u), cf)
     for r, b, m in itertools.product(range(2), range(3), range(3)):
         rows = slice(STARTS[b], STARTS[b + 1])
         size = int(STARTS[b + 1] - STARTS[b])
         own = Prediction(logits=logits[r, b : b + 1], offsets=Offsets(torch.tensor([0, size])), scores=u[r, rows])
-        alone = read(own, Counterfactual(cf.scores[r, rows, m : m + 1], cf.logits[r, b : b + 1, m : m + 1]))
+        alone = counterfactual_change(
+            own, Counterfactual(cf.scores[r, rows, m : m + 1], cf.logits[r, b : b + 1, m : m + 1])
+        )
         for name in ("counterfactual_answer", "grown", "distance", "attention_moved", "carriers"):
             assert float(getattr(together, name)[r, b, m]) == pytest.approx(float(getattr(alone, name)), nan_ok=True)
         moved = (cf.scores[r, rows, m].softmax(0) - u[r, rows].softmax(0)).abs().mean(-1)
@@ -63,15 +65,15 @@ def test_learned_branches_are_read_and_shares_are_left_as_they_are():
     x = torch.randn(17, 6)
     for name in ("car/abmil", "targeted/clam.mb"):
         model = create_model(name, 6, 3, hidden=8, attention=4).eval()
-        found = read(model(x, STARTS))
+        found = counterfactual_change(model(x, STARTS))
         assert found.attention_moved.shape == (3, 3 if "targeted" in name else 1)
     model = create_model("car/transmil", 6, 3, hidden=8, heads=2, landmarks=4).eval()
     prediction = model(x, STARTS)
-    found = read(prediction, softmax=False)
+    found = counterfactual_change(prediction, softmax=False)
     change = (prediction.counterfactual.scores[:, 0] - prediction.scores).abs().detach()
     assert float(found.attention_moved[2, 0]) == pytest.approx(float(change[6:].sum()), rel=1e-5)
     with pytest.raises(CarmilError, match="nothing to read"):
-        read(create_model("abmil", 6, 3, hidden=8)(x, STARTS))
+        counterfactual_change(create_model("abmil", 6, 3, hidden=8)(x, STARTS))
 
 
 def test_the_class_shift_counts_what_grew_most_over_correctly_predicted_bags():

@@ -5,8 +5,8 @@ import torch
 
 from carmil.counterfactual.branches import create_model
 from carmil.errors import CarmilError
-from carmil.evidence.reading import read
-from carmil.evidence.searched import search
+from carmil.evidence.counterfactual_change import counterfactual_change
+from carmil.evidence.counterfactual_search import search_counterfactual
 from carmil.models.pooling import Offsets, bag_mean
 
 SIZES = [7, 1, 20, 12]
@@ -33,7 +33,7 @@ def model_of(name="abmil", classes=2, factor=3.0):
 def test_what_is_found_answers_what_was_sought(name):
     factor = 1.0 if name == "dsmil" else 3.0  # products of queries: its scores would be hundreds apart
     model, x = model_of(name, classes=3, factor=factor), torch.randn(40, 6, dtype=torch.float64)
-    found = search(model, x, STARTS)
+    found = search_counterfactual(model, x, STARTS)
     prediction = model(x, STARTS)
     assert torch.equal(found.targets, prediction.logits.topk(2).indices[:, 1:])
     assert found.counterfactual.scores.shape == (40, 1, model.heads)
@@ -41,19 +41,19 @@ def test_what_is_found_answers_what_was_sought(name):
     assert found.reached.any()
     assert not found.reached[1].any()  # attention cannot move in a bag of one instance
     assert torch.allclose(found.counterfactual.scores[7, 0], prediction.scores[7])
-    assert read(prediction, found.counterfactual).flipped[found.reached].all()
+    assert counterfactual_change(prediction, found.counterfactual).flipped[found.reached].all()
 
 
 def test_where_nothing_moves_the_answer_the_scores_stay_as_they_are():
     model, x = model_of().float(), torch.randn(1, 6)
-    found = search(model, x, torch.tensor([0, 1]), alpha=1e-6)
+    found = search_counterfactual(model, x, torch.tensor([0, 1]), alpha=1e-6)
     assert torch.allclose(found.counterfactual.scores[:, 0], model(x, torch.tensor([0, 1])).scores)
     assert found.steps == 300 and not found.reached
 
 
 def test_more_confidence_takes_more_steps():
     model, x = model_of(), torch.randn(40, 6, dtype=torch.float64)
-    loose, sure = (search(model, x, STARTS, confidence=confidence) for confidence in (0.0, 0.8))
+    loose, sure = (search_counterfactual(model, x, STARTS, confidence=confidence) for confidence in (0.0, 0.8))
     both = loose.reached & sure.reached
     assert both.any() and (sure.steps > loose.steps)[both].all()
     assert (sure.counterfactual.logits.softmax(-1).amax(-1) >= 0.8)[sure.reached].all()
@@ -62,7 +62,7 @@ def test_more_confidence_takes_more_steps():
 def test_an_answer_that_is_there_already_needs_no_change():
     model, x = model_of(), torch.randn(40, 6, dtype=torch.float64)
     prediction = model(x, STARTS)
-    found = search(model, x, STARTS, prediction.logits.argmax(-1))
+    found = search_counterfactual(model, x, STARTS, prediction.logits.argmax(-1))
     assert torch.allclose(found.counterfactual.scores[:, 0], prediction.scores)
     assert found.reached.all() and (found.steps == 0).all()
 
@@ -70,10 +70,10 @@ def test_an_answer_that_is_there_already_needs_no_change():
 def test_a_bag_alone_and_in_company_and_every_class_at_once_find_the_same():
     model, x = model_of(classes=3), torch.randn(40, 6, dtype=torch.float64)
     targets = torch.arange(3).expand(4, 3)
-    together = search(model, x, STARTS, targets)
+    together = search_counterfactual(model, x, STARTS, targets)
     for bag, (i, j) in enumerate(itertools.pairwise(STARTS.tolist())):
         for c in range(3):
-            alone = search(model, x[i:j], torch.tensor([0, j - i]), torch.tensor([c]))
+            alone = search_counterfactual(model, x[i:j], torch.tensor([0, j - i]), torch.tensor([c]))
             assert torch.allclose(alone.counterfactual.scores[:, 0], together.counterfactual.scores[i:j, c], atol=1e-8)
             assert alone.steps[0, 0] == together.steps[bag, c]
 
@@ -83,7 +83,7 @@ def test_the_change_is_hardly_larger_than_the_smallest_there_is():
     """Bags of two instances, of which only the difference of the scores counts: all changes of it on a grid are tried."""
     model, x = model_of(), torch.randn(200, 6, dtype=torch.float64)
     offsets = Offsets(torch.arange(101) * 2)
-    found = search(model, x, offsets, step=0.02, steps=400)
+    found = search_counterfactual(model, x, offsets, step=0.02, steps=400)
     z = model.embed(x, offsets)
     u = model.attend(z, offsets)
     change = (found.counterfactual.scores[:, 0] - u).abs().view(100, 2).sum(1)
@@ -101,8 +101,8 @@ def test_a_dearer_change_is_a_smaller_one_on_fewer_instances():
     model, x = model_of(factor=2.0), torch.randn(200, 6, dtype=torch.float64)
     starts = torch.tensor([0, 200])
     prediction = model(x, starts)
-    frugal = search(model, x, starts, steps=2000, growth=0.01, alpha=0.1)
-    lavish = search(model, x, starts, alpha=1e6)
+    frugal = search_counterfactual(model, x, starts, steps=2000, growth=0.01, alpha=0.1)
+    lavish = search_counterfactual(model, x, starts, alpha=1e6)
     assert frugal.reached.all() and lavish.reached.all()
     changes = [(found.counterfactual.scores[:, 0] - prediction.scores).abs().detach() for found in (frugal, lavish)]
     few, many = (int((change > 1e-12).sum()) for change in changes)
@@ -113,12 +113,12 @@ def test_a_dearer_change_is_a_smaller_one_on_fewer_instances():
 def test_what_cannot_be_searched_is_named_and_the_model_goes_on_as_it_was():
     model, x = model_of().train(), torch.randn(40, 6, dtype=torch.float64)
     with pytest.raises(CarmilError, match="a search needs attention pooling, which TransMIL does not have"):
-        search(create_model("transmil", 6, 2, hidden=8, heads=2), x, STARTS)
+        search_counterfactual(create_model("transmil", 6, 2, hidden=8, heads=2), x, STARTS)
     with pytest.raises(CarmilError, match=r"targets of shape \(3,\) for 4 bags"):
-        search(model, x, STARTS, torch.tensor([0, 1, 1]))
+        search_counterfactual(model, x, STARTS, torch.tensor([0, 1, 1]))
     with pytest.raises(CarmilError, match="a confidence of 1: expected a probability"):
-        search(model, x, STARTS, confidence=1.0)
+        search_counterfactual(model, x, STARTS, confidence=1.0)
     with pytest.raises(CarmilError, match="step is 0"):
-        search(model, x, STARTS, step=0.0)
+        search_counterfactual(model, x, STARTS, step=0.0)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())

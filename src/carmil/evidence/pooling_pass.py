@@ -18,7 +18,7 @@ from carmil.models.pooling import Offsets, bag_project, bag_softmax, bag_weighte
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PoolingPass:
     """z (n, d), u and a (n, h), Z (b, h, d), and u_cf (n, m, h) if the model has learned it."""
 
     model: AttendingModel
@@ -41,7 +41,7 @@ class Pooled:
 
 
 @torch.no_grad()
-def pooled(model: BagModel, features: Tensor, offsets: Offsets | Tensor, wanted: str) -> Pooled:
+def pooling_pass(model: BagModel, features: Tensor, offsets: Offsets | Tensor, wanted: str) -> PoolingPass:
     """One forward pass of a model that pools by attention; `wanted` is what it is done for."""
     if not pools_by_attention(model):
         raise CarmilError(f"{wanted} needs attention pooling, which {type(model).__name__} does not have")
@@ -50,7 +50,7 @@ def pooled(model: BagModel, features: Tensor, offsets: Offsets | Tensor, wanted:
     assert seen.instances is not None and seen.scores is not None
     assert seen.weights is not None and seen.pooled is not None
     u_cf = None if seen.counterfactual is None else seen.counterfactual.scores
-    return Pooled(model, seen.offsets, seen.instances, seen.scores, seen.weights, seen.pooled, u_cf)
+    return PoolingPass(model, seen.offsets, seen.instances, seen.scores, seen.weights, seen.pooled, u_cf)
 
 
 def in_double(model: AttendingModel) -> AttendingModel:
