@@ -1,45 +1,47 @@
-"""Seconds of cutting and of drawing each slide, in one process, libraries loaded before the clock starts.
+"""Time cutting and drawing of each slide, in one process, with libraries loaded before timing starts.
 
     python benchmarks/slides.py SLIDE... [--mpp 0.5] --out FOLDER
 
-Cutting is what `carmil slides tile` does, with its sheet; drawing what `carmil slides run` does: factual, counterfactual, their
-difference and evidence for two classes (numbers of chance, as what is drawn costs the same), all pictures, and GeoJSON.
+Cutting is what `carmil slides tile` does, with its sheet. Drawing is what `carmil slides run` does: factual and counterfactual
+attention, their difference and evidence for two classes (random numbers, which cost the same), all pictures, and GeoJSON.
 """
 
-import argparse
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
+from speed.script import run_script
 
 from carmil.maps.drawing import draw_maps
 from carmil.maps.tile_maps import tile_maps
-from carmil.provenance import machine_line
 from carmil.slides.opening import open_slide, slides_in
 from carmil.slides.tile_cohort import tile_slides
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("slides", nargs="+", type=Path)
-    parser.add_argument("--mpp", type=float)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    print(machine_line())
+MAPS = ("factual", "counterfactual", "difference", "this class", "that class")
+
+
+def main(slides: list[Path], out: Annotated[Path, typer.Option()], mpp: float | None = None) -> None:
     rng = np.random.default_rng(0)
-    for turn, path in enumerate([slides_in(given.slides)[0], *slides_in(given.slides)]):
-        folder = given.out / f"{turn}-{path.stem}"
-        begun = time.perf_counter()
-        (outcome,) = tile_slides([path], folder / "tiles", mpp=given.mpp)
-        cut = time.perf_counter()
-        tiles = outcome.tiles
-        if tiles is None:
-            parser.error(f"{path.name} was not cut: {outcome.problem}")
-        names = ("factual", "counterfactual", "difference", "this class", "that class")
-        maps = tile_maps({name: rng.normal(size=len(tiles)) for name in names})
-        with open_slide(path, mpp=given.mpp) as slide:
-            draw_maps(
-                slide, tiles, maps, folder / "maps", longest=min(4000, max(slide.width, slide.height)), geojson=True
+    paths = slides_in(slides)
+    for turn, path in enumerate([paths[0], *paths]):
+        folder = out / f"{turn}-{path.stem}"
+        begin = time.perf_counter()
+        (outcome,) = tile_slides([path], folder / "tiles", mpp=mpp)
+        tiled = time.perf_counter()
+        if outcome.tiles is None:
+            raise typer.BadParameter(f"{path.name} was not cut: {outcome.problem}")
+        maps = tile_maps({name: rng.normal(size=len(outcome.tiles)) for name in MAPS})
+        with open_slide(path, mpp=mpp) as slide:
+            longest = min(4000, max(slide.width, slide.height))
+            draw_maps(slide, outcome.tiles, maps, folder / "maps", longest=longest, geojson=True)
+        end = time.perf_counter()
+        if turn:  # the first slide is drawn twice: the first time loads libraries
+            print(
+                f"{path.name}: {len(outcome.tiles)} tiles, cutting {tiled - begin:.1f} s, drawing {end - tiled:.1f} s"
             )
-        drawn = time.perf_counter()
-        if turn:  # the first is to load what is loaded when first used
-            print(f"{path.name}: {len(tiles)} tiles, cutting {cut - begun:.1f} s, drawing {drawn - cut:.1f} s")
+
+
+if __name__ == "__main__":
+    run_script(main)

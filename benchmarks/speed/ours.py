@@ -56,7 +56,9 @@ def new_population(name: str, models: int, device: str) -> Population:
     return Population(lambda: create_model(name, WIDTH, CLASSES), members, device=device, precision="bfloat16")
 
 
-def our_step(population: Population, bags: Bags, *, together: int = 1, recorded: bool = True) -> Step:
+def our_step(
+    population: Population, bags: Bags, *, together: int = 1, optimizer: str = "adam", recorded: bool = True
+) -> Step:
     """A training step of all models on the next `together` bags, fed and (if `recorded`) captured as in `fit`.
 
     For a method with several phases, one step of each phase.
@@ -64,7 +66,7 @@ def our_step(population: Population, bags: Bags, *, together: int = 1, recorded:
     population.train()
     phases = population.model.phases
     population.begin(phases[0], 0)
-    stepper = Stepper(TrainingState(population, Recipe(batch=together, optimizer="adam", weight_decay=WEIGHT_DECAY)))
+    stepper = Stepper(TrainingState(population, Recipe(batch=together, optimizer=optimizer, weight_decay=WEIGHT_DECAY)))
     share = torch.full((len(population), together), 1 / together, device=population.device)
     plan = list(torch.arange(len(bags) // together * together).split(together))
     feeder = choose_feeder(population, bags, plan)

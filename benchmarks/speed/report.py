@@ -20,8 +20,8 @@ CONDITIONS = (
     "TFLOP/s: for ABMIL and CAR-ABMIL, 2 n (2 x 1024 x 512 + 3 x 512 x 256) operations (ungated: 128 instead of 256); for other "
     "models, every product that torch's flop counter counts",
     "floor: the same operations at the speed of the fastest large matrix product on this machine (first row of the floors)",
-    "the one-bag loop uses fused Adam and never waits for the device; on a CPU it runs with the same settings of threads and memory "
-    "as carmil, except in rows marked 'torch defaults'",
+    "the one-bag loop uses fused Adam and never waits for the device; on a CPU it runs with the same settings of threads and "
+    "memory as carmil, except in rows marked 'torch defaults'",
 )
 
 

@@ -1,4 +1,4 @@
-"""Timing of steps, memory of the process, and the start of a benchmark script."""
+"""Timing of steps, and memory of the process or the device."""
 
 import ctypes
 import gc
@@ -13,24 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import typer
-
-from carmil.provenance import machine_line
 
 Step = Callable[[], object]
 SHORTEST_ROUND = 0.05  # seconds; shorter steps are timed several at once
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
 WARM_UP_STEPS = 3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def run_script(main: Callable[..., None]) -> None:
-    """Run `main` as a command: its parameters are the options, and the docstring of its file is the help text."""
-    text = (sys.modules[main.__module__].__doc__ or "").replace("\n\n", "\n\n\b\n")
-    script = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    script.command(help=text)(main)
-    script(standalone_mode=False)
-    print(f"measured on {machine_line()}")
 
 
 @dataclass(frozen=True)
