@@ -1,15 +1,14 @@
-"""The cohorts that defaults are judged on, each with its protocol. b bags, f folds.
+"""The cohorts on which defaults.py measures, each with its protocol. b bags, f folds.
 
-crc, foci, kinds, weak   of crc's nuclei (`carmil.datasets.stand_in_slides`), full size
-musk1, musk2             the classical molecules
-adjacent_pairs, four_bags   digit bags, 2,000 / 500 / 1,000, of the features beside MNIST
+crc, foci, kinds, weak      slides of crc's nuclei (`carmil.datasets.stand_in_slides`), full size
+musk1, musk2                the classical molecules
+adjacent_pairs, four_bags   2,000 / 500 / 1,000 digit bags, of the features beside MNIST
 or any folder of bags with a table of labels
 
-Bags that have an official split are trained three ways apart; the others by five folds, drawn anew for every seed, of which
-no patient (donor group, molecule) is in two.
+Cohorts with an official split use it; the others have five folds, drawn again for every seed, and no patient (donor group,
+molecule) is in two of them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.datasets.crc_nuclei import read_nuclei
-from carmil.datasets.digits import TASKS, DigitStudy, sample_study
-from carmil.datasets.planting import MadeSlide
+from carmil.datasets.digits import TASKS, sample_study
 from carmil.datasets.stand_in_slides import FAST, FULL, slides_of
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
 
@@ -31,32 +29,27 @@ NAMES = (*SLIDES, *MOLECULES, *DIGITS)
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """parts (b): train, val or test, where the split is official; groups (b): what must not be in two parts.
-
-    truth (n): 1 where an instance is what the label is about; places (n, 2) in tiles; both where they are known.
-    """
+    """parts (b): train, val or test, where the split is official; groups (b): what must not be in two parts."""
 
     name: str
     bags: Bags
     groups: np.ndarray
     parts: np.ndarray | None = None
-    truth: Tensor | None = None
-    places: Tensor | None = None
 
     def roles(self, seed: int) -> tuple[Tensor, Tensor]:
-        """What the bags are to each fold's model (f, b), which knows no test bag; and which are tested (f, b) bool."""
+        """Roles of the bags in each fold (f, b), in which test bags are unused; and which bags are tested (f, b) bool."""
         assert self.bags.labels is not None
         if self.parts is not None:
             role = np.select([self.parts == "train", self.parts == "val"], [TRAIN, VALIDATION], UNUSED)
             return torch.from_numpy(role)[None], torch.from_numpy(self.parts == "test")[None]
-        y, chance = self.bags.labels.numpy(), np.random.default_rng([seed, 2])
-        fold = _dealt(y, self.groups, FOLDS, chance)
+        y, rng = self.bags.labels.numpy(), np.random.default_rng([seed, 2])
+        fold = _deal(y, self.groups, FOLDS, rng)
         roles = torch.full((FOLDS, len(y)), UNUSED)
         for i in range(FOLDS):
             rest = np.flatnonzero(fold != i)
             pieces = round(1 / VALIDATION_SHARE)
-            kept = _dealt(y[rest], self.groups[rest], pieces, chance) == 0
-            roles[i, torch.from_numpy(rest)] = torch.from_numpy(np.where(kept, VALIDATION, TRAIN))
+            validation = _deal(y[rest], self.groups[rest], pieces, rng) == 0
+            roles[i, torch.from_numpy(rest)] = torch.from_numpy(np.where(validation, VALIDATION, TRAIN))
         return roles, torch.from_numpy(fold[None] == np.arange(FOLDS)[:, None])
 
 
@@ -69,7 +62,7 @@ def load(name: str, data: Path, *, fast: bool = False) -> Cohort:
 
 
 def from_folder(bags: Path, labels: Path) -> Cohort:
-    """Features and labels of one's own, as `carmil train` reads them."""
+    """The user's own features and labels, as `carmil train` reads them."""
     from carmil.runs.settings import Settings
     from carmil.studies.cohort import open_material
 
@@ -91,19 +84,7 @@ def _slides(name: str, crc: Path, fast: bool) -> Cohort:
         tuple(slide.name for slide in slides),
     )
     parts = np.array([slide.split for slide in slides])
-    return Cohort(
-        name,
-        bags,
-        np.array([slide.patient for slide in slides]),
-        parts if parts[0] else None,
-        _joined(slides, lambda slide: slide.truth),
-        _joined(slides, lambda slide: slide.places),
-    )
-
-
-def _joined(slides: list[MadeSlide], of: Callable[[MadeSlide], np.ndarray | None]) -> Tensor | None:
-    found = [array for array in map(of, slides) if array is not None]
-    return torch.from_numpy(np.concatenate(found)) if len(found) == len(slides) else None
+    return Cohort(name, bags, np.array([slide.patient for slide in slides]), parts if parts[0] else None)
 
 
 def _molecules(name: str, path: Path) -> Cohort:
@@ -126,16 +107,11 @@ def _digits(name: str, mnist: Path, fast: bool) -> Cohort:
     study = sample_study(TASKS[name], labels, features, sizes=sizes, pool="shared")
     parts = [(study.train, "train"), (study.validation, "val"), (study.test, "test")]
     bags = Bags.concatenate([part.bags for part, _ in parts])
-    return Cohort(name, bags, np.arange(len(bags)), np.repeat([word for _, word in parts], [*sizes]), _evidence(study))
-
-
-def _evidence(study: DigitStudy) -> Tensor | None:
-    found = [part.bags.instance_labels for part in (study.train, study.validation, study.test)]
-    return torch.cat([part for part in found if part is not None]) if all(p is not None for p in found) else None
+    return Cohort(name, bags, np.arange(len(bags)), np.repeat([word for _, word in parts], [*sizes]))
 
 
 def _images(mnist: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features and digits of the images; of some.npz, a part of them, where only that is there."""
+    """Features and digits of all images, or of those in some.npz if that file is there."""
     if (part := mnist / "some.npz").is_file():
         with np.load(part) as file:
             return file["features"].astype(np.float32), file["labels"].astype(np.int64)
@@ -146,13 +122,13 @@ def _images(mnist: Path) -> tuple[np.ndarray, np.ndarray]:
     return array_features(mnist / "resnet50_pca256.npy", images), images.labels
 
 
-def _dealt(y: np.ndarray, groups: np.ndarray, hands: int, chance: np.random.Generator) -> np.ndarray:
-    """Which of so many hands every bag is dealt to: group by group, each class of groups evenly. (b)"""
-    hand = np.zeros(len(y), dtype=np.int64)
+def _deal(y: np.ndarray, groups: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:
+    """Part of each bag (b): groups are dealt in turn, each class of groups evenly."""
+    part = np.zeros(len(y), dtype=np.int64)
     label_of = {group: y[groups == group].max() for group in np.unique(groups)}
-    dealt = 0
+    count = 0
     for label in sorted(set(label_of.values())):
-        for group in chance.permutation([group for group in label_of if label_of[group] == label]):
-            hand[groups == group] = dealt % hands
-            dealt += 1
-    return hand
+        for group in rng.permutation([group for group in label_of if label_of[group] == label]):
+            part[groups == group] = count % parts
+            count += 1
+    return part

@@ -1,15 +1,14 @@
-"""How often the 95 % intervals of a study's figures hold the true value: simulated scores, the intervals of the package itself.
+"""Measure how often the 95 % intervals of a study's figures hold the true value, on simulated scores.
 
     python benchmarks/coverage.py                       # the tables of docs/study.md, some minutes on one CPU core
-    python benchmarks/coverage.py --simulations 200     # a look
-    python benchmarks/coverage.py --candidates          # the intervals these were chosen from
+    python benchmarks/coverage.py --simulations 200     # a quick look
+    python benchmarks/coverage.py --candidates          # the intervals they were chosen from
 
-Scores are binormal: negatives N(0, 1), positives N(d, 1), where d gives the AUC asked for; the answer is yes above d / 2. Folds
-are five, or as many as the smaller class has cases, each with its share of both classes, as `carmil train` cuts them. Of macro
-F1 over folds the true value is its mean over 20,000 other simulations.
+Scores are binormal: negatives N(0, 1), positives N(d, 1), where d gives the true AUC; cases above d / 2 are predicted positive.
+There are five folds, or as many as the smaller class has cases, each with its share of both classes, as in `carmil train`. The
+true value of macro F1 over folds is its mean over 20,000 other simulations.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -18,11 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
+from speed.script import run_script
 
-from carmil.statistics.intervals import Estimate, FoldAnswers, difference_interval, estimate, wilson
+from carmil.statistics.intervals import Estimate, FoldAnswers, Interval, difference_interval, estimate, wilson
 
 SIZES = (16, 30, 100)
 RATIOS = {"1:1": 2, "1:5": 6}
@@ -41,13 +43,10 @@ CELLS = (
     "difference of two AUCs",
 )
 THREE = ("n, classes 3:2:1", "distance", "AUC, mean over folds", "balanced accuracy", "accuracy")
+INTERVALS = ("DeLong", "Hanley-McNeil", "Newcombe", "own")
 CANDIDATES = (
     *CELLS[:3],
-    *(
-        f"{what}: {name}"
-        for what in ("AUC", "AUC, some missed")
-        for name in ("DeLong", "Hanley-McNeil", "Newcombe", "own")
-    ),
+    *(f"{what}: {name}" for what in ("AUC", "AUC, some missed") for name in INTERVALS),
     "balanced accuracy: MOVER",
     "own",
 )
@@ -56,7 +55,7 @@ SLIDES = ("patients, three slides each", "true AUC", "correlation", "AUC", "bala
 
 @dataclass(frozen=True)
 class Cell:
-    """n cases, of which `positives` are, with scores of that AUC."""
+    """n cases, `positives` of them positive, with scores of this AUC."""
 
     n: int
     positives: int
@@ -68,7 +67,7 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        """Sensitivity and specificity of the answers."""
+        """True sensitivity and specificity."""
         return NORMAL.cdf(self.apart / 2)
 
     @property
@@ -77,64 +76,64 @@ class Cell:
 
     @property
     def folds(self) -> NDArray[np.int64]:
-        """Each class dealt out in turn, the negatives from the last fold on."""
+        """Each class is dealt in turn, the negatives from the last fold on."""
         folds = min(5, self.positives)
         place = np.arange(self.n)
         return np.where(place < self.positives, place, self.n - 1 - place) % folds
 
     def answers(self, rng: np.random.Generator, folds: NDArray[np.int64] | None = None) -> FoldAnswers:
         scores = rng.normal(self.labels * self.apart, 1)
-        return answered(self.labels, scores, self.apart / 2, folds)
+        return answers_of(self.labels, scores, self.apart / 2, folds)
 
 
-def answered(
+def answers_of(
     labels: NDArray, scores: NDArray, cut: float, folds: NDArray | None = None, patients: NDArray | None = None
 ) -> FoldAnswers:
-    given = np.column_stack([-scores, scores])
-    return FoldAnswers.of(labels, given, (scores >= cut).astype(int), folds=folds, patients=patients)
+    two = np.column_stack([-scores, scores])
+    return FoldAnswers.of(labels, two, (scores >= cut).astype(int), folds=folds, patients=patients)
 
 
-def covered(simulations: int, truth: float, drawn: Callable[[], object]) -> str:
+def coverage(simulations: int, truth: float, simulate: Callable[[], Interval]) -> str:
     """Per cent of the intervals that hold the truth, and their mean width."""
-    found = [drawn() for _ in range(simulations)]
-    held = np.mean([one.low <= truth <= one.high for one in found])  # type: ignore[attr-defined]
-    width = np.mean([one.high - one.low for one in found])  # type: ignore[attr-defined]
-    return f"{100 * held:.1f} ({100 * width:.0f})"
+    intervals = [simulate() for _ in range(simulations)]
+    share = np.mean([interval.low <= truth <= interval.high for interval in intervals])
+    width = np.mean([interval.high - interval.low for interval in intervals])
+    return f"{100 * share:.1f} ({100 * width:.0f})"
 
 
-def of_cell(cell: Cell, simulations: int, rng: np.random.Generator) -> list[str]:
-    def one(measure: str, folds: NDArray[np.int64] | None = None) -> Callable[[], object]:
+def two_classes(cell: Cell, simulations: int, rng: np.random.Generator) -> list[str]:
+    def simulate(measure: str, folds: NDArray[np.int64] | None = None) -> Callable[[], Interval]:
         return lambda: estimate(measure, cell.answers(rng, folds)).interval()
 
-    def pair() -> object:
-        """Two models whose scores agree by 0.5: the same AUC."""
+    def difference() -> Interval:
+        """Two models of the same AUC whose scores correlate by 0.5."""
         shared = rng.normal(size=cell.n)
-        two = [
-            answered(
+        models = [
+            answers_of(
                 cell.labels, cell.labels * cell.apart + 0.5**0.5 * (shared + rng.normal(size=cell.n)), 0, cell.folds
             )
             for _ in range(2)
         ]
-        return difference_interval(*(estimate("auc", answers) for answers in two))
+        return difference_interval(*(estimate("auc", answers) for answers in models))
 
     return [
-        covered(simulations, cell.area, one("auc")),
-        covered(simulations, cell.area, one("auc", cell.folds)),
-        covered(simulations, cell.rate, one("balanced_accuracy")),
-        covered(simulations, cell.rate, one("balanced_accuracy", cell.folds)),
-        covered(simulations, true_f1(cell, rng), one("f1_macro", cell.folds)),
-        covered(simulations, cell.rate, one("sensitivity")),
-        covered(simulations, 0.0, pair),
+        coverage(simulations, cell.area, simulate("auc")),
+        coverage(simulations, cell.area, simulate("auc", cell.folds)),
+        coverage(simulations, cell.rate, simulate("balanced_accuracy")),
+        coverage(simulations, cell.rate, simulate("balanced_accuracy", cell.folds)),
+        coverage(simulations, true_f1(cell, rng), simulate("f1_macro", cell.folds)),
+        coverage(simulations, cell.rate, simulate("sensitivity")),
+        coverage(simulations, 0.0, difference),
     ]
 
 
 def true_f1(cell: Cell, rng: np.random.Generator, simulations: int = 20_000) -> float:
-    """The mean of what `carmil train` would print."""
+    """The mean of the macro F1 that `carmil train` would print."""
     values = np.zeros(simulations)
     folds = np.unique(cell.folds)
     for fold in folds:
-        of = cell.folds == fold
-        m, n = int(cell.labels[of].sum()), int((1 - cell.labels[of]).sum())
+        labels = cell.labels[cell.folds == fold]
+        m, n = int(labels.sum()), int((1 - labels).sum())
         tp, tn = rng.binomial(m, cell.rate, simulations), rng.binomial(n, cell.rate, simulations)
         wrong = (m - tp) + (n - tn)
         f1 = [np.divide(2 * t, 2 * t + wrong, out=np.zeros(simulations), where=2 * t + wrong > 0) for t in (tp, tn)]
@@ -147,105 +146,111 @@ def three_classes(n: int, apart: float, simulations: int, rng: np.random.Generat
     labels = np.repeat([0, 1, 2], [n // 2, n // 3, n - n // 2 - n // 3])
     folds = np.concatenate([np.arange((labels == c).sum()) for c in range(3)]) % 3
 
-    def drawn(count: NDArray) -> NDArray:
-        return np.exp(rng.normal(size=(len(count), 3)) + apart * np.eye(3)[count])
-
-    def alike(given: NDArray) -> NDArray:
-        return given / given.sum(1, keepdims=True)
+    def probabilities(labels: NDArray) -> NDArray:
+        scores = np.exp(rng.normal(size=(len(labels), 3)) + apart * np.eye(3)[labels])
+        return scores / scores.sum(1, keepdims=True)
 
     many = np.repeat([0, 1, 2], [3000, 2000, 1000])
-    large = [FoldAnswers.of(many, alike(drawn(many))) for _ in range(20)]
+    large = [FoldAnswers.of(many, probabilities(many)) for _ in range(20)]
     return [
-        covered(
+        coverage(
             simulations,
-            float(np.mean([estimate(measure, one).value for one in large])),
-            lambda m=measure: estimate(m, FoldAnswers.of(labels, alike(drawn(labels)), folds=folds)).interval(),
+            float(np.mean([estimate(measure, answers).value for answers in large])),
+            lambda m=measure: estimate(m, FoldAnswers.of(labels, probabilities(labels), folds=folds)).interval(),
         )
         for measure in ("auc", "balanced_accuracy", "accuracy")
     ]
 
 
-def of_slides(patients: int, area: float, agreement: float, simulations: int, rng: np.random.Generator) -> list[str]:
-    """Three slides of each patient, of either class by chance; the scores of a patient share a part of their variance."""
+def slides_of_patients(
+    patients: int, area: float, agreement: float, simulations: int, rng: np.random.Generator
+) -> list[str]:
+    """Three slides per patient, each of a random class; the scores of a patient share a part of their variance."""
     apart = 2**0.5 * NORMAL.inv_cdf(area)
-    whose = np.repeat(np.arange(patients), 3)
+    patient_of = np.repeat(np.arange(patients), 3)
 
-    def drawn(measure: str) -> object:
+    def simulate(measure: str) -> Interval:
         labels = rng.integers(2, size=3 * patients)
-        own = rng.normal(size=patients)[whose] * (1 - 2 * labels) * -1
+        own = rng.normal(size=patients)[patient_of] * (1 - 2 * labels) * -1
         scores = labels * apart + agreement**0.5 * own + (1 - agreement) ** 0.5 * rng.normal(size=3 * patients)
-        return estimate(measure, answered(labels, scores, apart / 2, patients=whose)).interval()
+        return estimate(measure, answers_of(labels, scores, apart / 2, patients=patient_of)).interval()
 
     rate = NORMAL.cdf(apart / 2)
     return [
-        covered(simulations, area, lambda: drawn("auc")),
-        covered(simulations, rate, lambda: drawn("balanced_accuracy")),
-        covered(simulations, rate, lambda: drawn("accuracy")),
+        coverage(simulations, area, lambda: simulate("auc")),
+        coverage(simulations, rate, lambda: simulate("balanced_accuracy")),
+        coverage(simulations, rate, lambda: simulate("accuracy")),
     ]
 
 
 def candidates(cell: Cell, simulations: int, rng: np.random.Generator) -> list[str]:
-    """Other intervals that were tried, one test set, and the package's own: AUC of binormal scores, AUC where some positives
-    score like negatives and the others far above, balanced accuracy."""
-    found = []
+    """Coverage of other intervals on one test set, and of the package's own.
+
+    AUC of binormal scores; AUC where some positives score like negatives and the others far above; balanced accuracy.
+    """
+    shares = []
     for missed in (0.0, 2 * (1 - cell.area)):
-        held: dict[str, list[bool]] = {}
-        for _ in range(simulations):
-            scores = rng.normal(cell.labels * cell.apart, 1)
-            if missed:
-                seen = (rng.random(cell.n) >= missed) & (cell.labels == 1)
-                scores = np.where(seen, 50.0, 0.0) + rng.normal(size=cell.n)
-            answers = answered(cell.labels, scores, cell.apart / 2)
-            one = estimate("auc", answers)
-            own, value = one.interval(), one.value
-            sd = sum(part**2 for part in one.influence.values()) ** 0.5  # DeLong's
-            limits = {"DeLong": (value - 1.96 * sd, value + 1.96 * sd), "own": (own.low, own.high)}
-            m, n = cell.positives, cell.n - cell.positives
-            for name, sizes in (("Hanley-McNeil", (m, n)), ("Newcombe", (cell.n / 2, cell.n / 2))):
-                kept = Estimate(value, partial(hanley_mcneil, m=m, n=n, sizes=sizes), {}).interval()
-                limits[name] = (kept.low, kept.high)
-            for name, (low, high) in limits.items():
-                held.setdefault(name, []).append(low <= cell.area <= high)
-        found += [f"{100 * np.mean(held[name]):.1f}" for name in ("DeLong", "Hanley-McNeil", "Newcombe", "own")]
-    inside = []
-    for _ in range(simulations):
-        answers = cell.answers(rng)
-        sizes = (cell.positives, cell.n - cell.positives)
-        rates = [estimate(name, answers).value for name in ("sensitivity", "specificity")]
-        limits = [wilson(rate, count) for rate, count in zip(rates, sizes, strict=True)]
-        value = sum(rates) / 2
-        low, high = (
-            value + sign * sum((rate - ends[side]) ** 2 for rate, ends in zip(rates, limits, strict=True)) ** 0.5 / 2
-            for side, sign in enumerate((-1, 1))
-        )
-        own = estimate("balanced_accuracy", answers).interval()
-        inside.append((low <= cell.rate <= high, own.low <= cell.rate <= own.high))
-    return [*found, *(f"{share:.1f}" for share in 100 * np.mean(inside, axis=0))]
+        hits = [_auc_hits(cell, missed, rng) for _ in range(simulations)]
+        shares += list(100 * np.mean(hits, axis=0))
+    hits = [_balanced_accuracy_hits(cell, rng) for _ in range(simulations)]
+    return [f"{share:.1f}" for share in (*shares, *(100 * np.mean(hits, axis=0)))]
+
+
+def _auc_hits(cell: Cell, missed: float, rng: np.random.Generator) -> list[bool]:
+    """Whether each interval of INTERVALS holds the true AUC in one simulation. missed: share of positives like negatives."""
+    scores = rng.normal(cell.labels * cell.apart, 1)
+    if missed:
+        detected = (rng.random(cell.n) >= missed) & (cell.labels == 1)
+        scores = np.where(detected, 50.0, 0.0) + rng.normal(size=cell.n)
+    auc = estimate("auc", answers_of(cell.labels, scores, cell.apart / 2))
+    deviation = sum(part**2 for part in auc.influence.values()) ** 0.5  # DeLong's
+    m, n = cell.positives, cell.n - cell.positives
+    variances = (
+        partial(hanley_mcneil, m=m, n=n, sizes=(m, n)),
+        partial(hanley_mcneil, m=m, n=n, sizes=(cell.n / 2, cell.n / 2)),
+    )
+    intervals = [*(Estimate(auc.value, variance, {}).interval() for variance in variances), auc.interval()]
+    delong = auc.value - 1.96 * deviation <= cell.area <= auc.value + 1.96 * deviation
+    return [delong, *(interval.low <= cell.area <= interval.high for interval in intervals)]
+
+
+def _balanced_accuracy_hits(cell: Cell, rng: np.random.Generator) -> tuple[bool, bool]:
+    """Whether MOVER's interval and the package's own hold the true balanced accuracy in one simulation."""
+    answers = cell.answers(rng)
+    sizes = (cell.positives, cell.n - cell.positives)
+    rates = [estimate(name, answers).value for name in ("sensitivity", "specificity")]
+    limits = [wilson(rate, count) for rate, count in zip(rates, sizes, strict=True)]
+    low, high = (
+        sum(rates) / 2
+        + sign * sum((rate - ends[side]) ** 2 for rate, ends in zip(rates, limits, strict=True)) ** 0.5 / 2
+        for side, sign in enumerate((-1, 1))
+    )
+    own = estimate("balanced_accuracy", answers).interval()
+    return low <= cell.rate <= high, own.low <= cell.rate <= own.high
 
 
 def hanley_mcneil(t: float, *, m: int, n: int, sizes: tuple[float, float]) -> float:
-    """Their variance of an AUC t; sizes: of positives and negatives; Newcombe takes their mean for both."""
+    """Variance of an AUC t. sizes: positives and negatives; Newcombe uses their mean for both."""
     first, second = sizes
     return t * (1 - t) * (1 + (first - 1) * (1 - t) / (2 - t) + (second - 1) * t / (1 + t)) / (m * n)
 
 
-def row(asked: tuple[Callable[..., list[str]], tuple, int, int]) -> list[str]:
-    of, given, simulations, seed = asked
-    return of(*given, simulations, np.random.default_rng(seed))
+def simulate_row(job: tuple[Callable[..., list[str]], tuple, int, int]) -> list[str]:
+    function, arguments, simulations, seed = job
+    return function(*arguments, simulations, np.random.default_rng(seed))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulations", type=int, default=2000, help="per cell")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--candidates", action="store_true", help="other intervals that were tried, beside the package's own"
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
-    asked = parser.parse_args()
-    begun = time.perf_counter()
+def main(
+    simulations: Annotated[int, typer.Option(help="Per cell.")] = 2000,
+    seed: int = 0,
+    candidates_: Annotated[
+        bool, typer.Option("--candidates", help="Other intervals that were tried, and the package's own.")
+    ] = False,
+    workers: int = os.cpu_count() or 1,
+) -> None:
+    begin = time.perf_counter()
     print(
-        f"Per cent of 95 % intervals that hold the true value, in brackets their mean width; {asked.simulations} simulations."
+        f"Per cent of 95 % intervals that hold the true value, in brackets their mean width; {simulations} simulations."
     )
     cells = [
         ((str(n), ratio, str(area)), (Cell(n, round(n / part), area),))
@@ -257,15 +262,15 @@ def main() -> None:
     slides = [
         ((str(u), str(area), str(r)), (u, area, r)) for u in (16, 50) for area in (0.8, 0.95) for r in (0.0, 0.5, 0.9)
     ]
-    with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn")) as pool:
-        tables = [(CELLS, of_cell, cells), (THREE, three_classes, three), (SLIDES, of_slides, slides)]
-        for heads, of, rows in [(CANDIDATES, candidates, cells)] if asked.candidates else tables:
+    tables = [(CELLS, two_classes, cells), (THREE, three_classes, three), (SLIDES, slides_of_patients, slides)]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for heads, function, rows in [(CANDIDATES, candidates, cells)] if candidates_ else tables:
             print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
-            jobs = [(of, given, asked.simulations, asked.seed + i) for i, (_, given) in enumerate(rows)]
-            for (names, _), found in zip(rows, pool.map(row, jobs), strict=True):
-                print("| " + " | ".join([*names, *found]) + " |", flush=True)
-    print(f"\n{time.perf_counter() - begun:.0f} s, {asked.workers} workers")
+            jobs = [(function, arguments, simulations, seed + i) for i, (_, arguments) in enumerate(rows)]
+            for (names, _), figures in zip(rows, pool.map(simulate_row, jobs), strict=True):
+                print("| " + " | ".join([*names, *figures]) + " |", flush=True)
+    print(f"\n{time.perf_counter() - begin:.0f} s, {workers} workers")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

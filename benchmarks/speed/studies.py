@@ -86,17 +86,21 @@ def trained(bench: Bench) -> Iterator[Fact]:
     means = []
     for precision in PRECISIONS:
         with training_progress(precision, EPOCHS, SEEDS * FOLDS) as on_epoch:
-            models = train_protocol(
-                lambda: create_model(MODEL, bags.width, CLASSES),
-                bags,
-                roles,
-                recipe=replace(RECIPE, epochs=EPOCHS),
-                seeds=range(SEEDS),
-                grid=[GridPoint(lr=RATE)],
-                device=bench.device,
-                precision=precision,
-                on_epoch=on_epoch,
-            ).population
+            models = (
+                train_protocol(
+                    lambda: create_model(MODEL, bags.width, CLASSES),
+                    bags,
+                    roles,
+                    recipe=replace(RECIPE, epochs=EPOCHS),
+                    seeds=range(SEEDS),
+                    grid=[GridPoint(lr=RATE)],
+                    device=bench.device,
+                    precision=precision,
+                    on_epoch=on_epoch,
+                )
+                .select()
+                .population
+            )
         probabilities = predict(models, bags, maps=False).probabilities
         folds = zip(probabilities, tested.repeat(SEEDS, 1), strict=True)
         aucs = torch.tensor([bag_auc(row[test], labels[test]) for row, test in folds])
