@@ -292,9 +292,9 @@ def torch_defaults(bench: Bench) -> Iterator[Record]:
 def _crc_bags(bench: Bench) -> tuple[Bags, str]:
     """crc's bags, or noise in bags of such sizes (98 of 6 to 699 instances, 207 on average), and a note which of the two."""
     if bench.plan.crc is not None:
-        from carmil.reproduce.crc import load_crc
+        from carmil.datasets.crc_nuclei import patient_bags
 
-        bags, note = load_crc(bench.plan.crc), "crc"
+        bags, note = patient_bags(bench.plan.crc), "crc"
     else:
         sizes = [6 + round(693 * (i / 97) ** 2.45) for i in range(98)]
         bags, note = noise_bags(sizes, "cpu", dtype=torch.float32), "noise, crc's sizes"

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from .sections import TOO_LARGE, Bench
 from .timing import DoesNotFitError, Step, peak_memory, refuse_shortage, release, synchronize, time_step
 
 FULL_STUDY, FULL_BAG = Study(), 10_000  # what a sample of the study is scaled to
-SEEDS, EPOCHS = 5, 50
+FOLDS, SEEDS, EPOCHS = 5, 5, 50
 
 
 def floors(device: str, *, seconds: float) -> list[Fact]:
@@ -76,13 +75,27 @@ def trained(bench: Bench) -> Iterator[Fact]:
         why = "a CPU computes in float32 only" if bench.device == "cpu" else "needs --crc"
         yield Fact("trained", "mean AUC in bfloat16 and float32", None, "", why)
         return
-    from carmil.reproduce.crc import FOLDS, RECIPE, fold_roles, load_crc
-    from carmil.reproduce.crc import LEARNING_RATE as RATE
+    from carmil.bags.splits import TEST, make_splits
+    from carmil.datasets.crc_nuclei import patient_bags
+    from carmil.reproduce.crc import PROTOCOL
 
-    bags = load_crc(bench.plan.crc)
+    bags = patient_bags(bench.plan.crc)
     assert bags.labels is not None
     labels = bags.labels
-    roles, tested = fold_roles(labels, seed=0)
+    split = make_splits(bags.ids, bags.ids, labels.tolist(), folds=FOLDS, validation=0.15)
+    roles = torch.from_numpy(split.roles).long()
+    tested = roles == TEST
+    roles = roles.masked_fill(tested, UNUSED)
+    recipe = Recipe(
+        epochs=EPOCHS,
+        batch=1,
+        optimizer="adam",
+        weight_decay=PROTOCOL.weight_decay,
+        shuffle=True,
+        schedule="cosine",
+        warmup=PROTOCOL.warmup,
+        patience=PROTOCOL.patience,
+    )
     means = []
     for precision in PRECISIONS:
         with training_progress(precision, EPOCHS, SEEDS * FOLDS) as on_epoch:
@@ -91,9 +104,9 @@ def trained(bench: Bench) -> Iterator[Fact]:
                     lambda: create_model(MODEL, bags.width, CLASSES),
                     bags,
                     roles,
-                    recipe=replace(RECIPE, epochs=EPOCHS),
+                    recipe=recipe,
                     seeds=range(SEEDS),
-                    grid=[GridPoint(lr=RATE)],
+                    grid=[GridPoint(lr=PROTOCOL.lr)],
                     device=bench.device,
                     precision=precision,
                     on_epoch=on_epoch,

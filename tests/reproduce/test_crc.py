@@ -1,13 +1,28 @@
-import dataclasses
+"""crc is an ordinary cohort, and its recipes read ordinary runs."""
+
+import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
+from carmil.bags.store import open_store
+from carmil.datasets.crc_nuclei import patient_bags
+from carmil.datasets.study_cohort import ModelProtocol
 from carmil.errors import CarmilError
 from carmil.reproduce import crc
-from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
+from carmil.reproduce.recipes import Request
+from carmil.runs.run import read_run
+
+
+def small_models(model):
+    return ModelProtocol({"hidden": 8} if model == "mean" else {"hidden": 8, "attention": 4})
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(crc, "PROTOCOL", replace(crc.PROTOCOL, warmup=2, lr=1e-2, of_model=small_models))
 
 
 @pytest.fixture
@@ -25,69 +40,70 @@ def small(tmp_path):
     return tmp_path
 
 
-def test_a_bag_is_a_patient_and_positive_if_any_nucleus_is(small):
-    bags = crc.load_crc(small)
+def request_in(out, **others):
+    return Request(out=out, shared=out, **others)
+
+
+def test_a_bag_is_a_patient_and_positive_if_any_nucleus_is(small, tmp_path):
     table = pd.read_csv(small / "instances.csv", dtype={"patient_id": str})
-    assert list(bags.ids) == sorted(table["patient_id"].unique())
+    bags = patient_bags(small)
+    store = open_store(crc.crc_cohort(small, request_in(tmp_path / "out")).bags)
+    labels = pd.read_csv(tmp_path / "out" / "cohorts" / "crc-nuclei" / "labels.csv", dtype=str).set_index("slide")
     for i, (name, rows) in enumerate(table.groupby("patient_id")):
         assert bags.ids[i] == name
         assert bags.labels[i] == rows["is_cancerous"].max()
-        assert bags.sizes[i] == len(rows)
         assert bags[i].instance_labels.tolist() == rows["is_cancerous"].tolist()
+        place = store.ids.index(f"patient_{name}")
+        assert store.bags()[place].instance_labels.tolist() == rows["is_cancerous"].tolist()
+        assert (labels.loc[f"patient_{name}", "label"] == "cancerous") == rows["is_cancerous"].any()
 
 
-def test_folds_test_every_bag_once_and_never_train_on_it():
-    labels = torch.arange(98) % 2
-    roles, tested = crc.fold_roles(labels, 0)
-    assert (tested.sum(0) == 1).all()
-    assert (roles[tested] == UNUSED).all()
-    assert ((roles == TRAIN) | (roles == VALIDATION) | tested).all()
-    assert ((roles == VALIDATION).sum(1) >= 10).all()
-
-
-def test_the_command_measures_and_goes_on_where_it_was(small, tmp_path, monkeypatch):
-    recipe = dataclasses.replace(crc.RECIPE, epochs=8, warmup=2)
+def test_figures_are_those_of_the_runs_and_a_finished_run_is_read(small, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    first = crc.run_crc(small, ["mean"], out, device="cpu", recipe=recipe)
-    rows = crc.run_crc(small, ["mean", "abmil"], out, device="cpu", recipe=recipe)
-    assert rows[: len(first)] == first
-    kinds = {(row.model, row.evidence) for row in rows}
-    assert kinds == {("mean", "patch_scores"), ("abmil", "path"), ("abmil", "attention")}
-    assert all(row.auc[0] > 60 for row in rows)
-    monkeypatch.setattr(crc, "fit", None)
-    assert crc.run_crc(small, ["mean", "abmil"], out, device="cpu", recipe=recipe) == rows
-    assert "abmil" in (out / "crc.md").read_text()
+    found = crc.run_crc(small, ["mean", "abmil"], request_in(out), epochs=8)
+    facts = json.loads((out / "crc.json").read_text())
+    kinds = [(row["model"], row["evidence"]) for row in facts["rows"]]
+    assert kinds == [("mean", "patch_scores"), ("abmil", "attention"), ("abmil", "path")]
+    run = read_run(out / "runs" / "crc-nuclei-epochs8-seeds1-seed0" / "abmil")
+    for row in facts["rows"][1:]:
+        aucs, areas = (
+            [100 * one.figures[name] for one in run.metrics.by_fold] for name in ("auc", f"auprc_{row['evidence']}")
+        )
+        assert row["auc"] == pytest.approx([np.mean(aucs), np.std(aucs, ddof=1)])
+        assert row["auprc"] == pytest.approx([np.mean(areas), np.std(areas, ddof=1)])
+    assert row["auc"][0] > 60
+    assert "| abmil | path |" in (out / "crc.md").read_text()
+    assert "carmil train --preset 0.1 --epochs 8 --patience 50" in " ".join(found.conditions)
+    monkeypatch.setattr("carmil.studies.train.train_protocol", None)
+    assert crc.run_crc(small, ["mean", "abmil"], request_in(out), epochs=8) == found
 
 
-def test_another_study_is_not_written_over(small, tmp_path):
-    recipe = dataclasses.replace(crc.RECIPE, epochs=6, warmup=2)
-    crc.run_crc(small, ["mean"], tmp_path / "out", device="cpu", recipe=recipe)
-    with pytest.raises(CarmilError, match="holds another study"):
-        crc.run_crc(small, ["mean"], tmp_path / "out", device="cpu", recipe=recipe, seed=1)
+def test_acmil_is_not_masked():
+    assert crc.model_protocol("car/acmil").options == {"masked_share": 0.0}
+    assert crc.model_protocol("abmil").options == {}
 
 
-def test_a_folder_that_is_not_crcs_is_named(small, tmp_path):
+def test_bad_input_is_refused(small, tmp_path):
+    out = request_in(tmp_path / "out")
+    with pytest.raises(CarmilError, match="unknown model 'nomil'"):
+        crc.run_crc(small, ["nomil"], out)
     with pytest.raises(CarmilError, match=r"has no features.npy"):
-        crc.load_crc(tmp_path / "nowhere")
+        crc.run_crc(tmp_path / "nowhere", ["mean"], out)
     table = pd.read_csv(small / "instances.csv", dtype={"patient_id": str})
     for broken, words in (
-        (table.drop(columns="patient_id"), "expected a column 'patient_id' without gaps"),
+        (table.drop(columns="patient_id"), "expected a column 'patient_id'"),
         (table.assign(is_cancerous=2), "is_cancerous must be 0 or 1"),
-        (table.iloc[:5], "400 rows of features for 5 instances"),
+        (table.iloc[:5], "400 rows for 5 nuclei"),
     ):
         broken.to_csv(small / "instances.csv", index=False)
         with pytest.raises(CarmilError) as raised:
-            crc.load_crc(small)
+            crc.run_crc(small, ["mean"], out)
         assert words in str(raised.value)
-    (small / "instances.csv").write_text("")
-    with pytest.raises(CarmilError, match="cannot be read as a table"):
-        crc.load_crc(small)
-    with pytest.raises(CarmilError, match="expected at least 10 of each"):
-        crc.fold_roles(torch.tensor([0, 1, 0, 1]), 0)
+    assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_the_real_cohort_has_the_published_counts(shared_data):
-    bags = crc.load_crc(shared_data / "crc")
+    bags = patient_bags(shared_data / "crc")
     assert len(bags) == 98
     assert bags.labels.sum() == 51
     assert (bags.sizes.min(), bags.sizes.max()) == (6, 699)

@@ -6,20 +6,21 @@ import pandas as pd
 import pytest
 import torch
 
+from carmil.datasets.crc_nuclei import patient_bags
 from carmil.datasets.digit_data import load_digits
 from carmil.errors import CarmilError
 from carmil.evidence import bag_auc, explain
 from carmil.evidence.faithfulness import evidence_of_class, faithfulness_of
-from carmil.reproduce import crc, faithfulness
+from carmil.reproduce import crc, faithfulness, recipes
 from carmil.reproduce.deletion_curves import Request, curves_of
 from carmil.reproduce.digit_runs import population_of
 from carmil.reproduce.faithfulness import Nuclei, run_faithfulness
+from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.table1 import Settings, planned, run_table1
 from carmil.training.predict import predict
 from carmil.training.runs import read_run
 
 SETTINGS = Settings(models=("abmil", "cia/abmil", "car/abmil"), repetitions=2, epochs=12, lr=1e-2)
-RECIPE = dataclasses.replace(crc.RECIPE, epochs=8, warmup=2)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def nuclei(tmp_path_factory):
     features[cancerous, 0] += 3
     np.save(folder / "features.npy", features)
     pd.DataFrame({"patient_id": patients, "is_cancerous": cancerous.astype(int)}).to_csv(folder / "instances.csv")
-    return Nuclei(folder, ("car/abmil.gated",), RECIPE)
+    return Nuclei(folder, ("car/abmil.gated",), epochs=8)
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +105,11 @@ def test_with_nothing_left_the_cohort_tells_no_bag_from_another(drawn):
 def test_a_bag_is_tested_by_the_model_of_its_own_fold_only(nuclei, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(faithfulness, "curves_of", lambda *names: seen.extend(names[2]) or [])
-    bags = crc.load_crc(nuclei.folder)
-    faithfulness._of_nuclei("abmil.gated", nuclei, bags, tmp_path, "cpu")
-    assert len(seen) == crc.FOLDS
+    bags = patient_bags(nuclei.folder)
+    request = recipes.Request(out=tmp_path, shared=tmp_path)
+    cohort = crc.crc_cohort(nuclei.folder, request, epochs=2)
+    faithfulness._of_nuclei(train_model(cohort, "abmil.gated", request), tmp_path, "cpu")
+    assert len(seen) == 5
     assert sorted(torch.cat([one.places for one in seen]).tolist()) == list(range(len(bags)))
     for one in seen:
         assert torch.equal(one.bags.labels, bags.labels[one.places])
@@ -131,7 +134,7 @@ def test_the_papers_order_is_drawn_and_everything_is_written(drawn):
 def test_started_again_it_asks_for_nothing_that_is_there(drawn, data, nuclei, monkeypatch):
     out, curves, lines = drawn
     monkeypatch.setattr("carmil.reproduce.digit_runs.fit", None)
-    monkeypatch.setattr(crc, "fit", None)
+    monkeypatch.setattr("carmil.studies.train.train_protocol", None)
     monkeypatch.setattr(faithfulness, "curves_of", None)
     again = run_faithfulness(data.studies, SETTINGS, data.about, out, nuclei=nuclei, device="cpu")
     assert again == (curves, lines)

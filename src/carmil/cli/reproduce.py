@@ -1,13 +1,13 @@
 """carmil reproduce ...: the paper's tables and figures."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from carmil.cli.app import app
+from carmil.cli.findings import request_in, show_finding
 from carmil.cli.options import (
     Device,
     DeviceOption,
@@ -183,14 +183,13 @@ def faithfulness(
     Example: carmil reproduce faithfulness --mnist DIR --features FILE.npy --pool shared --crc DIR
     """
     from carmil.datasets.digit_data import load_digits
-    from carmil.reproduce.crc import RECIPE
     from carmil.reproduce.faithfulness import Nuclei, run_faithfulness, tables
     from carmil.reproduce.table1 import Settings
 
     settings = Settings(models=names_in(models), **training)
     nuclei = None
     if crc is not None:
-        nuclei = Nuclei(crc, names_in(crc_models), replace(RECIPE, epochs=crc_epochs), seed=data["seed"])
+        nuclei = Nuclei(crc, names_in(crc_models), crc_epochs, seed=data["seed"])
     out = folder_for(out)
     digits = load_digits(**data)
     curves, lines = run_faithfulness(digits.studies, settings, digits.about, out, nuclei=nuclei, device=data["device"])
@@ -211,30 +210,24 @@ def _say(tables: "Sequence[ResultTable]", lines: Sequence[str]) -> None:
 def crc(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[str, typer.Option(help="Names with commas between.  [default: all methods]")] = "",
-    epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
+    epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,
     seed: SeedOption = 0,
     out: OutOption = Path("crc"),
     device: DeviceOption = Device.auto,
 ) -> None:
-    """All methods on nuclei of colorectal cancer, a bag a patient, with known instances; five folds.
+    """All methods on nuclei of colorectal cancer with known instances, one bag per patient; five folds.
 
-    Writes OUT/crc.md and crc.json. Killed and started again, it goes on with the models that are not there yet.
+    Writes OUT/crc.md and crc.json. If interrupted, run the same command again to resume.
 
     Example: carmil reproduce crc --data DIR --models abmil.gated,car/abmil.gated
     """
-    from carmil.reproduce.crc import MODELS, RECIPE, conditions, run_crc, table
-    from carmil.tables import print_tables
+    from carmil.reproduce.crc import MODELS, run_crc
 
     names = names_in(models or MODELS)
     if not names:
         raise CarmilError("no model named: expected for example --models abmil.gated,car/abmil.gated")
-    where = device_named(device)
-    recipe = replace(RECIPE, epochs=epochs)
-    rows = run_crc(data, names, folder_for(out), device=where, seed=seed, recipe=recipe)
-    print_tables([table(rows)])
-    for line in conditions(seed, recipe):
-        typer.echo(f"- {line}")
-    typer.echo(f"\nwritten: {out / 'crc.md'}, {out / 'crc.json'}")
+    request = request_in(out, {"seed": seed, "device": device_named(device)})
+    show_finding("crc", request, run_crc(data, names, request, epochs=epochs))
 
 
 @reproduce.command()
@@ -261,24 +254,19 @@ def crc_evidence(
         str, typer.Option(help="Names with commas between; these two must be among them.")
     ] = "abmil.gated,car/abmil.gated",
     seeds: Annotated[int, typer.Option(min=1, help="Initialisations of every fold, trained together.")] = 5,
-    epochs: Annotated[int, typer.Option(help="At most this many; patience is 50.")] = 100,
+    epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,
     seed: SeedOption = 0,
     out: OutOption = Path("crc_evidence"),
     device: DeviceOption = Device.auto,
 ) -> None:
     """Every explainer on nuclei of colorectal cancer; the default map, fixed on validation bags, against ABMIL's attention.
 
-    Writes OUT/crc_evidence.md, crc_evidence.json and crc_evidence.png. Killed and started again, it goes on where it was.
+    Writes OUT/crc_evidence.md, crc_evidence.json and crc_evidence.png. If interrupted, run the same command
+    again to resume.
 
     Example: carmil reproduce crc-evidence --data DIR --out crc_evidence
     """
-    from carmil.reproduce.crc import RECIPE
     from carmil.reproduce.crc_evidence import run_crc_evidence
-    from carmil.reproduce.crc_evidence_report import tables
 
-    where = device_named(device)
-    recipe = replace(RECIPE, epochs=epochs)
-    names, out = names_in(models), folder_for(out)
-    result = run_crc_evidence(data, names, out, device=where, seeds=seeds, seed=seed, recipe=recipe)
-    _say(tables(result), result.lines)
-    typer.echo(f"\nwritten: {', '.join(str(out / f'crc_evidence.{kind}') for kind in ('md', 'json', 'png'))}")
+    request = request_in(out, {"seed": seed, "device": device_named(device)})
+    show_finding("crc_evidence", request, run_crc_evidence(data, names_in(models), request, seeds=seeds, epochs=epochs))

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from carmil.bags.bags import Bags
 from carmil.bags.tables import read_table
 from carmil.datasets.digit_features import read_features
 from carmil.errors import CarmilError
@@ -63,7 +65,9 @@ def read_nuclei(folder: Path) -> Nuclei:
             raise CarmilError(f"{folder} has no {name}: expected the folder with crc's features.npy and instances.csv")
     path = folder / "instances.csv"
     table = read_table(path)
-    for column in ("patient_id", "cell_type", "is_cancerous"):
+    if "cell_type" not in table:
+        table["cell_type"] = ""
+    for column in ("patient_id", "is_cancerous"):
         if column not in table:
             raise CarmilError(f"{path}: expected a column {column!r}, found {', '.join(map(repr, table.columns))}")
     cancerous = table["is_cancerous"].to_numpy()
@@ -74,6 +78,18 @@ def read_nuclei(folder: Path) -> Nuclei:
         raise CarmilError(f"{path}: cell_type {other[0]!r} is not one of {', '.join(sorted(known - {''}))}, or empty")
     patients, kinds = (table[column].to_numpy(dtype=str) for column in ("patient_id", "cell_type"))
     return Nuclei(folder, patients, kinds, cancerous == "1")
+
+
+def patient_bags(folder: Path) -> Bags:
+    """crc's patients in memory, one bag each, labelled 1 if any nucleus is cancerous."""
+    nuclei = read_nuclei(folder)
+    order = np.argsort(nuclei.patients, kind="stable")
+    patients, starts = np.unique(nuclei.patients[order], return_index=True)
+    truth = torch.from_numpy(nuclei.cancerous[order].astype(np.int64))
+    offsets = torch.from_numpy(np.append(starts, len(order)))
+    labels = torch.stack([part.max() for part in truth.split(offsets.diff().tolist())])
+    rows = torch.from_numpy(np.asarray(nuclei.features("resnet50")[order], dtype=np.float32))
+    return Bags(rows, offsets, labels, tuple(patients.tolist()), instance_labels=truth)
 
 
 def _pixels(path: Path) -> np.ndarray:

@@ -1,18 +1,20 @@
-"""The paper's deletion figure, and its Figure 1a, for ABMIL, CIA and CAR: on digit bags, and on crc's nuclei if request for.
+"""The paper's deletion figure, and its Figure 1a, for ABMIL, CIA and CAR: on digit bags, and on crc's nuclei where they are there.
 
 Digit models are table1's, in run folders of the same form: `--out` of a table1 run with the same settings is used again.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from carmil.bags.bags import Bags
+from carmil.counterfactual import create_model
 from carmil.datasets.digits import DigitStudy
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.files import write_text
 from carmil.progress import console
@@ -21,11 +23,14 @@ from carmil.reproduce import crc, recipes, table1
 from carmil.reproduce.deletion_curves import FRACTION, MEASURES, Bounded, Curves, Request, check_model, curves_of
 from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
+from carmil.reproduce.method_runs import Method, train_methods
 from carmil.reproduce.table1 import DIGIT_TASKS, Settings, figure, shown
+from carmil.runs.run import Run as StudyRun
+from carmil.studies.cohort import replace_labels
 from carmil.studies.compute_once import compute_once
+from carmil.studies.subjects import open_run_store, own_subjects
 from carmil.tables import ResultTable
 from carmil.training.predict import predict
-from carmil.training.recipe import Recipe
 from carmil.training.runs import Run
 
 NUCLEI = "CRC nuclei"
@@ -36,7 +41,6 @@ PAPERS_ORDER = "factual_minus_counterfactual"  # the paper's relevance for CAR-M
 
 MODELS = ("abmil", "cia/abmil", "car/abmil")
 NUCLEI_MODELS = ("abmil.gated", "cia/abmil.gated", "car/abmil.gated")
-FAST_EPOCHS = 3  # on crc
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Nuclei:
 
     folder: Path
     models: tuple[str, ...]
-    recipe: Recipe = crc.RECIPE
+    epochs: int = crc.PROTOCOL.epochs
     seed: int = 0
 
 
@@ -54,8 +58,8 @@ def reproduce(request: recipes.Request) -> recipes.Finding:
     digits = digits_of(request, DIGIT_TASKS)
     settings = Settings(models=MODELS, **training_of(request))
     folder = request.folder("crc")
-    recipe = replace(crc.RECIPE, epochs=FAST_EPOCHS, warmup=0) if request.fast else crc.RECIPE
-    nuclei = None if folder is None else Nuclei(folder, NUCLEI_MODELS, recipe, request.seed)
+    epochs = crc.PROTOCOL.fast_epochs if request.fast else crc.PROTOCOL.epochs
+    nuclei = None if folder is None else Nuclei(folder, NUCLEI_MODELS, epochs, request.seed)
     curves, lines = run_faithfulness(
         digits.studies, settings, digits.about, request.out, nuclei=nuclei, device=request.device, shared=request.digits
     )
@@ -89,31 +93,31 @@ def run_faithfulness(
     experiments = table1.planned(studies, settings, data)
     for experiment in experiments:
         check_model(experiment.model, experiment.build(studies[experiment.task.name].test.bags.width))
-    bags = None if nuclei is None else _loaded(nuclei)
+    where = recipes.Request(out, shared or out, device=device, seed=0 if nuclei is None else nuclei.seed)
+    cohort = None if nuclei is None else _cohort(nuclei, where)
     found: list[Curves] = []
     machines: list[str] = []
     for experiment, run in table1.trained(experiments, studies, shared or out, device):
-        curves, where = _of_digits(experiment, run, studies[experiment.task.name].test.bags, out, device)
+        curves, machine = _of_digits(experiment, run, studies[experiment.task.name].test.bags, out, device)
         found += curves
-        machines += [run.measured_on, where]
-    if nuclei is not None and bags is not None:
-        for model in nuclei.models:
-            curves, where = _of_nuclei(model, nuclei, bags, out, device)
+        machines += [run.measured_on, machine]
+    if nuclei is not None and cohort is not None:
+        for row in train_methods([cohort], [Method(model, model) for model in nuclei.models], where):
+            curves, machine = _of_nuclei(row.run, out, device)
             found += curves
-            machines.append(where)
-    lines = conditions(settings, data, machines, nuclei)
+            machines.append(machine)
+    lines = conditions(settings, data, machines, cohort, where.seed)
     _draw(found, out)
     write_text(out / "faithfulness.json", json.dumps({"conditions": lines, "curves": [asdict(one) for one in found]}))
     write_text(out / "faithfulness.md", markdown(found, lines))
     return found, lines
 
 
-def _loaded(nuclei: Nuclei) -> Bags:
-    """crc's bags; a model that cannot be built, or has no curve, is known before any training."""
-    bags = crc.load_crc(nuclei.folder)
+def _cohort(nuclei: Nuclei, request: recipes.Request) -> StudyCohort:
+    """crc's patients; a model that cannot be built, or has no curve, is refused before any training."""
     for model in nuclei.models:
-        check_model(model, crc.build(model, bags.width))
-    return bags
+        check_model(model, create_model(model, 1024, 2, **crc.model_protocol(model).options))
+    return crc.crc_cohort(nuclei.folder, request, epochs=nuclei.epochs)
 
 
 def _of_digits(experiment: Experiment, run: Run, test: Bags, out: Path, device: str) -> tuple[list[Curves], str]:
@@ -130,19 +134,21 @@ def _of_digits(experiment: Experiment, run: Run, test: Bags, out: Path, device: 
     return _once(title, model, {"config": experiment.config}, tested, out / "deletion" / experiment.task.name, device)
 
 
-def _of_nuclei(model: str, nuclei: Nuclei, bags: Bags, out: Path, device: str) -> tuple[list[Curves], str]:
+def _of_nuclei(run: StudyRun, out: Path, device: str) -> tuple[list[Curves], str]:
     """The curves of the five folds' models, each on its own test bags."""
-    assert bags.labels is not None
-    roles, tests = crc.fold_roles(bags.labels, nuclei.seed)
 
     def tested() -> Iterator[Request]:
-        population = crc.fold_population(model, bags, roles, nuclei.recipe, device)
-        answers = predict(population, bags, maps=False).probabilities.argmax(-1)
-        for fold, test in enumerate(tests):
-            yield Request(population.member(fold), bags[test].to(device), test.nonzero().flatten(), answers[fold][test])
+        store, population = open_run_store(run), run.population(device)
+        subjects = own_subjects(run, store)
+        for row in range(len(population)):
+            own = [subject for subject in subjects if row in subject.models]
+            places = torch.tensor([subject.place for subject in own])
+            labels = torch.tensor([run.classes.index(str(subject.label)) for subject in own])
+            answers = torch.tensor([subject.probabilities for subject in own]).argmax(-1)
+            bags = replace_labels(store.bags()[places], labels).to(device)
+            yield Request(population.member(row), bags, places, answers)
 
-    study = {"study": crc.study_of(bags, nuclei.recipe, nuclei.seed), "model": model}
-    return _once(NUCLEI, model, study, tested, out / "deletion" / "crc", device)
+    return _once(NUCLEI, run.settings.model, {"run": run.key}, tested, out / "deletion" / "crc", device)
 
 
 def _once(
@@ -223,7 +229,7 @@ def _shown(bounded: Bounded) -> str:
 
 
 def conditions(
-    settings: Settings, data: Mapping[str, Any], machines: Sequence[str], nuclei: Nuclei | None
+    settings: Settings, data: Mapping[str, Any], machines: Sequence[str], cohort: StudyCohort | None, seed: int
 ) -> list[str]:
     """What the figures depend on, a line each."""
     spread, bags, _, training, measured = table1.conditions(settings, data, machines)
@@ -238,7 +244,7 @@ def conditions(
         "none stand beside ours",
         bags,
         training,
-        *([f"crc: {line}" for line in crc.conditions(nuclei.seed, nuclei.recipe)[:2]] if nuclei is not None else []),
+        *([f"crc: {line}" for line in crc.conditions(cohort, seed)] if cohort is not None else []),
         measured,
     ]
 

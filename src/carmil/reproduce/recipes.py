@@ -111,11 +111,18 @@ def recipe_named(name: str) -> Recipe:
     raise CarmilError(unknown("recipe", name, [recipe.name for recipe in RECIPES]))
 
 
-def write_finding(name: str, request: Request, finding: Finding, facts: Mapping[str, object]) -> Finding:
-    """Write NAME.md for people and NAME.json for programs to request.out. facts: what JSON has more than the page."""
-    recipe = recipe_named(name)
+def write_finding(
+    name: str, request: Request, finding: Finding, facts: Mapping[str, object], *, heading: str | None = None
+) -> Finding:
+    """Write NAME.md for people and NAME.json for programs to request.out.
+
+    facts: what JSON has more than the page. heading: of the page; that of the recipe of this name unless given.
+    """
+    if heading is None:
+        recipe = recipe_named(name)
+        heading = f"{recipe.title} ({recipe.of})"
     lines = [*([FAST] if request.fast else []), *finding.lines]
-    parts = [f"# {recipe.title} ({recipe.of})", "", *(f"- {line}" for line in lines), ""]
+    parts = [f"# {heading}", "", *(f"- {line}" for line in lines), ""]
     for picture in finding.pictures:
         where = os.path.relpath(picture.path, request.out)
         parts += [f"![{picture.caption}]({where})", "", picture.caption, ""]

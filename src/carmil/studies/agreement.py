@@ -81,13 +81,6 @@ def agreement(
     ]
 
 
-def map_auprc(model: BagModel, bags: Bags, chosen: Tensor, explainer: str) -> float:
-    """Mean AUPRC+ of a model's maps over the chosen bags (positions, or a mask) and classes that have both kinds of instances."""
-    places = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
-    (found,) = agreement([model], bags, places, [explainer], measures=("auprc_plus",))
-    return float(found.measures["auprc_plus"].nanmean())
-
-
 def map_figures(
     population: Population, rows: Sequence[int], bags: Bags, chosen: Tensor
 ) -> dict[str, NDArray[np.float64]]:

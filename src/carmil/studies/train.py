@@ -55,12 +55,17 @@ def run_study(settings: Settings, *, log: Log = lambda line: None) -> Run:
 
 def check(settings: Settings) -> None:
     """Refuses what can be seen to be wrong before any bag is opened."""
-    known = list_models()
-    if settings.model not in known:
-        raise CarmilError(unknown("model", settings.model, known))
+    check_model(settings.model)
     Rule.parse(settings.threshold)
     grid_of(settings)
     recipe_of(settings)
+
+
+def check_model(name: str) -> None:
+    """Refuse a name that no model has."""
+    known = list_models()
+    if name not in known:
+        raise CarmilError(unknown("model", name, known))
 
 
 def check_fit(settings: Settings, material: Material) -> None:
