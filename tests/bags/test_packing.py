@@ -15,6 +15,7 @@ from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 
 SIGNED = np.array([[1, -1, 0], [0, 0, 0], [-1, 1, 1]], dtype=np.int8)
+CLASSES = ("a", "b", "c")
 FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4) / 3
 
 
@@ -28,8 +29,9 @@ def pictures() -> Pictures:
 
 
 def test_a_store_keeps_signed_truth_features_and_pictures_of_bags_in_memory(tmp_path):
-    store = write_store(bags(), tmp_path / "store", dtype="float32", pictures=pictures())
+    store = write_store(bags(), tmp_path / "store", dtype="float32", truth_classes=CLASSES, pictures=pictures())
     held = store.bags()
+    assert store.truth_classes == CLASSES
     assert held.ids == ("b", "a") and held.instance_labels.dtype == torch.int8
     assert np.array_equal(held.instance_labels, np.concatenate([SIGNED, -SIGNED]))
     assert np.array_equal(held.features, np.concatenate([FEATURES, 1 + FEATURES]))
@@ -44,7 +46,7 @@ def test_one_label_per_instance_is_kept_as_one_label(tmp_path):
 
 
 def test_a_store_is_known_by_what_it_was_made_from(tmp_path):
-    write_store(bags(), tmp_path / "store", key={"seed": 0, "sizes": (2, 1)})
+    write_store(bags(), tmp_path / "store", truth_classes=CLASSES, key={"seed": 0, "sizes": (2, 1)})
     assert is_made_from(tmp_path / "store", {"seed": 0, "sizes": [2, 1]})
     assert not is_made_from(tmp_path / "store", {"seed": 1, "sizes": [2, 1]})
     assert not is_made_from(tmp_path / "other", {"seed": 0, "sizes": [2, 1]})
@@ -52,41 +54,43 @@ def test_a_store_is_known_by_what_it_was_made_from(tmp_path):
 
 @pytest.mark.parametrize("name", ["instance_labels.bin", "pictures.bin", "picture_index.bin"])
 def test_truth_and_pictures_that_were_cut_off_are_refused_by_name(tmp_path, name):
-    path = write_store(bags(), tmp_path / "store", pictures=pictures()).path / name
+    path = write_store(bags(), tmp_path / "store", truth_classes=CLASSES, pictures=pictures()).path / name
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CarmilError, match=f"{name} has .* expected"):
         open_store(tmp_path / "store")
 
 
-@pytest.mark.parametrize("change", [{"truth_classes": -1}, {"pictures": [2, 0, 2, 1]}])
+@pytest.mark.parametrize("change", [{"truth_classes": []}, {"pictures": [2, 0, 2, 1]}])
 def test_an_index_with_impossible_sizes_is_refused(tmp_path, change):
-    index = write_store(bags(), tmp_path / "store", pictures=pictures()).path / "index.json"
+    index = write_store(bags(), tmp_path / "store", truth_classes=CLASSES, pictures=pictures()).path / "index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | change))
     with pytest.raises(CarmilError, match="outside its range"):
         open_store(tmp_path / "store")
 
 
 def test_bags_with_and_without_truth_are_not_written_into_one_store(tmp_path):
-    with pytest.raises(CarmilError, match="expected one kind for all"):
-        write_store([*bags(), Bag("c", FEATURES)], tmp_path / "store")
+    with pytest.raises(CarmilError, match="expected one for all"):
+        write_store([*bags(), Bag("c", FEATURES)], tmp_path / "store", truth_classes=CLASSES)
+    with pytest.raises(CarmilError, match="expected one for all"):
+        write_store(bags(), tmp_path / "store")
 
 
 def test_pictures_of_other_instances_are_refused(tmp_path):
     with pytest.raises(CarmilError, match="pictures of 6 instances; expected 3"):
-        write_store(bags()[:1], tmp_path / "store", pictures=pictures())
+        write_store(bags()[:1], tmp_path / "store", truth_classes=CLASSES, pictures=pictures())
     with pytest.raises(CarmilError, match="name pictures 0 to 1: expected 0 to 0"):
         Pictures(pictures().images[:1], pictures().index)
 
 
 def test_groups_of_bags_keep_their_signed_truth(tmp_path):
-    store = write_store(bags(), tmp_path / "store", pictures=pictures())
+    store = write_store(bags(), tmp_path / "store", truth_classes=CLASSES, pictures=pictures())
     group = regroup(store, {"a": "patient", "b": "patient"}, tmp_path / "grouped")
     assert np.array_equal(group.bags().instance_labels, np.concatenate([SIGNED, -SIGNED]))
     assert group.pictures() is None
 
 
 def test_an_exported_bag_leaves_out_signed_truth_as_no_layout_has_a_place_for_it(tmp_path):
-    store = write_store(bags(), tmp_path / "store", dtype="float32")
+    store = write_store(bags(), tmp_path / "store", dtype="float32", truth_classes=CLASSES)
     write_bag(store.bag(0), tmp_path / "files", "npz")
     (source,) = find_bags(tmp_path / "files").sources
     assert read_bag(source).instance_labels is None

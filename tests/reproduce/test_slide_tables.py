@@ -199,7 +199,7 @@ def test_a_difference_between_two_who_know_no_more_than_the_classes_shares_is_ca
     pairs = [(idle[1], idle[2]), (idle[1], idle[0])]
     assert [one.informed for one in differences(pairs)] == [False, True] * 2
     sure = Comparison("CAR", "ABMIL", 0.2, 0.1, 0.3, 0.001, 0.5, 0.5)
-    assert Difference(camelyon, "auc", sure, informed=False).recipe_request.endswith(
+    assert Difference(camelyon, "auc", sure, informed=False).told.endswith(
         "explains, but the probabilities of neither tell more than the classes' shares"
     )
     unsure = Comparison("CAR", "ABMIL", 0.2, -0.1, 0.3, 0.2, 0.5, 0.5)

@@ -1,7 +1,7 @@
 """A store written straight from bags in memory, for cohorts that carmil makes itself. `building` packs other tools' files."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,9 +18,19 @@ from carmil.untrusted import read_json
 
 
 def write_store(
-    bags: Iterable[Bag], out: Path, *, dtype: Dtype = "float16", key: object = None, pictures: Pictures | None = None
+    bags: Iterable[Bag],
+    out: Path,
+    *,
+    dtype: Dtype = "float16",
+    key: object = None,
+    truth_classes: Sequence[str] | None = None,
+    pictures: Pictures | None = None,
 ) -> Store:
-    """Write a store at `out`, in place of one that is there. key: whatever it was made from; see `is_made_from`."""
+    """Write a store at `out`, in place of one that is there.
+
+    key: whatever it was made from; see `is_made_from`. truth_classes: the classes of signed truth, in the order in which a study
+    numbers them: that of their names.
+    """
     entries: list[Entry] = []
     truth: list[np.ndarray] = []
     with whole_folder(out) as aside:
@@ -35,13 +45,11 @@ def write_store(
                 entries.append(_entry(bag, stored))
         if not entries:
             raise CarmilError(f"{out}: no bag to write; expected at least one")
-        if truth and (len(truth) < len(entries) or len({one.shape[1:] for one in truth}) > 1):
-            raise CarmilError(
-                f"{out}: some bags have instance labels of another kind, or none; expected one kind for all"
-            )
-        columns = truth[0].shape[1] if truth and truth[0].ndim == 2 else None
+        columns = () if truth_classes is None else (len(truth_classes),)
+        if truth and (len(truth) < len(entries) or any(one.shape[1:] != columns for one in truth)):
+            raise CarmilError(f"{out}: some bags have instance labels of another shape, or none; expected one for all")
         if truth:
-            labels = np.concatenate(truth).astype(np.int64 if columns is None else np.int8)
+            labels = np.concatenate(truth).astype(np.int8 if columns else np.int64)
             (aside / "instance_labels.bin").write_bytes(labels.data)
         if pictures is not None:
             if len(pictures.index) != (rows := sum(entry.rows for entry in entries)):
@@ -57,7 +65,7 @@ def write_store(
             "origin": out.name,
             "signature": config_key({"key": key}),
             "fingerprint": fingerprint_of(entries),
-            "truth_classes": columns,
+            "truth_classes": None if truth_classes is None else list(truth_classes),
             "pictures": None if pictures is None else list(pictures.images.shape),
             "empty": [],
             "left_out": [],

@@ -73,7 +73,8 @@ class Entry:
 class Store:
     """A built store. `bags()` costs nothing: features are read when they are looked at.
 
-    truth_classes: the columns of signed instance labels; None where there is one label per instance, or none.
+    truth_classes: the classes that the columns of signed instance labels are about; None where there is one label per
+    instance, or none.
     picture_shape: (m, height, width, channels), None without pictures.
     """
 
@@ -86,7 +87,7 @@ class Store:
     left_out: tuple[str, ...]
     origin: str
     fingerprint: str
-    truth_classes: int | None = None
+    truth_classes: tuple[str, ...] | None = None
     picture_shape: tuple[int, int, int, int] | None = None
 
     @property
@@ -134,7 +135,8 @@ class Store:
         truth = None
         if any(entry.truth for entry in self.entries):
             columns = self.truth_classes
-            known = self._mapped("instance_labels.bin", np.int64 if columns is None else np.int8, columns or 1)
+            kind = np.int64 if columns is None else np.int8
+            known = self._mapped("instance_labels.bin", kind, 1 if columns is None else len(columns))
             for i, entry in enumerate(self.entries):
                 if not entry.truth:
                     known[offsets[i] : offsets[i + 1]] = UNKNOWN
@@ -224,7 +226,7 @@ class _Index(TypedDict):
     left_out: list[str]
     origin: str
     fingerprint: str
-    truth_classes: NotRequired[int | None]
+    truth_classes: NotRequired[list[str] | None]
     pictures: NotRequired[tuple[int, int, int, int] | None]
 
 
@@ -262,14 +264,14 @@ def open_store(path: str | Path) -> Store:
         left_out=tuple(facts["left_out"]),
         origin=facts["origin"],
         fingerprint=facts["fingerprint"],
-        truth_classes=facts.get("truth_classes"),
+        truth_classes=None if (names := facts.get("truth_classes")) is None else tuple(names),
         picture_shape=None if (shape := facts.get("pictures")) is None else tuple(shape),
     )
     try:
         store.geometry  # noqa: B018 - its numbers are checked
     except ValueError as error:
         raise CarmilError(f"{index}: {error}: {again}") from None
-    if (store.truth_classes or 1) < 1 or min(store.picture_shape or (1,)) < 1:
+    if store.truth_classes == () or min(store.picture_shape or (1,)) < 1:
         raise CarmilError(f"{index}: truth_classes or pictures is outside its range: {again}")
     if store.width < 1 or any(entry.rows < 1 for entry in store.entries) or len(set(store.ids)) != len(store.ids):
         raise CarmilError(f"{index} has a bag without rows, two of one name, or no features: {again}")
@@ -278,7 +280,7 @@ def open_store(path: str | Path) -> Store:
             raise CarmilError(f"{index}: tile_size or vanished of {entry.id!r} is outside its range: {again}")
     sizes = {"features.bin": store.rows * store.width * ITEM_SIZE[store.dtype], "coordinates.bin": store.rows * 8}
     if any(entry.truth for entry in store.entries):
-        sizes["instance_labels.bin"] = store.rows * (store.truth_classes or 8)
+        sizes["instance_labels.bin"] = store.rows * (8 if store.truth_classes is None else len(store.truth_classes))
     if store.picture_shape is not None:
         sizes |= {"pictures.bin": math.prod(store.picture_shape), "picture_index.bin": store.rows * 4}
     for name, expected in sizes.items():

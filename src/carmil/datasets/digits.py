@@ -18,7 +18,10 @@ BAG_SIZE = 30
 
 @dataclass(frozen=True)
 class Task:
-    """digits (b, 30) -> labels (b); digits (b, 30) -> evidence (b, 30, k): +1 supports class c, -1 refutes it, 0 neither."""
+    """digits (b, 30) -> labels (b); digits (b, 30) -> evidence (b, 30, k): +1 supports class c, -1 refutes it, 0 neither.
+
+    class_names: in the order of the alphabet, by which a study numbers its classes.
+    """
 
     name: str
     title: str
@@ -88,14 +91,14 @@ TASKS: dict[str, Task] = {
         Task(
             "four_bags",
             "Four Bags",
-            ("neither 8 nor 9", "an 8", "a 9", "8 and 9"),
+            ("neither 8 nor 9", "some 8, no 9", "some 9, no 8", "some of both"),
             _four_bags_label,
             _four_bags_evidence,
         ),
         Task(
             "pos_neg",
             "Pos-Neg",
-            ("not more 4, 6, 8 than 5, 7, 9", "more 4, 6, 8 than 5, 7, 9"),
+            ("at most as many 4, 6, 8 as 5, 7, 9", "more 4, 6, 8 than 5, 7, 9"),
             _pos_neg_label,
             _pos_neg_evidence,
         ),

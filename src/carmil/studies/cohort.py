@@ -142,6 +142,11 @@ def label_cohort(
         for slide, patient in of.items():
             slides[patient].append(slide)
         log(f"one bag a patient: {plural(len(of), 'slide')} of {plural(len(patients), 'patient')}")
+    if store.truth_classes not in (None, table.classes):
+        raise CarmilError(
+            f"{store.path} has the truth of instances about the classes {', '.join(store.truth_classes or ())}, the labels are "
+            f"{', '.join(table.classes)}: expected the same classes in the same order"
+        )
     numbers = torch.tensor([labels.get(name, 0) for name in store.ids])
     at = {name: i for i, name in enumerate(store.ids)}
     bags = replace_labels(store.bags(), numbers)
