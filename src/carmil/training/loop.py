@@ -30,6 +30,7 @@ def fit(
     roles: Tensor,
     recipe: Recipe,
     *,
+    trained_on: Tensor | None = None,
     on_epoch: OnEpoch | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> History:
@@ -38,6 +39,7 @@ def fit(
     roles (r, b) or (b). After `warmup` epochs a strictly lower mean validation cross-entropy is a new best; `patience`
     epochs without one, and the model stops. `on_epoch(epoch, mean losses, models still running)` is told of progress.
     With a `checkpoint`, a training that was killed goes on from it, and on a CPU ends with the same bits.
+    trained_on (b): the bags that some model of the study trains on; batches are made of these, by default of all bags.
     A model that never had a finite validation loss is an error: there are no weights of it to keep.
     """
     roles = _checked_roles(population, bags, roles).cpu()
@@ -60,7 +62,7 @@ def fit(
             for phase in population.model.phases:
                 state.population.begin(phase, epoch)
                 sums = torch.zeros((), device=population.device)
-                for batch in _batches(feeder, weights[state.rows], state.running, recipe, epoch):
+                for batch in _batches(feeder, weights[state.rows], state.running, trained_on, recipe, epoch):
                     sums = sums + step(batch)
                 *means, _ = sums / sums[-1]  # no step was taken by a model that has stopped: its losses become NaN
                 losses |= dict(zip(step.terms, means, strict=False))
@@ -96,7 +98,9 @@ def _bag_weights(bags: Bags, train: Tensor, recipe: Recipe) -> Tensor:
     return weights
 
 
-def _batches(feeder: Feeder, weights: Tensor, running: Tensor, recipe: Recipe, epoch: int) -> Iterator[Batch]:
+def _batches(
+    feeder: Feeder, weights: Tensor, running: Tensor, trained_on: Tensor | None, recipe: Recipe, epoch: int
+) -> Iterator[Batch]:
     """One pass over the bags that somebody trains on. weights (r, b), 0 where a model does not; running (r): who has not stopped.
 
     Order and division into batches depend on (study seed, epoch) and the cohort alone; a bag that nobody who is running trains
@@ -106,6 +110,8 @@ def _batches(feeder: Feeder, weights: Tensor, running: Tensor, recipe: Recipe, e
     if recipe.shuffle:
         generator = torch.Generator().manual_seed(recipe.study_seed * 1_000_003 + epoch)
         order = torch.randperm(len(order), generator=generator)
+    if trained_on is not None:
+        order = order[trained_on[order]]
     learns = (weights > 0).cpu()
     used = learns[running].any(0)
     plan = [chosen[used[chosen]] for chosen in order.split(recipe.batch)]

@@ -40,7 +40,7 @@ class TrainedPart:
 class Part:
     """Some models, `rows` (q) of the whole, and all that is needed to train them, here or elsewhere.
 
-    `population` is on the CPU; `checkpoint` is the whole training's.
+    `population` is on the CPU; `checkpoint` and the bags `trained_on` (b) are the whole training's.
     """
 
     rows: Tensor
@@ -48,6 +48,7 @@ class Part:
     roles: Tensor
     recipe: Recipe
     checkpoint: Checkpoint | None
+    trained_on: Tensor | None = None
 
     def train(self, bags: Bags, device: torch.device | str, *, on_epoch: OnEpoch | None = None) -> TrainedPart:
         """Goes on where it was killed; a part that has ended before is read."""
@@ -68,7 +69,15 @@ class Part:
         self, bags: Bags, device: torch.device | str, on_epoch: OnEpoch | None, checkpoint: Checkpoint | None
     ) -> TrainedPart:
         population = self.population.subset(torch.arange(len(self.rows))).to(device)
-        history = fit(population, bags, self.roles, self.recipe, on_epoch=on_epoch, checkpoint=checkpoint)
+        history = fit(
+            population,
+            bags,
+            self.roles,
+            self.recipe,
+            trained_on=self.trained_on,
+            on_epoch=on_epoch,
+            checkpoint=checkpoint,
+        )
         return TrainedPart(self.rows, population.weights.cpu(), population.buffers.cpu(), history)
 
 
@@ -85,6 +94,7 @@ def fit_in_parts(
     device: torch.device | str = "cpu",
     at_most: int | None = None,
     engine: Engine | None = None,
+    trained_on: Tensor | None = None,
     on_epoch: OnEpoch | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> tuple[Population, History]:
@@ -102,11 +112,12 @@ def fit_in_parts(
     divided = partition(roles, at_most, done=[row for part in ended for row in part.rows.tolist()])
     if engine is None and not ended and len(divided) == 1:
         population = population.to(device)
-        return population, fit(population, bags, roles, recipe, on_epoch=on_epoch, checkpoint=checkpoint)
+        history = fit(population, bags, roles, recipe, trained_on=trained_on, on_epoch=on_epoch, checkpoint=checkpoint)
+        return population, history
     if checkpoint is not None:
         checkpoint.parts.mkdir(parents=True, exist_ok=True)
     population = population.to("cpu")
-    parts = [Part(rows, population.subset(rows), roles[rows], recipe, checkpoint) for rows in divided]
+    parts = [Part(rows, population.subset(rows), roles[rows], recipe, checkpoint, trained_on) for rows in divided]
     ended += _one_by_one(parts, bags, device, on_epoch, len(population)) if engine is None else engine(parts)
     for part in ended:
         population.weights[part.rows], population.buffers[part.rows] = part.weights, part.buffers

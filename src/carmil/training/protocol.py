@@ -19,7 +19,7 @@ from carmil.training.history import History
 from carmil.training.loop import OnEpoch
 from carmil.training.partition import Engine, fit_in_parts
 from carmil.training.population import Member, Population
-from carmil.training.recipe import VALIDATION, Recipe
+from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ def train_protocol(
         device=device,
         at_most=at_most,
         engine=engine,
+        trained_on=(everyone == TRAIN).any(0),
         on_epoch=on_epoch,
         checkpoint=checkpoint,
     )
