@@ -16,11 +16,11 @@ from carmil.bags.splits import make_splits
 from carmil.bags.writers import files_of, write_bag
 from carmil.errors import CarmilError
 from carmil.maps.drawing import file_names
-from carmil.maps.evidence_files import evidence_file
 from carmil.maps.tile_labels import TileLabels
 from carmil.maps.tile_maps import TileMap
 from carmil.maps.truth_files import write_truth
 from carmil.reproduce import slide_runs
+from carmil.runs.slide_evidence import evidence_file
 from carmil.slides import features, tile_cohort
 from carmil.slides.slide import Tiles
 from carmil.slides.tiling import read_tiles, tiles_file, write_tiles

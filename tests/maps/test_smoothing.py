@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from carmil.errors import CarmilError
-from carmil.maps.slide_evidence import Smoothing
+from carmil.maps.smoothing import Smoothing
 from carmil.maps.tile_maps import TileMap
 from carmil.slides.slide import Tiles
 

@@ -2,46 +2,50 @@
 
 import re
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from carmil.report.faithfulness import write_faithfulness
 from carmil.report.plots import bars_svg
-from carmil.studies.accumulator import Curve
-from carmil.studies.verdict import ALIKE, NO_GAIN, UNLEARNED, Followed, JudgedMap, JudgedRun
+from carmil.runs.facts import SlideMean
+from carmil.runs.faithfulness import (
+    ALIKE,
+    NO_GAIN,
+    UNLEARNED,
+    Band,
+    MapFaithfulness,
+    RemovalFigures,
+    RunFaithfulness,
+)
 
 EVIL = "<script>alert(1)</script>"
 NAMES = ("deletion_area", "insertion_area", "aopc_over_random", "monotonicity", "necessity", "sufficiency")
 
 
 def figure(value, reach=0.1):
-    return {"value": value, "low": value - reach, "high": value + reach, "slides": 9}
+    return SlideMean(value, value - reach, value + reach, 9)
 
 
 def curve(last):
     line = np.linspace(0.9, last, 11)
-    return Curve(line, line - 0.05, line + 0.05)
+    return Band(*(tuple((line + shift).tolist()) for shift in (0, -0.05, 0.05)))
 
 
-def judged_map(run, method, randomisation, gain, learned):
+def judged_map(method, randomisation, gain, learned):
     figures = {name: figure(0.31) for name in NAMES}
-    auc = np.linspace(0.95, 0.5, 11)
-    twin = Followed({name: figure(0.02) for name in NAMES}, curve(0.6), curve(0.5), auc)
+    auc = tuple(np.linspace(0.95, 0.5, 11).tolist())
+    twin = RemovalFigures({name: figure(0.02) for name in NAMES}, curve(0.6), curve(0.5), auc)
     figures |= {"gini": figure(0.4), "randomisation": figure(randomisation), "aopc_gain": figure(gain)}
-    return JudgedMap(figures, curve(0.2), curve(0.7), auc, run=run, method=method, twin=twin, learned=learned)
+    return MapFaithfulness(figures, curve(0.2), curve(0.7), auc, method, learned, twin)
 
 
 @pytest.fixture
 def page(tmp_path):
     def write(*values, name="run", gain=0.3, learned=True):
-        maps = tuple(judged_map(name, f"map{i}", value, gain, learned) for i, value in enumerate(values))
-        (tmp_path / "weights.safetensors").write_bytes(b"weights")
-        about = SimpleNamespace(
-            folder=tmp_path, settings=SimpleNamespace(model="car/abmil"), key="k", data=SimpleNamespace(fingerprint="d")
-        )
-        run = JudgedRun(about, name, 12, 9, maps, curve(0.5), np.linspace(0.95, 0.5, 11), np.array([0.4, 0.55]))
+        maps = tuple(judged_map(f"map{i}", value, gain, learned) for i, value in enumerate(values))
+        auc = tuple(np.linspace(0.95, 0.5, 11).tolist())
+        run = RunFaithfulness(name, "k", "w", "d", "car/abmil", 12, 9, curve(0.5), auc, (0.4, 0.55), maps)
         write_faithfulness([run], tmp_path, command="carmil faithfulness run")
         return (tmp_path / "faithfulness.html").read_text(encoding="utf-8")
 

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from carmil.maps.colours import colour_of
-from carmil.maps.evidence_files import ABOUT
 from carmil.report.cases import Cases
 from carmil.report.gallery import LONGEST, MOST, gallery, gradient, plane, select_cases, strip
 from carmil.runs.decision import Decision
+from carmil.runs.slide_evidence import ABOUT
 
 CLASSES = ("a", "b")
 
@@ -151,8 +151,8 @@ def test_the_scale_has_the_colours_of_the_maps():
 def test_report_overlays_and_viewer_show_the_same_values_under_the_same_name(tmp_path):
     from carmil.bags.bags import Bags
     from carmil.counterfactual import create_model
-    from carmil.maps.evidence_files import read_evidence
     from carmil.runs.decision import Decision
+    from carmil.runs.slide_evidence import read_slide_evidence
     from carmil.studies.bag_evidence import explain_bag
     from carmil.training.population import Member, Population
     from carmil.viewer.cases import Case, RunCases
@@ -162,7 +162,7 @@ def test_report_overlays_and_viewer_show_the_same_values_under_the_same_name(tmp
     bag = Bags.from_list([torch.randn(20, 3, generator=torch.Generator().manual_seed(0))])
     found = explain_bag([population.member(0)], bag, ("path",), CLASSES, searched=False)
     write_evidence(tmp_path, "s0", {name: values.numpy() for name, values in found.columns.items()})
-    drawn = {one.title: one.values for one in read_evidence(tmp_path / "s0.parquet").maps(of="b")}
+    drawn = {one.title: one.values for one in read_slide_evidence(tmp_path / "s0.parquet").maps(of="b")}
     case = Case("s0", 0, (0,), Decision(tuple(CLASSES)), np.array([0.5, 0.5]))
     viewer = CaseMaps(RunCases("run", tuple(CLASSES), bag, (case,), population))
     shown = {kind.title: viewer.shown(0, kind.name, 1).values for kind in viewer.kinds.values()}

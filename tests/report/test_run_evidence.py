@@ -11,11 +11,10 @@ import pytest
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
-from carmil.provenance import plain
 from carmil.report.cases import decide_cases
-from carmil.report.faithfulness_file import facts_of, read_judged
 from carmil.report.gallery import select_cases
 from carmil.report.run import write_report
+from carmil.runs.faithfulness import read_faithfulness, write_faithfulness_file
 from carmil.runs.run import read_run
 from carmil.runs.settings import PRESETS, Settings
 from carmil.studies.explain import explain_run
@@ -203,7 +202,8 @@ def test_what_was_found_comes_back_from_its_file_as_it_was(copied, said):
     path = folder / "faithfulness" / "faithfulness.json"
     run = read_run(folder)
     written = json.loads(path.read_text())["runs"][0]
-    assert plain(facts_of(read_judged(run, path))) == written
+    write_faithfulness_file([read_faithfulness(run)], folder, command="")
+    assert json.loads((folder / "faithfulness.json").read_text())["runs"] == [written]
     written["weights"] = "others"
     path.write_text(json.dumps({"runs": [written]}))
     assert "run/faithfulness/faithfulness.json is not of the weights of this run" in report()

@@ -147,7 +147,7 @@ def test_every_table_of_answers_has_the_rule(study, tmp_path):
     assert "slides use the threshold of their patients" in (tmp_path / "report.html").read_text()
     asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "log": quiet}
     found = explain_run(folder / "run", tmp_path / "evidence", **asked)
-    assert set(found.frame[RULE]) == of_folds == set(found.summary["answer_rules"])
+    assert set(found.frame[RULE]) == of_folds == set(found.summary.answer_rules)
     evaluate_run(folder / "run", files.features, files.labels, tmp_path / "e", named=NAMED, device="cpu", log=quiet)
     assert set(json.loads((tmp_path / "e" / "evaluation.json").read_text())["answer_rules"]) == of_folds
     assert {

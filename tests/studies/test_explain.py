@@ -137,7 +137,7 @@ def test_slides_with_negligible_evidence_are_counted_by_the_difference_between_c
         maps = slide_of(evidence, slide)[["evidence_a", "evidence_b"]].to_numpy().astype(float)
         apart = evidence.frame.set_index("slide")["logits_apart"][slide]
         assert apart == pytest.approx(np.abs(maps[:, 0] - maps[:, 1]).sum(), rel=1e-4) and apart > 0.01
-    assert evidence.summary["negligible"] == 0
+    assert evidence.summary.negligible == 0
     shutil.copytree(study / "car", tmp_path / "still")
     path = tmp_path / "still" / "weights.safetensors"
     weights = load_file(path)
@@ -152,7 +152,7 @@ def test_the_class_shift_counts_rightly_answered_slides(evidence):
     frame = evidence.frame
     right = frame[frame["label"] == frame["prediction"]]
     for which in ("counterfactual", "searched"):
-        matrix = np.array(evidence.summary[which]["class_shift"]["matrix"])
+        matrix = np.array(evidence.summary.counterfactuals[which].class_shift.matrix)
         assert matrix.sum() == len(right) > 0
         assert matrix[1, 0] == ((right["label"] == "b") & (right[f"{which}_grown"] == "a")).sum()
 
@@ -176,13 +176,13 @@ def test_agreement_with_the_truth_is_scikit_learns(study, evidence):
             both.append(positive[-1])
         else:
             both.append(average_precision_score(truth < 0, -scores))
-    found = evidence.summary["truth"]["agreement"]["path"]
+    found = evidence.summary.truth.agreement["path"]
     assert found["auprc_plus"]["value"] == pytest.approx(np.mean(positive))
     assert found["auprc_plus"]["slides"] == len(positive)
     assert found["auprc_both_mirror"]["value"] == pytest.approx(np.mean(both))
     assert found["auprc_plus"]["low"] <= found["auprc_plus"]["value"] <= found["auprc_plus"]["high"]
     assert {"auroc", "ndcg", "froc", "dice"} <= set(found)
-    assert evidence.summary["truth"]["negative_rule"].startswith("mirror")
+    assert evidence.summary.truth.negative_rule.startswith("mirror")
 
 
 def test_the_threshold_of_dice_comes_from_validation_bags_alone(study):
@@ -251,9 +251,8 @@ def test_new_slides_are_explained_by_all_models_and_the_runs_own_cohort_is_known
     found = explained_by(study / "car", tmp_path / "out", bags=tmp_path / "new")
     assert found.frame["models"].tolist() == [6, 6, 6]
     assert found.frame["label"].isna().all()
-    assert "dice" not in found.summary["truth"]["agreement"]["path"]
-    assert "turned" in found.summary["counterfactual"]
-    assert "class_shift" not in found.summary["counterfactual"]
+    assert "dice" not in found.summary.truth.agreement["path"]
+    assert found.summary.counterfactual.class_shift is None
     shutil.copytree(study / "car" / "cohort", tmp_path / "moved")
     said = []
     own = explained_by(study / "car", tmp_path / "own", bags=tmp_path / "moved", log=said.append)
@@ -269,7 +268,7 @@ def test_the_runs_own_files_are_known_again_when_they_are_packed(study, evidence
     assert set(own.frame["models"]) == {2}
     assert any("is the cohort of the run" in line for line in said)
     pd.testing.assert_frame_equal(slide_of(own, "s07"), slide_of(evidence, "s07")[list(slide_of(own, "s07"))])
-    assert "dice" in own.summary["truth"]["agreement"]["path"]
+    assert "dice" in own.summary.truth.agreement["path"]
 
 
 def test_slides_that_patients_bags_were_made_of_are_known_again(study, tmp_path):
@@ -299,8 +298,8 @@ def test_thresholds_are_chosen_once_and_kept(study, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "dice_thresholds", lambda *words: pytest.fail("chosen again"))
     again = explained_by(study / "car", tmp_path / "out")
     assert again.written == 0
-    assert again.summary["truth"] == first.summary["truth"]
-    assert np.isfinite(first.summary["truth"]["agreement"]["path"]["dice"]["value"])
+    assert again.summary.truth == first.summary.truth
+    assert np.isfinite(first.summary.truth.agreement["path"]["dice"].value)
 
 
 def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):

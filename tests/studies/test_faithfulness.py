@@ -12,13 +12,13 @@ from carmil.evidence import bag_auc, explain
 from carmil.evidence.faithfulness import evidence_of_class, faithfulness_of
 from carmil.evidence.randomisation import shuffle_weights, similarity_over_chance
 from carmil.models.pooling import Offsets
+from carmil.runs.faithfulness import ALIKE, NO_GAIN, UNLEARNED
 from carmil.runs.run import read_run
 from carmil.studies import faithfulness as command
-from carmil.studies.faithfulness import judge_runs
+from carmil.studies.faithfulness import measure_faithfulness
 from carmil.studies.faithfulness_probe import EXPLAINED, FOLLOWED, TWINS, probe
 from carmil.studies.subjects import find_run_store
 from carmil.studies.train import run_study
-from carmil.studies.verdict import ALIKE, NO_GAIN, UNLEARNED
 
 from .conftest import make_files
 
@@ -37,7 +37,7 @@ def study(tmp_path_factory):
 
 def judged(*folders, methods=(), log=lambda line: None, out=None, **others):
     out = out or folders[0] / "faithfulness"
-    return judge_runs(folders, out, methods=methods, log=log, **{**FEW, **others})
+    return measure_faithfulness(folders, out, methods=methods, log=log, **{**FEW, **others})
 
 
 def shuffled_copy(run, folder, *, seed=0):
@@ -91,16 +91,16 @@ def test_figures_are_means_over_rightly_answered_slides_of_the_means_over_their_
     figures = car.maps[0].figures
     expected = np.mean([np.mean(values, axis=0) for values in areas.values()], axis=0)
     names = ("deletion_area", "insertion_area", "sufficiency", "aopc_gain")
-    assert [figures[name]["value"] for name in names] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [figures[name].value for name in names] == pytest.approx(expected.tolist(), abs=1e-5)
     of_slides = [np.mean(values) for values in alike.values()]
-    assert figures["randomisation"]["value"] == pytest.approx(np.nanmean(of_slides), abs=1e-5)
-    assert figures["deletion_area"]["slides"] == len(areas) == car.right
-    assert figures["randomisation"]["slides"] == np.isfinite(of_slides).sum()
+    assert figures["randomisation"].value == pytest.approx(np.nanmean(of_slides), abs=1e-5)
+    assert figures["deletion_area"].slides == len(areas) == car.rightly_answered
+    assert figures["randomisation"].slides == np.isfinite(of_slides).sum()
     assert len(alike) == car.slides == 36
     labels = read_run(study / "car").predictions().groupby("slide")["label"].first()
     p = np.stack([np.mean(values, axis=0) for values in copies.values()], axis=1)
     aucs = [bag_auc(one, (labels[list(copies)] == "b").to_numpy().astype(int)) for one in p]
-    assert car.auc_of_twins.tolist() == pytest.approx(aucs, abs=1e-6)
+    assert list(car.auc_of_twins) == pytest.approx(aucs, abs=1e-6)
 
 
 def test_every_model_has_shuffles_of_its_own(study, monkeypatch, tmp_path):
@@ -136,27 +136,27 @@ def test_the_curves_begin_with_what_was_predicted_and_end_with_the_bag_of_zeros(
         assert len(one.deletion.mean) == len(one.auc) == 21
         assert (one.deletion.low <= one.deletion.mean + 1e-9).all()
         assert (one.deletion.mean <= one.deletion.high + 1e-9).all()
-    assert car.maps[0].deletion.mean[10] < car.at_random.mean[10]  # path evidence is better than chance
+    assert car.maps[0].deletion.mean[10] < car.random_order.mean[10]  # path evidence is better than chance
 
 
 def test_a_map_that_does_not_know_the_model_fails_the_randomisation_test(car):
     path, _, chance = car.maps
     assert chance.method == "random"
-    assert chance.figures["randomisation"]["value"] == pytest.approx(1)
-    assert chance.figures["aopc_gain"]["value"] == pytest.approx(0, abs=1e-6)
+    assert chance.figures["randomisation"].value == pytest.approx(1)
+    assert chance.figures["aopc_gain"].value == pytest.approx(0, abs=1e-6)
     assert chance.failures == (ALIKE, NO_GAIN)
     assert path.failures == ()
     assert path.fails is False
-    assert path.figures["aopc_gain"]["low"] > 0
+    assert path.figures["aopc_gain"].low > 0
 
 
 def test_the_twin_is_a_control_with_curves_of_its_own(car):
     for one in car.maps:
-        own, twin = (found.figures["deletion_area"]["value"] for found in (one, one.twin))
-        assert one.figures["aopc_gain"]["value"] == pytest.approx(twin - own)
-        assert one.twin.deletion.mean[0] == pytest.approx(one.deletion.mean[0])
-        assert one.twin.deletion.mean.mean() == pytest.approx(twin)
-        assert len(one.twin.auc) == 21
+        own, twin = (found.figures["deletion_area"].value for found in (one, one.weights_shuffled))
+        assert one.figures["aopc_gain"].value == pytest.approx(twin - own)
+        assert one.weights_shuffled.deletion.mean[0] == pytest.approx(one.deletion.mean[0])
+        assert np.mean(one.weights_shuffled.deletion.mean) == pytest.approx(twin)
+        assert len(one.weights_shuffled.auc) == 21
 
 
 def test_a_model_of_zeros_has_a_constant_map_and_has_learned_nothing(study, tmp_path):
@@ -169,15 +169,15 @@ def test_a_model_of_zeros_has_a_constant_map_and_has_learned_nothing(study, tmp_
     save_file(weights, run / "weights.safetensors")
     (found,) = judged(run, methods=("attention",))
     assert found.maps[0].failures == (UNLEARNED, NO_GAIN)
-    assert np.isnan(found.maps[0].figures["randomisation"]["value"])
+    assert np.isnan(found.maps[0].figures["randomisation"].value)
 
 
 def test_stability_is_there_where_several_models_were_tested_on_a_slide(study, car):
-    assert -1 <= car.maps[0].figures["stability"]["value"] < 1
-    assert car.maps[2].figures["stability"]["value"] == pytest.approx(1)  # random is the same for every model
+    assert -1 <= car.maps[0].figures["stability"].value < 1
+    assert car.maps[2].figures["stability"].value == pytest.approx(1)  # random is the same for every model
     (mean,) = judged(study / "mean")
     assert "stability" not in mean.maps[0].figures
-    assert mean.maps[0].figures["effective"]["value"] >= 1
+    assert mean.maps[0].figures["effective"].value >= 1
 
 
 def test_by_default_the_models_own_evidence_and_attention(study):

@@ -436,13 +436,13 @@ def _make_evidence_figures(folder: Path) -> None:
     """A run with the figures of `carmil explain` and `carmil faithfulness`."""
     from carmil.report.faithfulness import write_faithfulness
     from carmil.studies.explain import explain_run
-    from carmil.studies.faithfulness import judge_runs
+    from carmil.studies.faithfulness import measure_faithfulness
 
     _make_run(folder)
     run = folder / "run"
     how: dict[str, Any] = {"methods": (), "device": "cpu", "log": lambda line: None}
     explain_run(run, None, bags=None, searched=True, **how)
-    judged = judge_runs([run], run / "faithfulness", steps=10, random_orders=1, **how)
+    judged = measure_faithfulness([run], run / "faithfulness", steps=10, random_orders=1, **how)
     write_faithfulness(judged, run / "faithfulness", command="carmil faithfulness")
 
 
@@ -471,9 +471,9 @@ def _read_evidence_figures(folder: Path, file: Path) -> None:
 
 
 def _read_evidence(folder: Path, file: Path) -> None:
-    from carmil.maps.evidence_files import read_evidence
+    from carmil.runs.slide_evidence import read_slide_evidence
 
-    found = read_evidence(file)
+    found = read_slide_evidence(file)
     found.coordinates  # noqa: B018 - computed when looked at
     found.maps()
     len(found)

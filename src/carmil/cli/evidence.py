@@ -90,14 +90,14 @@ def faithfulness(
     Example: carmil faithfulness run_abmil run_car --methods path,attention,random
     """
     from carmil.report.faithfulness import remarks, write_faithfulness
-    from carmil.studies.faithfulness import judge_runs
+    from carmil.studies.faithfulness import measure_faithfulness
     from carmil.tables import print_tables
 
     if out is None:
         out = runs[0] / "faithfulness" if len(runs) == 1 else Path("faithfulness")
     else:
         folder_for(out)
-    found = judge_runs(
+    found = measure_faithfulness(
         runs,
         out,
         bags=bags,

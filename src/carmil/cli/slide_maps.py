@@ -15,7 +15,7 @@ from carmil.words import plural
 if TYPE_CHECKING:
     from carmil.maps.mosaic import Box
     from carmil.maps.regions import Region
-    from carmil.maps.slide_evidence import Smoothing
+    from carmil.maps.smoothing import Smoothing
     from carmil.maps.tile_maps import TileMap
     from carmil.slides.slide import Tiles
 
@@ -76,7 +76,7 @@ def slides_draw(
     """
     from carmil.files import safe_name
     from carmil.maps.drawing import draw_maps
-    from carmil.maps.slide_evidence import Smoothing
+    from carmil.maps.smoothing import Smoothing
     from carmil.progress import counted
     from carmil.slides.opening import open_slide, slides_in
     from carmil.slides.slide import check_same_size
@@ -186,7 +186,7 @@ def _tiles_of(where: Path, slide: str) -> "Tiles":
 
 
 def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str], smoothing: "Smoothing") -> "list[TileMap]":
-    from carmil.maps.slide_evidence import maps_of
+    from carmil.runs.slide_evidence import maps_of
 
     several = len(folders) > 1
     return [
@@ -197,7 +197,7 @@ def _maps(folders: Sequence[Path], tiles: "Tiles", wanted: Sequence[str], smooth
 
 
 def _answers(folders: Sequence[Path], slide: str) -> list[str]:
-    from carmil.maps.slide_evidence import answer_lines
+    from carmil.runs.slide_evidence import answer_lines
 
     several = len(folders) > 1
     return [line for folder in folders for line in answer_lines(folder, slide, model=_model(folder) if several else "")]

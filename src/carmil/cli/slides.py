@@ -218,7 +218,7 @@ def slides_run(
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
     """
     need_slides()
-    from carmil.maps.slide_evidence import Smoothing
+    from carmil.maps.smoothing import Smoothing
     from carmil.slides.encoders import load_encoder
     from carmil.slides.opening import slides_in
     from carmil.studies.decisions import RULE, distinct_rules, rule_lines

@@ -52,7 +52,7 @@ def draw_maps(
     values: a value a tile by the map's name: factual, counterfactual, difference, or the class that it is evidence for (`kind`
     says otherwise). longest: pixels of the longer side, at most the slide's own. regions: boxes to zoom into, in level-0
     pixels; None takes where the evidence is largest, for or against. top: tiles shown of each end of a map; 0 for none.
-    answers: lines for the head of the comparison, see `carmil.maps.slide_evidence.answer_lines`.
+    answers: lines for the head of the comparison, see `carmil.runs.slide_evidence.answer_lines`.
     """
     maps = tile_maps(values, kind) if isinstance(values, Mapping) else list(values)
     if not maps or not len(tiles):

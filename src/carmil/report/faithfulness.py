@@ -1,23 +1,27 @@
 """The tables, the picture and the page of `carmil faithfulness`, with its randomisation test made plain to see."""
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from carmil.files import write_text
-from carmil.provenance import machine, plain
-from carmil.report.faithfulness_file import FILE, facts_of
+from carmil.provenance import machine
 from carmil.report.faithfulness_picture import write_picture
 from carmil.report.page import write_page
 from carmil.report.plots import Line, bars_svg, colour, share_svg
+from carmil.runs.facts import SlideMean
+from carmil.runs.faithfulness import (
+    ALIKE,
+    FAILS_FROM,
+    Curve,
+    MapFaithfulness,
+    RemovalFigures,
+    RunFaithfulness,
+    write_faithfulness_file,
+)
 from carmil.studies import card
 from carmil.studies.faithfulness_probe import EXPLAINED, FOLLOWED, FRACTION, TWINS
-from carmil.studies.verdict import ALIKE, FAILS_FROM, Figure, Followed, JudgedMap, JudgedRun
 from carmil.tables import ResultTable
 
 CURVES = {
@@ -36,6 +40,7 @@ MAPS = {
     "overlap": "stability: overlap of the ten best",
 }
 PASSED, FAILED, UNKNOWN, CONTROL = "passes ✓", "FAILS ✗", "not known", "control"
+_KINDS = {FAILED: "fails", PASSED: "passes", UNKNOWN: ""}
 WITHOUT = "weights shuffled"
 MEANING = (
     "The model's weights are shuffled, so that nothing it has learned is left, and this twin is asked for its map and its answers. "
@@ -53,152 +58,182 @@ MEANING = (
 )
 
 
-def write_faithfulness(runs: Sequence[JudgedRun], out: Path, *, command: str) -> list[ResultTable]:
-    """Writes faithfulness.json, .md, .png and .html; gives the tables."""
-    parts = faithfulness_parts(runs)
-    facts = {"command": command, "machine": machine(), "runs": [facts_of(run) for run in runs]}
-    write_text(out / FILE, json.dumps(plain(facts), indent=2))
-    listed = "\n".join(f"- {line}" for line in remarks(runs))
-    written = "\n".join(table.markdown() for table in parts["tables"])
-    write_text(out / "faithfulness.md", f"# Faithfulness\n\nResearch use only.\n\n{written}\n{listed}\n")
+@dataclass(frozen=True)
+class FaithfulnessPart:
+    """What the page of `carmil faithfulness` and the report of a run show: tables, curves, the randomisation test.
+
+    kinds: of each row of the first table, for the page's colours. panels: (heading, svg); keys: (colours, map);
+    verdicts: (map, whether it fails, why); about: what the figures of each run are of.
+    """
+
+    tables: tuple[ResultTable, ResultTable]
+    kinds: list[str]
+    panels: list[tuple[str, str]]
+    keys: list[tuple[str, str]]
+    tested: ResultTable
+    bars: str
+    verdicts: list[tuple[str, bool | None, tuple[str, ...]]]
+    meaning: tuple[str, ...]
+    about: dict[str, str]
+
+
+def write_faithfulness(runs: Sequence[RunFaithfulness], out: Path, *, command: str) -> tuple[ResultTable, ...]:
+    """Write faithfulness.json, .md, .png and .html; return the tables."""
+    part = faithfulness_part(runs)
+    write_faithfulness_file(runs, out, command=command)
+    notes = "\n".join(f"- {line}" for line in remarks(runs))
+    tables = "\n".join(table.markdown() for table in part.tables)
+    write_text(out / "faithfulness.md", f"# Faithfulness\n\nResearch use only.\n\n{tables}\n{notes}\n")
     write_picture(runs, out / "faithfulness.png")
     write_page(
         out / "faithfulness.html",
         "faithfulness.html",
         title=", ".join(run.name for run in runs),
-        faith=parts,
+        faith=part,
         limits=card.LIMITS,
         machine=machine(),
         command=command,
     )
-    return parts["tables"]
+    return part.tables
 
 
-def faithfulness_parts(runs: Sequence[JudgedRun]) -> dict[str, Any]:
-    """What the page of `carmil faithfulness` and the report of a run show: tables, curves, the randomisation test."""
-    maps = [one for run in runs for one in run.maps]
-    return {
-        "tables": [curves_table(runs), maps_table(runs)],
-        "kinds": kinds(runs),
-        "panels": panels(runs),
-        "keys": [(colour(i), named(one, runs)) for i, one in enumerate(maps)],
-        "tested": randomisation_rows(runs),
-        "bars": bars_svg(
-            [(named(one, runs), one.figures["randomisation"], ALIKE in one.failures) for one in maps], fails=FAILS_FROM
+def faithfulness_part(runs: Sequence[RunFaithfulness]) -> FaithfulnessPart:
+    maps = named_maps(runs)
+    return FaithfulnessPart(
+        tables=(curves_table(maps), maps_table(runs)),
+        kinds=[kind for one in maps.values() for kind in (_KINDS[verdict(one)], "control")],
+        panels=panels(runs),
+        keys=[(colour(i), name) for i, name in enumerate(maps)],
+        tested=randomisation_table(runs),
+        bars=bars_svg(
+            [(name, one.figures["randomisation"], ALIKE in one.failures) for name, one in maps.items()],
+            fails=FAILS_FROM,
         ),
-        "verdicts": [(named(one, runs), one.fails, one.failures) for one in maps],
-        "meaning": MEANING,
-        "about": {run.name: _about(run) for run in runs},
-    }
+        verdicts=[(name, one.fails, one.failures) for name, one in maps.items()],
+        meaning=MEANING,
+        about={run.name: _about(run) for run in runs},
+    )
 
 
-def curves_table(runs: Sequence[JudgedRun]) -> ResultTable:
-    """Two lines a map: itself, and as its control the map of the model with shuffled weights."""
-    lines = []
-    for run in runs:
-        for one in run.maps:
-            name = named(one, runs)
-            for who, said, found in ((name, verdict(one), one), (f"{name}, {WITHOUT}", CONTROL, one.twin)):
-                lines.append((who, said, *(cell(found.figures.get(column)) for column in CURVES)))
+def named_maps(runs: Sequence[RunFaithfulness]) -> dict[str, MapFaithfulness]:
+    """All maps by name: the explainer, of several runs with the run's name before it."""
+    several = len(runs) > 1
+    return {f"{run.name}: {one.method}" if several else one.method: one for run in runs for one in run.maps}
+
+
+def curves_table(maps: Mapping[str, MapFaithfulness]) -> ResultTable:
+    """Two rows per map: itself, and as its control the map of the model with shuffled weights."""
+    rows = []
+    for name, one in maps.items():
+        pair: tuple[tuple[str, str, RemovalFigures], ...] = (
+            (name, verdict(one), one),
+            (f"{name}, {WITHOUT}", CONTROL, one.weights_shuffled),
+        )
+        for title, words, found in pair:
+            rows.append((title, words, *(cell(found.figures.get(column)) for column in CURVES)))
     title = "Faithfulness over rightly answered slides, 95 % intervals over patients; the verdict is the randomisation test's"
-    return ResultTable(title, ("map", "verdict", *CURVES.values()), tuple(lines), names=2)
+    return ResultTable(title, ("map", "verdict", *CURVES.values()), tuple(rows), names=2)
 
 
-def verdict(one: JudgedMap) -> str:
+def verdict(one: MapFaithfulness) -> str:
     return UNKNOWN if one.fails is None else FAILED if one.fails else PASSED
 
 
-def kinds(runs: Sequence[JudgedRun]) -> list[str]:
-    """What each line of `curves_table` is, for the page's colours."""
-    of_verdict = {FAILED: "fails", PASSED: "passes", UNKNOWN: ""}
-    return [kind for run in runs for one in run.maps for kind in (of_verdict[verdict(one)], "control")]
+def maps_table(runs: Sequence[RunFaithfulness]) -> ResultTable:
+    columns = [name for name in MAPS if any(name in one.figures for run in runs for one in run.maps)]
+    rows = tuple(
+        (run.name, one.method, *(cell(one.figures.get(name)) for name in columns)) for run in runs for one in run.maps
+    )
+    title = "Concentration of the maps, and agreement between the maps of a slide's models"
+    return ResultTable(title, ("run", "map", *(MAPS[name] for name in columns)), rows, names=2)
 
 
-def maps_table(runs: Sequence[JudgedRun]) -> ResultTable:
-    return _table("Concentration of the maps, and agreement between the maps of a slide's models", runs, MAPS)
-
-
-def remarks(runs: Sequence[JudgedRun]) -> list[str]:
+def remarks(runs: Sequence[RunFaithfulness]) -> list[str]:
     """What the tables are of, and every map that fails."""
-    found = [f"{run.name}: {_about(run)}" for run in runs]
-    for run in runs:
-        for one in run.maps:
-            found += [f"{named(one, runs)} FAILS the randomisation test: {words}" for words in one.failures]
-    return found
+    return [f"{run.name}: {_about(run)}" for run in runs] + [
+        f"{name} FAILS the randomisation test: {words}"
+        for name, one in named_maps(runs).items()
+        for words in one.failures
+    ]
 
 
-def named(one: JudgedMap, runs: Sequence[JudgedRun]) -> str:
-    return one.method if len(runs) == 1 else f"{one.run}: {one.method}"
-
-
-def panels(runs: Sequence[JudgedRun]) -> list[tuple[str, str]]:
+def panels(runs: Sequence[RunFaithfulness]) -> list[tuple[str, str]]:
     """(heading, svg) of deletion, insertion and the cohort's AUC. Dashed: random orders, of the first run; grey: the twins."""
-    maps, first = [one for run in runs for one in run.maps], runs[0]
-    gone = {"x_label": "share of the tiles removed", "y_label": "probability of the label"}
-    come = {"x_label": "share of the tiles added", "y_label": "probability of the label"}
-    at_random = first.at_random.mean
-    parts: list[tuple[str, Callable[[Followed], NDArray[np.float64]], NDArray[np.float64], dict[str, str]]] = [
+    first, maps = runs[0], [one for run in runs for one in run.maps]
+    twins = [one.weights_shuffled for one in maps]
+    removed, added = "share of the tiles removed", "share of the tiles added"
+    return [
         (
             "Deletion: the most relevant tiles are removed first; lower is better",
-            lambda one: one.deletion.mean,
-            at_random,
-            gone,
+            _curves_svg(
+                [one.deletion.mean for one in maps],
+                [one.deletion.mean for one in twins],
+                guide=first.random_order.mean,
+                x_label=removed,
+            ),
         ),
         (
             "Insertion: the most relevant tiles are added first; higher is better",
-            lambda one: one.insertion.mean,
-            at_random[::-1],
-            come,
+            _curves_svg(
+                [one.insertion.mean for one in maps],
+                [one.insertion.mean for one in twins],
+                guide=first.random_order.mean[::-1],
+                x_label=added,
+            ),
         ),
-        ("AUC of the cohort as tiles are removed", lambda one: one.auc, first.auc_at_random, gone | {"y_label": "AUC"}),
+        (
+            "AUC of the cohort as tiles are removed",
+            _curves_svg(
+                [one.auc for one in maps],
+                [one.auc for one in twins],
+                guide=first.random_order_auc,
+                x_label=removed,
+                y_label="AUC",
+            ),
+        ),
     ]
-    found = []
-    for head, y, guide, axes in parts:
-        lines = [Line(_points(y(one))) for one in maps] + [Line(_points(y(one.twin)), control=True) for one in maps]
-        found.append((head, share_svg(lines, guide=_points(guide), **axes)))
-    return found
 
 
-def randomisation_rows(runs: Sequence[JudgedRun]) -> ResultTable:
-    """The test in figures: how alike the maps are, what the own map explains more, and what the run answers more."""
-    lines = []
-    for run in runs:
-        for one in run.maps:
-            figures = (cell(one.figures["randomisation"]), cell(one.figures["aopc_gain"]))
-            lines.append((named(one, runs), verdict(one), *figures, f"{one.auc[0]:.2f}", _range(run.auc_of_twins)))
+def _curves_svg(
+    maps: Sequence[Curve],
+    twins: Sequence[Curve],
+    *,
+    guide: Curve,
+    x_label: str,
+    y_label: str = "probability of the label",
+) -> str:
+    lines = [Line(_points(curve)) for curve in maps] + [Line(_points(curve), control=True) for curve in twins]
+    return share_svg(lines, guide=_points(guide), x_label=x_label, y_label=y_label)
+
+
+def randomisation_table(runs: Sequence[RunFaithfulness]) -> ResultTable:
+    """The test in figures: how alike the maps are, how much more the own map explains, and the AUC beside that of the twins."""
+    twins = [f"{min(run.auc_of_twins):.2f} to {max(run.auc_of_twins):.2f}" for run in runs for _ in run.maps]
+    rows = []
+    for (name, one), auc in zip(named_maps(runs).items(), twins, strict=True):
+        figures = (cell(one.figures["randomisation"]), cell(one.figures["aopc_gain"]))
+        rows.append((name, verdict(one), *figures, f"{one.auc[0]:.2f}", auc))
     heads = ("map", "verdict", "likeness, all slides", "AOPC gained, rightly answered", "AUC", "AUC, weights shuffled")
-    return ResultTable("Randomisation test", heads, tuple(lines), names=2)
+    return ResultTable("Randomisation test", heads, tuple(rows), names=2)
 
 
-def _range(values: NDArray[np.float64]) -> str:
-    return f"{values.min():.2f} to {values.max():.2f}"
-
-
-def cell(figure: Figure | None, digits: int = 2) -> str:
+def cell(figure: SlideMean | None, digits: int = 2) -> str:
     """0.61 (0.52 to 0.70)."""
-    if figure is None or math.isnan(figure["value"]):
+    if figure is None or math.isnan(figure.value):
         return "–"
     value, low, high = (
-        f"{round(figure[name], digits) + 0.0:.{digits}f}" for name in ("value", "low", "high")
+        f"{round(number, digits) + 0.0:.{digits}f}" for number in (figure.value, figure.low, figure.high)
     )  # no -0.00
-    return value if math.isnan(figure["low"]) else f"{value} ({low} to {high})"
+    return value if math.isnan(figure.low) else f"{value} ({low} to {high})"
 
 
-def _table(title: str, runs: Sequence[JudgedRun], columns: dict[str, str]) -> ResultTable:
-    shown = [name for name in columns if any(name in one.figures for run in runs for one in run.maps)]
-    lines = tuple(
-        (run.name, one.method, *(cell(one.figures.get(name)) for name in shown)) for run in runs for one in run.maps
-    )
-    return ResultTable(title, ("run", "map", *(columns[name] for name in shown)), lines, names=2)
-
-
-def _points(values: NDArray[np.float64]) -> list[tuple[float, float]]:
+def _points(values: Curve) -> list[tuple[float, float]]:
     last = len(values) - 1
-    return [(i / last, min(1.0, max(0.0, float(y)))) for i, y in enumerate(values) if not math.isnan(y)]
+    return [(i / last, min(1.0, max(0.0, y))) for i, y in enumerate(values) if not math.isnan(y)]
 
 
-def _about(run: JudgedRun) -> str:
+def _about(run: RunFaithfulness) -> str:
     return (
-        f"{run.run.settings.model}, {run.slides} slides as they were tested, {run.right} of them answered rightly "
+        f"{run.model}, {run.slides} slides as they were tested, {run.rightly_answered} of them answered rightly "
         "by at least one of their models"
     )

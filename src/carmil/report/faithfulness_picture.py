@@ -6,35 +6,36 @@ from pathlib import Path
 import numpy as np
 
 from carmil.plot_style import COLOURS, SOFT, STYLE, save_figure
-from carmil.studies.verdict import JudgedRun
+from carmil.runs.faithfulness import RunFaithfulness
 
 
-def write_picture(runs: Sequence[JudgedRun], path: Path) -> None:
+def write_picture(runs: Sequence[RunFaithfulness], path: Path) -> None:
     """Bands are 95 % intervals over patients. Grey: the maps of the models with shuffled weights; dashed, random orders."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    maps, first = [one for run in runs for one in run.maps], runs[0]
+    named, first = [(run.name, one) for run in runs for one in run.maps], runs[0]
+    maps = [one for _, one in named]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11.4, 3.9), layout="constrained")
         deletion, insertion, auc = figure.subplots(1, 3)
-        x = np.linspace(0, 1, len(first.auc_at_random))
-        for i, twin in enumerate(one.twin for one in maps):
+        x = np.linspace(0, 1, len(first.random_order_auc))
+        for i, twin in enumerate(one.weights_shuffled for one in maps):
             for panel, y in ((deletion, twin.deletion.mean), (insertion, twin.insertion.mean), (auc, twin.auc)):
                 panel.plot(x, y, color=SOFT, linewidth=1.0, alpha=0.7, label=None if i else "weights shuffled")
-        for i, one in enumerate(maps):
+        for i, (run_name, one) in enumerate(named):
             line = {
                 "color": COLOURS[i % len(COLOURS)],
                 "linestyle": "-" if i < len(COLOURS) else "--",
                 "linewidth": 1.8,
             }
-            label = one.method if len(runs) == 1 else f"{one.run}: {one.method}"
+            label = one.method if len(runs) == 1 else f"{run_name}: {one.method}"
             for panel, curve in ((deletion, one.deletion), (insertion, one.insertion)):
                 panel.plot(x, curve.mean, label=label, **line)
                 panel.fill_between(x, curve.low, curve.high, color=line["color"], alpha=0.12, linewidth=0)
             auc.plot(x, one.auc, **line)
-        at_random = first.at_random.mean
-        for panel, y in ((deletion, at_random), (insertion, at_random[::-1]), (auc, first.auc_at_random)):
+        at_random = first.random_order.mean
+        for panel, y in ((deletion, at_random), (insertion, at_random[::-1]), (auc, first.random_order_auc)):
             panel.plot(x, y, color=SOFT, linestyle=(0, (4, 3)), linewidth=1.2, label="random order")
             panel.set_xlim(0, 1)
             panel.set_ylim(0, 1.02)

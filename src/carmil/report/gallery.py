@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.maps.colours import ATTENTION, NOTHING, SIGNED, colours, places
-from carmil.maps.evidence_files import evidence_file, read_evidence
 from carmil.maps.mosaic import Mosaic, mosaic, picture_size, pixel_boxes, spacing
 from carmil.maps.tile_maps import TileMap, limits
 from carmil.report.cases import Cases
 from carmil.report.page import embedded
+from carmil.runs.slide_evidence import evidence_file, read_slide_evidence
 from carmil.studies.figures import percent
 
 MOST = 12  # slides
@@ -60,9 +60,9 @@ def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: b
     found, answers = [], cases.answers(classes)
     for i in select_cases(cases):
         name = str(cases.frame["slide"].iloc[i])
-        evidence = read_evidence(evidence_file(folder, name))
-        leading, at = classes[cases.answer[i]], evidence.coordinates if on_a_plane else None
-        maps = evidence.maps(of=leading)
+        slide = read_slide_evidence(evidence_file(folder, name))
+        leading, at = classes[cases.answer[i]], slide.coordinates if on_a_plane else None
+        maps = slide.maps(of=leading)
         found.append(
             GallerySlide(
                 slide=name,
@@ -71,8 +71,8 @@ def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: b
                 right=not cases.wrong[i],
                 leading=leading,
                 p=percent(cases.p[i, cases.answer[i]]),
-                otherwise=str(evidence.line.get("counterfactual_prediction") or ""),
-                instances=len(evidence),
+                otherwise=str(slide.row.get("counterfactual_prediction") or ""),
+                instances=len(slide),
                 strip=at is None,
                 maps=tuple(_thumbnails(maps, strip(maps[0].values) if at is None else plane(at))),
             )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from carmil.runs.facts import Calibration
+from carmil.runs.facts import Calibration, Range
 from carmil.statistics.intervals import wilson
 
 SIZE = 320
@@ -64,7 +64,7 @@ def reliability_svg(calibration: Calibration) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def bars_svg(bars: Sequence[tuple[str, dict[str, float], bool]], *, fails: float) -> str:
+def bars_svg(bars: Sequence[tuple[str, Range, bool]], *, fails: float) -> str:
     """A bar from 0 to each value between -1 and 1, with its interval; a failing one in the colour of what speaks against."""
     left, right, row = 300, 700, 30
     bottom = row * len(bars) + 8
@@ -82,7 +82,7 @@ def bars_svg(bars: Sequence[tuple[str, dict[str, float], bool]], *, fails: float
         f'<text class="axis" x="{x(1)}" y="{bottom + 34}" text-anchor="middle">the same map without them</text>'
     )
     for i, (name, found, failed) in enumerate(bars):
-        middle, value = row * i + row / 2 + 4, found["value"]
+        middle, value = row * i + row / 2 + 4, found.value
         parts.append(f'<text x="{left - 10}" y="{middle + 4}" text-anchor="end">{escape(name)}</text>')
         if math.isnan(value):
             parts.append(f'<text x="{x(0) + 8}" y="{middle + 4}">no value: a map is constant</text>')
@@ -92,8 +92,8 @@ def bars_svg(bars: Sequence[tuple[str, dict[str, float], bool]], *, fails: float
         parts.append(
             f'<rect class="{kind}" x="{begin:.1f}" y="{middle - 9}" width="{max(width, 1.5):.1f}" height="18"/>'
         )
-        if not math.isnan(found["low"]):
-            low, high = x(found["low"]), x(found["high"])
+        if not math.isnan(found.low):
+            low, high = x(found.low), x(found.high)
             parts.append(f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>')
         words = f"{value:.2f}" + " FAILS" * failed
         parts.append(

@@ -11,7 +11,7 @@ from carmil.report.cases import Cases, decide_cases, one_row_per_slide
 from carmil.report.gallery import gradient
 from carmil.report.page import write_page
 from carmil.report.plots import reliability_svg
-from carmil.report.run_evidence import evidence_part, faithfulness_part
+from carmil.report.run_evidence import evidence_part, measured_faithfulness
 from carmil.report.run_plots import learning_curves, precision_recall, roc
 from carmil.report.run_tables import answer_rows, folds_table
 from carmil.runs.run import Run
@@ -55,7 +55,7 @@ def write_report(run: Run, path: Path) -> None:
         calibration=run.metrics.calibration,
         reliability=reliability_svg(run.metrics.calibration),
         evidence=evidence_part(run, by_slide),
-        faith=faithfulness_part(run),
+        faith=measured_faithfulness(run),
         gradient=gradient,
         least_logits=LEAST_LOGITS,
         curves=learning_curves(run),

@@ -1,26 +1,16 @@
-"""The evidence in a run's report: what `carmil explain` and `carmil faithfulness` left in the run's folder.
-
-RUN/evidence and RUN/faithfulness are looked at only if they are whole and of the run's own weights and slides; if not, the
-report says what to do. k classes.
-"""
+"""The evidence in a run's report: what `carmil explain` and `carmil faithfulness` wrote into the run's folder. k classes."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from typing_extensions import TypedDict
 
 from carmil.errors import CarmilError
-from carmil.provenance import numbers_again
 from carmil.report.cases import Cases
-from carmil.report.faithfulness import cell, faithfulness_parts
-from carmil.report.faithfulness_file import FILE, read_judged
+from carmil.report.faithfulness import FaithfulnessPart, cell, faithfulness_part
 from carmil.report.gallery import GallerySlide, gallery
-from carmil.runs.evidence_schema import EvidenceSummary
-from carmil.runs.run import Run, weights_key
+from carmil.runs.evidence import EvidenceSummary, NoEvidenceError, read_run_evidence
+from carmil.runs.faithfulness import read_faithfulness
+from carmil.runs.run import Run
 from carmil.studies.summary import agreement_table
 from carmil.tables import ResultTable
-from carmil.untrusted import parsed, read_json
 
 CONCENTRATION = {"normalised_entropy": "entropy of log n", "gini": "Gini", "effective": "effective instances"}
 DIGITS = {"effective": 0}  # of a count
@@ -38,17 +28,17 @@ WHICH = {"counterfactual": "learned", "searched": "searched"}
 
 @dataclass(frozen=True)
 class Shift:
-    """Of rightly answered slides, by label (k lines), the class whose logit grew most (k) under a counterfactual."""
+    """Of rightly answered slides, by label (k rows), the class whose logit grew most (k) under a counterfactual."""
 
     which: str
-    matrix: list[list[int]]
+    matrix: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class EvidencePart:
     """What the page shows of RUN/evidence."""
 
-    summary: dict[str, Any]
+    summary: EvidenceSummary
     agreement: ResultTable | None
     concentration: ResultTable
     moved: ResultTable | None
@@ -57,34 +47,16 @@ class EvidencePart:
 
     @property
     def described(self) -> str:
-        return self.summary["methods"][self.summary["evidence"]]
+        return self.summary.methods[self.summary.evidence]
 
 
 def evidence_part(run: Run, cases: Cases) -> EvidencePart | str:
     """Or, in words, why there is none. cases: the run's slides."""
-    folder = run.folder / "evidence"
-    if not (folder / "explanation.json").is_file():
-        return f"No evidence yet: run `carmil explain {run.name}`, then `carmil report {run.name}` to show it here."
-    if not (folder / "summary.json").is_file():
-        return f"The evidence is incomplete: run the same `carmil explain {run.name}` command again to finish it."
-    begun = read_json(folder / "explanation.json", _again(folder))
-    parsed(begun, _Explanation, f"{folder / 'explanation.json'} cannot be read", _again(folder))
-    asked = begun["settings"]
-    if (asked.get("run"), asked.get("weights"), begun.get("data")) != (
-        run.key,
-        weights_key(run),
-        run.data.store,
-    ):
-        return (
-            f"{run.name}/evidence is not of this run's weights and slides: remove it, and `carmil explain {run.name}` makes "
-            "its own."
-        )
-    if asked.get("thresholds") != run.thresholds:
-        return (
-            f"{run.name}/evidence shows answers by another rule than this run's (carmil 0.1 took the most probable class): "
-            f"remove it, and `carmil explain {run.name}` makes it anew."
-        )
-    summary = _read_summary(run, folder / "summary.json")
+    try:
+        evidence = read_run_evidence(run)
+    except NoEvidenceError as error:
+        return str(error)
+    summary = evidence.summary
     on_a_plane = run.metrics.rule != "one-bag"  # a patient's slides would lie on top of each other
     return EvidencePart(
         summary,
@@ -92,74 +64,42 @@ def evidence_part(run: Run, cases: Cases) -> EvidencePart | str:
         concentration_table(summary),
         moved_table(summary),
         shifts(summary),
-        gallery(cases, run.classes, folder, on_a_plane=on_a_plane),
+        gallery(cases, run.classes, evidence.folder, on_a_plane=on_a_plane),
     )
 
 
-def faithfulness_part(run: Run) -> dict[str, Any] | str:
-    """What `carmil faithfulness` found, or in words why there is nothing."""
-    path = run.folder / "faithfulness" / FILE
-    if not path.is_file():
-        return (
-            f"Not measured yet: run `carmil faithfulness {run.name}`, then `carmil report {run.name}` to show it here."
-        )
+def measured_faithfulness(run: Run) -> FaithfulnessPart | str:
+    """What `carmil faithfulness` measured, or in words why there is nothing."""
     try:
-        return faithfulness_parts([read_judged(run, path)])
+        return faithfulness_part([read_faithfulness(run)])
     except CarmilError as error:
         return str(error).replace(str(run.folder), run.name)
 
 
-def concentration_table(summary: dict[str, Any]) -> ResultTable:
-    found = summary["concentration"]
+def concentration_table(summary: EvidenceSummary) -> ResultTable:
+    found = summary.concentration
+    rows = tuple(
+        (words, *(cell(found.get(f"{name}_{measure}"), DIGITS.get(measure, 2)) for measure in CONCENTRATION))
+        for name, words in CONCENTRATED.items()
+        if any(key.startswith(f"{name}_") for key in found)
+    )
+    return ResultTable("Concentration of the maps", ("map", *CONCENTRATION.values()), rows)
 
-    def line(name: str) -> tuple[str, ...]:
-        cells = (cell(found.get(f"{name}_{measure}"), DIGITS.get(measure, 2)) for measure in CONCENTRATION)
-        return CONCENTRATED[name], *cells
 
-    lines = tuple(line(name) for name in CONCENTRATED if any(one.startswith(f"{name}_") for one in found))
-    return ResultTable("Concentration of the maps", ("map", *CONCENTRATION.values()), lines)
-
-
-def moved_table(summary: dict[str, Any]) -> ResultTable | None:
-    """A column a counterfactual: what it changed. None where there is none."""
-    there = [which for which in WHICH if which in summary]
-    if not there:
+def moved_table(summary: EvidenceSummary) -> ResultTable | None:
+    """One column per counterfactual: what it changed. None where there is none."""
+    found = summary.counterfactuals
+    if not found:
         return None
-    turned = (f"{summary[which]['turned']} of {summary['slides']}" for which in there)
-    lines = [("slides that get another answer", *turned)]
-    if "reached" in summary.get("searched", {}):
-        shares = (cell(summary[which].get("reached")) for which in there)
-        lines.append(("share of the slides on which one was found", *shares))
-    lines += [(words, *(cell(summary[which].get(name)) for which in there)) for name, words in MOVED.items()]
-    for between in summary.get("correlations", {}).values():  # of the learned one alone
-        lines += [(words, cell(between.get(name)), *("–" for _ in there[1:])) for name, words in CORRELATED.items()]
-    return ResultTable("Counterfactual", ("mean over slides, 95 % interval", *(WHICH[w] for w in there)), tuple(lines))
+    rows = [("slides that get another answer", *(f"{one.turned} of {summary.slides}" for one in found.values()))]
+    if any(one.reached is not None for one in found.values()):
+        rows.append(("share of the slides on which one was found", *(cell(one.reached) for one in found.values())))
+    rows += [(words, *(cell(getattr(one, name)) for one in found.values())) for name, words in MOVED.items()]
+    for between in (summary.correlations or {}).values():  # of the learned one alone
+        rows += [(words, cell(between.get(name)), *["–"] * (len(found) - 1)) for name, words in CORRELATED.items()]
+    return ResultTable("Counterfactual", ("mean over slides, 95 % interval", *(WHICH[w] for w in found)), tuple(rows))
 
 
-def shifts(summary: dict[str, Any]) -> list[Shift]:
-    there = [(which, summary[which]["class_shift"]) for which in WHICH if "class_shift" in summary.get(which, {})]
-    return [Shift(WHICH[which], found["matrix"]) for which, found in there]
-
-
-class _Explanation(TypedDict):
-    settings: dict[str, Any]
-    data: str
-
-
-def _read_summary(run: Run, path: Path) -> dict[str, Any]:
-    """Read summary.json, if it is as `carmil explain` writes it and of this run."""
-    summary, again = read_json(path, _again(path.parent)), _again(path.parent)
-    parsed(summary, EvidenceSummary, f"{path} is not as `carmil explain` writes it", again)
-    matrices = [summary[which]["class_shift"]["matrix"] for which in WHICH if "class_shift" in summary.get(which, {})]
-    k = len(run.classes)
-    if (
-        summary["run"] != run.key
-        or summary["evidence"] not in summary["methods"]
-        or any(len(matrix) != k or any(len(row) != k for row in matrix) for matrix in matrices)
-    ):
-        raise CarmilError(f"{path} is of another run: {again}")
-    return numbers_again(summary)
-
-
-def _again(folder: Path) -> str:
-    return f"remove {folder} and run `carmil explain` again"
+def shifts(summary: EvidenceSummary) -> list[Shift]:
+    found = [(which, part.class_shift) for which, part in summary.counterfactuals.items()]
+    return [Shift(WHICH[which], shift.matrix) for which, shift in found if shift is not None]

@@ -25,9 +25,9 @@ from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, population_of
 from carmil.reproduce.method_runs import Method, train_methods
 from carmil.reproduce.table1 import DIGIT_TASKS, Settings, figure, shown
+from carmil.runs.compute_once import compute_once
 from carmil.runs.run import Run as StudyRun
 from carmil.studies.cohort import replace_labels
-from carmil.studies.compute_once import compute_once
 from carmil.studies.subjects import open_run_store, own_subjects
 from carmil.tables import ResultTable
 from carmil.training.predict import predict

@@ -26,8 +26,8 @@ from carmil.reproduce.digit_data import digits_of, training_of
 from carmil.reproduce.digit_runs import Experiment, evidence_maps, known, population_of, scored
 from carmil.reproduce.recipes import Finding, Request
 from carmil.reproduce.table1 import DIGIT_TASKS, Row, Settings, figure
+from carmil.runs.compute_once import compute_once
 from carmil.statistics.resampling import mean_intervals
-from carmil.studies.compute_once import compute_once
 from carmil.tables import ResultTable
 from carmil.training.runs import Run
 

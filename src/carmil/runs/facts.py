@@ -82,6 +82,13 @@ class Range:
 
 
 @dataclass(frozen=True)
+class SlideMean(Range):
+    """A mean over the slides that have a value; the interval is over patients."""
+
+    slides: Count = 0
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Of b bins of confidence: edges (b+1), the others (b)."""
 

@@ -4,13 +4,14 @@ e maps, b slides, S steps, k classes, r random orders, t twins: copies of a mode
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from carmil.runs.facts import SlideMean
+from carmil.runs.faithfulness import Band
 from carmil.statistics.performance import bag_auc
 from carmil.statistics.resampling import mean_intervals
 from carmil.studies.figures import mean_interval
@@ -27,15 +28,6 @@ SLIDES_ARE = {  # which axis
     "random_answers": 1,
     "twins": 1,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Mean over the slides at each of S+1 steps, and the 95 % band over resampled patients."""
-
-    mean: Floats
-    low: Floats
-    high: Floats
 
 
 class Accumulator:
@@ -90,7 +82,7 @@ class Accumulator:
         for name, (sums, counts) in kept["figures"].items():
             self._add(name, where, np.asarray(sums), np.asarray(counts))
 
-    def figures(self, patients: Sequence[str]) -> list[dict[str, dict[str, float]]]:
+    def figures(self, patients: Sequence[str]) -> list[dict[str, SlideMean]]:
         """Of each map, by name: the mean over the slides of the mean over their models."""
         with np.errstate(invalid="ignore"):
             means = {name: self._sums[name] / self._counts[name] for name in self._sums}
@@ -103,15 +95,16 @@ class Accumulator:
         for kept, more in ((self._sums, sums), (self._counts, counts)):
             kept.setdefault(name, np.zeros((len(more), len(self.models))))[:, where] += more
 
-    def curve(self, sums: Floats, patients: Sequence[str], *, backwards: bool = False) -> Curve:
+    def band(self, sums: Floats, patients: Sequence[str], *, backwards: bool = False) -> Band:
         """Of summed probabilities (b, S+1); backwards: instances come in instead of going."""
         there = self.rights > 0
         curves = sums[there] / self.rights[there, None]
         curves = curves[:, ::-1] if backwards else curves
         if not len(curves):
-            nothing = np.full(sums.shape[1], np.nan)
-            return Curve(nothing, nothing, nothing)
-        return Curve(*mean_intervals(curves, np.asarray(patients)[there], repeats=RESAMPLES))
+            nothing = (float("nan"),) * sums.shape[1]
+            return Band(nothing, nothing, nothing)
+        found = mean_intervals(curves, np.asarray(patients)[there], repeats=RESAMPLES)
+        return Band(*(tuple(values.tolist()) for values in found))
 
     def auc(self, labels: Sequence[int]) -> tuple[Floats, Floats, Floats]:
         """The cohort's AUC at each step by each map, (2 e, S+1), the mean over the random orders, (S+1), and of twins, (t)."""

@@ -19,8 +19,8 @@ from carmil.evidence.agreement import agreement_by_bag
 from carmil.evidence.localisation import auroc, ndcg
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
+from carmil.runs.compute_once import compute_once
 from carmil.runs.run import Run, weights_key
-from carmil.studies.compute_once import compute_once
 from carmil.studies.subjects import open_run_store, own_subjects, validation_places
 from carmil.training.population import Population
 from carmil.truth import UNKNOWN

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.maps import evidence_files
 from carmil.runs.decision import Decision
 from carmil.runs.run import Run, pick_device
+from carmil.runs.slide_evidence import RULE
 from carmil.statistics.operating import Rule
 from carmil.studies.predictions import predict_frame, probability_columns
 from carmil.studies.subjects import Subject, group_by_models
@@ -25,7 +25,6 @@ from carmil.studies.subjects import Subject, group_by_models
 if TYPE_CHECKING:
     import pandas as pd
 
-RULE = evidence_files.RULE  # the column that holds the rule of each answer
 JOINT = "joint_answer"  # beside the answers of single models: that of all models that were tested on the slide
 MOST = 3  # rules on a terminal
 

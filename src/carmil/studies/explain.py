@@ -1,33 +1,25 @@
-"""`carmil explain`: the evidence of every slide as a table, and a summary.
+"""`carmil explain`: the evidence of every slide as a table, and a summary; `carmil.runs.evidence` lists the files."""
 
-OUT/explanation.json   what was asked, so that a killed command goes on and another one is refused
-OUT/SLIDE.parquet      a row an instance; the slide's line of the summary is in the file's own metadata
-OUT/thresholds.json    of Dice, where instances have a truth
-OUT/summary.parquet    and summary.csv: a line a slide
-OUT/summary.json       over the slides; written last
-"""
-
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from carmil.bags.bags import Bags
 from carmil.bags.store import Store, open_store
-from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import pools_by_attention
-from carmil.files import safe_names, whole_file, write_text
-from carmil.maps.evidence_files import ABOUT, TAKEN
+from carmil.files import safe_names
 from carmil.maps.tile_maps import logits_apart
 from carmil.models.contract import BagModel
 from carmil.progress import Log, counted
 from carmil.provenance import plain
+from carmil.runs.compute_once import compute_once
+from carmil.runs.evidence import EvidenceSummary, begin_explanation, write_summary
+from carmil.runs.facts import Number
 from carmil.runs.run import Run, read_run, weights_key
-from carmil.runs.writing import begin, write_table
+from carmil.runs.slide_evidence import TAKEN, Row, read_row, write_slide_evidence
 from carmil.studies.bag_evidence import BagEvidence, concentration_numbers, explain_bag
-from carmil.studies.compute_once import compute_once
 from carmil.studies.decisions import RULE, decision_of
 from carmil.studies.evaluate import check_fits
 from carmil.studies.localisation import dice_thresholds
@@ -42,24 +34,20 @@ from carmil.studies.subjects import (
     store_subjects,
     validation_places,
 )
-from carmil.studies.summary import summary_of
-from carmil.untrusted import parsed, read_json
+from carmil.studies.summary import summarise_evidence
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-_OF_MODELS = ("run", "weights", "thresholds")  # settings of an explanation that tell one run's models from another's
-
-
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What was explained: a line a slide, and what is said over all of them."""
+    """frame: one row per slide; written: slides that were not explained before."""
 
     folder: Path
     methods: tuple[str, ...]
     frame: "pd.DataFrame"
-    summary: dict[str, Any]
+    summary: EvidenceSummary
     written: int
 
 
@@ -74,7 +62,7 @@ def explain_run(
     log: Log,
     asked: Collection[str] | None = None,
 ) -> Explanation:
-    """Explains the run's own slides by the models that were tested on them, or new ones (`bags`) by all its models.
+    """Explain the run's own slides by the models that were tested on them, or new ones (`bags`) by all its models.
 
     asked: the slides that messages are about, by default all.
     """
@@ -86,45 +74,19 @@ def explain_run(
     if searched and not pools_by_attention(run.model()):
         raise CarmilError(f"--searched needs attention pooling, which {run.settings.model!r} does not have")
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
-    _check_free(out)
     store, own = _store(run, bags, out, log, asked)
     subjects = own_subjects(run, store) if own else store_subjects(run, store)
-    begin(out, {"settings": _asked(run, methods, searched), "data": store.fingerprint}, kind="explanation")
+    begin_explanation(out, run, methods=methods, searched=searched, data=store.fingerprint)
     if store.bags().instance_labels is not None and len(run.classes) > 2:
         log(f"agreement with the truth of instances is measured for two classes; here are {len(run.classes)}")
     population = run.population(device)
     members = [population.member(row) for row in range(len(run.models))]
-    lines, written = _written(run, members, store.bags(), subjects, methods, out, searched)
-    frame = pd.DataFrame(lines)
+    rows, written = _explain_slides(run, members, store.bags(), subjects, methods, out, searched)
+    frame = pd.DataFrame(rows)
     thresholds = _thresholds(run, members, store, methods, out, device) if own else {}
-    summary = summary_of(run, frame, store.bags(), subjects, out, methods, thresholds)
-    write_table(out / "summary.parquet", frame)
-    write_text(out / "summary.csv", frame_text(frame))
-    write_text(out / "summary.json", json.dumps(plain(summary), indent=2))
+    summary = summarise_evidence(run, frame, store.bags(), subjects, out, methods, thresholds)
+    write_summary(out, frame, summary)
     return Explanation(out, methods, frame, summary, written)
-
-
-def check_same_run(folder: Path, run: Run, out: Path) -> None:
-    """Refuse an `out` whose evidence, in `folder`, is by other models or thresholds than the run's."""
-    path = folder / "explanation.json"
-    if not path.exists():
-        return
-    advice = f"choose another --out, or remove {out}"
-    facts = read_json(path, advice)
-    parsed(facts, dict[str, Any], str(path), advice)
-    settings = facts.get("settings")
-    mine = _asked(run, (), searched=False)
-    if not isinstance(settings, dict) or any(settings.get(name) != mine[name] for name in _OF_MODELS):
-        raise CarmilError(f"{out} holds answers of another run than {run.folder}: {advice}")
-
-
-def _check_free(out: Path) -> None:
-    """A slide's file, or the summary, could have the name of one of a run's."""
-    for kind in ("run", "sweep"):
-        if (out / f"{kind}.json").exists():
-            raise CarmilError(
-                f"--out {out} holds a {kind}: choose another folder for the evidence, {out / 'evidence'} say"
-            )
 
 
 def _store(run: Run, bags: Path | None, out: Path, log: Log, asked: Collection[str] | None) -> tuple[Store, bool]:
@@ -143,23 +105,18 @@ def _store(run: Run, bags: Path | None, out: Path, log: Log, asked: Collection[s
 def _thresholds(
     run: Run, members: list[BagModel], store: Store, methods: tuple[str, ...], out: Path, device: str
 ) -> dict[str, list[float]]:
-    """Of Dice, chosen once and kept; NaN comes back from JSON as None."""
-    asked = _asked(run, methods, searched=False) | {"data": store.fingerprint}
+    """Thresholds of Dice, by method and model: chosen once and kept."""
+    request = {"run": run.key, "weights": weights_key(run), "methods": list(methods), "searched": False}
+    request |= {"thresholds": run.thresholds, "data": store.fingerprint}
 
     def choose() -> dict[str, list[float]]:
         with counted("thresholds of Dice", "models") as on_model:
             return dice_thresholds(members, store.bags(), validation_places(run, store), methods, on_model)
 
-    kept, _ = compute_once(out / "thresholds.json", asked, choose, device=device)
-    return {method: [float("nan") if at is None else at for at in found] for method, found in kept.items()}
+    return compute_once(out / "thresholds.json", request, choose, device=device, kind=dict[str, list[Number]])[0]
 
 
-def _asked(run: Run, methods: tuple[str, ...], searched: bool) -> dict[str, Any]:
-    asked = {"run": run.key, "weights": weights_key(run), "methods": list(methods), "searched": searched}
-    return asked | {"thresholds": run.thresholds}
-
-
-def _written(
+def _explain_slides(
     run: Run,
     members: list[BagModel],
     bags: Bags,
@@ -167,72 +124,46 @@ def _written(
     methods: tuple[str, ...],
     out: Path,
     searched: bool,
-) -> tuple[list[dict[str, Any]], int]:
-    """The lines of all slides; those whose file is there whole are read, the others computed, one bag after the other."""
-    lines, computed = [], 0
+) -> tuple[list[Row], int]:
+    """The rows of all slides, and how many were computed; complete files are read, the others written, one after the other."""
+    rows, computed = [], 0
     names = safe_names((subject.slide for subject in subjects), taken=TAKEN)
     with counted(f"explaining {run.name}", "slides") as on_slide:
         for done, subject in enumerate(subjects, 1):
             path = out / f"{names[subject.slide]}.parquet"
-            line = _line_in(path, subject.slide)
-            if line is None:
+            row = read_row(path, subject.slide)
+            if row is None:
                 bag = bags[subject.place]
                 models = [members[row] for row in subject.models]
                 found = explain_bag(models, bag, methods, run.classes, searched=searched)
-                line = _line(run, subject, found, bag, path.name) | {"explainer": methods[0]}
-                _write_slide(path, bag, found, line)
+                row = _row(run, subject, found, bag, path.name) | {"explainer": methods[0]}
+                write_slide_evidence(path, bag, found.columns, row)
                 computed += 1
-            lines.append(line)
+            rows.append(row)
             on_slide(done, len(subjects))
-    return lines, computed
+    return rows, computed
 
 
-def _line(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -> dict[str, Any]:
-    """A slide's line: who it is, what is answered by which rule, and every number that was found.
+def _row(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -> Row:
+    """A slide's row: its names, the answer and its rule, and every number that was computed.
 
-    Of a slide that the run was tested on the probabilities are those that the run holds, so that no rounding makes another
-    answer. explained_class is the class whose evidence is shown: the answer, or where there is none the class that leads.
+    A slide that the run was tested on has the probabilities that the run holds, so that rounding cannot change the answer.
+    explained_class is the class whose evidence is shown: the answer, or without one the class that leads.
     """
     numbers, decision = dict(found.numbers), decision_of(run, subject.models)
     computed = numbers.pop("p").tolist()
     p = computed if subject.probabilities is None else list(subject.probabilities)
     leading = decision.leading_class(p)
-    line: dict[str, Any] = {"slide": subject.slide, "file": file, "patient": subject.patient, "label": subject.label}
-    line |= {"instances": int(bag.sizes[0]), "models": len(subject.models), "prediction": decision.answer(p)}
-    line |= {RULE: decision.rule, "explained_class": leading}
-    line |= {f"p_{name}": float(p[c]) for c, name in enumerate(run.classes)}
-    for which, held in (("counterfactual", subject.counterfactual), ("searched", None)):
+    row: Row = {"slide": subject.slide, "file": file, "patient": subject.patient, "label": subject.label}
+    row |= {"instances": int(bag.sizes[0]), "models": len(subject.models), "prediction": decision.answer(p)}
+    row |= {RULE: decision.rule, "explained_class": leading}
+    row |= {f"p_{name}": float(p[c]) for c, name in enumerate(run.classes)}
+    for which, stored in (("counterfactual", subject.counterfactual), ("searched", None)):
         if f"{which}_p" in numbers:
             elsewhere = numbers.pop(f"{which}_p").tolist()
-            line[f"{which}_prediction"] = decision.answer(elsewhere if held is None else held)
-            line[f"{which}_grown"] = run.classes[int(numbers.pop(f"{which}_change").argmax())]
+            row[f"{which}_prediction"] = decision.answer(elsewhere if stored is None else stored)
+            row[f"{which}_grown"] = run.classes[int(numbers.pop(f"{which}_change").argmax())]
     numbers |= concentration_numbers(found, bag, leading)
     apart = logits_apart([found.columns[f"evidence_{name}"].numpy() for name in run.classes])
-    line["logits_apart"] = float("nan") if apart is None else apart
-    return plain(line | {name: float(value) for name, value in numbers.items()})
-
-
-def _write_slide(path: Path, bag: Bags, found: BagEvidence, line: dict[str, Any]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns: dict[str, Any] = {"instance": range(int(bag.sizes[0]))}
-    if bag.coordinates is not None:
-        columns |= {"x": bag.coordinates[:, 0].numpy(), "y": bag.coordinates[:, 1].numpy()}
-    columns |= {name: values.float().numpy() for name, values in found.columns.items()}
-    told = {"line": line, "coordinate_unit": bag.units[0]}
-    table = pa.table({name: pa.array(values) for name, values in columns.items()})
-    with whole_file(path) as aside:
-        pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(told).encode()}), aside)
-
-
-def _line_in(path: Path, slide: str) -> dict[str, Any] | None:
-    """The slide's line in a file that was written whole, for this slide and under this name."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        line = json.loads(pq.read_schema(path).metadata[ABOUT])["line"]
-        return line if (line["slide"], line["file"]) == (slide, path.name) and "logits_apart" in line else None
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
-        return None
+    row["logits_apart"] = apart
+    return plain(row | {name: float(value) for name, value in numbers.items()})

@@ -22,19 +22,19 @@ from carmil.evidence.explainers import check_explainers, default_explainer, expl
 from carmil.files import safe_name
 from carmil.models.contract import BagModel
 from carmil.progress import Log, counted
+from carmil.runs.compute_once import compute_once
+from carmil.runs.faithfulness import MapFaithfulness, RemovalFigures, RunFaithfulness
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.studies import faithfulness_probe
 from carmil.studies.accumulator import Accumulator
-from carmil.studies.compute_once import compute_once
 from carmil.studies.decisions import decision_of
 from carmil.studies.faithfulness_probe import TWINS, ProbeSettings, probe
 from carmil.studies.subjects import Subject, check_complete, group_by_models, open_run_store, own_subjects, pack_bags
-from carmil.studies.verdict import Followed, JudgedMap, JudgedRun
 
 AT_ONCE = 2**17  # instances in memory
 
 
-def judge_runs(
+def measure_faithfulness(
     folders: Sequence[Path],
     out: Path,
     *,
@@ -44,7 +44,7 @@ def judge_runs(
     device: str,
     log: Log,
     bags: Path | None = None,
-) -> list[JudgedRun]:
+) -> list[RunFaithfulness]:
     """Every run by every method that fits it; by default its default explainer and attention.
 
     bags: where the cohort of the runs has moved to. What was asked is kept in `out`.
@@ -74,21 +74,17 @@ def judge_runs(
     place = None if bags is None else pack_bags(runs[0], bags, out, log=log)
     stores = [open_run_store(run, place) for run in runs]
     return [
-        _judged_run(run, name, store, ProbeSettings(own, steps, random_orders), out / "asked", device)
+        _measure_run(run, name, store, ProbeSettings(own, steps, random_orders), out / "asked", device)
         for run, name, store, own in zip(runs, names, stores, chosen, strict=True)
     ]
 
 
-def _model(run: Run) -> BagModel:
-    return run.model()
-
-
 def _all(run: Run) -> str:
-    return ", ".join(explainers_of(_model(run)))
+    return ", ".join(explainers_of(run.model()))
 
 
 def _fitting(run: Run, asked: Sequence[str]) -> tuple[str, ...]:
-    model = _model(run)
+    model = run.model()
     wanted = asked or (default_explainer(model), "attention")
     found = tuple(dict.fromkeys(method for method in wanted if method in explainers_of(model)))
     if not found:
@@ -105,15 +101,17 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _judged_run(run: Run, name: str, store: Store, question: ProbeSettings, kept: Path, device: str) -> JudgedRun:
+def _measure_run(
+    run: Run, name: str, store: Store, probe_settings: ProbeSettings, cache: Path, device: str
+) -> RunFaithfulness:
     subjects = own_subjects(run, store)
     labels = [run.classes.index(str(subject.label)) for subject in subjects]
     patients = [subject.patient or subject.slide for subject in subjects]
     at = {subject.slide: i for i, subject in enumerate(subjects)}
     bags, population = store.bags(), run.population(device)
-    gathered, done = _empty(run, len(subjects), question), 0
+    accumulator, done = _empty(run, len(subjects), probe_settings), 0
     total = sum(len(subject.models) for subject in subjects)
-    key = {"carmil": __version__, "weights": weights_key(run), "data": store.fingerprint, **vars(question)}
+    key = {"carmil": __version__, "weights": weights_key(run), "data": store.fingerprint, **vars(probe_settings)}
     key["thresholds"] = run.thresholds
     key["twins"] = [faithfulness_probe.TWINS, faithfulness_probe.EXPLAINED, faithfulness_probe.FOLLOWED]
     with counted(f"asking {name}", "answers") as on_answers:
@@ -121,23 +119,23 @@ def _judged_run(run: Run, name: str, store: Store, question: ProbeSettings, kept
 
             def measure(rows: tuple[int, ...] = rows, group: list[Subject] = group, done: int = done) -> dict[str, Any]:
                 members = {row: population.member(row) for row in rows}
-                return _group(run, members, bags, group, question, lambda more: on_answers(done + more, total))
+                return _group(run, members, bags, group, probe_settings, lambda more: on_answers(done + more, total))
 
             where = np.array([at[subject.slide] for subject in group])
             mine = key | {"models": rows, "slides": [subject.slide for subject in group]}
-            found, _ = compute_once(kept / f"{safe_name(name)}-{i}.json", mine, measure, device=device)
-            gathered.take(where, found)
+            found, _ = compute_once(cache / f"{safe_name(name)}-{i}.json", mine, measure, device=device)
+            accumulator.take(where, found)
             done += len(rows) * len(group)
             on_answers(done, total)
-    return _judged(run, name, question.methods, gathered, labels, patients)
+    return _summarise(run, name, probe_settings.methods, accumulator, labels, patients)
 
 
-def _empty(run: Run, slides: int, question: ProbeSettings) -> Accumulator:
+def _empty(run: Run, slides: int, probe_settings: ProbeSettings) -> Accumulator:
     return Accumulator(
         slides,
-        len(question.methods),
-        steps=question.steps,
-        random_orders=question.random_orders,
+        len(probe_settings.methods),
+        steps=probe_settings.steps,
+        random_orders=probe_settings.random_orders,
         twins=TWINS,
         classes=len(run.classes),
     )
@@ -148,11 +146,11 @@ def _group(
     members: dict[int, BagModel],
     bags: Bags,
     group: Sequence[Subject],
-    question: ProbeSettings,
+    probe_settings: ProbeSettings,
     on_answers: Callable[[int], None],
 ) -> dict[str, Any]:
     """What some models gave that were tested on the same slides; every model has twins of its own."""
-    gathered, done = _empty(run, len(group), question), 0
+    accumulator, done = _empty(run, len(group), probe_settings), 0
     at = {subject.slide: i for i, subject in enumerate(group)}
     for part in bags.parts(AT_ONCE, torch.tensor([subject.place for subject in group])):
         where = np.array([at[slide] for slide in part.ids])
@@ -160,39 +158,50 @@ def _group(
         every = []
         for row, model in members.items():
             seeds = range(row * TWINS, (row + 1) * TWINS)
-            every.append(probe(model, part, labels, question, gathered, where, decision_of(run, [row]), seeds))
+            every.append(probe(model, part, labels, probe_settings, accumulator, where, decision_of(run, [row]), seeds))
             done += len(part)
             on_answers(done)
         if len(members) > 1:
             alike = stability(torch.stack(every), part.offsets)
-            gathered.add("stability", where, alike.spearman.mean(0).T)
-            gathered.add("overlap", where, alike.overlap.mean(0).T)
-    return gathered.kept()
+            accumulator.add("stability", where, alike.spearman.mean(0).T)
+            accumulator.add("overlap", where, alike.overlap.mean(0).T)
+    return accumulator.kept()
 
 
-def _judged(
+def _summarise(
     run: Run,
     name: str,
     methods: Sequence[str],
-    gathered: Accumulator,
+    accumulator: Accumulator,
     labels: Sequence[int],
     patients: Sequence[str],
-) -> JudgedRun:
-    figures = gathered.figures(patients)
-    auc, auc_at_random, of_twins = gathered.auc(labels)
-    followed = [
-        Followed(
+) -> RunFaithfulness:
+    figures = accumulator.figures(patients)
+    auc, auc_at_random, auc_of_twins = accumulator.auc(labels)
+    removals = [
+        RemovalFigures(
             figures[i],
-            gathered.curve(gathered.most[i], patients),
-            gathered.curve(gathered.least[i], patients, backwards=True),
-            auc[i],
+            accumulator.band(accumulator.most[i], patients),
+            accumulator.band(accumulator.least[i], patients, backwards=True),
+            tuple(auc[i].tolist()),
         )
         for i in range(len(figures))
     ]
-    learned = None if np.isnan(auc[0, 0]) else bool(auc[0, 0] > of_twins.max())
+    learned = None if np.isnan(auc[0, 0]) else bool(auc[0, 0] > auc_of_twins.max())
     maps = tuple(
-        JudgedMap(**vars(own), run=name, method=method, twin=twin, learned=learned)
-        for method, own, twin in zip(methods, followed[: len(methods)], followed[len(methods) :], strict=True)
+        MapFaithfulness(**vars(own), method=method, learned=learned, weights_shuffled=twin)
+        for method, own, twin in zip(methods, removals[: len(methods)], removals[len(methods) :], strict=True)
     )
-    at_random, right = gathered.curve(gathered.at_random, patients), int((gathered.rights > 0).sum())
-    return JudgedRun(run, name, len(labels), right, maps, at_random, auc_at_random, of_twins)
+    return RunFaithfulness(
+        name=name,
+        run=run.key,
+        weights=weights_key(run),
+        data=run.data.fingerprint,
+        model=run.settings.model,
+        slides=len(labels),
+        rightly_answered=int((accumulator.rights > 0).sum()),
+        random_order=accumulator.band(accumulator.at_random, patients),
+        random_order_auc=tuple(auc_at_random.tolist()),
+        auc_of_twins=tuple(auc_of_twins.tolist()),
+        maps=maps,
+    )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.runs.decision import Decision
-from carmil.runs.facts import Calibration, FoldFigures, Range, Spread
+from carmil.runs.facts import Calibration, FoldFigures, Range, SlideMean, Spread
 from carmil.runs.run import Run
 from carmil.statistics.bootstrap import bootstrap
 from carmil.statistics.calibration import brier, reliability
@@ -93,15 +93,15 @@ def intervals(given: FoldAnswers) -> dict[str, Range]:
     return {name: Range(interval.value, interval.low, interval.high) for name, interval in found.items()}
 
 
-def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> dict[str, float]:
-    """Mean over the slides that have a value, a 95 % interval over patients (or slides) where there are two, and how many."""
+def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> SlideMean:
+    """Mean over the slides that have a value, and its 95 % interval over patients (or slides)."""
     given = np.asarray(values, dtype=np.float64)
-    there = ~np.isnan(given)
+    known = ~np.isnan(given)
     groups = np.arange(len(given)) if patients is None else np.asarray(patients)
-    if not there.any():
-        return {"value": np.nan, "low": np.nan, "high": np.nan, "slides": 0}
-    found = bootstrap(np.mean, given[there], groups=groups[there], repeats=1000)
-    return {"value": found.value, "low": found.low, "high": found.high, "slides": int(there.sum())}
+    if not known.any():
+        return SlideMean(np.nan, np.nan, np.nan)
+    found = bootstrap(np.mean, given[known], groups=groups[known], repeats=1000)
+    return SlideMean(found.value, found.low, found.high, int(known.sum()))
 
 
 def calibration(frame: "pd.DataFrame", classes: Sequence[str]) -> Calibration:

@@ -3,10 +3,9 @@
 n instances of all slides together. One number an instance is kept, never features.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,12 @@ from carmil.evidence.agreement import agreement_by_bag
 from carmil.evidence.explainers import explain
 from carmil.evidence.localisation import auroc, dice, dice_threshold, froc_interval, ndcg
 from carmil.models.contract import BagModel
+from carmil.runs.facts import SlideMean
+from carmil.runs.slide_evidence import read_column
 from carmil.studies.agreement import known_instances, second_class
 from carmil.studies.figures import mean_interval
 from carmil.studies.subjects import Subject
 from carmil.truth import UNKNOWN
-from carmil.untrusted import one_line_errors, read_parquet
 
 AT_ONCE = 2**17  # instances in memory
 
@@ -58,8 +58,8 @@ def localisation_figures(
     subjects: Sequence[Subject],
     files: Sequence[Path],
     columns: dict[str, str],
-    thresholds: dict[str, list[float]],
-) -> dict[str, Any]:
+    thresholds: Mapping[str, Sequence[float]],
+) -> dict[str, dict[str, SlideMean]]:
     """Agreement with the truth of each method's map (`columns`: its column for the second class), with intervals over patients.
 
     AUPRC+, AUROC and NDCG are of slides with both kinds of instances, Dice of slides with targets, FROC of all; instances of
@@ -77,7 +77,7 @@ def localisation_figures(
     two_sided = bool((truth < 0).any())
     found = {}
     for method, column in columns.items():
-        maps = [_column(path, column) for path in files]
+        maps = [torch.from_numpy(read_column(path, column)) for path in files]
         measured: dict[str, list[float]] = {}
         for subject, s, t in zip(subjects, maps, truths, strict=True):
             at = [thresholds[method][row] for row in subject.models] if method in thresholds else []
@@ -85,7 +85,7 @@ def localisation_figures(
                 measured.setdefault(name, []).append(value)
         found[method] = {name: mean_interval(values, patients) for name, values in measured.items()}
         froc = froc_interval(torch.cat(maps)[known], truth > 0, offsets, groups=patients)
-        found[method]["froc"] = {"value": froc.value, "low": froc.low, "high": froc.high, "slides": len(maps)}
+        found[method]["froc"] = SlideMean(froc.value, froc.low, froc.high, len(maps))
     return found
 
 
@@ -113,9 +113,3 @@ def _slide_figures(scores: Tensor, truth: Tensor, two_sided: bool, threshold: fl
     if threshold is not None:
         found["dice"] = float(dice(s, hits, whole, threshold=threshold)) if threshold == threshold else float("nan")
     return found
-
-
-def _column(path: Path, name: str) -> Tensor:
-    table = read_parquet(path, again := "remove it and run `carmil explain` again")
-    with one_line_errors(path, again):
-        return torch.from_numpy(table[name].to_numpy().copy())

@@ -16,9 +16,11 @@ from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
 from carmil.files import safe_name, whole_folder
 from carmil.maps.drawing import LONGEST, draw_maps
-from carmil.maps.slide_evidence import Smoothing, answer_lines, maps_of
+from carmil.maps.smoothing import Smoothing
 from carmil.progress import Log, counted
+from carmil.runs.evidence import check_same_models
 from carmil.runs.run import Run, read_run
+from carmil.runs.slide_evidence import answer_lines, maps_of
 from carmil.slides.encoders import Encoder, may_be
 from carmil.slides.encoding import Times
 from carmil.slides.features import encode_slides, tiles_of
@@ -27,7 +29,7 @@ from carmil.slides.slide import Tiles
 from carmil.slides.tile_cohort import TileSettings, tile_slides
 from carmil.slides.tiling import tiles_file
 from carmil.studies.evaluate import check_encoder, check_tiles, predict_bags
-from carmil.studies.explain import check_same_run, explain_run
+from carmil.studies.explain import explain_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +71,7 @@ def run_slides(
         )
     log = _log_once(log)
     run = read_run(run_folder)
-    check_same_run(out / "evidence", run, out)
+    check_same_models(out / "evidence", run, out)
     check_encoder(run, encoder.name, encoder.width, encoder.name, log, pooling=encoder.pooling)
     if tiles is None:
         found, broken = _tiles(slides, out / "tiles", _settings(run, preset, log), mpp)

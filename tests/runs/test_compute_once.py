@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from carmil.studies.compute_once import compute_once
+from carmil.runs.compute_once import compute_once
 
 
 def test_what_was_asked_before_is_read_with_the_machine_that_measured_it(tmp_path):

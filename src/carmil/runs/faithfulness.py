@@ -1,0 +1,146 @@
+"""What `carmil faithfulness` measures of a run and its maps, the verdict of the randomisation test, and faithfulness.json.
+
+A twin is a copy of a model with its weights shuffled. S steps in which the tiles of a slide are removed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isnan
+from pathlib import Path
+
+from carmil.errors import CarmilError
+from carmil.files import write_text
+from carmil.provenance import machine, plain
+from carmil.runs.facts import Count, Number, SlideMean
+from carmil.runs.run import Run, weights_key
+from carmil.untrusted import read_as, shown
+
+FILE = "faithfulness.json"
+FAILS_FROM = 0.5  # a map that resembles the twin's this much shows the features or the architecture
+ALIKE = "the map is much the same without anything that was learned"
+NO_GAIN = "it explains the answers no better than the map of the model with shuffled weights does"
+UNLEARNED = "the model answers no better than with shuffled weights: it has learned nothing that a map could show"
+Curve = tuple[Number, ...]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean over the slides at each of S+1 steps, and its 95 % interval over patients."""
+
+    mean: Curve
+    low: Curve
+    high: Curve
+
+
+@dataclass(frozen=True)
+class RemovalFigures:
+    """Figures by name and curves of removing tiles in the order of one map. auc (S+1): of the cohort."""
+
+    figures: Mapping[str, SlideMean]
+    deletion: Band
+    insertion: Band
+    auc: Curve
+
+
+@dataclass(frozen=True)
+class MapFaithfulness(RemovalFigures):
+    """One explainer of a run. weights_shuffled: the same for the order of the twins' maps.
+
+    learned: whether the run answers better than its twins; None if that could not be measured.
+    """
+
+    method: str
+    learned: bool | None
+    weights_shuffled: RemovalFigures
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Why the map fails the randomisation test; empty if it does not."""
+        conditions = {
+            UNLEARNED: self.learned is False,
+            ALIKE: self.figures["randomisation"].value >= FAILS_FROM,
+            NO_GAIN: self.figures["aopc_gain"].low <= 0,
+        }
+        return tuple(words for words, failed in conditions.items() if failed)
+
+    @property
+    def fails(self) -> bool | None:
+        """None where nothing fails but a part of the test is undefined: a constant map, a single patient or class."""
+        undefined = isnan(self.figures["randomisation"].value) or isnan(self.figures["aopc_gain"].low)
+        if not self.failures and (self.learned is None or undefined):
+            return None
+        return bool(self.failures)
+
+
+@dataclass(frozen=True)
+class RunFaithfulness:
+    """All maps of a run, and what random orders do to its answers.
+
+    run, weights and data are keys of the run, its weights and its cohort; auc_of_twins: of the cohort, one per twin.
+    """
+
+    name: str
+    run: str
+    weights: str
+    data: str
+    model: str
+    slides: Count
+    rightly_answered: Count
+    random_order: Band
+    random_order_auc: Curve
+    auc_of_twins: tuple[Number, ...]
+    maps: tuple[MapFaithfulness, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    runs: tuple[RunFaithfulness, ...]
+
+
+def write_faithfulness_file(runs: Sequence[RunFaithfulness], folder: Path, *, command: str) -> None:
+    """Write faithfulness.json, with the verdict beside the figures of each map."""
+    listed = []
+    for run in runs:
+        maps = [
+            {"method": one.method, "fails_randomisation": one.fails, "failures": one.failures, **asdict(one)}
+            for one in run.maps
+        ]
+        listed.append({**asdict(run), "maps": maps})
+    facts = {"command": command, "machine": machine(), "runs": listed}
+    write_text(folder / FILE, json.dumps(plain(facts), indent=2))
+
+
+def read_faithfulness(run: Run) -> RunFaithfulness:
+    """Read RUN/faithfulness. A file that is not there, or of another run or other weights, is refused."""
+    path = run.folder / "faithfulness" / FILE
+    if not path.is_file():
+        raise CarmilError(
+            f"Not measured yet: run `carmil faithfulness {run.name}`, then `carmil report {run.name}` to show it here."
+        )
+    again = f"run `carmil faithfulness {run.name}` again"
+    content = read_as(path, _File, "is not as `carmil faithfulness` writes it", again)
+    keys = (run.key, weights_key(run))
+    found = next((one for one in content.runs if (one.run, one.weights) == keys), None)
+    if found is None:
+        raise CarmilError(f"{path} is not of the weights of this run: {again}")
+    if problem := _inconsistency(found):
+        raise CarmilError(f"{path}: {problem}; {again}")
+    return found
+
+
+def _inconsistency(found: RunFaithfulness) -> str:
+    """What does not fit together, in words; empty if everything does."""
+    if not found.maps or not found.auc_of_twins:
+        return "maps or auc_of_twins is empty"
+    parts = [part for one in found.maps for part in (one, one.weights_shuffled)]
+    bands = [found.random_order, *(part.deletion for part in parts), *(part.insertion for part in parts)]
+    steps = {len(curve) for band in bands for curve in (band.mean, band.low, band.high)}
+    steps |= {len(curve) for curve in (found.random_order_auc, *(part.auc for part in parts))}
+    if len(steps) != 1 or min(steps) < 2:
+        return "its curves have different numbers of steps, or fewer than two"
+    for one in found.maps:
+        for name in ("randomisation", "aopc_gain"):
+            if name not in one.figures:
+                return f"{name} of the map {shown(one.method)} is missing"
+    return ""
