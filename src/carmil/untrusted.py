@@ -4,10 +4,11 @@ Every reader goes through here, so that whatever a library raises leaves as one 
 header cannot ask for more memory than its file can fill.
 """
 
+import difflib
 import json
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -155,6 +156,16 @@ def parsed(value: Any, kind: type[T], where: str, advice: str = "") -> T:
         raise CarmilError(f"{where}: {_problem(error, value)}{_then(advice)}") from None
 
 
+def validated(value: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """Return what a user wrote as `kind`, a dataclass; as `parsed`, but text may stand for a number or for true and false."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise CarmilError(f"{where}: {_problem(error, value)}") from None
+
+
 def read_as(path: Path, kind: type[T], words: str = "cannot be read", advice: str = AGAIN) -> T:
     """Return the content of a JSON file as `kind`, see `parsed`; `words` say of the file what is wrong."""
     return parsed(read_json(path, advice), kind, f"{path} {words}", advice)
@@ -188,11 +199,21 @@ def _problem(error: "ValidationError", value: Any) -> str:
                 place, there = f"{place}.{part}", one
                 break
         found.setdefault(place, "missing" if there is one else shown(there))
-        problems.setdefault(place, []).append(_EXPECTED.get(one["type"], "") or _lowered(one["msg"]))
+        if one["type"] == "literal_error":
+            problems.setdefault(place, []).append(_choice(one["ctx"]["expected"], there))
+        else:
+            problems.setdefault(place, []).append(_EXPECTED.get(one["type"], "") or _lowered(one["msg"]))
     place, expected = next(iter(problems.items()))
     if found[place] == "missing":
         return f"{place.lstrip('.')} is missing"
     return f"{place.lstrip('.') or 'its content'} is {found[place]}: expected {' or '.join(dict.fromkeys(expected))}"
+
+
+def _choice(expected: str, value: Any) -> str:
+    """The values that may stand there, as pydantic lists them, and the nearest to the one that does."""
+    known = re.findall(r"'([^']*)'", expected)
+    close = difflib.get_close_matches(str(value), known, n=1)
+    return f"one of {', '.join(known)}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _lowered(message: str) -> str:
@@ -208,6 +229,8 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "too_short": "a list of at least one number",
     "none_required": "null",
     "tuple_type": "a list",
     "list_type": "a list",

@@ -177,10 +177,10 @@ def test_agreement_with_the_truth_is_scikit_learns(study, evidence):
         else:
             both.append(average_precision_score(truth < 0, -scores))
     found = evidence.summary.truth.agreement["path"]
-    assert found["auprc_plus"]["value"] == pytest.approx(np.mean(positive))
-    assert found["auprc_plus"]["slides"] == len(positive)
-    assert found["auprc_both_mirror"]["value"] == pytest.approx(np.mean(both))
-    assert found["auprc_plus"]["low"] <= found["auprc_plus"]["value"] <= found["auprc_plus"]["high"]
+    assert found["auprc_plus"].value == pytest.approx(np.mean(positive))
+    assert found["auprc_plus"].slides == len(positive)
+    assert found["auprc_both_mirror"].value == pytest.approx(np.mean(both))
+    assert found["auprc_plus"].low <= found["auprc_plus"].value <= found["auprc_plus"].high
     assert {"auroc", "ndcg", "froc", "dice"} <= set(found)
     assert evidence.summary.truth.negative_rule.startswith("mirror")
 

@@ -134,8 +134,8 @@ def test_the_curves_begin_with_what_was_predicted_and_end_with_the_bag_of_zeros(
         assert one.deletion.mean[0] == pytest.approx(one.insertion.mean[-1])
         assert one.deletion.mean[-1] == pytest.approx(one.insertion.mean[0])
         assert len(one.deletion.mean) == len(one.auc) == 21
-        assert (one.deletion.low <= one.deletion.mean + 1e-9).all()
-        assert (one.deletion.mean <= one.deletion.high + 1e-9).all()
+        assert (np.array(one.deletion.low) <= np.array(one.deletion.mean) + 1e-9).all()
+        assert (np.array(one.deletion.mean) <= np.array(one.deletion.high) + 1e-9).all()
     assert car.maps[0].deletion.mean[10] < car.random_order.mean[10]  # path evidence is better than chance
 
 

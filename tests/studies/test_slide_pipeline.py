@@ -30,7 +30,7 @@ def cohort(tmp_path_factory, make_cohort_slide, small_weights):
     outcomes = tile_slides(paths, folder / "tiles")
     tiles = {one.path: one.tiles for one in outcomes}
     encoder = load_encoder(ENCODER, weights=small_weights)
-    encode_slides(tiles, folder / "features", encoder, device="cpu", log=lambda line: None)
+    encode_slides(tiles, folder / "features", encoder, device="cpu", say=lambda line: None)
     lines = [f"{name},{name},{colour}" for name, colour in labels.items()]
     (folder / "labels.csv").write_text("\n".join(["slide_id,case_id,label", *lines, ""]))
     settings = Settings(

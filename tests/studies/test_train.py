@@ -284,7 +284,7 @@ def test_settings_from_yaml_are_those_of_the_command_line(tmp_path):
         ("bags: f\nlabels: t\nout: r\nfolds: 2.5\n", "whole number"),
         ("bags: f\nlabels: t\nout: r\nfolds: 1\n", "folds is 1"),
         ("bags: f\nlabels: t\nout: r\nlr: .inf\n", "finite"),
-        ("bags: f\nlabels: t\nout: r\nlr: []\n", "empty list"),
+        ("bags: f\nlabels: t\nout: r\nlr: []\n", "lr is a list: expected a number or a list of at least one number"),
         ("bags: f\nlabels: t\nout: r\npatients: median\n", "expected one of mean, max, one-bag"),
         ("bags: f\nlabels: t\nout: r\nofficial: maybe\n", "true or false"),
         ("bags: f\nlabels: t\nout: r\noptions: 3\n", "expected names with values"),

@@ -91,7 +91,7 @@ def test_evidence_is_that_of_the_models_that_were_tested_on_the_slide(ask, study
 @pytest.mark.finding(n=3)
 def test_the_viewer_calls_negligible_what_drawings_and_reports_do(run, number_of):
     maps, number = CaseMaps(run), number_of["s4"]
-    found = maps.explained(number)
+    found = maps.evidence_of(number)
     assert maps.shown(number, "evidence", 0).negligible == "" and maps.top(number, 0, 3)[0]
     large, small = torch.linspace(-3, 3, run.size(number)), torch.full((run.size(number),), 1e-5)
     found.columns |= {"evidence_a": large, "evidence_b": large + small}  # no answer depends on what both share
@@ -110,7 +110,7 @@ def test_the_lists_leave_out_what_drawings_call_neither_for_nor_against(run, num
     maps, number = CaseMaps(run), number_of["s4"]
     values = torch.full((run.size(number),), -0.19)
     values[:5] = torch.tensor([4.0, 0.21, 0.19, 0.0, -0.21])
-    maps.explained(number).columns |= {"evidence_a": values, "evidence_b": -values}
+    maps.evidence_of(number).columns |= {"evidence_a": values, "evidence_b": -values}
     supporting, refuting = maps.top(number, 0, 5)
     assert [j for j, _ in supporting] == [0, 1] and [j for j, _ in refuting] == [4]
 

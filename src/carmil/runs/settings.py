@@ -1,86 +1,119 @@
 """What a study is asked to do; the words of the command line and of a YAML file."""
 
-import difflib
-import math
 import os
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
-from carmil.untrusted import parsed, shown
+from carmil.untrusted import parsed, shown, validated
 
-Many = float | list[float]
-# Where a study is computed and written: no part of what it finds.
 MOST_VALUES = 10_000  # of a YAML file
 LARGEST_OPTION = 2**16
 LONGEST_PART = 255  # bytes of a file's name
-WHERE = ("out", "device", "models_at_once", "cluster")
+WHERE = (
+    "out",
+    "device",
+    "models_at_once",
+    "cluster",
+)  # where a study runs and is written: they do not change its results
+
+
+def _text(value: object) -> str:
+    """A name of digits alone is a number in YAML."""
+    if not isinstance(value, str | Path | int) or isinstance(value, bool):
+        raise ValueError("text")
+    if "\0" in str(value):
+        raise ValueError("text without a null character")
+    return str(value)
+
+
+def _short_path(path: Path) -> Path:
+    if max(len(os.fsencode(part)) for part in (*path.parts, "")) > LONGEST_PART:
+        raise ValueError(f"the name of a file, at most {LONGEST_PART} bytes long")
+    return path
+
+
+def _number(value: object) -> int | float:
+    """YAML reads 2e-4 as text, and a command line has text alone."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("a number")
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+File = Annotated[Path, BeforeValidator(_text), AfterValidator(_short_path)]
+Whole = Annotated[int, BeforeValidator(_number)]
+Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Many = Real | Annotated[list[Real], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class Settings:
     """A study. Where a list may stand, all its values are trained and the best on validation bags is taken."""
 
-    bags: Path
-    out: Path
-    labels: Path | None = None
-    model: str = "car/abmil.gated"
+    bags: File
+    out: File
+    labels: File | None = None
+    model: Text = "car/abmil.gated"
     options: dict[str, Any] | None = None
 
     # Columns of the label table, guessed unless named.
-    slide: str | None = None
-    patient: str | None = None
-    label: str | None = None
-    site: str | None = None
-    split: str | None = None
-    positive: str | None = None
-    truth: str | None = None
+    slide: Text | None = None
+    patient: Text | None = None
+    label: Text | None = None
+    site: Text | None = None
+    split: Text | None = None
+    positive: Text | None = None
+    truth: Text | None = None
 
     # Who is trained on what.
-    folds: int = 5
-    seeds: int = 1
-    inner: int = 1
-    splits: Path | None = None
+    folds: Whole = 5
+    seeds: Whole = 1
+    inner: Whole = 1
+    splits: File | None = None
     official: bool = False
-    validation: float = 0.15
+    validation: Real = 0.15
     reshuffle: bool = False
     patients: Literal["mean", "max", "one-bag"] = "mean"
-    seed: int = 0
+    seed: Whole = 0
     allow_duplicates: bool = False  # the same features under two patients
 
     # How.
-    epochs: int = 100
-    batch: int = 1
+    epochs: Whole = 100
+    batch: Whole = 1
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: Many = 5e-4
-    weight_decay: float = 1e-2
+    weight_decay: Real = 1e-2
     schedule: Literal["cosine", "constant"] = "cosine"
-    warmup: int | None = None  # epochs before one can be chosen; half of them unless given
-    patience: int = 20
+    warmup: Whole | None = None  # epochs before one can be chosen; half of them unless given
+    patience: Whole = 20
     class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: float = 0.1
+    label_smoothing: Real = 0.1
     alpha: Many | None = None
     lambda_: Many | None = None
     distance: Literal["relative", "l1", "cosine"] | None = None
     scale: Literal["none", "common", "halfway", "own"] = "halfway"
     init: Literal["xavier", "own"] = "xavier"
     precision: Literal["bfloat16", "float32"] = "bfloat16"  # of products on a GPU; a CPU computes in float32
-    warm_start: Path | None = None
+    warm_start: File | None = None
 
     # What is made of the answers.
-    threshold: str = "balanced"
-    abstain: float = 0.0
+    threshold: Text = "balanced"
+    abstain: Real = 0.0
 
     dtype: Dtype = "float16"
     skip_broken: bool = False  # bags that cannot be packed are left out
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    models_at_once: int | None = None
-    cluster: str | None = None
+    models_at_once: Whole | None = None
+    cluster: Text | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -104,18 +137,18 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, where: str) -> "Settings":
-        """Settings from words; `where` they come from is named in a complaint."""
-        kinds = typing.get_type_hints(cls)
+        """Settings of a file or a command line, named `where` in an error message."""
+        known = [field.name for field in fields(cls)]
         given = with_preset(current_names(given), where)
         for name in given:
-            if name not in kinds:
-                raise CarmilError(
-                    f"{where}: {unknown('setting', name.rstrip('_'), [one.rstrip('_') for one in (*kinds, 'preset')])}"
-                )
-        for field in fields(cls)[:2]:
-            if given.get(field.name) is None:
-                raise CarmilError(f"{where}: {field.name!r} is missing; expected {_MEANT[field.name]}")
-        return cls(**{name: _as(kinds[name], value, f"{where}: {name}") for name, value in given.items()})
+            if name not in known:
+                names = [setting.rstrip("_") for setting in (*known, "preset")]
+                raise CarmilError(f"{where}: {unknown('setting', name.rstrip('_'), names)}")
+        for name, meaning in _MEANT.items():
+            if given.get(name) is None:
+                raise CarmilError(f"{where}: {name!r} is missing; expected {meaning}")
+        options = checked_options(given.get("options"), f"{where}: options")
+        return validated(given | {"options": options}, cls, where)
 
     def asked(self) -> dict[str, Any]:
         """All settings as JSON knows them."""
@@ -215,53 +248,3 @@ def plain_name(name: str) -> str:
     """A setting as the user writes it, as Python does: lambda is a word of its own there."""
     name = name.replace("-", "_")
     return "lambda_" if name == "lambda" else name
-
-
-def _as(kind: Any, value: Any, where: str) -> Any:
-    """The value as the kind of its setting, or one line that says what was expected."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        kinds = typing.get_args(kind)
-        if value is None and types.NoneType in kinds:
-            return None
-        if isinstance(value, list) and list[float] in kinds:
-            if not value:
-                raise CarmilError(f"{where} is an empty list: expected at least one number")
-            return [_as(float, item, where) for item in value]
-        kind = next(one for one in kinds if one is not types.NoneType)
-    if typing.get_origin(kind) is Literal:
-        if not isinstance(value, str) or value not in typing.get_args(kind):
-            close = difflib.get_close_matches(str(value), typing.get_args(kind), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise CarmilError(f"{where} is {shown(value)}: expected one of {', '.join(typing.get_args(kind))}{hint}")
-        return value
-    if typing.get_origin(kind) is dict:
-        return checked_options(value, where)
-    if kind is Path or kind is str:
-        if not isinstance(value, (str, Path, int)) or isinstance(value, bool):
-            raise CarmilError(f"{where} is {shown(value)}: expected text")
-        if "\0" in str(value):
-            raise CarmilError(f"{where} holds a null character: expected text")
-        if kind is Path and max(len(os.fsencode(part)) for part in (*Path(str(value)).parts, "")) > LONGEST_PART:
-            raise CarmilError(
-                f"{where} is {shown(value)}, longer than {LONGEST_PART} bytes: expected the name of a file"
-            )
-        return kind(str(value))
-    if kind is bool:
-        if value in ("true", "false"):
-            return value == "true"
-        if not isinstance(value, bool):
-            raise CarmilError(f"{where} is {shown(value)}: expected true or false")
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise CarmilError(f"{where} is {shown(value)}: expected a number")
-    try:
-        number = float(value)  # YAML reads 2e-4 as text
-    except (ValueError, OverflowError):
-        raise CarmilError(f"{where} is {shown(value)}: expected a number") from None
-    if not math.isfinite(number):
-        raise CarmilError(f"{where} is {shown(value)}: expected a finite number")
-    if kind is int:
-        if number != int(number):
-            raise CarmilError(f"{where} is {shown(value)}: expected a whole number")
-        return int(number)
-    return number

@@ -16,6 +16,7 @@ from carmil.bags.slide_file import NOT_RECORDED, SlideFile
 from carmil.evidence.explainers import default_explainer
 from carmil.models.contract import BagModel
 from carmil.runs.decision import Decision
+from carmil.runs.evidence import RunEvidence
 from carmil.training.population import Population
 
 Floats = NDArray[np.float64]
@@ -56,7 +57,10 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class RunCases:
-    """All cases of a run. pictures: what a row of the bags looks like, where the run knows it (digits)."""
+    """All cases of a run. pictures: what a row of the bags looks like, where the run knows it (digits).
+
+    evidence: what `carmil explain` wrote, where it did.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -64,6 +68,7 @@ class RunCases:
     cases: tuple[Case, ...]
     population: Population
     pictures: Callable[[int], NDArray[np.uint8]] | None = None
+    evidence: RunEvidence | None = None
     _members: dict[int, BagModel] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 

@@ -81,15 +81,31 @@ class CaseMaps:
     def __init__(self, run: RunCases) -> None:
         self.run = run
         self.kinds = {kind.name: kind for kind in kinds_of(run)}
-        self._kept: BoundedCache[BagEvidence] = BoundedCache(KEPT, _bytes)
+        self._cache: BoundedCache[BagEvidence] = BoundedCache(KEPT, _bytes)
 
     def evidence_of(self, number: int) -> BagEvidence:
-        found = self._kept.get(number)
+        """The maps of a case: as the run holds them, else computed."""
+        found = self._cache.get(number)
         if found is None:
             run = self.run
-            found = explain_bag(run.members(number), run.bag(number), (run.method,), run.classes, searched=False)
-            self._kept.put(number, found)
+            found = self._stored(number) or explain_bag(
+                run.members(number), run.bag(number), (run.method,), run.classes, searched=False
+            )
+            self._cache.put(number, found)
         return found
+
+    def _stored(self, number: int) -> BagEvidence | None:
+        """What `carmil explain` wrote of the case; None if there is nothing, or it does not fit the case."""
+        run = self.run
+        if run.evidence is None or run.evidence.summary.evidence != run.method:
+            return None
+        try:
+            columns = run.evidence.slide(run.cases[number].slide).columns
+        except CarmilError:
+            return None
+        if any(len(columns.get(f"evidence_{name}", ())) != run.size(number) for name in run.classes):
+            return None
+        return BagEvidence({name: torch.from_numpy(values.copy()) for name, values in columns.items()})
 
     def shown(self, number: int, name: str, of: int) -> MapResponse:
         """The map `name` of class `of`, which some maps do not depend on."""

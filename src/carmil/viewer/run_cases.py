@@ -8,6 +8,7 @@ from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
 from carmil.evidence.abilities import has_counterfactual
 from carmil.progress import Log
+from carmil.runs.evidence import RunEvidence, read_run_evidence
 from carmil.runs.run import Run, read_run
 from carmil.studies.decisions import decision_of
 from carmil.studies.subjects import open_run_store, own_subjects
@@ -25,10 +26,10 @@ def read_cases(folder: Path, *, log: Log = lambda line: None) -> RunCases:
         for other in found[1:]:
             log(f"there is also {other}")
         return digit_cases(found[0])
-    return _study_cases(read_run(folder))
+    return _study_cases(read_run(folder), log)
 
 
-def _study_cases(run: Run) -> RunCases:
+def _study_cases(run: Run, log: Log) -> RunCases:
     store = open_run_store(run)
     population = run.population()
     with_counterfactual = has_counterfactual(population.member(0))
@@ -55,4 +56,14 @@ def _study_cases(run: Run) -> RunCases:
     bags = store.bags()
     if run.metrics.rule == "one-bag":  # slides of a patient would lie on top of each other
         bags = Bags.trusted(**{**vars(bags), "coordinates": None, "coordinate_unit": None})
-    return RunCases(run.name, run.classes, bags, tuple(cases), population)
+    return RunCases(run.name, run.classes, bags, tuple(cases), population, evidence=_evidence(run, log))
+
+
+def _evidence(run: Run, log: Log) -> RunEvidence | None:
+    """The evidence in the run's folder; without it the models compute a map when it is first shown."""
+    try:
+        return read_run_evidence(run)
+    except CarmilError as error:
+        if (run.folder / "evidence").exists():
+            log(f"maps are computed when they are shown: {error}")
+        return None
