@@ -12,7 +12,7 @@ from speed.timing import DEVICE, time_step
 from carmil.bags.bags import Bags
 from carmil.counterfactual.branches import create_model
 from carmil.evidence.explainers import explain
-from carmil.models.scaled import Scaled
+from carmil.models.scaled_model import ScaledModel
 
 INSTANCES, WIDTH = 10_000, 1024
 
@@ -26,7 +26,7 @@ def main(
     torch.manual_seed(0)
     bags = Bags.from_list([torch.randn(INSTANCES, WIDTH)]).to(device)
     for name in models.split(","):
-        model = Scaled(create_model(name, WIDTH, classes), WIDTH).eval().to(device)
+        model = ScaledModel(create_model(name, WIDTH, classes), WIDTH).eval().to(device)
         for method in ("path", "coalition"):
             timing = time_step(
                 lambda model=model, method=method: lambda: explain(model, bags, method), device=device, seconds=seconds

@@ -162,7 +162,7 @@ def visited(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _registered_for_one_page_only():
-    registries = (registry._ENTRIES, EXPLAINERS, READERS)
+    registries = (registry._MODELS, EXPLAINERS, READERS)
     before = [dict(one) for one in registries]
     yield
     for one, entries in zip(registries, before, strict=True):

@@ -9,11 +9,11 @@ from carmil import Bags, create_model, explain, list_models
 from carmil.counterfactual import theory
 from carmil.errors import CarmilError
 from carmil.evidence import residual
-from carmil.evidence.abilities import has_counterfactual, pools_by_attention
 from carmil.evidence.leave_one_out import leave_one_out
 from carmil.evidence.lrp import lrp
 from carmil.evidence.path import REFERENCES, path_evidence, path_residual
 from carmil.evidence.sensitivity import logit_sensitivity, margin_sensitivity
+from carmil.models import Ability
 from carmil.models.layers import HeadLinear, Linear
 from carmil.models.pooling import Offsets, bag_softmax, bag_sum, bag_weighted_sum
 
@@ -39,7 +39,7 @@ def some_features(n=INSTANCES, dtype=torch.float64):
     return torch.randn(n, WIDTH, dtype=dtype) * 2
 
 
-POOLING = [name for name in list_models() if name != "weno" and pools_by_attention(fresh(name))]
+POOLING = [name for name in list_models() if name != "weno" and Ability.POOLS_BY_ATTENTION in fresh(name).abilities]
 
 
 def bags_of(model, x):
@@ -135,7 +135,7 @@ def test_path_evidence_is_complete_from_every_reference(name, dtype):
     seen = model(x, offsets)
     z, u = seen.instances, seen.scores
     scores = {"reversed": -u, "uniform": torch.zeros_like(u)}
-    if has_counterfactual(model):
+    if Ability.COUNTERFACTUAL_MAP in model.abilities:
         scores["counterfactual"] = seen.counterfactual.scores[:, 0]
     references = {name: bag_weighted_sum(bag_softmax(s, offsets), z, offsets) for name, s in scores.items()}
     references["zero"] = torch.zeros_like(seen.pooled)

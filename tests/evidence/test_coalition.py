@@ -9,14 +9,14 @@ from carmil import create_model
 from carmil.evidence.coalition import _circle, coalition_evidence
 from carmil.evidence.gradients import class_logits, feature_change, input_x_gradient, integrated_gradients
 from carmil.models.pooling import Offsets
-from carmil.models.scaled import Scaled
+from carmil.models.scaled_model import ScaledModel
 
 WIDTH, CLASSES = 5, 3
 
 
-def scaled(name: str = "abmil.gated", **options) -> Scaled:
+def scaled(name: str = "abmil.gated", **options) -> ScaledModel:
     torch.manual_seed(0)
-    model = Scaled(create_model(name, WIDTH, CLASSES, hidden=8, **options), WIDTH).double().eval()
+    model = ScaledModel(create_model(name, WIDTH, CLASSES, hidden=8, **options), WIDTH).double().eval()
     model.mean.copy_(torch.arange(WIDTH) / 3)
     model.deviation.copy_(1 + torch.arange(WIDTH) / 5)
     return model

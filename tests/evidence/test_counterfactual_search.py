@@ -112,7 +112,7 @@ def test_a_dearer_change_is_a_smaller_one_on_fewer_instances():
 
 def test_what_cannot_be_searched_is_named_and_the_model_goes_on_as_it_was():
     model, x = model_of().train(), torch.randn(40, 6, dtype=torch.float64)
-    with pytest.raises(CarmilError, match="a search needs attention pooling, which TransMIL does not have"):
+    with pytest.raises(CarmilError, match="search needs a model that declares 'pools by attention'; TransMIL does not"):
         search_counterfactual(create_model("transmil", 6, 2, hidden=8, heads=2), x, STARTS)
     with pytest.raises(CarmilError, match=r"targets of shape \(3,\) for 4 bags"):
         search_counterfactual(model, x, STARTS, torch.tensor([0, 1, 1]))

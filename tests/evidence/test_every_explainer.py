@@ -7,7 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from carmil import Bags, create_model, list_models
 from carmil.errors import CarmilError
 from carmil.evidence import EXPLAINERS, explain, explainers_of, residual
-from carmil.models.scaled import Scaled
+from carmil.models import Ability, BagModel, Prediction
+from carmil.models.pooling import Offsets, bag_mean
+from carmil.models.scaled_model import ScaledModel
 
 WIDTH = 12
 SIZES = [6, 1, 4]
@@ -66,7 +68,7 @@ def test_only_evidence_that_says_so_differs_between_the_classes(name):
     for method in filter(quick, explainers_of(model)):
         evidence = explain(model, bags, method)
         alike = torch.equal(evidence, evidence[:, :1].expand_as(evidence))
-        a_map_a_class = getattr(model, "heads_are_classes", False) and "attention" in EXPLAINERS[method].description
+        a_map_a_class = Ability.MAP_PER_CLASS in model.abilities and "attention" in EXPLAINERS[method].description
         assert alike != (EXPLAINERS[method].class_conditional or a_map_a_class), method
 
 
@@ -99,13 +101,66 @@ def test_a_model_is_asked_for_what_it_has_and_refuses_the_rest_in_one_line(name)
 def test_what_a_model_can_be_asked_for_follows_from_what_it_is(name, expected):
     model = fresh(name)
     assert set(explainers_of(model)) == expected
-    assert set(explainers_of(Scaled(model, WIDTH))) == expected
+    assert set(explainers_of(ScaledModel(model, WIDTH))) == expected
+
+
+class LinearMean(BagModel):
+    """A model from outside: the mean of x W', with x as instances, equal scores, and logits of every instance."""
+
+    def __init__(self, abilities):
+        super().__init__()
+        self.classes, self.abilities = 3, abilities
+        self.weight = torch.nn.Parameter(torch.randn(3, WIDTH))
+
+    def embed(self, features, offsets):
+        return features
+
+    def attend(self, instances, offsets):
+        return instances[:, :1] * 0
+
+    def classify(self, pooled):
+        return pooled.squeeze(-2) @ self.weight.T
+
+    def forward(self, features, offsets):
+        offsets = Offsets.of(offsets)
+        u, logits = self.attend(features, offsets), features @ self.weight.T
+        weights = (1 / offsets.sizes)[offsets.bag_of].unsqueeze(-1)
+        pooled = bag_mean(features, offsets).unsqueeze(-2)
+        return Prediction(self.classify(pooled), offsets, u, features, pooled, weights, instance_logits=logits)
+
+
+@pytest.mark.parametrize(
+    ("abilities", "expected"),
+    [
+        (Ability.NONE, {"random"}),
+        (Ability.GRADIENTS, {"random", "input_x_gradient", "integrated_gradients"}),
+        (Ability.SMALL_BAGS, {"random", "single", "coalition", "coalition.4"}),
+        (BagModel.abilities | Ability.INSTANCE_LOGITS, ANY | {"patch_scores"}),
+        (BagModel.abilities | Ability.ATTENDS, ANY | {"attention"}),
+        (BagModel.abilities | Ability.ATTENDS | Ability.POOLS_BY_ATTENTION, ANY | POOLED - {"lrp"}),
+    ],
+)
+def test_a_model_from_outside_gets_exactly_the_explainers_it_declares(abilities, expected):
+    model, bags = LinearMean(abilities), some_bags()
+    assert set(explainers_of(model)) == set(explainers_of(ScaledModel(model, WIDTH))) == expected
+    assert all(explain(model, bags, method).isfinite().all() for method in expected)
+    with pytest.raises(CarmilError, match="'rollout' needs a model that declares 'rollout'; LinearMean does not"):
+        explain(ScaledModel(model, WIDTH), bags, "rollout")
+
+
+def test_the_evidence_of_a_model_from_outside_is_what_its_instances_add():
+    bags = some_bags()
+    model = LinearMean(BagModel.abilities | Ability.ATTENDS | Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_LOGITS)
+    sizes = bags.sizes[torch.repeat_interleave(bags.sizes)].unsqueeze(-1)
+    own = explain(model, bags, "patch_scores") / sizes
+    for method in ("path.zero", "input_x_gradient", "integrated_gradients"):
+        assert torch.allclose(explain(model, bags, method), own, atol=1e-5), method
 
 
 @pytest.mark.parametrize("name", ["car/abmil", "targeted/abmil", "car/transmil", "mean"])
 def test_a_scale_of_the_features_is_part_of_the_model(name):
     model, bags = fresh(name).double(), some_bags()
-    scaled = Scaled(model, WIDTH).double()
+    scaled = ScaledModel(model, WIDTH).double()
     scaled.mean += 3
     scaled.deviation += 1
     moved = Bags(bags.features.double() * 2 + 3, bags.offsets)

@@ -89,7 +89,7 @@ def test_an_explainer_that_is_not_there_or_does_not_fit_is_named():
     bags = Bags.from_list([torch.randn(3, 16)])
     with pytest.raises(CarmilError, match="unknown explainer 'paht'; did you mean 'path'"):
         explain(model_of(), bags, "paht")
-    with pytest.raises(CarmilError, match="needs a model with a targeted branch"):
+    with pytest.raises(CarmilError, match="'targeted' needs a model that declares 'target maps'; ABMIL does not"):
         explain(model_of("car/abmil"), bags, "targeted")
 
 
@@ -108,13 +108,13 @@ def test_large_logits_cost_no_more_pieces_than_small_ones(monkeypatch):
 
 def test_a_model_asked_for_what_it_does_not_have_goes_on_as_it_was():
     model, bags = create_model("mean", 16, 4, hidden=8).train(), Bags.from_list([torch.randn(3, 16)])
-    with pytest.raises(CarmilError, match="path evidence needs attention pooling, which MeanMIL does not have"):
+    with pytest.raises(CarmilError, match="'path' needs a model that declares 'pools by attention'; MeanMIL does not"):
         explain(model, bags, "path")
-    with pytest.raises(CarmilError, match="MeanMIL does not attend"):
+    with pytest.raises(CarmilError, match="'attention' needs a model that declares 'attends'"):
         explain(model, bags, "attention")
-    with pytest.raises(CarmilError, match="no scores of single instances"):
+    with pytest.raises(CarmilError, match="'patch_scores' needs a model that declares 'instance logits'"):
         explain(model_of(), bags, "patch_scores")
-    with pytest.raises(CarmilError, match="no layers of self-attention"):
+    with pytest.raises(CarmilError, match="'rollout' needs a model that declares 'rollout'"):
         explain(model_of(), bags, "rollout")
     assert model.training
 

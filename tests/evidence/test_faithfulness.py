@@ -15,7 +15,7 @@ from carmil.evidence.faithfulness import (
     faithfulness_of,
 )
 from carmil.models import registry
-from carmil.models.scaled import Scaled
+from carmil.models.scaled_model import ScaledModel
 
 WIDTH = 6
 SMALL = {
@@ -60,7 +60,7 @@ def reduced_bag_by_bag(model, bags, maps, steps):
 
 
 def test_every_attending_model_is_tried():
-    assert set(SMALL) == {name for name, entry in registry.entries().items() if entry.attends}
+    assert set(SMALL) == {name for name, entry in registry.registered_models().items() if entry.carries_branch}
 
 
 @pytest.mark.parametrize("name", [*SMALL, *PLAIN, "car/abmil", "targeted/clam.mb", "car/dsmil", "car/transmil"])
@@ -81,7 +81,7 @@ def test_curves_are_those_of_real_passes_of_the_reduced_bags(name):
 
 @pytest.mark.parametrize("name", [*SMALL, "car/abmil", "car/rrt", "scaled"])
 def test_only_models_whose_instances_need_no_company_are_asked_once(name, monkeypatch):
-    model = Scaled(model_of("abmil"), WIDTH).double() if name == "scaled" else model_of(name)
+    model = ScaledModel(model_of("abmil"), WIDTH).double() if name == "scaled" else model_of(name)
     passes = []
     monkeypatch.setattr(module, "_by_passes", lambda *given: passes.append(1) or by_passes(*given))
     deletion_logits(model, bags_of(3, 70), torch.randn(1, 73), steps=2)

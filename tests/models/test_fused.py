@@ -80,19 +80,19 @@ def test_attention_and_pooling_are_what_they_are_written_out(
     hidden = torch.zeros(n, dtype=torch.bool)
     hidden[n // 2] = n not in (1, 40)  # an instance that is not to be looked at, in a bag of more than one
 
-    def masked(scores: torch.Tensor) -> torch.Tensor:
+    def mask(scores: torch.Tensor) -> torch.Tensor:
         return scores.masked_fill(hidden.unsqueeze(-1), float("-inf"))
 
     if 1 in lengths and len(lengths) > 1:
         hidden[:] = False
-    found = fused.look(
-        z, (trunk, bias), (reads, offset), offsets, gated=gated, relu=relu, dropouts=drops, masked=masked
+    found = fused.attend_and_pool(
+        z, (trunk, bias), (reads, offset), offsets, gated=gated, relu=relu, dropouts=drops, mask=mask
     )
     h = z @ trunk.mT + bias.unsqueeze(1)
     t = drops[0](h[..., :a].relu() if relu else h[..., :a].tanh())
     t = t * drops[1](h[..., a:].sigmoid()) if gated else t
     scores = t @ reads.mT + offset.unsqueeze(1)
-    weights = bag_softmax(masked(scores), offsets)
+    weights = bag_softmax(mask(scores), offsets)
     expected = (scores, weights, bag_weighted_sum(weights, z, offsets))
     inputs = [z, trunk, bias, reads, offset]
     upstream = [random(*tensor.shape, seed=5 + i) for i, tensor in enumerate(expected)]

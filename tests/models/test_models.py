@@ -7,7 +7,7 @@ import torch
 
 from carmil import Bags, create_model, list_models
 from carmil.errors import CarmilError
-from carmil.models import AttendingModel, entries
+from carmil.models import Ability, registered_models
 from carmil.models.layers import BatchNorm, LayerNorm, Linear
 from carmil.models.noise import Dropout, Noise
 from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
@@ -28,7 +28,7 @@ def plain(name):
 
 
 def entry(name):
-    return entries()[plain(name)]
+    return registered_models()[plain(name)]
 
 
 def classes_of(name):
@@ -70,7 +70,7 @@ def test_permuting_instances_permutes_the_attention_and_leaves_the_answer(name):
     order = torch.tensor([3, 7, 1, 8, 0, 2, 6, 5, 4])
     before, after = model(x, starts), model(x[order], starts)
     same = torch.allclose(before.logits, after.logits, atol=1e-5)
-    if not entry(name).permutation_invariant:
+    if not entry(name).build.permutation_invariant:
         assert not same, "it says that it depends on the order"
         return
     assert same
@@ -86,14 +86,13 @@ def test_gradients_reach_every_parameter_but_those_declared_inert(name):
         losses = model.losses(model(x, starts), torch.tensor([0, 1]), model.coefficients)
         sum(model.coefficients[term] * value.mean() for term, value in losses.items()).backward()
     untouched = {name for name, p in model.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-8}
-    assert all(parameter.endswith(entry(name).inert) for parameter in untouched), untouched
+    assert all(parameter.endswith(entry(name).build.inert_parameters) for parameter in untouched), untouched
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if entry(name).attends])
+@pytest.mark.parametrize("name", [name for name in NAMES if entry(name).carries_branch])
 def test_the_verbs_agree_with_forward(name):
     model, x, offsets = fresh(name).eval(), torch.randn(10, WIDTH), Offsets(torch.tensor([0, 4, 10]))
-    assert isinstance(model, AttendingModel)
-    if not model.softmax_pooling:
+    if Ability.POOLS_BY_ATTENTION not in model.abilities:
         pytest.skip("its pooling is its own")
     prediction = model(x, offsets)
     z = model.embed(x, offsets)
@@ -103,6 +102,29 @@ def test_the_verbs_agree_with_forward(name):
     assert torch.allclose(prediction.logits, logits, atol=1e-6)
     assert prediction.logits.shape == (2, classes_of(name))
     assert prediction.scores.shape == (10, model.heads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prediction_holds_what_the_model_declares(name):
+    model = fresh(name).eval()
+    prediction, abilities = model(torch.randn(10, WIDTH), torch.tensor([0, 4, 10])), model.abilities
+    assert (prediction.scores is not None) == (Ability.ATTENDS in abilities)
+    assert (prediction.instance_logits is not None) == (Ability.INSTANCE_LOGITS in abilities)
+    maps = {name: getattr(Ability, name) in abilities for name in ("COUNTERFACTUAL_MAP", "TARGET_MAPS")}
+    expected = 1 if maps["COUNTERFACTUAL_MAP"] else model.classes if maps["TARGET_MAPS"] else 0
+    cf = prediction.counterfactual
+    assert (0 if cf is None else cf.scores.shape[-2]) == expected
+    if Ability.MAP_PER_CLASS in abilities:
+        assert prediction.scores.shape[-1] == model.heads == model.classes
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if Ability.POOLS_BY_ATTENTION in fresh(name).abilities])
+def test_instances_get_the_same_scores_without_their_bag_where_the_model_declares_so(name):
+    model, x = fresh(name).eval().double(), torch.randn(70, WIDTH).double()
+    whole, single = Offsets(torch.tensor([0, 70])), Offsets(torch.arange(71))
+    z, z_single = model.embed(x, whole), model.embed(x, single)
+    same = torch.allclose(z, z_single) and torch.allclose(model.attend(z, whole), model.attend(z_single, single))
+    assert same == (Ability.INSTANCE_WISE in model.abilities)
 
 
 def separable(name, count=8, seed=0):
@@ -245,7 +267,7 @@ def test_a_wrong_name_is_answered_with_what_there_is(make, words):
 
 
 def test_every_attending_model_declares_every_branch():
-    attending = {name for name, one in entries().items() if one.attends}
+    attending = {name for name, one in registered_models().items() if one.carries_branch}
     assert {
         "abmil",
         "abmil.gated",
@@ -258,7 +280,7 @@ def test_every_attending_model_declares_every_branch():
         "rrt",
     } == attending
     assert {plain(name) for name in NAMES if "/" in name} == attending
-    assert all(one.description for one in entries().values())
+    assert all(one.description for one in registered_models().values())
 
 
 def test_noise_belongs_to_a_model_and_a_step():

@@ -8,7 +8,7 @@ import torch
 
 from carmil import create_model
 from carmil.errors import CarmilError
-from carmil.models import entries, rrt
+from carmil.models import registered_models, rrt
 from carmil.models.pooling import Offsets
 from carmil.training import Member, Population
 
@@ -167,7 +167,7 @@ def test_gradients_reach_every_parameter_but_the_inert_ones(shortcut):
     reached = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 1e-7}
     unreached = {name for name, _ in model.named_parameters()} - reached
     assert unreached == {"within.epeg.bias"}
-    assert all(name.endswith(entries()["rrt"].inert) for name in unreached)
+    assert all(name.endswith(registered_models()["rrt"].build.inert_parameters) for name in unreached)
 
 
 def test_gradients_of_small_bags_are_finite():

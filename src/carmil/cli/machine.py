@@ -52,12 +52,12 @@ def models() -> None:
     from rich.table import Table
 
     from carmil.counterfactual.branches import BRANCHES
-    from carmil.models import entries
+    from carmil.models import registered_models
 
     table = Table(box=None, pad_edge=False)
     table.add_column("model", style="bold", no_wrap=True)
     table.add_column("what it is")
-    for name, entry in entries().items():
+    for name, entry in registered_models().items():
         table.add_row(name, entry.description)
     table.add_section()
     for prefix, (_, about) in BRANCHES.items():

@@ -6,7 +6,7 @@ how the maps become answers is the model's own business.
 n instances, b bags, k classes, h heads, m counterfactual maps.
 """
 
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -22,11 +22,12 @@ from carmil.counterfactual.objective import (
     relative_distance,
 )
 from carmil.errors import CarmilError, unknown
-from carmil.models import contract, registry
-from carmil.models.contract import AttendingModel, BagModel, Counterfactual, Prediction, cross_entropy
+from carmil.models import registry
+from carmil.models.contract import Ability, AttendingModel, BagModel, Counterfactual, Prediction
 from carmil.models.layers import INITS, Linear, xavier
 from carmil.models.noise import Noisy
 from carmil.models.pooling import Offsets
+from carmil.models.wrapper import Wrapper
 
 _DISTANCES = {"l1": l1_distance, "cosine": cosine_distance, "relative": relative_distance}
 
@@ -35,12 +36,13 @@ class Branch(Noisy):
     """Makes m counterfactual maps next to the factual one, and says what they are trained for."""
 
     learned = True
+    abilities = Ability.NONE  # what a model gains with it
 
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
         """z (..., n, d), the attention's trunk (..., n, t), u (..., n, h) -> u_cf (..., n, m, h)."""
         raise NotImplementedError
 
-    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+    def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
         """Where all maps are linear in the trunk: weight (..., m h, t) and bias (..., m h). `score` is the model's own."""
         return None
 
@@ -61,9 +63,11 @@ class CAR(Branch):
     `shared`: u_cf_j = w_cf . trunk(z_j), one more projection. `full`: a second attention module of its own.
     """
 
+    abilities = Ability.COUNTERFACTUAL_MAP
+
     def __init__(self, model: AttendingModel, *, branch: str | None = None) -> None:
         super().__init__()
-        branch = branch or model.own_branch
+        branch = branch or model.default_branch
         if branch not in ("shared", "full"):
             raise CarmilError(f"unknown kind of branch {branch!r}: expected 'shared' or 'full'")
         self.full = branch == "full"
@@ -73,7 +77,7 @@ class CAR(Branch):
         scores = model.attend_with(self.attention, z, trunk, offsets) if self.full else self.attention(trunk)
         return scores.unsqueeze(-2)
 
-    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+    def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
         if self.full:
             return None
         assert isinstance(self.attention, Linear) and self.attention.bias is not None
@@ -83,12 +87,12 @@ class CAR(Branch):
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
     ) -> dict[str, Tensor]:
         u, cf = _made(prediction)
-        losses = {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels)}
+        losses = {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels, model.bag_loss)}
         for name, distance in _DISTANCES.items():
             if name in terms:
-                mine = model.compared(u.unsqueeze(-2), prediction.logits, prediction.offsets).squeeze(-2)
-                other = model.compared(cf.scores, prediction.logits, prediction.offsets)
-                losses[name] = distance(mine, other, prediction.offsets)
+                factual = model.compared_scores(u.unsqueeze(-2), prediction.logits, prediction.offsets).squeeze(-2)
+                counterfactual = model.compared_scores(cf.scores, prediction.logits, prediction.offsets)
+                losses[name] = distance(factual, counterfactual, prediction.offsets)
         return losses
 
     @staticmethod
@@ -108,6 +112,8 @@ class Targeted(Branch):
     L = CE(F(u), y) + alpha mean_c CE(F(u^(c)), c) + lambda mean |delta|
     """
 
+    abilities = Ability.TARGET_MAPS
+
     def __init__(self, model: AttendingModel) -> None:
         super().__init__()
         self.heads, self.classes = model.heads, model.classes
@@ -116,7 +122,7 @@ class Targeted(Branch):
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
         return u.unsqueeze(-2) + self.delta(trunk).unflatten(-1, (self.classes, self.heads))
 
-    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+    def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
         if score.bias is None or self.delta.bias is None:
             return None
         weight = self.delta.weight + torch.cat([score.weight] * self.classes, dim=-2)
@@ -128,7 +134,7 @@ class Targeted(Branch):
         u, cf = _made(prediction)
         wanted = torch.arange(self.classes, device=labels.device)
         return {
-            "target": cross_entropy(cf.logits, wanted).mean(-1),
+            "target": model.bag_loss(cf.logits, wanted).mean(-1),
             "change": l1_distance(u, cf.scores, prediction.offsets),
         }
 
@@ -155,7 +161,7 @@ class CIA(Branch):
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
     ) -> dict[str, Tensor]:
         _, cf = _made(prediction)
-        return {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels)}
+        return {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels, model.bag_loss)}
 
     @staticmethod
     def coefficients(alpha: float = 0.2, lambda_: float = 0.0, distance: str = "l1") -> dict[str, float]:
@@ -163,40 +169,21 @@ class CIA(Branch):
         return {"diff": alpha}
 
 
-class CounterfactualModel(AttendingModel):
+class CounterfactualModel(Wrapper):
     """A model with a counterfactual branch. Encoder, classifier and pooling are the model's own, shared by all maps."""
 
+    model: AttendingModel
+
     def __init__(self, model: AttendingModel, branch: Branch) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.branch = branch
-        self.classes, self.heads, self.heads_are_classes = model.classes, model.heads, model.heads_are_classes
-        self.phases, self.softmax_pooling = model.phases, model.softmax_pooling
-        self.instance_wise = model.instance_wise
+        self.abilities = model.abilities | branch.abilities
         # A method that weighs its bag loss weighs the branch's terms with it.
         scale = model.coefficients["cls"]
         own = branch.coefficients()  # type: ignore[call-arg]
         self.coefficients = {**model.coefficients, **{term: scale * value for term, value in own.items()}}
 
-    def input_layers(self) -> tuple[Linear, ...]:
-        return self.model.input_layers()
-
-    def reference(self, features: Tensor) -> Tensor:
-        return self.model.reference(features)
-
-    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
-        return self.model.embed(features, offsets)
-
-    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        return self.model.attend(instances, offsets)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        return self.model.classify(pooled)
-
-    def begin(self, phase: str, epoch: int) -> Hashable:
-        return self.model.begin(phase, epoch)
-
-    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: contract.Branch | None = None) -> Prediction:
+    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         makes_maps = self.branch.learned or self.training
         return self.model(features, offsets, branch=self.branch if makes_maps else None)
 
@@ -231,9 +218,9 @@ def create_model(
         begin(plain)
         return plain
     if prefix not in BRANCHES:
-        raise CarmilError(f"{name!r}: {registry.unknown('branch', prefix, BRANCHES)}")
+        raise CarmilError(f"{name!r}: {unknown('branch', prefix, BRANCHES)}")
     branch_options = {"branch": options.pop("branch")} if "branch" in options and prefix == "car" else {}
-    with registry.making:
+    with registry.seed_lock:
         model = registry.create(rest, in_features, classes, **options)
         begin(model)
         if not isinstance(model, AttendingModel):
@@ -245,12 +232,12 @@ def create_model(
 
 def list_models() -> dict[str, str]:
     """Every name that `create_model` takes, and what stands behind it in a few words."""
-    entries = registry.entries()
+    entries = registry.registered_models()
     branched = {
         f"{prefix}/{name}": about
         for prefix, (_, about) in BRANCHES.items()
         for name, entry in entries.items()
-        if entry.attends
+        if entry.carries_branch
     }
     return {**{name: entry.description for name, entry in entries.items()}, **branched}
 
@@ -278,12 +265,12 @@ def branch_coefficients(name: str, **given: Any) -> dict[str, float]:
     if not prefix:
         return {}
     branch: Any = BRANCHES[prefix][0]
-    scale = registry.entries()[rest].build.coefficients["cls"]
+    scale = registry.registered_models()[rest].build.coefficients["cls"]
     return {term: scale * value for term, value in branch.coefficients(**given).items()}
 
 
 def _carriers() -> str:
-    return ", ".join(name for name, entry in registry.entries().items() if entry.attends)
+    return ", ".join(name for name, entry in registry.registered_models().items() if entry.carries_branch)
 
 
 def _made(prediction: Prediction) -> tuple[Tensor, Counterfactual]:

@@ -10,6 +10,7 @@ b bags, n instances, k classes, h heads, m counterfactual maps.
 """
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from carmil.errors import CarmilError
 from carmil.models.contract import cross_entropy
 from carmil.models.pooling import Offsets, bag_mean, bag_sum
 
+BagLoss = Callable[[Tensor, Tensor], Tensor]  # logits (..., b, k), labels -> (..., b)
 SMALLEST_SPREAD = 1e-3  # of scores: a bag whose scores are all alike has none
 DISTANCES = ("l1", "cosine", "relative")
 DEFAULT_DISTANCE = "relative"
@@ -24,10 +26,12 @@ DEFAULT_DISTANCE = "relative"
 WEIGHTS = {"l1": (0.2, 1.0), "cosine": (0.2, 1.0), "relative": (0.05, 0.05)}
 
 
-def evidence_differential_loss(factual: Tensor, counterfactual: Tensor, labels: Tensor) -> Tensor:
+def evidence_differential_loss(
+    factual: Tensor, counterfactual: Tensor, labels: Tensor, bag_loss: BagLoss = cross_entropy
+) -> Tensor:
     """L_diff = CE(softmax(F(u) - F(u_cf)), y). Logits (..., b, k) and (..., b, m, k) -> (..., b), the mean over the maps."""
     difference = factual.unsqueeze(-2) - counterfactual
-    return cross_entropy(difference, labels.unsqueeze(-1)).mean(-1)
+    return bag_loss(difference, labels.unsqueeze(-1)).mean(-1)
 
 
 def l1_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:

@@ -23,10 +23,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from carmil.evidence.abilities import pools_by_attention
 from carmil.evidence.gradients import class_logits
 from carmil.evidence.pooling_pass import PoolingPass, pooling_pass
-from carmil.models.contract import AttendingModel, BagModel
+from carmil.models.contract import Ability, BagModel
 from carmil.models.pooling import Offsets
 
 DRAWS = 16  # circles of every bag
@@ -72,7 +71,7 @@ def _circle(offsets: Offsets, draw: int) -> Tensor:
 
 def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> Runs:
     """The way to V_1 .. V_size: by pooling anew what the model has seen, or by asking it about every run as a bag."""
-    if pools_by_attention(model) and isinstance(model, AttendingModel) and model.instance_wise:
+    if Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE in model.abilities:
         seen = pooling_pass(model, features, offsets, "coalition evidence")
         return lambda before: _pooled_runs(seen, before, size)
     alone = _answers(model, features, torch.arange(len(features), device=features.device).unsqueeze(-1))

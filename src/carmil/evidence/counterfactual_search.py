@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.models.contract import AttendingModel, BagModel, Counterfactual, cross_entropy
+from carmil.models.contract import Ability, BagModel, Counterfactual, cross_entropy
 from carmil.models.pooling import Offsets, bag_max, bag_softmax, bag_weighted_sum
 
 
@@ -51,8 +51,7 @@ def search_counterfactual(
     steps: int = 300,
 ) -> SearchResult:
     """Searches for every bag the attention that answers `targets` (b) or (b, m): by default the second likeliest class."""
-    if not isinstance(model, AttendingModel) or not model.softmax_pooling:
-        raise CarmilError(f"a search needs attention pooling, which {type(model).__name__} does not have")
+    model.require(Ability.POOLS_BY_ATTENTION, "a counterfactual search")
     _check(confidence=confidence, alpha=alpha, growth=growth, step=step, steps=steps)
     offsets = Offsets.of(offsets, features.device)
     was_training = model.training
@@ -86,15 +85,13 @@ def _stepped(u: Tensor, u_cf: Tensor, gradient: Tensor, offsets: Offsets, alpha:
     return u + delta.sign() * (delta.abs() - step / (alpha * steepest * scores)).clamp_min(0)
 
 
-def _answer(model: AttendingModel, z: Tensor, scores: Tensor, offsets: Offsets) -> Tensor:
+def _answer(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets) -> Tensor:
     """Scores (n, m, h) -> F (b, m, k)."""
     Z = bag_weighted_sum(bag_softmax(scores.flatten(1), offsets), z, offsets).unflatten(1, scores.shape[1:])
     return model.classify(Z.flatten(0, 1)).unflatten(0, Z.shape[:2])
 
 
-def _gradient(
-    model: AttendingModel, z: Tensor, scores: Tensor, offsets: Offsets, targets: Tensor
-) -> tuple[Tensor, Tensor]:
+def _gradient(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets, targets: Tensor) -> tuple[Tensor, Tensor]:
     """F (b, m, k), and dCE(F, targets)/d scores (n, m, h) of every bag and map."""
     with torch.enable_grad():
         scores = scores.detach().requires_grad_()

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError, unknown
-from carmil.evidence import abilities
 from carmil.evidence.attention_maps import (
     attention,
     counterfactual_attention,
@@ -26,7 +25,7 @@ from carmil.evidence.leave_one_out import leave_one_out
 from carmil.evidence.lrp import lrp
 from carmil.evidence.path import path_change, path_evidence, relative_residual
 from carmil.evidence.sensitivity import margin_sensitivity
-from carmil.models.contract import BagModel
+from carmil.models.contract import Ability, BagModel
 from carmil.models.pooling import Offsets
 
 Explain = Callable[[BagModel, Tensor, Offsets], Tensor]
@@ -38,7 +37,7 @@ ALONE = 512  # bags of one instance that are asked about together: some models l
 class Explainer:
     """A way to explain, and what its numbers mean. `cost` is counted in forward passes.
 
-    fits: which models can be asked.   total: what the evidence of a bag sums to, (b, k), where a sum is promised.
+    needs: abilities that a model must declare.   total: what the evidence of a bag sums to, (b, k), where a sum is promised.
     """
 
     explain: Explain
@@ -46,16 +45,18 @@ class Explainer:
     class_conditional: bool
     signed: bool
     cost: str
-    fits: Callable[[BagModel], bool] = abilities.answers
+    needs: Ability = Ability.NONE
     total: Explain | None = None
+
+    def fits(self, model: BagModel) -> bool:
+        return self.needs in model.abilities
 
 
 def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     """What each instance says by itself, class by class."""
     with torch.no_grad():
         logits = model(features, offsets).instance_logits
-    if logits is None:
-        raise CarmilError(f"{type(model).__name__} has no scores of single instances")
+    assert logits is not None
     return logits
 
 
@@ -71,7 +72,7 @@ def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     return torch.randn(len(features), model.classes, generator=generator).to(features)
 
 
-def _path(reference: str, description: str) -> Explainer:
+def _path(reference: str, description: str, needs: Ability = Ability.NONE) -> Explainer:
     return Explainer(
         partial(path_evidence, reference=reference),
         f"how much the instance changes the class's logit on the way from {description} to what the model attends; sums to "
@@ -79,7 +80,7 @@ def _path(reference: str, description: str) -> Explainer:
         class_conditional=True,
         signed=True,
         cost="1, and a few tens of gradients of the classifier",
-        fits=abilities.pools_counterfactually if reference == "counterfactual" else abilities.pools_by_attention,
+        needs=Ability.POOLS_BY_ATTENTION | needs,
         total=partial(path_change, reference=reference),
     )
 
@@ -91,6 +92,7 @@ def _coalition(size: int, others: str) -> Explainer:
         class_conditional=True,
         signed=True,
         cost="1, and some tens of answers of the classifier for every instance; or so many small bags",
+        needs=Ability.SMALL_BAGS,
     )
 
 
@@ -98,7 +100,7 @@ EXPLAINERS: dict[str, Explainer] = {
     "path": _path("reversed", "what the model ignores"),
     "path.uniform": _path("uniform", "the mean instance"),
     "path.zero": _path("zero", "nothing"),
-    "path.counterfactual": _path("counterfactual", "what CAR's branch attends"),
+    "path.counterfactual": _path("counterfactual", "what CAR's branch attends", Ability.COUNTERFACTUAL_MAP),
     "coalition": _coalition(2, "another instance"),
     "coalition.4": _coalition(4, "up to three others"),
     "attention": Explainer(
@@ -107,7 +109,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=False,
         signed=False,
         cost="1",
-        fits=abilities.attends,
+        needs=Ability.ATTENDS,
     ),
     "counterfactual_attention": Explainer(
         counterfactual_attention,
@@ -116,7 +118,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=False,
         signed=False,
         cost="1",
-        fits=abilities.has_counterfactual,
+        needs=Ability.COUNTERFACTUAL_MAP,
     ),
     "factual_minus_counterfactual": Explainer(
         factual_minus_counterfactual,
@@ -124,7 +126,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=False,
         signed=True,
         cost="1",
-        fits=abilities.has_counterfactual,
+        needs=Ability.COUNTERFACTUAL_MAP,
     ),
     "targeted": Explainer(
         targeted,
@@ -132,7 +134,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=True,
         cost="1",
-        fits=abilities.has_targets,
+        needs=Ability.TARGET_MAPS,
     ),
     "margin_sensitivity": Explainer(
         margin_sensitivity,
@@ -140,7 +142,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=True,
         cost="1, and k gradients of the classifier",
-        fits=abilities.pools_by_attention,
+        needs=Ability.POOLS_BY_ATTENTION,
     ),
     "leave_one_out": Explainer(
         leave_one_out,
@@ -148,7 +150,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=True,
         cost="1, and n answers of the classifier",
-        fits=abilities.pools_by_attention,
+        needs=Ability.POOLS_BY_ATTENTION,
     ),
     "single": Explainer(
         _single,
@@ -156,6 +158,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=False,
         cost="n bags of one instance",
+        needs=Ability.SMALL_BAGS,
     ),
     "input_x_gradient": Explainer(
         input_x_gradient,
@@ -163,6 +166,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=True,
         cost="1, with k gradients",
+        needs=Ability.GRADIENTS,
     ),
     "integrated_gradients": Explainer(
         integrated_gradients,
@@ -171,6 +175,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=True,
         cost="about 40, or hundreds where the path has many kinks; nearly all with k gradients",
+        needs=Ability.GRADIENTS,
         total=feature_change,
     ),
     "lrp": Explainer(
@@ -179,7 +184,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=True,
         cost="1, and k gradients of the classifier",
-        fits=abilities.pools_by_attention,
+        needs=Ability.POOLS_BY_ATTENTION | Ability.LRP,
         total=class_logits,
     ),
     "rollout": Explainer(
@@ -188,7 +193,7 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=False,
         signed=False,
         cost="1",
-        fits=abilities.rolls_out,
+        needs=Ability.ROLLOUT,
     ),
     "patch_scores": Explainer(
         _patch_scores,
@@ -196,63 +201,65 @@ EXPLAINERS: dict[str, Explainer] = {
         class_conditional=True,
         signed=True,
         cost="1",
-        fits=abilities.scores_instances,
+        needs=Ability.INSTANCE_LOGITS,
     ),
     "random": Explainer(_random, "chance", class_conditional=True, signed=True, cost="0"),
 }
 
 
-# What a model is explained by unless asked otherwise: the first of these that fits it.
+# A model is explained by the first of these that it can answer, unless another one is chosen.
 DEFAULTS = ("path", "patch_scores", "attention", "single")
 
 
 def explain(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
     """Evidence (n, k) of every instance of `bags` for every class, by one of EXPLAINERS, on the CPU."""
-    return _asked(_explainer(method).explain, model, bags, max_instances)
+    explainer = _explainer(method, model)
+    return _over_parts(explainer.explain, model, bags, max_instances)
 
 
 def explainers_of(model: BagModel) -> list[str]:
-    """Which of EXPLAINERS this model can be asked for."""
+    """The names in EXPLAINERS whose needs this model declares."""
     return [name for name, explainer in EXPLAINERS.items() if explainer.fits(model)]
 
 
 def default_explainer(model: BagModel) -> str:
-    """The first of DEFAULTS that this model can be asked for."""
+    """The first of DEFAULTS whose needs this model declares."""
     return next(name for name in DEFAULTS if EXPLAINERS[name].fits(model))
 
 
 def check_explainers(methods: Iterable[str]) -> None:
-    """Refuses names that are not in EXPLAINERS."""
+    """Refuse names that are not in EXPLAINERS."""
     for method in methods:
-        _explainer(method)
+        if method not in EXPLAINERS:
+            raise CarmilError(unknown("explainer", method, EXPLAINERS))
 
 
 def residual(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
     """How far evidence that promises a sum is from it, |sum_j e_cj - total_c| / max(1, |total_c|), (b, k)."""
-    explainer = _explainer(method)
+    explainer = _explainer(method, model)
     if explainer.total is None:
         complete = ", ".join(name for name, other in EXPLAINERS.items() if other.total is not None)
         raise CarmilError(f"{method!r} has no expected sum, so there is no residual; {complete} have one")
-    evidence = _asked(explainer.explain, model, bags, max_instances)
-    total = _asked(explainer.total, model, bags, max_instances)
+    evidence = _over_parts(explainer.explain, model, bags, max_instances)
+    total = _over_parts(explainer.total, model, bags, max_instances)
     return relative_residual(evidence, total, Offsets(bags.offsets))
 
 
-def _explainer(method: str) -> Explainer:
-    if method not in EXPLAINERS:
-        raise CarmilError(unknown("explainer", method, EXPLAINERS))
+def _explainer(method: str, model: BagModel) -> Explainer:
+    check_explainers([method])
+    model.require(EXPLAINERS[method].needs, repr(method))
     return EXPLAINERS[method]
 
 
-def _asked(question: Explain, model: BagModel, bags: Bags, max_instances: int) -> Tensor:
-    """The model's answers for all bags, one run of bags after the other, in the model's own precision."""
+def _over_parts(explain: Explain, model: BagModel, bags: Bags, max_instances: int) -> Tensor:
+    """The evidence of all bags, some bags at a time, in the model's own precision."""
     first = next(model.parameters())
     was_training = model.training
     model.eval()
     try:
         parts = [
             # Sent as they are and widened there: to a GPU fewer bytes, where they are of 16 bits.
-            question(model, part.features.to(first.device).to(first), Offsets(part.offsets, first.device)).cpu()
+            explain(model, part.features.to(first.device).to(first), Offsets(part.offsets, first.device)).cpu()
             for part in bags.parts(max_instances)
         ]
     finally:

@@ -27,11 +27,10 @@ from carmil.bags.bags import Bags, rows_of, runs_of
 from carmil.errors import CarmilError
 from carmil.evidence.localisation import auroc
 from carmil.evidence.rank_correlation import bag_places
-from carmil.models.contract import AttendingModel, BagModel, one_hot
+from carmil.models.contract import Ability, BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_softmax, bag_sum, bag_weighted_sum
 
 ROWS = 2**17  # instances, of all maps together, that are laid out in order at once
-PROBES = 32  # instances that are asked whether they need their bag
 
 
 @dataclass(frozen=True)
@@ -195,20 +194,19 @@ def _deleted(
 ) -> Tensor:
     """Logits (e, b, S+1, k)."""
     removed = offsets.sizes.unsqueeze(-1) * torch.arange(steps + 1, device=features.device) // steps  # (b, S+1)
-    if fast and isinstance(model, AttendingModel) and model.softmax_pooling:
+    if fast and Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE in model.abilities:
         z = model.embed(features, offsets)
         u = model.attend(z, offsets)
-        if _stand_alone(model, features, offsets, z, u):
-            # A bag of zeros is pooled to embed(0), however many there are.
-            nothing = model(torch.zeros_like(features[:1]), Offsets(torch.tensor([0, 1]), features.device)).logits
-            some = max(1, ROWS // (offsets.instances + steps * offsets.bags))
-            parts = [_by_groups(model, z, u, offsets, part, removed) for part in maps.split(some)]
-            return _with_end(torch.cat(parts), nothing)
+        # A bag of zeros is pooled to embed(0), however many there are.
+        nothing = model(torch.zeros_like(features[:1]), Offsets(torch.tensor([0, 1]), features.device)).logits
+        some = max(1, ROWS // (offsets.instances + steps * offsets.bags))
+        parts = [_by_groups(model, z, u, offsets, part, removed) for part in maps.split(some)]
+        return _with_end(torch.cat(parts), nothing)
     nothing = model(torch.zeros_like(features), offsets).logits
     return _with_end(_by_passes(model, features, offsets, maps, removed, max_instances), nothing)
 
 
-def _by_groups(model: AttendingModel, z: Tensor, u: Tensor, offsets: Offsets, maps: Tensor, removed: Tensor) -> Tensor:
+def _by_groups(model: BagModel, z: Tensor, u: Tensor, offsets: Offsets, maps: Tensor, removed: Tensor) -> Tensor:
     """Logits (e, b, S, k) of what is left, from instances z (n, d) and scores u (n, h) that do not know their bag."""
     steps = removed.shape[1] - 1
     begins = offsets.starts[:-1, None] + removed[:, :-1]
@@ -251,21 +249,6 @@ def _by_passes(
 def _with_end(logits: Tensor, nothing: Tensor) -> Tensor:
     """(e, b, S, k) and (b, k) or (1, k) -> (e, b, S+1, k)."""
     return torch.cat([logits, nothing.unsqueeze(1).expand(*logits.shape[:2], 1, -1)], dim=2)
-
-
-def _stand_alone(model: AttendingModel, features: Tensor, offsets: Offsets, z: Tensor, u: Tensor) -> bool:
-    """Do instances get the same z and u without their bag? Asked of some of the largest bag, up to rounding."""
-    largest = int(offsets.sizes.argmax())
-    size = offsets.lengths[largest]
-    rows = offsets.starts[largest] + torch.linspace(0, size - 1, min(PROBES, size), device=z.device).long()
-    alone = Offsets(torch.arange(len(rows) + 1), z.device)
-    own_z = model.embed(features[rows], alone)
-    own_u = model.attend(own_z, alone)
-    rounding = torch.finfo(z.dtype).eps ** 0.5
-    return all(
-        bool((own - company[rows]).abs().max() <= rounding * company.abs().max())
-        for own, company in ((own_z, z), (own_u, u))
-    )
 
 
 def _bag_logsumexp(u: Tensor, offsets: Offsets) -> Tensor:

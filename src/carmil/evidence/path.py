@@ -12,7 +12,7 @@ from torch import Tensor
 
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.pooling_pass import PoolingPass, classifier_gradient, in_double, pooling_pass
-from carmil.models.contract import AttendingModel
+from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets, bag_sum
 
 REFERENCES = {
@@ -27,7 +27,7 @@ DEEPEST = 18
 
 
 def path_evidence(
-    model: AttendingModel,
+    model: BagModel,
     features: Tensor,
     offsets: Offsets | Tensor,
     *,
@@ -42,16 +42,14 @@ def path_evidence(
     return seen.shared(gradient, start)
 
 
-def path_change(
-    model: AttendingModel, features: Tensor, offsets: Offsets | Tensor, *, reference: str = "reversed"
-) -> Tensor:
+def path_change(model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, reference: str = "reversed") -> Tensor:
     """F(Z) - F(Z_ref), (b, k): what path evidence sums to."""
     seen = pooling_pass(model, features, offsets, "path evidence")
     return _change(in_double(model), reference_pool(seen, reference), seen.pool).to(seen.pool.dtype)
 
 
 def path_residual(
-    model: AttendingModel,
+    model: BagModel,
     features: Tensor,
     offsets: Offsets | Tensor,
     *,
@@ -87,7 +85,7 @@ def reference_pool(seen: PoolingPass, reference: str) -> Tensor:
     raise CarmilError(unknown("reference", reference, REFERENCES))
 
 
-def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, tolerance: float) -> Tensor:
+def mean_gradient(model: BagModel, start: Tensor, end: Tensor, *, tolerance: float) -> Tensor:
     """G (b, k, h, d): the mean of dF_c/dZ on the straight line from start to end (b, h, d).
 
     Midpoint rule on pieces of the line; a piece is halved while what its midpoint promises differs from what the logits
@@ -120,7 +118,7 @@ def mean_gradient(model: AttendingModel, start: Tensor, end: Tensor, *, toleranc
 
 
 @torch.no_grad()
-def _change(model: AttendingModel, start: Tensor, end: Tensor) -> Tensor:
+def _change(model: BagModel, start: Tensor, end: Tensor) -> Tensor:
     """F(end) - F(start), (b, k), of a model in double precision."""
     return model.classify(end.double()) - model.classify(start.double())
 

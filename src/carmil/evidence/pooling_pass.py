@@ -1,4 +1,4 @@
-"""What a model with attention pooling has looked at, and how a direction of its pool is shared among the instances.
+"""One forward pass of a model with attention pooling, and how a direction of its pool is shared among the instances.
 
     a = softmax(u),  Z = sum_j a_j z_j,  F = classify(Z)
 
@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from carmil.errors import CarmilError
-from carmil.evidence.abilities import pools_by_attention
-from carmil.models.contract import AttendingModel, BagModel
+from carmil.models.contract import Ability, BagModel
 from carmil.models.pooling import Offsets, bag_project, bag_softmax, bag_weighted_sum
 
 
@@ -21,7 +19,7 @@ from carmil.models.pooling import Offsets, bag_project, bag_softmax, bag_weighte
 class PoolingPass:
     """z (n, d), u and a (n, h), Z (b, h, d), and u_cf (n, m, h) if the model has learned it."""
 
-    model: AttendingModel
+    model: BagModel
     offsets: Offsets
     instances: Tensor
     scores: Tensor
@@ -41,24 +39,28 @@ class PoolingPass:
 
 
 @torch.no_grad()
-def pooling_pass(model: BagModel, features: Tensor, offsets: Offsets | Tensor, wanted: str) -> PoolingPass:
-    """One forward pass of a model that pools by attention; `wanted` is what it is done for."""
-    if not pools_by_attention(model):
-        raise CarmilError(f"{wanted} needs attention pooling, which {type(model).__name__} does not have")
-    assert isinstance(model, AttendingModel)
-    seen = model(features, Offsets.of(offsets, features.device))
-    assert seen.instances is not None and seen.scores is not None
-    assert seen.weights is not None and seen.pooled is not None
-    u_cf = None if seen.counterfactual is None else seen.counterfactual.scores
-    return PoolingPass(model, seen.offsets, seen.instances, seen.scores, seen.weights, seen.pooled, u_cf)
+def pooling_pass(model: BagModel, features: Tensor, offsets: Offsets | Tensor, purpose: str) -> PoolingPass:
+    """Run a model that pools by attention; `purpose` is named in the refusal of one that does not."""
+    model.require(Ability.POOLS_BY_ATTENTION, purpose)
+    prediction = model(features, Offsets.of(offsets, features.device))
+    cf = prediction.counterfactual
+    return PoolingPass(
+        model,
+        prediction.offsets,
+        prediction.instances,
+        prediction.scores,
+        prediction.weights,
+        prediction.pooled,
+        None if cf is None else cf.scores,
+    )
 
 
-def in_double(model: AttendingModel) -> AttendingModel:
+def in_double(model: BagModel) -> BagModel:
     """A copy in double precision, so that a difference of two answers is never rounding."""
     return copy.deepcopy(model).double()
 
 
-def classifier_gradient(model: AttendingModel, points: Tensor) -> Tensor:
+def classifier_gradient(model: BagModel, points: Tensor) -> Tensor:
     """dF_c/dZ for every point and class: (p, h, d) -> (p, k, h, d)."""
     with torch.enable_grad():
         points = points.detach().requires_grad_()

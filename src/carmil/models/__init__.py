@@ -1,8 +1,18 @@
 """One file a model, a registry, and the pooling they share."""
 
 from carmil.models import abmil, acmil, additive, clam, dsmil, max, mean, rrt, transmil, weno  # noqa: F401  importing a file registers it
-from carmil.models.contract import AttendingModel, BagModel, Counterfactual, Prediction
+from carmil.models.contract import Ability, AttendingModel, BagModel, Counterfactual, Prediction
 from carmil.models.pooling import Offsets
-from carmil.models.registry import create, entries, register
+from carmil.models.registry import create, register, registered_models
 
-__all__ = ["AttendingModel", "BagModel", "Counterfactual", "Offsets", "Prediction", "create", "entries", "register"]
+__all__ = [
+    "Ability",
+    "AttendingModel",
+    "BagModel",
+    "Counterfactual",
+    "Offsets",
+    "Prediction",
+    "create",
+    "register",
+    "registered_models",
+]

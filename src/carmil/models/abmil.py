@@ -8,6 +8,7 @@ F   = phi(sum_j softmax(u)_j z_j)             phi: `output_layers` hidden ReLU l
 from torch import Tensor, nn
 
 from carmil.models.attention import Attention, WithAttention
+from carmil.models.contract import Ability
 from carmil.models.layers import Hidden, Linear
 from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets
@@ -15,7 +16,8 @@ from carmil.models.registry import register
 
 
 class ABMIL(WithAttention):
-    instance_wise = True
+    abilities = WithAttention.abilities | Ability.INSTANCE_WISE
+    inert_parameters = ("score.bias",)
 
     def __init__(
         self,
@@ -52,7 +54,5 @@ class ABMIL(WithAttention):
         return self.classifier(pooled.squeeze(-2))
 
 
-register("abmil", ABMIL, "attention pooling, tanh attention", gated=False, inert=("score.bias",))
-register(
-    "abmil.gated", ABMIL, "attention pooling, gated attention (tanh times sigmoid)", gated=True, inert=("score.bias",)
-)
+register("abmil", ABMIL, "attention pooling, tanh attention", gated=False)
+register("abmil.gated", ABMIL, "attention pooling, gated attention (tanh times sigmoid)", gated=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from carmil.models.attention import Attention, WithAttention
-from carmil.models.contract import Prediction, cross_entropy
+from carmil.models.contract import Ability, Prediction
 from carmil.models.layers import HeadLinear, Hidden, Linear
 from carmil.models.noise import Noisy
 from carmil.models.pooling import Offsets, bag_sum, bag_topk
@@ -23,7 +23,8 @@ from carmil.models.registry import register
 
 class ACMIL(WithAttention):
     coefficients = {"cls": 1.0, "branch": 1.0, "diversity": 1.0}  # noqa: RUF012
-    instance_wise = True
+    abilities = WithAttention.abilities | Ability.INSTANCE_WISE
+    inert_parameters = ("score.bias",)
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class ACMIL(WithAttention):
     def classify(self, pooled: Tensor) -> Tensor:
         return self.classifier(pooled.mean(-2))
 
-    def masked(self, scores: Tensor, offsets: Offsets) -> Tensor:
+    def mask_scores(self, scores: Tensor, offsets: Offsets) -> Tensor:
         return self.mask(scores, offsets)
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
@@ -62,7 +63,7 @@ class ACMIL(WithAttention):
             assert prediction.pooled is not None
             assert prediction.weights is not None
             answers = self.head_classifiers(prediction.pooled)
-            losses["branch"] = cross_entropy(answers, labels.unsqueeze(-1)).mean(-1)
+            losses["branch"] = self.bag_loss(answers, labels.unsqueeze(-1)).mean(-1)
             if self.heads > 1:
                 losses["diversity"] = _mean_cosine(prediction.weights, prediction.offsets)
         return losses
@@ -102,9 +103,4 @@ def _mean_cosine(weights: Tensor, offsets: Offsets) -> Tensor:
     return (cosines.sum((-2, -1)) - heads) / (heads * (heads - 1))
 
 
-register(
-    "acmil",
-    ACMIL,
-    "ACMIL: five maps that must differ, the top instances masked at random while training",
-    inert=("score.bias",),
-)
+register("acmil", ACMIL, "ACMIL: five maps that must differ, the top instances masked at random while training")

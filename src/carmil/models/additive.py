@@ -11,13 +11,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from carmil.models.contract import BagModel, Prediction
+from carmil.models.contract import Ability, BagModel, Prediction
 from carmil.models.layers import BatchNorm, Linear
 from carmil.models.pooling import Offsets, bag_softmax, bag_sum
 from carmil.models.registry import register
 
 
 class AdditiveMIL(BagModel):
+    abilities = BagModel.abilities | Ability.ATTENDS | Ability.INSTANCE_LOGITS
+    # The softmax cancels the last bias of the attention, batch normalisation those before it.
+    inert_parameters = ("attention.0.bias", "attention.3.bias", "attention.6.bias")
+
     def __init__(self, in_features: int, classes: int, *, hidden: int = 256) -> None:
         super().__init__()
         self.classes = classes
@@ -48,10 +52,4 @@ class AdditiveMIL(BagModel):
         return Prediction(logits=bag_sum(logits, offsets), offsets=offsets, scores=u, weights=a, instance_logits=logits)
 
 
-# The last attention bias is cancelled by the softmax; those before batch normalisation by its mean.
-register(
-    "additive",
-    AdditiveMIL,
-    "additive MIL: the answer is the sum of the instances' answers",
-    inert=("attention.0.bias", "attention.3.bias", "attention.6.bias"),
-)
+register("additive", AdditiveMIL, "additive MIL: the answer is the sum of the instances' answers")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from carmil.models import fused
-from carmil.models.contract import AttendingModel, Branch, Seen
+from carmil.models.contract import AttendingModel, CounterfactualAttention, PooledMaps
 from carmil.models.layers import ACTIVATIONS, Linear, linear
 from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets
@@ -49,13 +49,13 @@ class Attention(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         return self.score(self.trunk(z))
 
-    def reads(self, branch: Branch | None) -> tuple[Tensor, Tensor | None] | None:
-        """All projections of the trunk one below the other, the branch's behind our own; None if a map is not one of them."""
+    def projections(self, branch: CounterfactualAttention | None) -> tuple[Tensor, Tensor | None] | None:
+        """All projections of the trunk stacked, the factual one first; None if some map is not a projection."""
         if isinstance(self.activation, nn.Sigmoid):
             return None
         if branch is None:
             return self.score.weight.contiguous(), None if self.score.bias is None else self.score.bias.contiguous()
-        others = branch.reads(self.score)
+        others = branch.projections(self.score)
         if others is None or self.score.bias is None:
             return None
         return torch.cat([self.score.weight, others[0]], dim=-2), torch.cat([self.score.bias, others[1]], dim=-1)
@@ -89,29 +89,31 @@ class WithAttention(AttendingModel):
     def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
         return self.attention.score(trunk)
 
-    def look(self, instances: Tensor, offsets: Offsets, branch: Branch | None) -> Seen:
-        """On a GPU in bfloat16, where all maps are read from one trunk, one operation for all of it."""
-        reads = self.attention.reads(branch) if fused.asked(instances) and fused.available() else None
-        if reads is None or instances.ndim != 3:
-            return super().look(instances, offsets, branch)
+    def attend_and_pool(
+        self, instances: Tensor, offsets: Offsets, branch: CounterfactualAttention | None
+    ) -> PooledMaps:
+        """One fused operation on a GPU in bfloat16, where all maps are projections of one trunk."""
+        projections = self.attention.projections(branch) if fused.enabled(instances) else None
+        if projections is None or instances.ndim != 3:
+            return super().attend_and_pool(instances, offsets, branch)
 
-        def masked(scores: Tensor) -> Tensor:
-            return torch.cat([self.masked(scores[..., : self.heads], offsets), scores[..., self.heads :]], dim=-1)
+        def mask(scores: Tensor) -> Tensor:
+            return torch.cat([self.mask_scores(scores[..., : self.heads], offsets), scores[..., self.heads :]], dim=-1)
 
         attention = self.attention
         weight, bias = attention.stacked_trunk()
-        looked = fused.look(
+        fused_maps = fused.attend_and_pool(
             instances,
             (weight.to(instances.dtype), None if bias is None else bias.contiguous()),
-            reads,
+            projections,
             offsets,
             gated=attention.U is not None,
             relu=isinstance(attention.activation, nn.ReLU),
             dropouts=(attention.drop_V, attention.drop_U),
-            masked=masked,
+            mask=mask,
         )
-        maps = looked.scores.unflatten(-1, (-1, self.heads))
-        return Seen(maps, looked.weights, looked.pooled)
+        maps = fused_maps.scores.unflatten(-1, (-1, self.heads))
+        return PooledMaps(maps, fused_maps.weights, fused_maps.pooled)
 
     def second_attention(self) -> nn.Module:
         return self.attention.fresh()

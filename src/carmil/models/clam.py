@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from carmil.models.attention import Attention, WithAttention
-from carmil.models.contract import Prediction, one_hot
+from carmil.models.contract import Ability, Prediction, one_hot
 from carmil.models.layers import HeadLinear, Hidden, Linear
 from carmil.models.pooling import Offsets, bag_topk
 from carmil.models.registry import register
@@ -25,7 +25,8 @@ class CLAM(WithAttention):
     """subtyping: the classes exclude each other, so what is attended for another class is negative evidence too."""
 
     coefficients = {"cls": 0.7, "instance": 0.3}  # noqa: RUF012
-    instance_wise = True
+    abilities = WithAttention.abilities | Ability.INSTANCE_WISE
+    inert_parameters = ("score.bias",)
 
     def __init__(
         self,
@@ -42,7 +43,8 @@ class CLAM(WithAttention):
         super().__init__()
         self.classes, self.sampled, self.subtyping = classes, sampled, subtyping
         self.heads = classes if multi_branch else 1
-        self.heads_are_classes = multi_branch
+        if multi_branch:
+            self.abilities |= Ability.MAP_PER_CLASS
         self.embedding = Hidden(in_features, hidden, dropout=dropout)
         self.attention = Attention(hidden, attention, gated=True, heads=self.heads, dropout=dropout)
         self.classifier: nn.Module = HeadLinear(classes, hidden, 1) if multi_branch else Linear(hidden, classes)
@@ -55,7 +57,7 @@ class CLAM(WithAttention):
         return (self.embedding.linear,)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        if self.heads_are_classes:
+        if Ability.MAP_PER_CLASS in self.abilities:
             return self.classifier(pooled).squeeze(-1)
         return self.classifier(pooled.squeeze(-2))
 
@@ -102,7 +104,5 @@ def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight.unsqueeze(-1)).sum(-2)
 
 
-register(
-    "clam.sb", CLAM, "CLAM, one map: gated attention and an instance loss", inert=("score.bias",), multi_branch=False
-)
-register("clam.mb", CLAM, "CLAM, a map a class", inert=("score.bias",), multi_branch=True)
+register("clam.sb", CLAM, "CLAM, one map: gated attention and an instance loss", multi_branch=False)
+register("clam.mb", CLAM, "CLAM, one map per class", multi_branch=True)

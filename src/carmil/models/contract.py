@@ -1,25 +1,48 @@
-"""What every model promises: three verbs, one pooling, losses that are told apart.
+"""The contract of a model: bags in, logits out; what else it can be asked, it declares as its abilities.
+
+A model that pools by attention has three verbs, embed, attend and classify, with the shared pooling between the last two. Others
+(the mean, DSMIL's critical instance, TransMIL's class token) have fewer, and declare so.
 
 n instances of all bags together, b bags, d features, k classes, h heads (attention maps), m counterfactual maps.
-Leading axes, such as that of a population's models, come along everywhere.
+Leading axes, such as that of a population's models, are carried through everywhere.
 """
 
 from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from carmil.errors import CarmilError
 from carmil.models.layers import Linear
 from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
 
 Draw = Callable[[tuple[int, int], Tensor], Tensor]
 
 
+class Ability(Flag):
+    """What a model can be asked beside its logits. An explainer names what it needs; a wrapper passes its model's on."""
+
+    NONE = 0
+    GRADIENTS = auto()  # F can be differentiated with respect to the features
+    SMALL_BAGS = auto()  # a bag of one or a few instances has an answer
+    ATTENDS = auto()  # `Prediction.scores` holds attention scores u
+    SCORES_ARE_WEIGHTS = auto()  # these are attention weights already: no softmax follows
+    MAP_PER_CLASS = auto()  # attention map c belongs to class c
+    POOLS_BY_ATTENTION = auto()  # F = classify(sum_j softmax(u)_j z_j), with the verbs embed, attend and classify
+    INSTANCE_WISE = auto()  # z_j and u_j depend on instance j alone, not on the rest of its bag
+    LRP = auto()  # classify is made of linear layers and ReLUs, for which the relevance rules hold
+    INSTANCE_LOGITS = auto()  # `Prediction.instance_logits` holds class logits of each instance
+    ROLLOUT = auto()  # `rollout` follows the attention through the layers of a transformer
+    COUNTERFACTUAL_MAP = auto()  # one learned counterfactual map u_cf
+    TARGET_MAPS = auto()  # one learned counterfactual map per class
+
+
 @dataclass(frozen=True)
 class Counterfactual:
-    """What the counterfactual maps look at, and what the model would answer: u_cf (..., n, m, h), F(u_cf) (..., b, m, k)."""
+    """Scores of the counterfactual maps and their logits: u_cf (..., n, m, h), F(u_cf) (..., b, m, k)."""
 
     scores: Tensor
     logits: Tensor
@@ -27,13 +50,13 @@ class Counterfactual:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model answers; what it does not have is None.
+    """The output of a model; None where it has no such output.
 
-    logits F (..., b, k)                    scores u (..., n, h): the attention before the softmax
+    logits F (..., b, k)                    scores u (..., n, h): attention before the softmax
     instances z (..., n, d)                 pooled Z (..., b, h, d)
-    weights (..., n, h): the attention after masking and softmax, as it was used
-    instance_logits (..., n, k): what each instance says by itself, in the methods that have such scores
-    extras: what else a method's own losses need
+    weights (..., n, h): attention after masking and softmax, as used for pooling
+    instance_logits (..., n, k): class logits of each instance by itself
+    extras: further tensors for the method's own losses
     """
 
     logits: Tensor
@@ -48,7 +71,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PooledMaps:
     """maps u and u_cf (..., n, 1+m, h), the factual one first; weights (..., n, (1+m) h) and pooled (..., b, (1+m) h, d)."""
 
     maps: Tensor
@@ -58,45 +81,85 @@ class Seen:
 
 
 class BagModel(nn.Module):
-    """Bags in, class logits out."""
+    """Bags in, class logits out.
+
+    `embed`, `attend` and `classify` are asked of models that declare POOLS_BY_ATTENTION, `rollout` of those with ROLLOUT.
+    """
 
     classes: int
-    # How much each of `losses` counts, unless a study says otherwise.
+    heads: int = 1  # attention maps
+    abilities: Ability = Ability.GRADIENTS | Ability.SMALL_BAGS
+    # The default weight of each term of `losses`.
     coefficients: dict[str, float] = {"cls": 1.0}  # noqa: RUF012
     # Passes over the bags that make an epoch. Nearly all methods have one.
     phases: tuple[str, ...] = ("train",)
-    # How much of a bag's label is spread over all classes while training; a recipe sets it.
+    permutation_invariant: bool = True
+    inert_parameters: tuple[str, ...] = ()  # name endings of parameters that the output does not depend on
+    # The share of a bag's label that is spread over all classes while training; set by the recipe.
     label_smoothing: float = 0.0
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         raise NotImplementedError
 
+    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
+        """x (..., n, in) -> z (..., n, d)."""
+        raise NotImplementedError
+
+    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
+        """z (..., n, d) -> u (..., n, h), before the softmax."""
+        raise NotImplementedError
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Z (..., b, h, d) -> F (..., b, k)."""
+        raise NotImplementedError
+
+    def rollout(self, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
+        """Attention rolled out over all layers, x (..., n, in) -> (..., n, 1)."""
+        raise NotImplementedError
+
     def input_layers(self) -> tuple[Linear, ...]:
-        """The linear layers that read the features, if nothing else does: they take over the scale of the features."""
+        """The linear layers that read the features, if nothing else does: feature scaling is folded into them."""
         return ()
 
     def reference(self, features: Tensor) -> Tensor:
-        """The instance (d) that stands for nothing, from which gradients and coalitions count: zeros, or where features are
-        scaled their mean."""
+        """The baseline instance (d) of gradients and coalitions: zeros, or the mean training instance of scaled features."""
         return features.new_zeros(features.shape[-1])
 
+    def bag_loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The loss of a bag's logits: (..., b, k) -> (..., b). Training, the branches and validation all take it from here."""
+        return cross_entropy(logits, labels, smoothing)
+
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        """The terms of the loss that are asked for, for each bag, (..., b); when validating, always `cls`, which is judged by."""
-        return {"cls": cross_entropy(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}
+        """The requested terms of the training loss, for each bag, (..., b)."""
+        return {"cls": self.bag_loss(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}
 
     def begin(self, phase: str, epoch: int) -> Hashable:
-        """Told before every pass of the training, and with phase "validation" before validation. Answers what kind of pass of the
-        phase it is: on a GPU steps are recorded and replayed in all passes of a kind, so that nothing but tensors may differ
-        between these."""
+        """Called before each training pass, and with phase "validation" before validation.
+
+        Passes of a phase that return equal keys may share a CUDA graph: between them nothing but tensors may differ.
+        """
         return None
 
+    @property
+    def method(self) -> str:
+        """The class name of the method, whatever it is wrapped in."""
+        return type(self).__name__
 
-class Branch(Protocol):
-    """What an attending model needs to know of a counterfactual branch: it makes maps u_cf (..., n, m, h)."""
+    def require(self, needed: Ability, purpose: str) -> None:
+        """Refuse a purpose whose needed abilities this model does not declare."""
+        missing = [str(ability.name).lower().replace("_", " ") for ability in needed & ~self.abilities]
+        if missing:
+            raise CarmilError(
+                f"{purpose} needs a model that declares {' and '.join(repr(name) for name in missing)}; {self.method} does not"
+            )
+
+
+class CounterfactualAttention(Protocol):
+    """What an attending model knows of a counterfactual branch: it makes maps u_cf (..., n, m, h)."""
 
     def __call__(self, model: "AttendingModel", z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor: ...
 
-    def reads(self, score: Linear) -> tuple[Tensor, Tensor] | None:
+    def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
         """Where all maps are linear in the trunk, as the model's own `score` is: weight (..., m h, t) and bias (..., m h)."""
         ...
 
@@ -108,16 +171,9 @@ class AttendingModel(BagModel):
     can read another score from the same trunk, or stand next to it as an attention of its own.
     """
 
-    heads: int = 1
-    heads_are_classes: bool = False  # map c belongs to class c
-    softmax_pooling: bool = True  # Z is the sum of softmax(u)_j z_j
-    instance_wise: bool = False  # z_j and u_j depend on instance j alone, not on the others of its bag
+    abilities = BagModel.abilities | Ability.ATTENDS | Ability.POOLS_BY_ATTENTION | Ability.LRP
     trunk_size: int
-    own_branch: str = "shared"  # what CAR's branch is made of unless asked: "shared" or "full"
-
-    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
-        """x (..., n, in) -> z (..., n, d)."""
-        raise NotImplementedError
+    default_branch: str = "shared"  # what CAR's branch is made of by default: "shared" or "full"
 
     def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
         """z (..., n, d) -> (..., n, trunk_size)."""
@@ -127,73 +183,75 @@ class AttendingModel(BagModel):
         """The trunk and z -> u (..., n, h), before the softmax."""
         raise NotImplementedError
 
-    def classify(self, pooled: Tensor) -> Tensor:
-        """Z (..., b, h, d) -> F (..., b, k)."""
-        raise NotImplementedError
-
     def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        """z (..., n, d) -> u (..., n, h), before the softmax."""
         return self.score(self.trunk(instances, offsets), instances, offsets)
 
     def second_attention(self) -> nn.Module:
-        """A fresh attention for a full counterfactual branch; `attend_with` knows how to use it."""
+        """A fresh attention module for a full counterfactual branch, to be used by `attend_with`."""
         raise NotImplementedError
 
     def attend_with(self, attention: nn.Module, instances: Tensor, trunk: Tensor, offsets: Offsets) -> Tensor:
-        """u_cf (..., n, h) by an attention that `second_attention` made; the factual trunk is there to be looked at."""
+        """u_cf (..., n, h) by a module from `second_attention`; `trunk` is the factual attention's."""
         raise NotImplementedError
 
-    def masked(self, scores: Tensor, offsets: Offsets) -> Tensor:
-        """The scores (..., n, h) with -inf where a method forbids itself to look while training."""
+    def mask_scores(self, scores: Tensor, offsets: Offsets) -> Tensor:
+        """The scores (..., n, h) with -inf at instances that the method hides while training."""
         return scores
 
     def instance_logits(self, trunk: Tensor) -> Tensor | None:
-        """What each instance says by itself, (..., n, k), if the method has it at hand in its trunk."""
+        """Class logits of each instance, (..., n, k), where the trunk holds them."""
         return None
 
     def attend_at_random(self, trunk: Tensor, u: Tensor, offsets: Offsets, draw: Draw) -> Tensor:
-        """Scores that know nothing, (..., n, h): uniform ones, unless the method says otherwise."""
+        """Random scores (..., n, h), uninformed by the bag: uniform by default."""
         return draw((u.shape[-2], u.shape[-1]), u)
 
-    def compared(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
-        """Which part of the scores (..., n, m, h) a distance between maps compares: all of it, unless the method says otherwise."""
+    def compared_scores(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
+        """The part of the scores (..., n, m, h) that a distance between maps compares: all of it by default."""
         return scores
 
-    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
+    def forward(
+        self, features: Tensor, offsets: Offsets | Tensor, branch: CounterfactualAttention | None = None
+    ) -> Prediction:
         offsets = Offsets.of(offsets, features.device)
         z = self.embed(features, offsets)
-        seen = self.look(z, offsets, branch)
+        pooled = self.attend_and_pool(z, offsets, branch)
         # Every map is classified as if it were a bag of its own.
-        Z = seen.pooled.unflatten(-2, seen.maps.shape[-2:])
-        F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, seen.maps.shape[-2]))
+        Z = pooled.pooled.unflatten(-2, pooled.maps.shape[-2:])
+        F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, pooled.maps.shape[-2]))
         return Prediction(
             logits=F[..., 0, :],
             offsets=offsets,
-            scores=seen.maps[..., 0, :],
+            scores=pooled.maps[..., 0, :],
             instances=z,
             pooled=Z[..., 0, :, :],
-            weights=seen.weights[..., : seen.maps.shape[-1]],
-            instance_logits=seen.instance_logits,
-            counterfactual=Counterfactual(seen.maps[..., 1:, :], F[..., 1:, :]) if branch is not None else None,
+            weights=pooled.weights[..., : pooled.maps.shape[-1]],
+            instance_logits=pooled.instance_logits,
+            counterfactual=Counterfactual(pooled.maps[..., 1:, :], F[..., 1:, :]) if branch is not None else None,
         )
 
-    def look(self, instances: Tensor, offsets: Offsets, branch: Branch | None) -> Seen:
-        """Scores of all maps, their softmax, and what is pooled by it: all maps by one product."""
+    def attend_and_pool(
+        self, instances: Tensor, offsets: Offsets, branch: CounterfactualAttention | None
+    ) -> PooledMaps:
+        """Scores of all maps, their softmax, and the pools: one product for all maps."""
         z = instances
         trunk = self.trunk(z, offsets)
         u = self.score(trunk, z, offsets)
-        maps, looked_at = u.unsqueeze(-2), self.masked(u, offsets)
+        maps, scores = u.unsqueeze(-2), self.mask_scores(u, offsets)
         if branch is not None:
             u_cf = branch(self, z, trunk, u, offsets)
             u_cf = u_cf.expand(*u.shape[:-1], *u_cf.shape[-2:])
             maps = torch.cat([maps, u_cf], dim=-2)
-            looked_at = torch.cat([looked_at, u_cf.flatten(-2)], dim=-1)
-        weights = bag_softmax(looked_at, offsets)
-        return Seen(maps, weights, bag_weighted_sum(weights, z, offsets), self.instance_logits(trunk))
+            scores = torch.cat([scores, u_cf.flatten(-2)], dim=-1)
+        weights = bag_softmax(scores, offsets)
+        return PooledMaps(maps, weights, bag_weighted_sum(weights, z, offsets), self.instance_logits(trunk))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-log softmax(logits)_y, a part of y spread over all classes. logits (..., b, k), labels (b) or (..., b) -> (..., b)."""
+    """-log softmax(logits)_y, with the share `smoothing` of y spread over all classes.
+
+    logits (..., b, k), labels (b) or (..., b) -> (..., b).
+    """
     labels = labels.expand(logits.shape[:-1]).unsqueeze(-1)
     surprise = -torch.log_softmax(logits, dim=-1)
     loss = surprise.gather(-1, labels).squeeze(-1)

@@ -17,7 +17,7 @@ from collections.abc import Container
 import torch
 from torch import Tensor, nn
 
-from carmil.models.contract import AttendingModel, Draw, Prediction, cross_entropy, one_hot
+from carmil.models.contract import Ability, AttendingModel, Draw, Prediction, one_hot
 from carmil.models.layers import Hidden, Linear, xavier
 from carmil.models.pooling import Offsets, bag_argmax, bag_max, bag_project
 from carmil.models.registry import register
@@ -27,8 +27,8 @@ class DSMIL(AttendingModel):
     """query: "linear" (the paper's) or "nonlinear" (the original's). loss: "ce" or the original's "bce" on one-hot labels."""
 
     coefficients = {"cls": 0.5, "max": 0.5}  # noqa: RUF012
-    heads_are_classes = True
-    own_branch = "full"
+    abilities = AttendingModel.abilities | Ability.MAP_PER_CLASS | Ability.INSTANCE_LOGITS
+    default_branch = "full"
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class DSMIL(AttendingModel):
         said = draw((u.shape[-2], u.shape[-1]), u).expand(u.shape)
         return self._likeness(trunk[..., : self.query_size], said, offsets)
 
-    def compared(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
+    def compared_scores(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
         answered = logits.argmax(-1).index_select(-1, offsets.bag_of)[..., None, None]
         column = scores.gather(-1, answered.expand(*scores.shape[:-1], 1))
         return column * math.sqrt(self.query_size)
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
         assert prediction.instance_logits is not None
-        measure = cross_entropy if self.loss == "ce" else _one_hot_loss
+        measure = self.bag_loss if self.loss == "ce" else _one_hot_loss
         largest = bag_max(prediction.instance_logits, prediction.offsets)
         return {"cls": measure(prediction.logits, labels), "max": measure(largest, labels)}
 

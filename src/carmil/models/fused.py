@@ -20,7 +20,7 @@ CHUNK = 512  # rows of one bag that one program pools
 
 @functools.cache
 def available() -> bool:
-    """Is Triton there? Without it the fast path is the plain one in bfloat16."""
+    """Whether Triton is installed; without it the plain operations run in bfloat16."""
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -28,14 +28,19 @@ def available() -> bool:
     return True
 
 
-def asked(x: Tensor) -> bool:
-    """Whether bfloat16 is asked for where x is."""
+def bfloat16_enabled(x: Tensor) -> bool:
+    """Whether autocast asks for bfloat16 on the device of x."""
     return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
+def enabled(x: Tensor) -> bool:
+    """Whether the fast path serves x: bfloat16 on a GPU, with Triton installed."""
+    return bfloat16_enabled(x) and available()
+
+
 @dataclass(frozen=True)
-class _Drawn:
-    """What the kernels need to draw a dropout: where the noise comes from, the places in the network, and how much is kept."""
+class _Draws:
+    """What the kernels need to draw a dropout mask: the noise streams, the sites in the network and the probability."""
 
     noise: Noise | None
     sites: tuple[int, ...]
@@ -43,7 +48,7 @@ class _Drawn:
     rows: Tensor
 
     @classmethod
-    def by(cls, dropouts: tuple[Dropout, ...], count: int, device: torch.device) -> "_Drawn":
+    def by(cls, dropouts: tuple[Dropout, ...], count: int, device: torch.device) -> "_Draws":
         first = dropouts[0]
         noise = first.noise if first.training and first.p > 0 else None
         rows = torch.arange(count, device=device) if noise is None else noise.rows_for(count)
@@ -58,7 +63,7 @@ class _Drawn:
         return round((1 - self.p) * 2**16)
 
     def streams(self, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Seeds, steps and rows; where nothing is drawn, some tensor stands in for them."""
+        """Seeds, steps and rows; `spare` stands in for each where nothing is drawn."""
         return (spare, spare, spare) if self.noise is None else (self.noise.seeds, self.noise.steps, self.rows)
 
 
@@ -66,23 +71,23 @@ def hidden(x: Tensor, weight: Tensor, bias: Tensor | None, dropout: Dropout) -> 
     """dropout(relu(x W' + b)) of every model. x (n, in) or (r, n, in), W (r, d, in), b (r, d) -> (r, n, d)."""
     x = x.expand(len(weight), -1, -1) if x.ndim == 2 else x
     bias = None if bias is None else bias.contiguous()
-    return _Hidden.apply(x, weight, bias, _Drawn.by((dropout,), x.shape[-2], x.device))
+    return _Hidden.apply(x, weight, bias, _Draws.by((dropout,), x.shape[-2], x.device))
 
 
 class _Hidden(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, drawn: _Drawn) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, draws: _Draws) -> Tensor:
         from carmil.models import kernels
 
         y = torch.bmm(x, weight.mT)
         (r, n, d), columns = y.shape, _padded(y.shape[-1])
         rows = _rows_of(d)
         kernels.hidden_forward[_blocks(n, rows), r](
-            y, y if bias is None else bias, *drawn.streams(y), n, d, drawn.sites[0], drawn.threshold, drawn.scale,
-            BIAS=bias is not None, DROP=drawn.noise is not None, ROWS=rows, COLUMNS=columns, num_warps=4,
+            y, y if bias is None else bias, *draws.streams(y), n, d, draws.sites[0], draws.threshold, draws.scale,
+            BIAS=bias is not None, DROP=draws.noise is not None, ROWS=rows, COLUMNS=columns, num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, y)
-        ctx.scale = drawn.scale
+        ctx.scale = draws.scale
         return y
 
     @staticmethod
@@ -109,7 +114,7 @@ class _Hidden(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Looked:
+class FusedMaps:
     """Scores and attention weights (r, n, m), float32, and the pools (r, b, m, d), float32."""
 
     scores: Tensor
@@ -117,64 +122,72 @@ class Looked:
     pooled: Tensor
 
 
-def look(
+def attend_and_pool(
     z: Tensor,
     trunk: tuple[Tensor, Tensor | None],
-    reads: tuple[Tensor, Tensor | None],
+    projections: tuple[Tensor, Tensor | None],
     offsets: Offsets,
     *,
     gated: bool,
     relu: bool,
     dropouts: tuple[Dropout, Dropout],
-    masked: Callable[[Tensor], Tensor],
-) -> Looked:
-    """u = reads(trunk(z)), softmax over each bag, Z = sum_j a_j z_j, for all maps at once.
+    mask: Callable[[Tensor], Tensor],
+) -> FusedMaps:
+    """u = projections(trunk(z)), softmax over each bag, Z = sum_j a_j z_j, for all maps at once.
 
-    z (r, n, d). trunk: V, or V over U, (r, a or 2a, d), and their bias; reads (r, m, a) and their bias.
-    masked: sets scores to -inf where an instance is not to be looked at.
+    z (r, n, d). trunk: V, or V over U, (r, a or 2a, d), and their bias; projections (r, m, a) and their bias.
+    mask: sets the scores of hidden instances to -inf.
     """
-    drawn = _Drawn.by(dropouts, z.shape[-2], z.device)
-    return Looked(*_Look.apply(z.contiguous(), *trunk, *reads, _Given(offsets, gated, relu, drawn, masked)))
+    draws = _Draws.by(dropouts, z.shape[-2], z.device)
+    return FusedMaps(
+        *_AttendAndPool.apply(z.contiguous(), *trunk, *projections, _Options(offsets, gated, relu, draws, mask))
+    )
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Options:
     offsets: Offsets
     gated: bool
     relu: bool
-    drawn: _Drawn
-    masked: Callable[[Tensor], Tensor]
+    draws: _Draws
+    mask: Callable[[Tensor], Tensor]
 
 
-class _Look(torch.autograd.Function):
+class _AttendAndPool(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, trunk: Tensor, bias: Tensor | None, reads: Tensor, offset: Tensor | None, given: _Given
+        ctx: Any,
+        z: Tensor,
+        trunk: Tensor,
+        bias: Tensor | None,
+        projections: Tensor,
+        offset: Tensor | None,
+        options: _Options,
     ) -> tuple[Tensor, Tensor, Tensor]:
         from carmil.models import kernels
 
         h = torch.bmm(z, trunk.mT)
-        (r, n, _), (m, a) = z.shape, reads.shape[1:]
+        (r, n, _), (m, a) = z.shape, projections.shape[1:]
         scores = torch.empty(r, n, m, device=z.device)
         rows = _rows_of(a)
         kernels.scores_forward[_blocks(n, rows), r](
-            h, h if bias is None else bias, reads, h if offset is None else offset, scores, *given.drawn.streams(h),
-            n, a, *given.drawn.sites, given.drawn.threshold, given.drawn.scale,
-            MAPS=m, OFFSET=offset is not None, **_kind(given, bias), ROWS=rows, COLUMNS=_padded(a), num_warps=4,
+            h, h if bias is None else bias, projections, h if offset is None else offset, scores, *options.draws.streams(h),
+            n, a, *options.draws.sites, options.draws.threshold, options.draws.scale,
+            MAPS=m, OFFSET=offset is not None, **_kind(options, bias), ROWS=rows, COLUMNS=_padded(a), num_warps=4,
         )  # fmt: skip
-        weights = bag_softmax(given.masked(scores), given.offsets).contiguous()
-        pooled = pool(weights, z, given.offsets)
-        ctx.save_for_backward(z, trunk, bias, reads, h, weights)
-        ctx.given, ctx.has_offset = given, offset is not None
+        weights = bag_softmax(options.mask(scores), options.offsets).contiguous()
+        pooled = pool(weights, z, options.offsets)
+        ctx.save_for_backward(z, trunk, bias, projections, h, weights)
+        ctx.options, ctx.has_offset = options, offset is not None
         return scores, weights, pooled
 
     @staticmethod
     def backward(ctx: Any, for_scores: Tensor, for_weights: Tensor, for_pooled: Tensor) -> tuple[Tensor | None, ...]:
         from carmil.models import kernels
 
-        z, trunk, bias, reads, h, weights = ctx.saved_tensors
-        given, offsets = ctx.given, ctx.given.offsets
-        (r, n, d), (m, a) = z.shape, reads.shape[1:]
+        z, trunk, bias, projections, h, weights = ctx.saved_tensors
+        options, offsets = ctx.options, ctx.options.offsets
+        (r, n, d), (m, a) = z.shape, projections.shape[1:]
         for_pooled = for_pooled.contiguous()
         for_weights = for_weights + project(z, for_pooled, offsets)
         inner = bag_sum(weights * for_weights, offsets).index_select(-2, offsets.bag_of)
@@ -191,9 +204,9 @@ class _Look(torch.autograd.Function):
         for_reads = torch.empty(r, blocks, m, a, device=z.device)
         for_bias = for_reads if bias is None else torch.empty(r, blocks, columns, device=z.device)
         kernels.scores_backward[blocks, r](
-            h, h if bias is None else bias, reads, for_scores, weights, offsets.bag_of, for_h, for_reads, for_bias,
-            *given.drawn.streams(h), n, a, width, blocks, *given.drawn.sites, given.drawn.threshold, given.drawn.scale,
-            MAPS=m, **_kind(given, bias), ROWS=rows, LOOPS=loops, COLUMNS=_padded(a),
+            h, h if bias is None else bias, projections, for_scores, weights, offsets.bag_of, for_h, for_reads, for_bias,
+            *options.draws.streams(h), n, a, width, blocks, *options.draws.sites, options.draws.threshold, options.draws.scale,
+            MAPS=m, **_kind(options, bias), ROWS=rows, LOOPS=loops, COLUMNS=_padded(a),
             BEHIND=_padded(width - columns), PADDED=1 if m == 1 else _padded(m), num_warps=8,
         )  # fmt: skip
         below = for_pooled.flatten(1, 2).to(z.dtype)[:, :pools]
@@ -271,8 +284,13 @@ def _spread(weights: Tensor, for_pooled: Tensor, offsets: Offsets) -> Tensor:
     return spread
 
 
-def _kind(given: _Given, bias: Tensor | None) -> dict[str, bool]:
-    return {"GATED": given.gated, "RELU": given.relu, "BIAS": bias is not None, "DROP": given.drawn.noise is not None}
+def _kind(options: _Options, bias: Tensor | None) -> dict[str, bool]:
+    return {
+        "GATED": options.gated,
+        "RELU": options.relu,
+        "BIAS": bias is not None,
+        "DROP": options.draws.noise is not None,
+    }
 
 
 def _padded(count: int) -> int:

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 class Linear(nn.Module):
     """y = x W' + b. Initialised as torch's: uniform in +-1/sqrt(in).
 
-    `scale`, the mean m and deviation s of the inputs, makes it y = ((x - m) / s) W' + b (see `carmil.models.scaled`).
+    `scale`, the mean m and deviation s of the inputs, makes it y = ((x - m) / s) W' + b (see `carmil.models.scaled_model`).
     """
 
     bias: Tensor | None
@@ -52,7 +52,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x.to(weight.dtype), weight, bias)
     if not x.is_cuda:
         return _Products.apply(_for_each(x, weight), weight, bias)
-    dtype = torch.bfloat16 if fused.asked(x) and in_half(weight.shape[1]) else weight.dtype
+    dtype = torch.bfloat16 if fused.bfloat16_enabled(x) and in_half(weight.shape[1]) else weight.dtype
     with torch.autocast("cuda", enabled=False):
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if x.ndim == 3:
@@ -128,7 +128,7 @@ class Hidden(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         first, _, dropout = self
         assert isinstance(first, Linear) and isinstance(dropout, Dropout)
-        if first.weight.ndim == 2 or (x.is_cuda and not (fused.asked(x) and fused.available())):
+        if first.weight.ndim == 2 or (x.is_cuda and not fused.enabled(x)):
             return super().forward(x)
         weight, bias = first.folded()
         if x.is_cuda:

@@ -5,13 +5,15 @@ z_j = relu(E x_j),   l_j = W z_j + c,   F = mean_j l_j
 
 from torch import Tensor
 
-from carmil.models.contract import BagModel, Prediction
+from carmil.models.contract import Ability, BagModel, Prediction
 from carmil.models.layers import Hidden, Linear, xavier
 from carmil.models.pooling import Offsets, bag_mean
 from carmil.models.registry import register
 
 
 class MeanMIL(BagModel):
+    abilities = BagModel.abilities | Ability.INSTANCE_LOGITS
+
     def __init__(self, in_features: int, classes: int, *, hidden: int = 512, dropout: float = 0.25) -> None:
         super().__init__()
         self.classes = classes

@@ -39,6 +39,9 @@ _SEQUENCES = 2**15  # that one attention kernel takes: CUDA's grids end at 2**16
 
 
 class RRT(WithAttention):
+    permutation_invariant = False
+    inert_parameters = ("epeg.bias",)
+
     def __init__(
         self,
         in_features: int,
@@ -220,10 +223,4 @@ def _dispatch(logits: Tensor) -> Tensor:
     return logits.softmax(dim=-1) * (logits - lowest) / (highest - lowest + 1e-8)
 
 
-register(
-    "rrt",
-    RRT,
-    "attention pooling of instances re-embedded by attention within and across regions",
-    permutation_invariant=False,
-    inert=("epeg.bias",),
-)
+register("rrt", RRT, "attention pooling of instances re-embedded by attention within and across regions")

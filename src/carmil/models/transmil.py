@@ -29,7 +29,14 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from carmil.errors import CarmilError
-from carmil.models.contract import AttendingModel, Branch, Counterfactual, Prediction
+from carmil.models.contract import (
+    Ability,
+    AttendingModel,
+    BagModel,
+    Counterfactual,
+    CounterfactualAttention,
+    Prediction,
+)
 from carmil.models.layers import Hidden, LayerNorm, Linear
 from carmil.models.noise import Noise, Noisy
 from carmil.models.nystrom import NystromAttention, along_tokens, pseudo_inverse, softmax_of
@@ -38,8 +45,9 @@ from carmil.models.registry import register
 
 
 class TransMIL(AttendingModel):
-    softmax_pooling = False
-    own_branch = "full"
+    abilities = BagModel.abilities | Ability.ATTENDS | Ability.SCORES_ARE_WEIGHTS | Ability.ROLLOUT
+    permutation_invariant = False
+    default_branch = "full"
 
     def __init__(
         self,
@@ -73,7 +81,9 @@ class TransMIL(AttendingModel):
         self.norm = LayerNorm(hidden)
         self.classifier = Linear(hidden, classes)
 
-    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
+    def forward(
+        self, features: Tensor, offsets: Offsets | Tensor, branch: CounterfactualAttention | None = None
+    ) -> Prediction:
         offsets = Offsets.of(offsets, features.device)
         layout = Layout.of(offsets)
         tokens = self._tokens(features, layout)
@@ -422,9 +432,4 @@ def _each(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
 
 
-register(
-    "transmil",
-    TransMIL,
-    "a class token that reads the bag through two layers of Nystrom attention",
-    permutation_invariant=False,
-)
+register("transmil", TransMIL, "a class token that reads the bag through two layers of Nystrom attention")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from carmil.errors import CarmilError
 from carmil.models.attention import Attention
-from carmil.models.contract import BagModel, Prediction
+from carmil.models.contract import Ability, BagModel, Prediction
 from carmil.models.layers import BatchNorm, Linear
 from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets, bag_max, bag_mean, bag_softmax, bag_weighted_sum
@@ -25,7 +25,9 @@ from carmil.models.registry import register
 class WENO(BagModel):
     """init_std: of the linear weights, as the original; None for torch's own start."""
 
+    abilities = BagModel.abilities | Ability.ATTENDS | Ability.INSTANCE_LOGITS
     coefficients = {"cls": 1.0, "student": 1.0}  # noqa: RUF012
+    inert_parameters = ("score.bias", "encoder.bias")
     phases = ("teacher", "student")
     lowest: Tensor
     highest: Tensor
@@ -136,9 +138,4 @@ class WENO(BagModel):
         self.highest.copy_(torch.maximum(self.highest, high.amax(-2)))
 
 
-register(
-    "weno",
-    WENO,
-    "WENO: a bag-level teacher and an instance-level student (two classes only)",
-    inert=("score.bias", "encoder.bias"),
-)
+register("weno", WENO, "WENO: a bag-level teacher and an instance-level student (two classes only)")

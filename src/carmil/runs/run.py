@@ -31,7 +31,7 @@ from carmil.bags.geometry import TileGeometry
 from carmil.counterfactual import create_model
 from carmil.errors import CarmilError
 from carmil.models.contract import BagModel
-from carmil.models.scaled import Scaled
+from carmil.models.scaled_model import ScaledModel
 from carmil.provenance import config_key
 from carmil.runs.decision import Decision
 from carmil.runs.facts import Count, Data, FoldModel, Learning, Metrics
@@ -171,7 +171,7 @@ def read_population(
 def build(settings: "ModelSettings", width: int, classes: int) -> BagModel:
     """A fresh model as the settings ask for it."""
     model = create_model(settings.model, width, classes, init=settings.init, **(settings.options or {}))
-    return model if settings.scale == "none" else Scaled(model, width)
+    return model if settings.scale == "none" else ScaledModel(model, width)
 
 
 class ModelSettings(Protocol):

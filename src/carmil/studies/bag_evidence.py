@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.evidence.abilities import has_counterfactual, scores_are_weights
-from carmil.evidence.attention_maps import a_map_a_class, scores_by_class
+from carmil.evidence.attention_maps import attention_weights, scores_by_class
 from carmil.evidence.concentration import concentration_of
 from carmil.evidence.counterfactual_change import CounterfactualChange, counterfactual_change
 from carmil.evidence.counterfactual_search import search_counterfactual
 from carmil.evidence.explainers import EXPLAINERS, explain
 from carmil.evidence.path import relative_residual
 from carmil.evidence.rank_correlation import pearson, spearman
-from carmil.models.contract import BagModel, Prediction
-from carmil.models.pooling import Offsets, bag_softmax
+from carmil.models.contract import Ability, BagModel, Prediction
+from carmil.models.pooling import Offsets
 from carmil.training.predict import check_finite
 
 CONCENTRATION = ("entropy", "normalised_entropy", "gini", "effective")
@@ -75,11 +74,13 @@ def _explain_by(
     found = BagEvidence(numbers={"p": seen.logits[0].double().softmax(-1).cpu()})
     if seen.scores is not None:
         found.columns |= _scores_and_weights(model, seen.scores, offsets, classes, "")
-    if has_counterfactual(model):
+    if Ability.COUNTERFACTUAL_MAP in model.abilities:
         u_cf = seen.counterfactual.scores.squeeze(-2)
         found.columns |= _scores_and_weights(model, u_cf, offsets, classes, "_cf")
         found.numbers |= _counterfactual_numbers(
-            seen, counterfactual_change(seen, softmax=not scores_are_weights(model)), "counterfactual"
+            seen,
+            counterfactual_change(seen, softmax=Ability.SCORES_ARE_WEIGHTS not in model.abilities),
+            "counterfactual",
         )
     if searched:
         sought = search_counterfactual(model, features, offsets)
@@ -104,8 +105,8 @@ def _scores_and_weights(
 ) -> dict[str, Tensor]:
     """u and a as columns; where every class has a map of its own, a column a class. Several other heads are one map."""
     u = scores_by_class(model, scores, offsets)
-    a = u if scores_are_weights(model) else bag_softmax(u, offsets)
-    if a_map_a_class(model):
+    a = attention_weights(model, u, offsets)
+    if Ability.MAP_PER_CLASS in model.abilities:
         pairs = (("u", u), ("a", a))
         return {f"{name}{which}_{of}": x[:, c].cpu() for name, x in pairs for c, of in enumerate(classes)}
     return {f"u{which}": u[:, 0].cpu(), f"a{which}": a[:, 0].cpu()}

@@ -20,7 +20,7 @@ from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.evidence import default_explainer, explain
 from carmil.files import write_text
-from carmil.models.scaled import SCALES
+from carmil.models.scaled_model import SCALES
 from carmil.runs.decision import Decision
 from carmil.runs.run import build, pick_device, read_population
 from carmil.runs.settings import checked_options, with_preset

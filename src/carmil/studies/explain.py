@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from carmil.bags.bags import Bags
 from carmil.bags.store import Store, open_store
 from carmil.errors import CarmilError
-from carmil.evidence.abilities import pools_by_attention
 from carmil.files import safe_names
 from carmil.maps.tile_maps import logits_apart
-from carmil.models.contract import BagModel
+from carmil.models.contract import Ability, BagModel
 from carmil.progress import Log, counted
 from carmil.provenance import plain
 from carmil.runs.compute_once import compute_once
@@ -71,7 +70,7 @@ def explain_run(
     run = read_run(run_folder)
     check_complete(run)
     methods = explainers_for(run, methods, log=log)
-    if searched and not pools_by_attention(run.model()):
+    if searched and Ability.POOLS_BY_ATTENTION not in run.model().abilities:
         raise CarmilError(f"--searched needs attention pooling, which {run.settings.model!r} does not have")
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
     store, own = _store(run, bags, out, log, asked)

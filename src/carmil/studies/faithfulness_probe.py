@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.evidence.abilities import scores_are_weights
+from carmil.evidence.attention_maps import attention_weights
 from carmil.evidence.concentration import concentration_of
 from carmil.evidence.explainers import explain
 from carmil.evidence.faithfulness import Faithfulness, deletion_logits, evidence_of_class, faithfulness_from_logits
 from carmil.evidence.randomisation import shuffle_weights, similarity_over_chance
 from carmil.models.contract import BagModel
-from carmil.models.pooling import Offsets, bag_softmax
+from carmil.models.pooling import Offsets
 from carmil.runs.decision import Decision
 from carmil.studies.accumulator import Accumulator
 
@@ -142,6 +142,5 @@ def _curve_figures(found: Faithfulness) -> dict[str, Tensor]:
 
 def _weights(model: BagModel, method: str, scores: Tensor, offsets: Offsets) -> Tensor:
     """A map (n) as weights that can be shared out: the softmax of attention scores, the size of evidence."""
-    if method in SCORES and not scores_are_weights(model):
-        return bag_softmax(scores.unsqueeze(-1), offsets).squeeze(-1)
-    return scores.abs()
+    weights = attention_weights(model, scores.unsqueeze(-1), offsets).squeeze(-1) if method in SCORES else scores
+    return weights.abs()

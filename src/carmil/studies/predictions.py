@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.evidence.abilities import scores_are_weights
 from carmil.evidence.concentration import effective_share
 from carmil.evidence.counterfactual_change import attention_moved
-from carmil.models.contract import Prediction
+from carmil.models.contract import Ability, Prediction
 from carmil.models.pooling import bag_softmax
 from carmil.training.population import Population
 from carmil.training.predict import predict
@@ -49,7 +48,7 @@ def predict_frame(
     def read(prediction: Prediction) -> None:
         if prediction.scores is None:
             return
-        weights = scores_are_weights(some.model)
+        weights = Ability.SCORES_ARE_WEIGHTS in some.model.abilities
         a = prediction.scores if weights else bag_softmax(prediction.scores.float(), prediction.offsets)
         found["attention_spread"].append(effective_share(a, prediction.offsets).mean((0, -1)).cpu())
         if prediction.counterfactual is not None:

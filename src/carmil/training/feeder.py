@@ -15,7 +15,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
-from carmil.models.scaled import Scaled
+from carmil.models.scaled_model import ScaledModel
 from carmil.recording import own_stream
 from carmil.training.memory import free_memory
 from carmil.training.population import Population
@@ -169,7 +169,7 @@ def open_feeder(population: Population, bags: Bags, handfuls: Sequence[Tensor]) 
     and the models are told of it while the block lasts: x - mean is then a difference of small numbers.
     """
     model = population.model
-    if not (population.in_half and isinstance(model, Scaled)):
+    if not (population.in_half and isinstance(model, ScaledModel)):
         yield choose_feeder(population, bags, handfuls)
         return
     model.shift = population.state()["mean"].mean(0)

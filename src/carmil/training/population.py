@@ -16,7 +16,7 @@ from carmil.models.contract import BagModel, Prediction
 from carmil.models.layers import BatchNorm, Linear, in_half
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
-from carmil.models.registry import making
+from carmil.models.registry import seed_lock
 
 # bfloat16: on a GPU, matrix products over instances in 16 bits; softmax, scores, answers, losses and the optimizer stay in
 # float32, as does everything on a CPU, where 16 bits would be slower.
@@ -54,7 +54,7 @@ class Population:
         self.build = build
         self.precision = precision
         self.members = list(members)
-        with making, torch.random.fork_rng(devices=[]):
+        with seed_lock, torch.random.fork_rng(devices=[]):
             rows, buffers = [], []
             for member in members:
                 torch.manual_seed(member.seed)
@@ -143,7 +143,7 @@ class Population:
 
     def member(self, row: int) -> BagModel:
         """Model `row` by itself, on the population's device, ready to predict."""
-        with making, torch.random.fork_rng(devices=[]):
+        with seed_lock, torch.random.fork_rng(devices=[]):
             model = self.build().to(self.device)
         model.load_state_dict({name: stacked[row] for name, stacked in self.state().items()})
         return model.eval()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets, bag_sum
-from carmil.models.scaled import deviation_of
+from carmil.models.scaled_model import deviation_of
 from carmil.training.population import Population
 from carmil.training.recipe import TRAIN
 

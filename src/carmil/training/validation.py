@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags, runs_of
-from carmil.models.contract import cross_entropy
 from carmil.recording import Recorded, Recorder
 from carmil.training.early_stopping import TrainingState, at_least_two
 from carmil.training.feeder import DeviceBags, Feeder
@@ -114,4 +113,5 @@ class Validator:
     def _summed(self, asked: _Asked, fed: DeviceBags) -> Tensor:
         whole = len(asked.who) == len(self._population)
         population = self._population if whole else self._population.subset(asked.rows, who=asked.who)
-        return cross_entropy(population(fed.features, fed.offsets).logits, fed.labels).sum(-1)
+        logits = population(fed.features, fed.offsets).logits
+        return population.model.bag_loss(logits, fed.labels).sum(-1)

@@ -10,7 +10,7 @@ from carmil.counterfactual import create_model
 from carmil.datasets.digit_data import DigitData, load_digits
 from carmil.datasets.digits import TASKS
 from carmil.errors import CarmilError
-from carmil.evidence.abilities import has_counterfactual
+from carmil.models.contract import Ability
 from carmil.runs.decision import Decision
 from carmil.training.population import Member, Population
 from carmil.training.runs import Run, read_run
@@ -45,7 +45,9 @@ def digit_cases(folder: Path) -> RunCases:
     population.load_state(run.weights)
     answers = _answers(run, test.bags.ids, "p", task.classes)
     counterfactual = (
-        _answers(run, test.bags.ids, "cf0_p", task.classes) if has_counterfactual(population.member(0)) else None
+        _answers(run, test.bags.ids, "cf0_p", task.classes)
+        if Ability.COUNTERFACTUAL_MAP in population.model.abilities
+        else None
     )
     assert test.bags.labels is not None
     decision = Decision(tuple(task.class_names))

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.errors import CarmilError, unknown
-from carmil.evidence.abilities import attends, has_counterfactual
-from carmil.evidence.attention_maps import a_map_a_class
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.evidence.faithfulness import faithfulness_of
 from carmil.maps.tile_maps import Kind, TileMap, logits_apart
+from carmil.models.contract import Ability
 from carmil.studies.bag_evidence import BagEvidence, explain_bag
 from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
@@ -64,11 +63,12 @@ class DeletionCurve:
 
 def kinds_of(run: RunCases) -> list[MapKind]:
     """The maps that the run's models have, the most telling last."""
-    own, explainer = a_map_a_class(run.model), EXPLAINERS[run.method]
+    abilities, explainer = run.model.abilities, EXPLAINERS[run.method]
+    own = Ability.MAP_PER_CLASS in abilities
     found = []
-    if attends(run.model):
+    if Ability.ATTENDS in abilities:
         found.append(MapKind("factual", "attention weight", diverging=False, of_class=own))
-    if has_counterfactual(run.model):
+    if Ability.COUNTERFACTUAL_MAP in abilities:
         found.append(MapKind("counterfactual", "counterfactual attention weight", diverging=False, of_class=own))
         found.append(MapKind("difference", "attention weight minus counterfactual", diverging=True, of_class=own))
     title = "evidence" if explainer.signed else f"evidence ({run.method})"

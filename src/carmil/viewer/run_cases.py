@@ -6,7 +6,7 @@ import numpy as np
 
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
-from carmil.evidence.abilities import has_counterfactual
+from carmil.models.contract import Ability
 from carmil.progress import Log
 from carmil.runs.evidence import RunEvidence, read_run_evidence
 from carmil.runs.run import Run, read_run
@@ -32,7 +32,7 @@ def read_cases(folder: Path, *, log: Log = lambda line: None) -> RunCases:
 def _study_cases(run: Run, log: Log) -> RunCases:
     store = open_run_store(run)
     population = run.population()
-    with_counterfactual = has_counterfactual(population.member(0))
+    with_counterfactual = Ability.COUNTERFACTUAL_MAP in population.model.abilities
     tested = run.predictions().groupby("slide")["fold"].unique()
     cases = []
     for subject in sorted(own_subjects(run, store), key=lambda subject: subject.place):

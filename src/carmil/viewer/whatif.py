@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.evidence.abilities import has_counterfactual, pools_by_attention
-from carmil.models.contract import AttendingModel, BagModel, Prediction
+from carmil.models.contract import Ability, BagModel, Prediction
 from carmil.models.pooling import Offsets
 from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
 
 KEPT = 2**29  # bytes of z and u
-PROBES = 32  # instances that are asked whether they need their bag
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ class Answer:
 class _Standing:
     """Instances that stand alone: z (n, d), maps u and u_cf (n, 1+m, h)."""
 
-    model: AttendingModel
+    model: BagModel
     instances: Tensor
     maps: Tensor
 
@@ -89,7 +87,7 @@ class WhatIf:
             raise CarmilError(f"all {len(kept)} instances would be gone: leave at least one")
         logits = torch.stack([ready.without(kept) for ready in self.prepare(number)])
         p = logits.double().softmax(-1).mean(0)
-        learned = has_counterfactual(self.run.model)
+        learned = Ability.COUNTERFACTUAL_MAP in self.run.model.abilities
         return Answer(p[0].tolist(), p[1].tolist() if learned else None)
 
 
@@ -111,18 +109,11 @@ def inside(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray
 
 
 def _prepared(model: BagModel, features: Tensor) -> _Standing | _InCompany:
-    company = _InCompany(model, features)
-    if not pools_by_attention(model):
-        return company
-    assert isinstance(model, AttendingModel)
+    if Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE not in model.abilities:
+        return _InCompany(model, features)
     whole = _asked(model, features)
     assert whole.instances is not None
-    standing = _Standing(model, whole.instances, _maps(whole))
-    rows = torch.linspace(0, len(features) - 1, min(PROBES, len(features))).long()
-    alone = model(features[rows], Offsets(torch.arange(len(rows) + 1)))
-    same = _close(alone.instances, whole.instances[rows]) and _close(_maps(alone), standing.maps[rows])
-    again = standing.without(torch.ones(len(features), dtype=torch.bool))
-    return standing if same and _close(again, _logits(whole)) else company
+    return _Standing(model, whole.instances, _maps(whole))
 
 
 def _asked(model: BagModel, features: Tensor) -> Prediction:
@@ -139,12 +130,6 @@ def _maps(seen: Prediction) -> Tensor:
     assert seen.scores is not None
     factual = seen.scores.unsqueeze(1)
     return factual if seen.counterfactual is None else torch.cat([factual, seen.counterfactual.scores], dim=1)
-
-
-def _close(one: Tensor | None, other: Tensor) -> bool:
-    """Up to rounding, which differs with the size of a product."""
-    assert one is not None
-    return bool((one - other).abs().max() <= 100 * torch.finfo(other.dtype).eps * other.abs().max())
 
 
 def _bytes(ready: list[_Standing | _InCompany]) -> int:

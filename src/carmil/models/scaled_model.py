@@ -13,19 +13,20 @@ features take the scale over (`Linear.folded`). A model whose features go elsewh
 `dsmil.official`, which pools them) is given features that were scaled before.
 """
 
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from carmil.models.contract import AttendingModel, BagModel, Branch, Prediction
+from carmil.models.contract import BagModel, Prediction
 from carmil.models.pooling import Offsets
+from carmil.models.wrapper import Wrapper
 
 SCALES = ("none", "common", "halfway", "own")
 
 
-class Scaled(AttendingModel):
+class ScaledModel(Wrapper):
     """A model and the scale of its d features. The scale is not learned: training sets it, from training bags alone.
 
     shift (d): a vector that was subtracted from the features before they came here, so that 16 bits hold their differences.
@@ -36,19 +37,13 @@ class Scaled(AttendingModel):
     shift: Tensor | None = None
 
     def __init__(self, model: BagModel, features: int) -> None:
-        super().__init__()
-        self.model = model
-        self.classes, self.phases, self.coefficients = model.classes, model.phases, model.coefficients
-        self.heads = getattr(model, "heads", 1)
-        self.heads_are_classes = getattr(model, "heads_are_classes", False)
-        self.softmax_pooling = getattr(model, "softmax_pooling", False)
-        self.instance_wise = getattr(model, "instance_wise", False)
+        super().__init__(model)
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("deviation", torch.ones(features))
 
     @contextmanager
-    def reading(self, features: Tensor) -> Iterator[Tensor]:
-        """What the model inside is to be given in the block: the features as they come where its first layers scale them."""
+    def scaled_input(self, features: Tensor) -> Iterator[Tensor]:
+        """The input of the inner model within the block: the raw features where its first layers do the scaling."""
         # Copies: the buffers of a population are one tensor, and batch normalisation changes its own part of it in each pass.
         mean = self.mean.clone() if self.shift is None else self.mean - self.shift
         deviation = self.deviation.clone()
@@ -68,29 +63,17 @@ class Scaled(AttendingModel):
         """The mean training instance: zero, scaled."""
         return self.mean.to(features)
 
-    def forward(self, features: Tensor, offsets: Offsets | Tensor, branch: Branch | None = None) -> Prediction:
-        with self.reading(features) as x:
+    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
+        with self.scaled_input(features) as x:
             return self.model(x, offsets)
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
-        with self.reading(features) as x:
-            return self._attending().embed(x, offsets)
+        with self.scaled_input(features) as x:
+            return self.model.embed(x, offsets)
 
-    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        return self._attending().attend(instances, offsets)
-
-    def classify(self, pooled: Tensor) -> Tensor:
-        return self._attending().classify(pooled)
-
-    def begin(self, phase: str, epoch: int) -> Hashable:
-        return self.model.begin(phase, epoch)
-
-    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        return self.model.losses(prediction, labels, terms)
-
-    def _attending(self) -> AttendingModel:
-        assert isinstance(self.model, AttendingModel)
-        return self.model
+    def rollout(self, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
+        with self.scaled_input(features) as x:
+            return self.model.rollout(x, offsets)
 
 
 def deviation_of(variance: Tensor, scale: str) -> Tensor:

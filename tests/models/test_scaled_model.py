@@ -5,7 +5,7 @@ import torch
 
 from carmil import Bags, create_model, list_models
 from carmil.models.pooling import Offsets
-from carmil.models.scaled import SCALES, Scaled, deviation_of
+from carmil.models.scaled_model import SCALES, ScaledModel, deviation_of
 from carmil.training import TRAIN, VALIDATION, Member, Population, Recipe, fit
 from carmil.training.feeder import Feeder, _as_type
 from carmil.training.recipe import UNUSED
@@ -25,7 +25,7 @@ def model_of(name, **options):
 
 
 def scaled(name, **options):
-    model = Scaled(model_of(name, **options), WIDTH)
+    model = ScaledModel(model_of(name, **options), WIDTH)
     model.mean.copy_(5 + torch.randn(WIDTH))
     model.deviation.copy_(0.5 + torch.rand(WIDTH))
     return model
@@ -66,7 +66,7 @@ def test_a_dropped_feature_is_a_mean_one():
 @pytest.mark.parametrize("name", ["abmil.gated", "car/abmil", "additive", "dsmil.official", "mean"])
 def test_models_of_a_population_answer_as_each_alone_with_its_own_scale(name):
     bags = offset_bags()
-    population = Population(lambda: Scaled(model_of(name), WIDTH), [Member(seed=i) for i in range(3)])
+    population = Population(lambda: ScaledModel(model_of(name), WIDTH), [Member(seed=i) for i in range(3)])
     roles = torch.full((3, len(bags)), TRAIN)
     roles[0, :4], roles[1, 4:], roles[2, ::2] = UNUSED, UNUSED, UNUSED
     fit_scales(population, bags, roles, "halfway")
@@ -85,7 +85,7 @@ def test_scales_are_of_the_training_bags_and_read_the_cohort_once(scale, monkeyp
     read = []
     whole = Bags.parts
     monkeypatch.setattr(Bags, "parts", lambda self, rows, chosen: read.append(len(chosen)) or whole(self, rows, chosen))
-    population = Population(lambda: Scaled(model_of("abmil"), WIDTH), [Member(seed=i) for i in range(4)])
+    population = Population(lambda: ScaledModel(model_of("abmil"), WIDTH), [Member(seed=i) for i in range(4)])
     fit_scales(population, bags, roles, scale)
     assert read == [len(bags)]
     state = population.state()
@@ -96,7 +96,7 @@ def test_scales_are_of_the_training_bags_and_read_the_cohort_once(scale, monkeyp
         assert torch.allclose(state["deviation"][row].double(), expected, atol=1e-5)
     noisy = bags.features.clone()
     noisy[:12] = torch.randn(12, WIDTH) * 100  # bags 0 and 1, which models 0 and 3 do not train on
-    again = Population(lambda: Scaled(model_of("abmil"), WIDTH), [Member(seed=i) for i in range(4)])
+    again = Population(lambda: ScaledModel(model_of("abmil"), WIDTH), [Member(seed=i) for i in range(4)])
     fit_scales(again, Bags(noisy, bags.offsets, labels=bags.labels), roles, scale)
     for name in ("mean", "deviation"):
         assert torch.equal(again.state()[name][0], state[name][0]) and torch.equal(
@@ -143,7 +143,7 @@ def test_a_scaled_model_learns_where_features_share_a_large_vector():
     losses = {}
     for scale in ("none", "halfway"):
         population = Population(
-            lambda: Scaled(model_of("abmil.gated"), WIDTH) if scale != "none" else model_of("abmil.gated"),  # noqa: B023
+            lambda: ScaledModel(model_of("abmil.gated"), WIDTH) if scale != "none" else model_of("abmil.gated"),  # noqa: B023
             [Member(seed=i, lr=2e-3) for i in range(2)],
         )
         if scale != "none":

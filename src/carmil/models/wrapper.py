@@ -1,0 +1,53 @@
+"""A model around another one: a counterfactual branch in front of it, or a scale of its features before it."""
+
+from collections.abc import Container, Hashable
+
+from torch import Tensor
+
+from carmil.models.contract import BagModel, Prediction
+from carmil.models.layers import Linear
+from carmil.models.pooling import Offsets
+
+
+class Wrapper(BagModel):
+    """What a wrapper does not override is the inner model's, its abilities included."""
+
+    def __init__(self, model: BagModel) -> None:
+        super().__init__()
+        self.model = model
+        self.classes, self.heads, self.abilities = model.classes, model.heads, model.abilities
+        self.coefficients, self.phases = model.coefficients, model.phases
+
+    @property
+    def method(self) -> str:
+        return self.model.method
+
+    def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
+        return self.model(features, offsets)
+
+    def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
+        return self.model.embed(features, offsets)
+
+    def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
+        return self.model.attend(instances, offsets)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.model.classify(pooled)
+
+    def rollout(self, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
+        return self.model.rollout(features, offsets)
+
+    def input_layers(self) -> tuple[Linear, ...]:
+        return self.model.input_layers()
+
+    def reference(self, features: Tensor) -> Tensor:
+        return self.model.reference(features)
+
+    def bag_loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        return self.model.bag_loss(logits, labels, smoothing)
+
+    def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
+        return self.model.losses(prediction, labels, terms)
+
+    def begin(self, phase: str, epoch: int) -> Hashable:
+        return self.model.begin(phase, epoch)
