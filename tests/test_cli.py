@@ -130,5 +130,5 @@ def test_killed_and_started_again_it_goes_on(tmp_path):
 def test_a_path_that_is_empty_is_not_the_current_folder(said, tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     status, _, err = said("train", "--bags", "b", "--labels", "l", "--out", "o", option, "")
-    assert status == 2 and err == f"carmil: {option} is empty: expected a path; is a variable of the shell not set?\n"
+    assert status == 2 and err == f"carmil: {option} is empty: expected a path; check that the shell variable is set\n"
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import main
-from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for, names_in, numbers_in, say
+from carmil.cli.options import DeviceOption, OutOption, device_named, folder_for, log, names_in, numbers_in
 from carmil.provenance import machine_line
 from carmil.tables import print_tables
 from carmil.training.process_settings import configure_process
@@ -59,7 +59,7 @@ def benchmark(
     ] = None,
     study_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of the study.  [default: 20]")] = None,
     out: OutOption = Path("benchmark"),
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure how fast this machine trains: carmil, the one-bag loop of the field, and what the machine could do at best.
 
@@ -82,7 +82,7 @@ def benchmark(
         crc=crc,
         study=replace(usual.study, epochs=study_epochs or usual.study.epochs),
     )
-    results = run_benchmark(plan, folder_for(out), device=where, log=say)
+    results = run_benchmark(plan, folder_for(out), device=where, log=log)
     print_tables(tables(results))
     for words in (f"measured on {results.machine}", *CONDITIONS):
         typer.echo(f"- {words}")

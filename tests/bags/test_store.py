@@ -506,7 +506,7 @@ def test_a_header_that_lies_about_its_size_is_refused_by_name_before_anything_is
 def test_an_out_that_is_a_link_to_nowhere_is_refused_before_anything_is_written(features, tmp_path, said, out):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     status, _, err = said("cohort", "build", str(features), "--out", str(tmp_path / out))
-    assert status == 2 and "link is a link that leads nowhere: remove the link or choose another --out" in err
+    assert status == 2 and "link is a broken link: remove it or choose another --out" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "src"]
 
 

@@ -224,7 +224,7 @@ def test_the_command_writes_and_prints(tmp_path, measured_by):
     [
         (["--only", "populations"], "unknown section 'populations'; did you mean 'population'?"),
         (["--models", "carabmil"], "unknown model 'carabmil'; did you mean 'car/abmil'?"),
-        (["--instances", "many"], "--instances many: expected whole numbers with commas between"),
+        (["--instances", "many"], "--instances many: expected whole numbers, separated by commas"),
         (["--instances", "0"], "bags of 0 instances: expected at least 1"),
         (["--bag", "0"], "Invalid value for '--bag': Input should be greater than or equal to 1"),
         (["--population", "-2"], "Invalid value for '--population': Input should be greater than or equal to 1"),

@@ -68,7 +68,7 @@ def test_examples_are_shown_after_the_options_line_by_line_as_written(path, comm
 def test_a_list_of_commands_breaks_lines_and_no_sentence(said):
     _, out, _ = said("--help")
     assert "..." not in out.partition("Commands:")[2]
-    assert "  evaluate      A run's figures on an external cohort.\n" in out
+    assert "  evaluate      Evaluate a run on an external cohort.\n" in out
 
 
 @pytest.mark.parametrize(

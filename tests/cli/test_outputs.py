@@ -34,7 +34,7 @@ def test_a_split_is_not_written_over_its_labels(name, out, form, tmp_path, said)
     (tmp_path / "alias.csv").symlink_to(labels)
     words = ("--labels", str(labels), "--folds", "2", "--form", form)
     status, _, error = said("split", *words, "--out", str(tmp_path / out))
-    assert status == 2 and f"is {labels}, which is read: expected another file; choose another name" in error
+    assert status == 2 and f"is the input {labels}: choose another name" in error
     assert labels.read_text() == LABELS
     assert said("split", *words, "--out", str(tmp_path / "new"))[0] == 0
 
@@ -77,9 +77,12 @@ def test_a_terminal_of_ascii_gets_escapes():
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(28, "No space left on device"), "the output cannot be written (No space left on device): is there"),
-        (FileNotFoundError(2, "No such file", "/proc/run"), "/proc/run cannot be used (No such file): is there room"),
-        (OSError("odd\nlines"), "the output cannot be written (odd lines): is there room"),
+        (OSError(28, "No space left on device"), "the output cannot be written (No space left on device): check free"),
+        (
+            FileNotFoundError(2, "No such file", "/proc/run"),
+            "/proc/run cannot be used (No such file): check free space",
+        ),
+        (OSError("odd\nlines"), "the output cannot be written (odd lines): check free space"),
     ],
 )
 def test_an_error_of_the_system_is_told_in_words(error, message, capsys):

@@ -170,7 +170,7 @@ def test_an_explainer_that_no_model_can_be_asked_for_is_refused_and_nothing_is_o
     [
         (["--tasks", "five_bags"], "unknown task 'five_bags'"),
         (["--models", "nomil"], "unknown model 'nomil'"),
-        (["--alpha", "much"], "--alpha much: expected numbers with commas between"),
+        (["--alpha", "much"], "--alpha much: expected numbers, separated by commas"),
     ],
 )
 def test_commands_share_their_options_and_name_what_is_wrong(said, tmp_path, monkeypatch, command, words, expected):

@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. A file a group of commands; the order here is that of the help."""
+"""The command line: parses, calls, prints. One file per group of commands, in the order of the help."""
 
 # ruff: noqa: I001
 from carmil.cli.app import app, main

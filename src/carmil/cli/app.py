@@ -1,4 +1,4 @@
-"""The command line itself: a command's file adds it to `app`; `main` turns what goes wrong into one line."""
+"""The application to which each file adds its commands, and `main`, which turns errors into one line."""
 
 import io
 import sys
@@ -13,9 +13,9 @@ from carmil.errors import CarmilError, one_line
 
 app = typer.Typer(
     name="carmil",
-    help="""Attention-based multiple-instance learning that shows what speaks for a prediction, and what speaks against it.
+    help="""Attention-based multiple-instance learning that shows the evidence for and against each prediction.
 
-    A command says with --help what it does, what it writes and how it is called. Bad input is one line and status 2.
+    The --help of a command tells what it does, what it writes and how to call it. Errors are one line, with status 2.
 
     Examples:
       carmil demo --view
@@ -29,8 +29,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"carmil {__version__}")
         raise typer.Exit
 
@@ -38,28 +38,30 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _carmil(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     pass
 
 
 def main(commands: typer.Typer = app, program: str = "carmil") -> None:
-    """Run the command line; bad input is one line and exit status 2, never a traceback."""
+    """Run the command line. Bad input prints one line and exits with status 2, never with a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII gets escapes, not a traceback
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal gets escapes, not a traceback
     try:
         _check_paths(sys.argv)
-        sys.exit(commands(prog_name=program, standalone_mode=False))  # also as python -m carmil, for the completion
+        sys.exit(
+            commands(prog_name=program, standalone_mode=False)
+        )  # the name for completion, also of python -m carmil
     except CarmilError as error:
         _fail(str(error), 2)
     except OSError as error:
         what = "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
         reason = error.strerror or str(error) or type(error).__name__
-        _fail(one_line(f"{what} ({reason}): is there room, and may one write there?"), 2)
+        _fail(one_line(f"{what} ({reason}): check free space and permissions"), 2)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; what was finished is kept", 130)
+        _fail("interrupted; finished parts are kept", 130)
     except _ClickError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
@@ -69,13 +71,13 @@ def main(commands: typer.Typer = app, program: str = "carmil") -> None:
 
 
 def _check_paths(words: Sequence[str]) -> None:
-    """Refuse a path that is empty: the parser takes it for the current folder, and a run would be written there."""
+    """Refuse an empty path, which the parser would take for the current folder."""
     for option, value in pairwise(words):
         if option in ("--out", "--bags", "--labels", "--config", "--splits", "--tiles") and not value:
-            raise CarmilError(f"{option} is empty: expected a path; is a variable of the shell not set?")
+            raise CarmilError(f"{option} is empty: expected a path; check that the shell variable is set")
 
 
-# The parser's errors; typer brings its own copy of click and shows only this one by name.
+# The parser's errors: typer has its own copy of click, of which only this subclass is public.
 _ClickError: Any = typer.BadParameter.__mro__[2]
 
 

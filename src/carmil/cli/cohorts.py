@@ -17,7 +17,7 @@ from carmil.cli.options import (
     StoreType,
     file_for,
     folder_for,
-    say,
+    log,
 )
 from carmil.errors import CarmilError
 from carmil.words import plural
@@ -44,7 +44,7 @@ def cohort_build(
         Path, typer.Argument(help="Folder (or file) of features, as CLAM, TRIDENT, STAMP, ... wrote it.")
     ],
     out: Annotated[Path, typer.Option(help="The store to make.")],
-    dtype: Annotated[StoreType, typer.Option(help="How features are kept.")] = StoreType.float16,
+    dtype: Annotated[StoreType, typer.Option(help="How features are kept.")] = "float16",
     truth: Annotated[
         str | None, typer.Option(help="Column (or array) that knows which instances are positive.")
     ] = None,
@@ -66,11 +66,11 @@ def cohort_build(
         store = build_store(
             source,
             folder_for(out),
-            dtype=dtype.value,
+            dtype=dtype,
             truth=truth,
             workers=workers,
             skip_broken=skip_broken,
-            say=say,
+            say=log,
             on_bag=on_bag,
         )
     typer.echo(
@@ -136,9 +136,7 @@ def cohort_check(
     patient: PatientColumn = None,
     label: LabelColumn = None,
     truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
-    dtype: Annotated[
-        StoreType, typer.Option(help="The type that a store of these features would have.")
-    ] = StoreType.float16,
+    dtype: Annotated[StoreType, typer.Option(help="The type that a store of these features would have.")] = "float16",
     allow_duplicates: AllowDuplicates = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
 ) -> None:
@@ -176,24 +174,24 @@ def cohort_check(
                 instance_labels_line({entry.id: entry.truth for entry in store.entries}),
             ):
                 if line is not None:
-                    say(line)
+                    log(line)
         else:
             found = find_bags(source, truth=truth)
             for line in found.said:
-                say(line)
+                log(line)
             ids = tuple(bag.id for bag in found.sources)
-            checked = check_bags(found, dtype=dtype.value, workers=workers, on_bag=on_bag)
+            checked = check_bags(found, dtype=dtype, workers=workers, on_bag=on_bag)
             problems, checksums = list(checked.problems), checked.checksums
             for line in checked.remarks:
-                say(line)
+                log(line)
     if labels is not None:
         table = read_labels(labels, slide=slide, patient=patient, label=label)
         more, remarks = check_labels(table, ids, checksums, allow_duplicates=allow_duplicates)
         problems += more
         for line in remarks:
-            say(line)
+            log(line)
     elif twins := duplicates_line(checksums):
-        say(twins)
+        log(twins)
     if not problems:
         typer.echo(f"{plural(len(ids), 'bag')}, nothing wrong")
         return
@@ -215,7 +213,7 @@ def cohort_check(
 def cohort_export(
     store: Annotated[Path, typer.Argument(help="A store.")],
     out: OutOption,
-    layout: Annotated[Layout, typer.Option(help="Whose files to write.")] = Layout.trident,
+    layout: Annotated[Layout, typer.Option(help="Whose files to write.")] = "trident",
 ) -> None:
     """Write a store's bags as files that other tools read.
 
@@ -230,10 +228,10 @@ def cohort_export(
     from carmil.progress import tracked
 
     found = open_store(store)
-    names = begin_export(found, folder_for(out), layout.value)
-    for i in tracked(range(len(found.entries)), f"writing {layout.value}"):
-        write_bag(found.bag(i), out, layout.value, names=names)
-    typer.echo(f"written: {plural(len(found.entries), 'bag')} as {layout.value} under {out}")
+    names = begin_export(found, folder_for(out), layout)
+    for i in tracked(range(len(found.entries)), f"writing {layout}"):
+        write_bag(found.bag(i), out, layout, names=names)
+    typer.echo(f"written: {plural(len(found.entries), 'bag')} as {layout} under {out}")
 
 
 @app.command()
@@ -245,7 +243,7 @@ def split(
     inner: Annotated[int, typer.Option(min=1, help="Inner folds, for nested cross-validation.")] = 1,
     validation: Annotated[float, typer.Option(help="Share of the training patients that validate.")] = 0.15,
     seed: Annotated[int, typer.Option(min=0, help="Of the division.")] = 0,
-    form: Annotated[SplitForm, typer.Option(help="Whose files to write.")] = SplitForm.carmil,
+    form: Annotated[SplitForm, typer.Option(help="Whose files to write.")] = "carmil",
     slide: SlideColumn = None,
     patient: PatientColumn = None,
     label: LabelColumn = None,
@@ -270,16 +268,16 @@ def split(
     from carmil.bags.store import open_store
 
     if audit_only is None:
-        for file in replaced_files(out, form.value):
+        for file in replaced_files(out, form):
             file_for(file, labels, bags)
     table = read_labels(labels, slide=slide, patient=patient, label=label, site=site)
     for line in table.said:
-        say(line)
+        log(line)
     if bags is not None:
         store = open_store(bags)
         pairs = labelled_duplicates(table, match(table, store.ids), store.ids, store.checksums)
         for line in judge_duplicates(pairs, allowed=allow_duplicates):
-            say(line)
+            log(line)
     numbers = [table.classes.index(name) for name in table.labels]
     who = (table.slides, table.patients, numbers)
     if audit_only is not None:
@@ -291,11 +289,11 @@ def split(
         )
     errors, remarks = audit(splits, numbers, table.classes)
     for line in (*splits.said, *remarks):
-        say(line)
+        log(line)
     if errors:
         raise CarmilError(f"{errors[0]}{f' (and {len(errors) - 1} more)' if len(errors) > 1 else ''}")
     if audit_only is None:
-        write_splits(out, splits, form=form.value, labels=numbers, classes=table.classes)
+        write_splits(out, splits, form=form, labels=numbers, classes=table.classes)
         typer.echo(f"written: {out}")
     patients, slides = plural(len(set(splits.patients)), "patient"), plural(len(splits.slides), "slide")
     typer.echo(f"{plural(splits.folds, 'fold')} of {patients}, {slides}: sound")

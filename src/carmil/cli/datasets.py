@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import folder_for, say
+from carmil.cli.options import folder_for, log
 from carmil.errors import CarmilError
 
 dataset = typer.Typer(
@@ -89,7 +89,7 @@ def dataset_labels(
     parts = tuple(line.split for line in lines) if one.official else None
     counted = Counted(tuple(line.label for line in lines), tuple(line.patient for line in lines), parts)
     for line in (*built.said, *counts_said(one, counted)):
-        say(line)
+        log(line)
     typer.echo(f"written: {path}, {len(lines)} lines of {len(set(counted.patients))} patients")
 
 

@@ -1,4 +1,4 @@
-"""carmil explain, faithfulness: what a run's models rest their answers on, and whether the maps can be trusted."""
+"""carmil explain, faithfulness: the evidence behind a run's predictions, and whether its maps can be trusted."""
 
 import shlex
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import Device, DeviceOption, device_named, folder_for, names_in, say
+from carmil.cli.options import DeviceOption, device_named, folder_for, log, names_in, print_results
 from carmil.words import plural
 
 
@@ -19,15 +19,15 @@ def explain(
     ] = None,
     methods: Annotated[
         str,
-        typer.Option(help="More maps, with commas between: attention, leave_one_out, lrp, ... See docs/explain.md."),
+        typer.Option(help="More maps, separated by commas: attention, leave_one_out, lrp, ... See docs/explain.md."),
     ] = "",
     searched: Annotated[
-        bool, typer.Option("--searched", help="Also search a counterfactual attention for every slide.")
+        bool, typer.Option("--searched", help="Also search for a counterfactual attention of every slide.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the evidence.  [default: RUN/evidence; evidence for new slides]")
     ] = None,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """Write the evidence of every tile for every class, one table per slide, and a summary.
 
@@ -41,35 +41,31 @@ def explain(
     """
     from carmil.studies.explain import explain_run
     from carmil.studies.summary import agreement_table, summary_lines
-    from carmil.tables import print_tables
 
     if out is not None:
         folder_for(out)
-    found = explain_run(
+    evidence = explain_run(
         run,
         out,
         bags=bags,
         methods=names_in(methods),
         searched=searched,
         device=device_named(device),
-        log=say,
+        log=log,
     )
-    table = agreement_table(found.summary)
-    if table is not None:
-        print_tables([table])
-    for line in summary_lines(found.summary):
-        typer.echo(f"- {line}")
-    here = len(found.frame) - found.written
-    typer.echo(f"\nwritten: {plural(found.written, 'slide')} to {found.folder}" + f" ({here} were there)" * (here > 0))
-    typer.echo(f"         {found.folder / 'summary.csv'}, summary.parquet, summary.json")
-    _tell_of_the_report(run, found.folder)
+    table = agreement_table(evidence.summary)
+    before = len(evidence.frame) - evidence.written
+    slides = f"{plural(evidence.written, 'slide')} to {evidence.folder}" + f" ({before} already there)" * (before > 0)
+    print_results([] if table is None else [table], summary_lines(evidence.summary), [slides])
+    typer.echo(f"         {evidence.folder / 'summary.csv'}, summary.parquet, summary.json")
+    _mention_report(run, evidence.folder)
 
 
 @app.command()
 def faithfulness(
     runs: Annotated[list[Path], typer.Argument(help="One or more runs that `carmil train` wrote.")],
     methods: Annotated[
-        str, typer.Option(help="Maps, with commas between.  [default: the model's default evidence, attention]")
+        str, typer.Option(help="Maps, separated by commas.  [default: the model's default evidence, attention]")
     ] = "",
     steps: Annotated[int, typer.Option(help="Number of steps in which all tiles are removed.")] = 100,
     random_orders: Annotated[int, typer.Option(help="Random orders to compare with.")] = 10,
@@ -79,7 +75,7 @@ def faithfulness(
     out: Annotated[
         Path | None, typer.Option(help="Folder.  [default: RUN/faithfulness of one run; faithfulness of several]")
     ] = None,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure whether the models rely on what their maps show: curves and figures of several runs and maps.
 
@@ -91,13 +87,12 @@ def faithfulness(
     """
     from carmil.report.faithfulness import remarks, write_faithfulness
     from carmil.studies.faithfulness import measure_faithfulness
-    from carmil.tables import print_tables
 
     if out is None:
         out = runs[0] / "faithfulness" if len(runs) == 1 else Path("faithfulness")
     else:
         folder_for(out)
-    found = measure_faithfulness(
+    results = measure_faithfulness(
         runs,
         out,
         bags=bags,
@@ -105,19 +100,17 @@ def faithfulness(
         steps=steps,
         random_orders=random_orders,
         device=device_named(device),
-        log=say,
+        log=log,
     )
-    words = [*(run.name for run in found), "--steps", str(steps), "--random-orders", str(random_orders)]
+    words = [*(run.name for run in results), "--steps", str(steps), "--random-orders", str(random_orders)]
     words += ["--methods", methods] if methods else []
-    tables = write_faithfulness(found, out, command=shlex.join(["carmil", "faithfulness", *words]))
-    print_tables(tables)
-    for line in remarks(found):
-        typer.echo(f"- {line}")
-    typer.echo(f"\nwritten: {out / 'faithfulness.html'}, faithfulness.png, faithfulness.md, faithfulness.json")
-    _tell_of_the_report(runs[0], out)
+    tables = write_faithfulness(results, out, command=shlex.join(["carmil", "faithfulness", *words]))
+    written = (out / "faithfulness.html", "faithfulness.png", "faithfulness.md", "faithfulness.json")
+    print_results(tables, remarks(results), written)
+    _mention_report(runs[0], out)
 
 
-def _tell_of_the_report(run: Path, written: Path) -> None:
-    """Where a run keeps what was found of it, its report looks."""
-    if written.parent == run:
+def _mention_report(run: Path, folder: Path) -> None:
+    """The report of a run shows only what lies in the run's folder."""
+    if folder.parent == run:
         typer.echo(f"{shlex.join(['carmil', 'report', str(run)])} shows it in {run / 'report.html'}")

@@ -1,6 +1,6 @@
-"""Help that ends as a man page does: with examples, line by line as they were written.
+"""Help texts that end with examples, like a man page.
 
-A command's docstring (a group's help) is prose, and from a line `Example:` or `Examples:` on lines that can be typed.
+The docstring of a command (or the help of a group) is prose, followed by `Example:` or `Examples:` and one command per line.
 """
 
 import re
@@ -13,13 +13,13 @@ _BEGIN = re.compile(r"^Examples?:[ \t]*", re.MULTILINE)
 _NEXT_SENTENCE = re.compile(r"(?<=[.?]) (?=[A-Z])")
 
 
-def examples_in(words: str) -> tuple[str, tuple[str, ...]]:
-    """The prose of a help text, and the lines of its examples."""
-    found = _BEGIN.search(words)
-    if found is None:
-        return words, ()
-    lines = (line.strip() for line in words[found.end() :].splitlines())
-    return words[: found.start()].rstrip(), tuple(line for line in lines if line)
+def examples_in(text: str) -> tuple[str, tuple[str, ...]]:
+    """Split a help text into its prose and the lines of its examples."""
+    begin = _BEGIN.search(text)
+    if begin is None:
+        return text, ()
+    lines = (line.strip() for line in text[begin.end() :].splitlines())
+    return text[: begin.start()].rstrip(), tuple(line for line in lines if line)
 
 
 class _EndsWithExamples:
@@ -30,7 +30,7 @@ class _EndsWithExamples:
         self.help, self.examples = examples_in(self.help or "")
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """The first sentence, whole: a list of commands breaks the line rather than the sentence."""
+        """The whole first sentence: a list of commands wraps the line and cuts no sentence."""
         words = " ".join((self.help or "").partition("\n\n")[0].split())
         return _NEXT_SENTENCE.split(words, maxsplit=1)[0]
 
@@ -50,7 +50,7 @@ class _Group(_EndsWithExamples, TyperGroup):
 
 
 def end_with_examples(app: typer.Typer) -> None:
-    """Has every command and group of this command line show its examples so."""
+    """Make every command and group show its examples."""
     app.info.cls = _Group
     for command in app.registered_commands:
         command.cls = _Command

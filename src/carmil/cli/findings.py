@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carmil.cli.options import Device, DeviceOption, EncoderOption, SeedOption, device_named, folder_for, options_of
+from carmil.cli.options import DeviceOption, EncoderOption, SeedOption, device_named, folder_for, shared_options
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def _words_of_a_recipe(
     ] = False,
     seed: SeedOption = 0,
     encoder: EncoderOption = "uni",
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> tuple[dict[str, Any]]:
     """What a recipe is told beside its folder."""
     if data is not None and not data.is_dir():
@@ -31,7 +31,7 @@ def _words_of_a_recipe(
 
 
 # A command about a recipe is called with `words`, for request_in.
-of_a_recipe = options_of(_words_of_a_recipe, "words")
+of_a_recipe = shared_options(_words_of_a_recipe, "words")
 
 
 def request_in(out: Path, words: dict[str, Any]) -> "Request":

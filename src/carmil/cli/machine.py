@@ -1,4 +1,4 @@
-"""carmil demo, models, doctor: what there is, and what it does on this machine."""
+"""carmil demo, models, doctor: a first look, the list of models, and the state of the installation."""
 
 import shlex
 from pathlib import Path
@@ -7,21 +7,21 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import Device, DeviceOption, OutOption, device_named, folder_for
+from carmil.cli.options import DeviceOption, OutOption, device_named, folder_for
 from carmil.cli.viewer import viewed
 
 
 @app.command()
 def demo(
-    fast: Annotated[bool, typer.Option("--fast", help="Fewer bags and epochs: a look at the machinery.")] = False,
-    view: Annotated[bool, typer.Option("--view", help="Open what was trained in the browser.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Fewer bags and epochs, to see that it runs.")] = False,
+    view: Annotated[bool, typer.Option("--view", help="Open the trained models in the browser.")] = False,
     out: OutOption = Path("demo"),
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Train on digit bags and write a report that shows the evidence for and against each answer.
+    """Train on digit bags and write a report that shows the evidence for and against each prediction.
 
-    Needs no data: real handwritten digits come with a package. Some two minutes on two CPU cores. Writes OUT/report.html and the
-    trained models, OUT/runs; killed and started again, it goes on.
+    Needs no data: handwritten digits come with a dependency. Takes about two minutes on two CPU cores. Writes OUT/report.html and
+    the trained models in OUT/runs. If interrupted, run the same command again to resume.
 
     Examples:
       carmil demo
@@ -37,14 +37,14 @@ def demo(
     if view:
         viewed(out)
     else:
-        typer.echo(f"to look into every bag, and take digits out of it: carmil view {shlex.quote(str(out))}")
+        typer.echo(f"to look into each bag, and to remove digits from it: carmil view {shlex.quote(str(out))}")
 
 
 @app.command()
 def models() -> None:
-    """The models there are. A counterfactual branch goes in front of the name: car/abmil.
+    """List the models. A counterfactual branch is written before the name: car/abmil.
 
-    Prints a table; any of these names can be given to --model.
+    Prints a table; --model takes any of these names.
 
     Example: carmil models
     """
@@ -67,7 +67,7 @@ def models() -> None:
 
 @app.command()
 def doctor() -> None:
-    """What is installed, which slides can be read, which device is seen, and what to do about what is missing.
+    """Check the installation: packages, readable slide formats, devices, and how to install what is missing.
 
     Prints a table and changes nothing.
 
@@ -80,7 +80,7 @@ def doctor() -> None:
 
     findings = examine()
     table = Table(box=None, pad_edge=False)
-    for head in ("what", "", "seen"):
+    for head in ("what", "", "version or device"):
         table.add_column(head, no_wrap=head == "what")
     for found in findings:
         table.add_row(found.what, "" if found.well else "missing", found.seen)

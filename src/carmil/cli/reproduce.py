@@ -9,7 +9,6 @@ import typer
 from carmil.cli.app import app
 from carmil.cli.findings import request_in, show_finding
 from carmil.cli.options import (
-    Device,
     DeviceOption,
     Distance,
     OutOption,
@@ -19,7 +18,7 @@ from carmil.cli.options import (
     folder_for,
     names_in,
     numbers_in,
-    options_of,
+    shared_options,
     tasks_in,
 )
 from carmil.errors import CarmilError
@@ -52,7 +51,7 @@ def _words_of_digits(
     weights: Annotated[
         Path | None, typer.Option(help="ResNet18's weights; without it torchvision downloads them.")
     ] = None,
-    pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = Pool.disjoint,
+    pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = "disjoint",
     tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
     repetitions: Annotated[int, typer.Option(help="Initialisations of each model, trained together.")] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
@@ -63,9 +62,9 @@ def _words_of_digits(
     lambda_: Annotated[
         str, typer.Option("--lambda", help="Weights of the distance; every combination.  [default: the branch's own]")
     ] = "",
-    distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = Distance.l1,
+    distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = "l1",
     seed: SeedOption = 0,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What table1's Settings are made of beside the models, and what load_digits is asked for."""
     training = {
@@ -74,7 +73,7 @@ def _words_of_digits(
         "epochs": epochs,
         "alpha": numbers_in("--alpha", alpha, float),
         "lambda_": numbers_in("--lambda", lambda_, float),
-        "distance": distance.value,
+        "distance": distance,
     }
     data = {
         "tasks": tasks_in(tasks),
@@ -82,7 +81,7 @@ def _words_of_digits(
         "features": features,
         "encoder": encoder,
         "weights": weights,
-        "pool": pool.value,
+        "pool": pool,
         "seed": seed,
         "device": device_named(device),
     }
@@ -90,7 +89,7 @@ def _words_of_digits(
 
 
 # A command about digit bags is called with `training`, for table1's Settings, and `data`, for load_digits.
-_of_digits = options_of(_words_of_digits, "training", "data")
+_of_digits = shared_options(_words_of_digits, "training", "data")
 
 
 @reproduce.command()
@@ -213,7 +212,7 @@ def crc(
     epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,
     seed: SeedOption = 0,
     out: OutOption = Path("crc"),
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """All methods on nuclei of colorectal cancer with known instances, one bag per patient; five folds.
 
@@ -257,7 +256,7 @@ def crc_evidence(
     epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,
     seed: SeedOption = 0,
     out: OutOption = Path("crc_evidence"),
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """Every explainer on nuclei of colorectal cancer; the default map, fixed on validation bags, against ABMIL's attention.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from carmil.cli.findings import of_a_recipe, request_in
-from carmil.cli.options import OutOption, names_in, say
+from carmil.cli.options import OutOption, log, names_in
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError
 
@@ -56,7 +56,7 @@ def all_(
     if request.fast:
         request = replace(request, out=out / "fast")
     page = request.out / ("some.html" if only else "paper.html")
-    sections = reproduce_all(recipes, request, page, command=_again(request, only), say=say)
+    sections = reproduce_all(recipes, request, page, command=_again(request, only), say=log)
     typer.echo(f"written: {page}")
     troubled = [section.name for section in sections if section.trouble]
     if troubled:

@@ -1,13 +1,12 @@
 """carmil slides draw, label: maps onto slides, and annotations into labels of tiles."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from carmil.cli.options import OutOption, folder_for, names_in, numbers_in, say
+from carmil.cli.options import OutOption, folder_for, log, names_in, numbers_in
 from carmil.cli.slides import MppOption, SlidesArgument, SmoothOption, slides
 from carmil.errors import CarmilError, unknown
 from carmil.words import plural
@@ -20,12 +19,8 @@ if TYPE_CHECKING:
     from carmil.slides.slide import Tiles
 
 TilesOption = Annotated[Path, typer.Option(help="Folder that `carmil slides tile` wrote; or one file of tiles.")]
+Scaling = Literal["minmax", "rank"]
 ANNOTATED = (".geojson", ".json", ".xml", ".tif", ".tiff")
-
-
-class Scaling(StrEnum):
-    minmax = "minmax"
-    rank = "rank"
 
 
 @slides.command("draw")
@@ -45,7 +40,7 @@ def slides_draw(
             "[default: evidence of the answered class, factual, counterfactual]",
         ),
     ] = "",
-    scale: Annotated[Scaling, typer.Option(help="How values become colours.")] = Scaling.minmax,
+    scale: Annotated[Scaling, typer.Option(help="How values become colours.")] = "minmax",
     smooth: SmoothOption = "0",
     longest: Annotated[int, typer.Option(min=16, help="Pixels of a picture's longer side.")] = 4000,
     annotations: Annotated[
@@ -84,7 +79,7 @@ def slides_draw(
     boxes = [_box(words) for words in regions or ()] or None
     smoothing = Smoothing.parse(smooth)
     wanted, skipped = names_in(maps), []
-    found = slides_in(paths, log=say)
+    found = slides_in(paths, log=log)
     folder_for(out)
     with counted("drawing", "slides") as on_slide:
         for done, path in enumerate(found, 1):
@@ -99,7 +94,7 @@ def slides_draw(
                         cut,
                         drawn,
                         folder,
-                        scale=scale.value,
+                        scale=scale,
                         longest=longest,
                         annotations=contours,
                         regions=boxes,
@@ -114,7 +109,7 @@ def slides_draw(
                 if len(found) == 1:
                     raise
                 skipped.append(path.stem)
-                say(f"{path.stem} is left out: {error}")
+                log(f"{path.stem} is left out: {error}")
             on_slide(done, len(found))
     _finish(len(found), skipped)
 

@@ -2,13 +2,13 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import Device, DeviceOption, Layout, OutOption, device_named, folder_for, names_in, say
-from carmil.errors import CarmilError
+from carmil.cli.options import DeviceOption, Layout, OutOption, device_named, folder_for, log, names_in
+from carmil.errors import CarmilError, unknown
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def slides_tile(
 
     settings = TileSettings(pixels, tile_mpp, overlap, rule, preset, names_in(keep))
     settings.check()
-    found = slides_in(paths, log=say)
+    found = slides_in(paths, log=log)
     with counted("cutting", "slides") as on_slide:
         outcomes = tile_slides(found, folder_for(out), settings, mpp=mpp, on_slide=on_slide)
     _print_outcomes(outcomes)
@@ -117,7 +117,7 @@ def _print_outcomes(outcomes: "list[Outcome]") -> None:
             (each.name, f"{len(each.tiles):,}", f"{each.mm2:.2f}", *counts, tile, said, "yes" if each.resumed else "")
         )
         if each.mpp_from.startswith("given; the file says"):
-            say(f"{each.name}: {each.tiles.slide_mpp:g} um/px {each.mpp_from}")
+            log(f"{each.name}: {each.tiles.slide_mpp:g} um/px {each.mpp_from}")
     skipped = [each for each in outcomes if each.tiles is None]
     heads = ("slide", "tiles", "tissue mm2", *RULES, "a tile", "slide um/px", "done before")
     total = sum(len(each.tiles) for each in outcomes if each.tiles is not None)
@@ -126,7 +126,7 @@ def _print_outcomes(outcomes: "list[Outcome]") -> None:
     )
     print_tables([ResultTable(title, heads, tuple(lines))])
     for each in skipped:
-        say(f"skipped: {each.problem}")
+        log(f"skipped: {each.problem}")
 
 
 @slides.command("encode")
@@ -137,10 +137,10 @@ def slides_encode(
     out: Annotated[Path, typer.Option(help="The store to make, or to add to.")] = Path("features"),
     weights: WeightsOption = None,
     h5: Annotated[
-        tuple[Layout, Path] | None,
+        tuple[str, Path] | None,
         typer.Option("--h5", metavar="LAYOUT DIR", help="Also files for other tools: trident or clam, and a folder."),
     ] = None,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """Make features of tiles, and pack them into a store to train on; status 1 if a slide was skipped.
 
@@ -156,12 +156,14 @@ def slides_encode(
     from carmil.slides.features import encode_slides, tiles_of
     from carmil.slides.opening import slides_in
 
-    found, broken = tiles_of(slides_in(paths, log=say), tiles)
+    found, broken = tiles_of(slides_in(paths, log=log), tiles)
     where = device_named(device)
     folder_for(out)
-    files = None if h5 is None else (h5[0].value, folder_for(h5[1]))
+    if h5 is not None and h5[0] not in get_args(Layout):
+        raise CarmilError(f"--h5: {unknown('layout', h5[0], get_args(Layout))}")
+    files = None if h5 is None else (h5[0], folder_for(h5[1]))
     made = encode_slides(
-        found, out, load_encoder(encoder, weights=weights, log=say), device=where, files=files, say=say
+        found, out, load_encoder(encoder, weights=weights, log=log), device=where, files=files, say=log
     )
     typer.echo(made.times.line())
     if made.kept:
@@ -207,7 +209,7 @@ def slides_run(
     longest: Annotated[int, typer.Option(help="Pixels of a map's longer side, at most.")] = 4000,
     smooth: SmoothOption = "0",
     out: OutOption = Path("answers"),
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """From slides to a run's answers and the maps that show why: tiles, features, evidence, pictures, GeoJSON.
 
@@ -224,20 +226,20 @@ def slides_run(
     from carmil.studies.decisions import RULE, distinct_rules, rule_lines
     from carmil.studies.slide_pipeline import check_encoder_name, run_slides
 
-    found, where = slides_in(paths, log=say), device_named(device)
+    found, where = slides_in(paths, log=log), device_named(device)
     check_encoder_name(model, encoder)
     made = run_slides(
         found,
         model,
         folder_for(out),
-        load_encoder(encoder, weights=weights, log=say),
+        load_encoder(encoder, weights=weights, log=log),
         tiles=tiles,
         preset=preset,
         mpp=mpp,
         longest=longest,
         smoothing=Smoothing.parse(smooth),
         device=where,
-        log=say,
+        log=log,
     )
     typer.echo(made.answers.drop(columns=RULE).to_string(index=False))
     for line in rule_lines(distinct_rules(made.answers)):
@@ -254,6 +256,6 @@ def slides_run(
 def _skipped(broken: dict[Path, str]) -> None:
     """Lists the slides that were left out; the exit status says that there were any."""
     for why in broken.values():
-        say(f"skipped: {why}")
+        log(f"skipped: {why}")
     if broken:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""carmil train, sweep, predict, evaluate, compare, report: studies of one's own cohort."""
+"""carmil train, sweep, predict, evaluate, compare, report: studies of your own cohort."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,125 +18,146 @@ from carmil.cli.options import (
     Scale,
     SkipBrokenOption,
     SlideColumn,
-    check_device,
     device_named,
     file_for,
     folder_for,
-    options_of,
-    say,
+    log,
+    print_results,
+    shared_options,
 )
 from carmil.words import plural
 
 
-def _words_of_a_study(
-    config: Annotated[Path | None, typer.Option(help="YAML with any of these settings; the command line wins.")] = None,
+def _parse_study(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with any of these settings; options of the command line take precedence."),
+    ] = None,
     bags: Annotated[Path | None, typer.Option(help="A store, or a folder of features.")] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(help="CSV, TSV or Parquet: slide, patient, label. Without it: those that came with the bags."),
+        typer.Option(
+            help="CSV, TSV or Parquet with slide, patient and label.  [default: the labels that came with the bags]"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run.")] = None,
     model: Annotated[str | None, typer.Option(help="See `carmil models`.  [default: car/abmil.gated]")] = None,
-    folds: Annotated[int | None, typer.Option(help="By patient, stratified.  [default: 5]")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Initialisations a fold.  [default: 1]")] = None,
-    inner: Annotated[int | None, typer.Option(help="Inner folds (nested).  [default: 1]")] = None,
-    reshuffle: Annotated[bool | None, typer.Option("--reshuffle", help="Other folds for every seed.")] = None,
-    splits: Annotated[
-        Path | None, typer.Option(help="An existing split: ours, CLAM's, Patho-Bench's, STAMP's.")
+    folds: Annotated[
+        int | None, typer.Option(help="Number of folds, by patient, stratified by label.  [default: 5]")
     ] = None,
-    official: Annotated[bool | None, typer.Option("--official", help="The table's own train/val/test column.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Initialisations per fold.  [default: 1]")] = None,
+    inner: Annotated[int | None, typer.Option(help="Inner folds, for nested cross-validation.  [default: 1]")] = None,
+    reshuffle: Annotated[bool | None, typer.Option("--reshuffle", help="Draw new folds for every seed.")] = None,
+    splits: Annotated[
+        Path | None, typer.Option(help="An existing split, as carmil, CLAM, Patho-Bench or STAMP wrote it.")
+    ] = None,
+    official: Annotated[
+        bool | None, typer.Option("--official", help="Use the train/val/test column of the table of labels.")
+    ] = None,
     patients: Annotated[
-        str | None, typer.Option(help="Slides of a patient: mean, max or one-bag.  [default: mean]")
+        str | None, typer.Option(help="How to combine the slides of a patient: mean, max or one-bag.  [default: mean]")
     ] = None,
     allow_duplicates: Annotated[
         bool | None,
-        typer.Option("--allow-duplicates", help="Take the same features under two patients; else they are refused."),
+        typer.Option(
+            "--allow-duplicates", help="Accept the same features under two patients, which are refused otherwise."
+        ),
     ] = None,
     skip_broken: Annotated[
-        bool | None, typer.Option("--skip-broken", help="Leave out bags that cannot be read or packed, and say so.")
+        bool | None, typer.Option("--skip-broken", help="Skip bags that cannot be read or packed, and list them.")
     ] = None,
     slide: SlideColumn = None,
     patient: PatientColumn = None,
     label: LabelColumn = None,
-    site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
-    split: Annotated[str | None, typer.Option(help="Column with the official train/val/test.")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Column of the site (or 'tcga'), which must not be in two folds.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Column of the official train/val/test split.")] = None,
     positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
-    truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most.  [default: 100]")] = None,
-    patience: Annotated[int | None, typer.Option(help="Epochs without a better one.  [default: 20]")] = None,
-    batch: Annotated[int | None, typer.Option(help="Bags a step.  [default: 1]")] = None,
+    truth: Annotated[str | None, typer.Option(help="Column that tells which instances are positive.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Maximum number of epochs.  [default: 100]")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after this many epochs without improvement.  [default: 20]")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Bags per step.  [default: 1]")] = None,
     lr: Annotated[
-        str | None, typer.Option(help="Or several with commas: the best on validation.  [default: 5e-4]")
+        str | None,
+        typer.Option(
+            help="Learning rate, or several separated by commas, to choose from on validation bags.  [default: 5e-4]"
+        ),
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Weight(s) of the counterfactual term.")] = None,
     lambda_: Annotated[str | None, typer.Option("--lambda", help="Weight(s) of the distance.")] = None,
-    distance: Annotated[Distance | None, typer.Option(help="Between the two maps (CAR).")] = None,
+    distance: Annotated[Distance | None, typer.Option(help="Distance of the two attentions (CAR).")] = None,
     class_weights: Annotated[str | None, typer.Option(help="none or balanced.  [default: none]")] = None,
     scale: Annotated[
         Scale | None,
         typer.Option(
-            help="Centre features by each fold's training bags and divide them: all alike (common), each by its own deviation "
-            "(own), between the two (halfway), or not at all (none).  [default: halfway]"
+            help="Scale features by each fold's training bags: all by one deviation (common), each by its own (own), "
+            "in between (halfway), or not at all (none).  [default: halfway]"
         ),
     ] = None,
     standardise: Annotated[
-        bool | None, typer.Option("--standardise", hidden=True, help="What 0.1.0 called --scale own.")
+        bool | None, typer.Option("--standardise", hidden=True, help="The name of --scale own in version 0.1.0.")
     ] = None,
     init: Annotated[
         Init | None,
-        typer.Option(help="Initial weights: Xavier-normal with zero biases, or the model's own.  [default: xavier]"),
+        typer.Option(help="Initial weights: Xavier-normal with zero biases, or those of the model.  [default: xavier]"),
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 penalty of the weights.  [default: 1e-2]")] = None,
     label_smoothing: Annotated[
         float | None, typer.Option(help="Share of a label that is spread over all classes.  [default: 0.1]")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Settings of an earlier version as defaults: 0.1 (the paper's objective).")
+        str | None, typer.Option(help="Use the defaults of an earlier version: 0.1 (the paper's objective).")
     ] = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="Of products on a GPU; a CPU computes in float32.  [default: bfloat16]")
+        Precision | None,
+        typer.Option(help="Precision of products on a GPU; a CPU computes in float32.  [default: bfloat16]"),
     ] = None,
-    warm_start: Annotated[Path | None, typer.Option(help="Run of the model without its branch, same folds.")] = None,
+    warm_start: Annotated[
+        Path | None, typer.Option(help="Run of the model without its branch, on the same folds.")
+    ] = None,
     threshold: Annotated[
         str | None, typer.Option(help="balanced, f1, 0.5, sensitivity=0.95, specificity=0.9.  [default: balanced]")
     ] = None,
     abstain: Annotated[
-        float | None, typer.Option(help="Share of validation cases too close to call.  [default: 0]")
+        float | None, typer.Option(help="Share of validation cases on which to abstain.  [default: 0]")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of folds and initialisations.  [default: 0]")] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to compute.  [default: auto]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of folds and initialisations.  [default: 0]")] = None,
+    device: Annotated[Device | None, typer.Option(help="Device: auto, cpu or cuda.  [default: auto]")] = None,
     models_at_once: Annotated[
-        int | None, typer.Option(help="How many models are trained at once.  [default: all that fit]")
+        int | None, typer.Option(help="Number of models trained at once.  [default: all that fit]")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Train on a Ray cluster: host:port, auto or local. See docs/cluster.md.")
     ] = None,
 ) -> tuple[dict[str, Any], str]:
-    """What is asked of a study, and where that was said: the file's words, and the command line's, which win."""
+    """Return the settings of a study, those of the file overridden by those of the command line, and their origin."""
     from carmil.runs.settings import Settings, read_settings
 
-    words = {
+    options = {
         name: value
         for name, value in locals().copy().items()
         if name in (*Settings.__dataclass_fields__, "preset", "standardise") and value is not None
     }
     for name in ("lr", "alpha", "lambda_"):
-        if name in words and "," in words[name]:
-            words[name] = [part.strip() for part in words[name].split(",")]
-    given = {} if config is None else read_settings(config)
-    return {**given, **words}, "command line" if config is None else str(config)
+        if name in options and "," in options[name]:
+            options[name] = [part.strip() for part in options[name].split(",")]
+    settings = {} if config is None else read_settings(config)
+    return {**settings, **options}, "command line" if config is None else str(config)
 
 
-# A command of a study is called with `given`, what the options say, and `where` that was said.
-_of_a_study = options_of(_words_of_a_study, "given", "where")
+# The command is called with `given`, the settings of the study, and `where` they come from.
+_study_options = shared_options(_parse_study, "given", "where")
 
 
 @app.command()
-@_of_a_study
+@_study_options
 def train(given: dict[str, Any], where: str) -> None:
-    """Cross-validate a model on your features and labels; figures, predictions of every slide, a report.
+    """Cross-validate a model on your features and labels: metrics, predictions of every slide, and a report.
 
-    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is looked at once, at the end. Writes
+    Epoch, hyper-parameters and threshold are chosen on validation bags; a test fold is used once, at the end. Writes
     OUT/report.html, predictions.csv and .parquet, metrics.json, card.md, the folds and the models. If interrupted, run the same
     command again to resume.
 
@@ -151,35 +172,32 @@ def train(given: dict[str, Any], where: str) -> None:
     from carmil.studies.figures import run_table
     from carmil.studies.tables import figures_lines
     from carmil.studies.train import run_study
-    from carmil.tables import print_tables
 
     settings = Settings.of(given, where=where)
     folder_for(settings.out)
-    check_device(settings.device)
-    run = run_study(settings, log=say)
+    device_named(settings.device)
+    run = run_study(settings, log=log)
     write_report(run, settings.out / "report.html")
-    print_tables([run_table(run)])
-    for line in figures_lines(run):
-        typer.echo(f"- {line}")
-    typer.echo(
-        f"\nwritten: {settings.out / 'report.html'}, predictions.csv, predictions.parquet, metrics.json, card.md"
-    )
+    written = (settings.out / "report.html", "predictions.csv", "predictions.parquet", "metrics.json", "card.md")
+    print_results([run_table(run)], figures_lines(run), written)
 
 
 @app.command()
-@_of_a_study
+@_study_options
 def sweep(
     given: dict[str, Any],
     where: str,
     over: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE,VALUE,... of any setting; again for each. Also `sweep:` in the YAML."),
+        typer.Option(
+            help="NAME=VALUE,VALUE,... of any setting; repeat for each setting. Also `sweep:` in the YAML file."
+        ),
     ] = None,
 ) -> None:
-    """Train a study at every point of a grid over any of its settings; a table, a picture, and a run a point.
+    """Train a study at every point of a grid over any of its settings: a table, a picture, and one run per grid point.
 
     Points that differ in learning rate, alpha, lambda or distance are trained together as one population. Writes OUT/report.html,
-    sweep.md, sweep.png, sweep.json and OUT/points, a run each. If interrupted, run the same command again to resume.
+    sweep.md, sweep.png, sweep.json and one run per grid point in OUT/points. If interrupted, run the same command again to resume.
 
     Examples:
       carmil sweep --config study.yaml --over alpha=0,0.2,0.8,1 --over lambda=0,0.2,0.8,1 --over distance=l1,cosine
@@ -187,16 +205,12 @@ def sweep(
     """
     from carmil.report.sweep import write_sweep
     from carmil.studies.sweep import parse_over, run_sweep, sweep_of
-    from carmil.tables import print_tables
 
-    asked = sweep_of(given, parse_over(over or []), where=where)
-    folder_for(asked.out)
-    check_device(asked.points[0].study.device)
-    table, lines = write_sweep(run_sweep(asked, log=say))
-    print_tables([table])
-    for line in lines:
-        typer.echo(f"- {line}")
-    typer.echo(f"\nwritten: {asked.out / 'report.html'}, sweep.md, sweep.png, sweep.json, points")
+    plan = sweep_of(given, parse_over(over or []), where=where)
+    folder_for(plan.out)
+    device_named(plan.points[0].study.device)
+    table, notes = write_sweep(run_sweep(plan, log=log))
+    print_results([table], notes, (plan.out / "report.html", "sweep.md", "sweep.png", "sweep.json", "points"))
 
 
 @app.command()
@@ -205,45 +219,44 @@ def predict(
     bags: Annotated[Path, typer.Option(help="New slides: a store, or a folder of features of the same encoder.")],
     out: OutOption = Path("predictions"),
     skip_broken: SkipBrokenOption = False,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Answers for new slides, by the mean of a run's models and its decision rule.
+    """Predict new slides by the mean of a run's models and its decision rule.
 
-    Slides of the run's own cohort are answered by the models that were tested on them. Features of another encoder, width or
-    tile geometry than the run was trained on are refused. Writes OUT/predictions.csv and predictions.parquet, with the rule of
-    each answer.
+    Slides of the run's own cohort are predicted by the models that were tested on them. Features of another encoder, width or
+    tile geometry than those of the run are refused. Writes OUT/predictions.csv and predictions.parquet, with the decision rule
+    of each prediction.
 
     Example: carmil predict run --bags new_features --out predictions
     """
     from carmil.studies.decisions import RULE, distinct_rules, rule_lines
     from carmil.studies.evaluate import predict_bags
 
-    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), log=say, skip_broken=skip_broken)
+    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), log=log, skip_broken=skip_broken)
     typer.echo(frame.drop(columns=RULE).head(10).to_string(index=False))
     if len(frame) > 10:
         typer.echo(f"... and {len(frame) - 10} more")
-    for line in rule_lines(distinct_rules(frame)):
-        typer.echo(f"- {line}")
-    typer.echo(f"\nwritten: {out / 'predictions.csv'}, predictions.parquet ({plural(len(frame), 'slide')})")
+    written = (out / "predictions.csv", f"predictions.parquet ({plural(len(frame), 'slide')})")
+    print_results((), rule_lines(distinct_rules(frame)), written)
 
 
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
     bags: Annotated[Path, typer.Option(help="Another cohort: a store, or a folder of features of the same encoder.")],
-    labels: Annotated[Path, typer.Option(help="Its table of labels.")],
+    labels: Annotated[Path, typer.Option(help="The table of labels of that cohort.")],
     out: OutOption = Path("evaluation"),
     slide: SlideColumn = None,
     patient: PatientColumn = None,
     label: LabelColumn = None,
     map_: Annotated[
         list[str] | None,
-        typer.Option("--map", help="LABEL=CLASS of the run, or LABEL= to leave its slides out; again for each."),
+        typer.Option("--map", help="LABEL=CLASS of the run, or LABEL= to leave its slides out; repeat for each label."),
     ] = None,
     skip_broken: SkipBrokenOption = False,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
-    """A run's figures on an external cohort. Nothing is fitted: thresholds are those of the run's validation bags.
+    """Evaluate a run on an external cohort. Nothing is fitted: thresholds are those of the run's validation bags.
 
     Writes OUT/evaluation.json, predictions.csv and predictions.parquet.
 
@@ -254,24 +267,22 @@ def evaluate(
     from carmil.studies.decisions import rule_lines
     from carmil.studies.evaluate import evaluate_run, parse_map
     from carmil.studies.tables import evaluation_lines, evaluation_table
-    from carmil.tables import print_tables
 
     named = {"slide": slide, "patient": patient, "label": label}
-    found = evaluate_run(
+    evaluation = evaluate_run(
         run,
         bags,
         labels,
         folder_for(out),
         named=named,
         device=device_named(device),
-        log=say,
+        log=log,
         mapping=parse_map(map_ or []),
         skip_broken=skip_broken,
     )
-    print_tables([evaluation_table(found)])
-    for line in [*evaluation_lines(found), *rule_lines(found.rules)]:
-        typer.echo(f"- {line}")
-    typer.echo(f"\nwritten: {out / 'evaluation.json'}, predictions.csv, predictions.parquet")
+    notes = [*evaluation_lines(evaluation), *rule_lines(evaluation.rules)]
+    written = (out / "evaluation.json", "predictions.csv", "predictions.parquet")
+    print_results([evaluation_table(evaluation)], notes, written)
 
 
 @app.command()
@@ -281,7 +292,7 @@ def compare(
 ) -> None:
     """Compare runs pair by pair: difference of the means over folds, its interval over patients, tests with Holm's correction.
 
-    Prints the tables, and writes them to OUT if it is named.
+    Prints the tables, and writes them to OUT if it is given.
 
     Examples:
       carmil compare run_abmil run_car
@@ -291,13 +302,12 @@ def compare(
     from carmil.runs.run import read_run
     from carmil.studies.compare import compare_runs, comparison_table
     from carmil.studies.tables import figures_table
-    from carmil.tables import print_tables
 
     if out is not None:
         file_for(out)
-    read = [read_run(run) for run in runs]
-    tables = [figures_table(read), comparison_table(compare_runs(read))]
-    print_tables(tables)
+    loaded = [read_run(run) for run in runs]
+    tables = [figures_table(loaded), comparison_table(compare_runs(loaded))]
+    print_results(tables)
     if out is not None:
         write_text(out, "\n".join(table.markdown() for table in tables))
         typer.echo(f"written: {out}")
@@ -308,7 +318,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The page.  [default: RUN/report.html]")] = None,
 ) -> None:
-    """Write a run's report again, as one HTML file, from what is in its folder.
+    """Write the report of a run again, as one HTML file, from the files of the run.
 
     Examples:
       carmil report run

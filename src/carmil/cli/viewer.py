@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import say
+from carmil.cli.options import log
 from carmil.errors import CarmilError
 
 PORT = 8765
@@ -59,12 +59,12 @@ def viewed(
 
     def announce(address: str) -> None:
         if not is_loopback(host):
-            say("others can reach it: whoever has the address sees the run, and the connection is not encrypted")
+            log("others can reach it: whoever has the address sees the run, and the connection is not encrypted")
         typer.echo(f"{run} is at {address}  (Ctrl-C ends it)")
 
     try:
         serve(
-            run, slides=slides, mpp=mpp, host=host, port=port, token=token, browser=browser, log=say, announce=announce
+            run, slides=slides, mpp=mpp, host=host, port=port, token=token, browser=browser, log=log, announce=announce
         )
     except KeyboardInterrupt:
         typer.echo("closed")
