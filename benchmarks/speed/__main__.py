@@ -8,9 +8,17 @@ from typing import Annotated
 import typer
 
 from carmil.cli.app import main
-from carmil.cli.options import DeviceOption, OutOption, device_named, folder_for, log, names_in, numbers_in
+from carmil.cli.options import (
+    DeviceOption,
+    OutOption,
+    device_named,
+    folder_for,
+    log,
+    names_in,
+    numbers_in,
+    print_results,
+)
 from carmil.provenance import machine_line
-from carmil.tables import print_tables
 from carmil.training.process_settings import configure_process
 
 from . import sections, studies
@@ -83,11 +91,10 @@ def benchmark(
         study=replace(usual.study, epochs=study_epochs or usual.study.epochs),
     )
     results = run_benchmark(plan, folder_for(out), device=where, log=log)
-    print_tables(tables(results))
-    for words in (f"measured on {results.machine}", *CONDITIONS):
-        typer.echo(f"- {words}")
-    plot = ", benchmark.png" if write_plot(results, out / "benchmark.png") else ""
-    typer.echo(f"\nwritten: {out / 'benchmark.json'}, benchmark.md{plot}")
+    written = [out / "benchmark.json", "benchmark.md"]
+    if write_plot(results, out / "benchmark.png"):
+        written.append("benchmark.png")
+    print_results(tables(results), (f"measured on {results.machine}", *CONDITIONS), written)
 
 
 def run_benchmark(plan: Plan, out: Path, *, device: str, log: Callable[[str], None] = lambda line: None) -> Results:

@@ -15,10 +15,11 @@ from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain
 from carmil.maps.tile_maps import TileMap
 from carmil.reproduce import heat_maps, slide_cohorts
+from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, draw_heat_maps, zooms
 from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Request
-from carmil.reproduce.slide_cohorts import CohortSet, with_coordinates
+from carmil.reproduce.slide_cohorts import Found
 from carmil.slides.slide import Tiles
 from carmil.studies import cautions
 from carmil.studies.subjects import open_run_store
@@ -51,8 +52,8 @@ def drawn(tmp_path_factory):
     many = make_cohort(tmp_path_factory.mktemp("three"), classes=3, slides=9)
     request = Request(out=home / "out", shared=home / "shared", fast=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slide_cohorts, "find_cohorts", lambda request: CohortSet((many, cohort), ()))
-        assert with_coordinates(request) == cohort
+        patch.setattr(slide_cohorts, "cohorts_in", lambda request: Found((many, cohort), ()))
+        assert with_places(request) == cohort
         return heat_maps.reproduce(request), cohort, request
 
 
@@ -137,7 +138,7 @@ def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch,
         write_bag(replace(read_bag(source), instance_labels=None), tmp_path / "bare", "safetensors")
     build_store(tmp_path / "bare", tmp_path / "unknown", workers=1)
     cohort = replace(cohort, name="unknown", bags=tmp_path / "unknown")
-    monkeypatch.setattr(slide_cohorts, "find_cohorts", lambda request: CohortSet((cohort,), ()))
+    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: Found((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     found = heat_maps.reproduce(Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
     assert any(

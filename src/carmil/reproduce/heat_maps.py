@@ -21,11 +21,11 @@ from carmil.evidence.rank_correlation import spearman
 from carmil.maps.tile_maps import Kind, TileMap
 from carmil.models.pooling import Offsets
 from carmil.progress import console
+from carmil.reproduce.chosen_cohorts import with_places
 from carmil.reproduce.heat_map_picture import Drawn, annotated, draw_heat_maps
 from carmil.reproduce.method_runs import Method, MethodRun, train_model
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
-from carmil.reproduce.slide_cohorts import with_coordinates
-from carmil.reproduce.slide_table import uninformed_lines
+from carmil.reproduce.slide_table import uninformed
 from carmil.runs.run import Run
 from carmil.studies.decisions import decision_of
 from carmil.studies.predictions import probabilities
@@ -65,7 +65,7 @@ class Chosen:
 
 def reproduce(request: Request, *, slides: Path | None = None) -> Finding:
     """slides: a folder in which the slide's file is looked for by name, to draw over its picture."""
-    cohort = with_coordinates(request)
+    cohort = with_places(request)
     runs = {model: train_model(cohort, model, request) for _, model, _, _ in MAPS}
     store = open_run_store(runs[CAR])
     chosen = choose(list(runs.values()), store)
@@ -89,7 +89,7 @@ def reproduce(request: Request, *, slides: Path | None = None) -> Finding:
     finding = Finding(
         (_table(maps, runs, chosen, bag),),
         tuple(Picture(path, words) for path, words in figures),
-        (*_lines(cohort, chosen, maps, bag), *uninformed_lines(_answered(cohort, runs))),
+        (*_lines(cohort, chosen, maps, bag), *uninformed(_answered(cohort, runs))),
         (RAW, *cohort.notes),
     )
     return write_finding("heat-maps", request, finding, {"slide": vars(chosen), "cohort": cohort.name})
