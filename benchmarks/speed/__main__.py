@@ -91,7 +91,7 @@ def benchmark(
         study=replace(usual.study, epochs=study_epochs or usual.study.epochs),
     )
     results = run_benchmark(plan, folder_for(out), device=where, log=log)
-    written = [out / "benchmark.json", "benchmark.md"]
+    written: list[Path | str] = [out / "benchmark.json", "benchmark.md"]
     if write_plot(results, out / "benchmark.png"):
         written.append("benchmark.png")
     print_results(tables(results), (f"measured on {results.machine}", *CONDITIONS), written)
