@@ -61,7 +61,7 @@ def test_commands_say_1_bag_and_1_patient_has(tmp_path, said):
         "1 slide id is a path",
         "1 patient has slides of different labels",
         "1 slide has an empty label",
-        "1 bag, nothing wrong",
+        "1 bag, no problems",
         "1 bag of 1 instance x 1 feature",
         "left 1 file aside",
         "class 'x' has 1 patient for 5 folds",

@@ -41,7 +41,7 @@ def test_show_says_which_files_are_expected_where(said, name: str) -> None:
 def test_labels_are_written_and_what_differs_from_the_paper_is_said(said, table: Path, tmp_path: Path) -> None:
     status, out, err = said("dataset", "labels", "brca", "--from", str(table), "--out", str(tmp_path / "data"))
     assert status == 0
-    assert "2 lines of 2 patients" in out
+    assert "2 rows of 2 patients" in out
     assert "2 (IDC 1, ILC 1) slides, the paper has 977 (IDC 779, ILC 198)" in err
     written = tmp_path / "data" / "brca" / "labels.csv"
     assert written.read_text() == "slide,patient,label\nTCGA-E2-A154,TCGA-E2-A154,IDC\nTCGA-AO-A0J6,TCGA-AO-A0J6,ILC\n"
@@ -54,7 +54,7 @@ def test_another_table_of_labels_is_not_written_over(said, table: Path, tmp_path
     status, _, err = said(*asked)
     assert status == 2
     assert err.count("\n") == 1
-    assert "is there already and says something else" in err
+    assert "already exists with other content" in err
 
 
 def test_check_counts_what_is_there_and_is_content_with_what_is_not(said, table: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_check_counts_what_is_there_and_is_content_with_what_is_not(said, table:
     ("words", "told"),
     [
         (("show", "bracks"), "unknown dataset 'bracks'; did you mean 'bracs'?"),
-        (("check", "nowhere"), "nowhere is no folder"),
+        (("check", "nowhere"), "nowhere is not a folder"),
         (("labels", "brca", "--from", "nowhere.csv", "--out", "data"), "nowhere.csv: there is no such file"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_slide_that_cannot_be_drawn_does_not_stop_the_others(tmp_path, said, e
     paths = [str(tmp_path / "other.tif"), str(ellipse)]
     status, _, error = said("slides", "draw", *paths, *words, "--longest", "100", "--map", "DCIS")
     assert status == 1
-    assert "there are no tiles of other" in error and "1 slide drawn, 1 left out: other" in error
+    assert "no tiles of other" in error and "1 slide drawn, 1 skipped: other" in error
     assert (tmp_path / "maps" / "ellipse" / "evidence_DCIS.png").is_file()
 
 

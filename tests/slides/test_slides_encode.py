@@ -84,7 +84,7 @@ def test_a_slide_is_encoded_once_and_a_store_grows(tmp_path, scans, encode, comp
     encode(slides)
     status, said, _ = encode(slides)
     assert status == 0 and computed == ["a", "b"]
-    assert "nothing was encoded" in said and "2 slides were there already" in said
+    assert "nothing was encoded" in said and "2 slides were already in the store" in said
     status, _, _ = encode(scans("c"))
     assert status == 0 and computed == ["a", "b", "c"]
     assert open_store(tmp_path / "store").ids == ("a", "b", "c")
@@ -101,7 +101,7 @@ def test_a_slide_file_that_was_replaced_is_encoded_again(tmp_path, scans, encode
     make_slide(Path(slides[0]), noise)
     os.utime(slides[0], (1e9, 1e9))
     status, said, told = encode(slides)
-    assert status == 0 and computed == ["a", "b", "a"] and "1 slide was there already" in said
+    assert status == 0 and computed == ["a", "b", "a"] and "1 slide was already in the store" in said
     assert "a.tif has changed since it was encoded (another size or modification time): it is encoded again" in told
     after = open_store(tmp_path / "store")
     assert [one.checksum == other.checksum for one, other in zip(before.entries, after.entries, strict=True)] == [
@@ -121,7 +121,7 @@ def test_a_store_that_does_not_record_slide_files_stays_valid(tmp_path, scans, e
     index.write_text(json.dumps(facts))
     os.utime(slides[0], (1e9, 1e9))
     status, said, _ = encode(slides)
-    assert status == 0 and computed == ["a"] and "1 slide was there already" in said
+    assert status == 0 and computed == ["a"] and "1 slide was already in the store" in said
 
 
 def test_a_killed_command_goes_on_with_the_slides_that_are_missing(tmp_path, scans, encode, monkeypatch):

@@ -1,4 +1,4 @@
-"""carmil cohort ..., carmil split: features and labels into what can be trained on."""
+"""carmil cohort ..., carmil split: stores of features, and divisions into folds."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +23,14 @@ from carmil.errors import CarmilError
 from carmil.words import plural
 
 AllowDuplicates = Annotated[
-    bool, typer.Option("--allow-duplicates", help="Take the same features under two patients; else they are refused.")
+    bool,
+    typer.Option(
+        "--allow-duplicates", help="Accept the same features under two patients, which are refused otherwise."
+    ),
 ]
 
 cohort = typer.Typer(
-    help="""Cohorts of features: pack them into a store, look at them, write them for other tools.
+    help="""Cohorts of features: pack them into a store, inspect them, export them for other tools.
 
     Examples:
       carmil cohort check features_uni_v2 --labels labels.csv
@@ -40,20 +43,19 @@ app.add_typer(cohort, name="cohort")
 
 @cohort.command("build")
 def cohort_build(
-    source: Annotated[
-        Path, typer.Argument(help="Folder (or file) of features, as CLAM, TRIDENT, STAMP, ... wrote it.")
-    ],
-    out: Annotated[Path, typer.Option(help="The store to make.")],
-    dtype: Annotated[StoreType, typer.Option(help="How features are kept.")] = "float16",
-    truth: Annotated[
-        str | None, typer.Option(help="Column (or array) that knows which instances are positive.")
+    source: Annotated[Path, typer.Argument(help="Folder or file of features, as written by CLAM, TRIDENT, STAMP, ...")],
+    out: Annotated[Path, typer.Option(help="The store to create.")],
+    dtype: Annotated[StoreType, typer.Option(help="Type of the stored features.")] = "float16",
+    truth: Annotated[str | None, typer.Option(help="Column or array that tells which instances are positive.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes that read.  [default: one per core]")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
     skip_broken: SkipBrokenOption = False,
 ) -> None:
-    """Pack a cohort into one memory-mapped store: read once, then ready at once.
+    """Pack a cohort into one memory-mapped store, which is then opened without reading it.
 
-    The layout is found by looking. Writes the folder OUT. Killed and started again, it goes on and ends with the same bytes.
+    The layout is detected. Writes the folder OUT. If interrupted, run the same command again to resume; the store has the same
+    bytes.
 
     Examples:
       carmil cohort build features_uni_v2 --out cohort
@@ -83,7 +85,7 @@ def cohort_build(
 
 @cohort.command("info")
 def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None:
-    """What is in a store: bags, instances, features, encoder, tile geometry, labels, and what was left out.
+    """Show what is in a store: bags, instances, features, encoder, tile geometry, labels, and what was left out.
 
     Prints a table and changes nothing.
 
@@ -112,8 +114,8 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
     truth = {0: "no", len(found.entries): "yes"}.get(labelled, f"of {labelled} of {plural(len(found.entries), 'bag')}")
     lines = (
         ("bags", f"{len(found.entries):,}"),
-        ("instances", f"{found.rows:,}; a bag {min(sizes):,} to {max(sizes):,}, median {middle}"),
-        ("features", f"{found.width} wide, {found.dtype}"),
+        ("instances", f"{found.rows:,}; {min(sizes):,} to {max(sizes):,} per bag, median {middle}"),
+        ("features", f"{found.width} per instance, {found.dtype}"),
         ("encoder", found.encoder or "not known"),
         ("pooling", found.pooling or "not known"),
         ("tiles", str(found.geometry)),
@@ -135,16 +137,18 @@ def cohort_check(
     slide: SlideColumn = None,
     patient: PatientColumn = None,
     label: LabelColumn = None,
-    truth: Annotated[str | None, typer.Option(help="Column that knows which instances are positive.")] = None,
-    dtype: Annotated[StoreType, typer.Option(help="The type that a store of these features would have.")] = "float16",
+    truth: Annotated[str | None, typer.Option(help="Column that tells which instances are positive.")] = None,
+    dtype: Annotated[StoreType, typer.Option(help="Type of the store that these features are meant for.")] = "float16",
     allow_duplicates: AllowDuplicates = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read.  [default: one a core]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes that read.  [default: one per core]")
+    ] = None,
 ) -> None:
-    """Read everything once and list what is wrong; status 1 if anything is.
+    """Read a cohort once and list its problems; status 1 if there are any.
 
-    Missing, truncated or not finite features, impossible coordinates, values that --dtype cannot hold, another width, encoder or
-    tile geometry than most, slides without labels, labels without slides, and with labels the same features under two patients.
-    Prints a table of the problems and changes nothing.
+    Checks for missing, truncated or non-finite features, impossible coordinates, values that --dtype cannot hold, bags whose width,
+    encoder or tile geometry differs from the rest, slides without labels, labels without slides, and, with labels, the same
+    features under two patients. Prints a table of the problems and changes nothing.
 
     Examples:
       carmil cohort check features_uni_v2
@@ -193,7 +197,7 @@ def cohort_check(
     elif twins := duplicates_line(checksums):
         log(twins)
     if not problems:
-        typer.echo(f"{plural(len(ids), 'bag')}, nothing wrong")
+        typer.echo(f"{plural(len(ids), 'bag')}, no problems")
         return
     lines = tuple((problem.bag or "all", problem.kind, problem.what) for problem in problems)
     print_tables(
@@ -213,12 +217,12 @@ def cohort_check(
 def cohort_export(
     store: Annotated[Path, typer.Argument(help="A store.")],
     out: OutOption,
-    layout: Annotated[Layout, typer.Option(help="Whose files to write.")] = "trident",
+    layout: Annotated[Layout, typer.Option(help="Layout of the files.")] = "trident",
 ) -> None:
-    """Write a store's bags as files that other tools read.
+    """Write the bags of a store as files for other tools.
 
-    One file per bag under OUT, laid out as that tool lays them out. A bag whose file cannot have its name is listed in
-    OUT/carmil_names.json. Files that are there already and that no export of this store wrote are not replaced.
+    Writes one file per bag under OUT, in the layout of that tool. A bag whose name is no valid file name is listed in
+    OUT/carmil_names.json. Existing files that were not exported from this store are not replaced.
 
     Example: carmil cohort export cohort --out features --layout trident
     """
@@ -237,24 +241,30 @@ def cohort_export(
 @app.command()
 def split(
     labels: Annotated[Path, typer.Option(help="Table with slide, patient and label.")],
-    out: Annotated[Path, typer.Option(help="File (clam: folder) to write.")] = Path("splits.tsv"),
-    audit_only: Annotated[Path | None, typer.Option("--audit", help="Audit this split instead of making one.")] = None,
-    folds: Annotated[int, typer.Option(min=2, help="How many.")] = 5,
+    out: Annotated[Path, typer.Option(help="File to write; a folder for --form clam.")] = Path("splits.tsv"),
+    audit_only: Annotated[
+        Path | None, typer.Option("--audit", help="Audit this split instead of creating one.")
+    ] = None,
+    folds: Annotated[int, typer.Option(min=2, help="Number of folds.")] = 5,
     inner: Annotated[int, typer.Option(min=1, help="Inner folds, for nested cross-validation.")] = 1,
-    validation: Annotated[float, typer.Option(help="Share of the training patients that validate.")] = 0.15,
-    seed: Annotated[int, typer.Option(min=0, help="Of the division.")] = 0,
-    form: Annotated[SplitForm, typer.Option(help="Whose files to write.")] = "carmil",
+    validation: Annotated[float, typer.Option(help="Share of the training patients for validation.")] = 0.15,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the division.")] = 0,
+    form: Annotated[SplitForm, typer.Option(help="Layout of the files.")] = "carmil",
     slide: SlideColumn = None,
     patient: PatientColumn = None,
     label: LabelColumn = None,
-    site: Annotated[str | None, typer.Option(help="Column of the site (or 'tcga'): no site in two folds.")] = None,
-    bags: Annotated[Path | None, typer.Option(help="The store: refuse the same features under two patients.")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Column of the site (or 'tcga'), which must not be in two folds.")
+    ] = None,
+    bags: Annotated[
+        Path | None, typer.Option(help="The store, to refuse the same features under two patients.")
+    ] = None,
     allow_duplicates: AllowDuplicates = False,
 ) -> None:
     """Divide patients into folds, stratified by label, or audit an existing split.
 
-    A patient in two parts of a fold is an error, and with --bags the same features under two patients. Writes OUT; an audit
-    writes nothing.
+    A patient in two parts of a fold is an error, and, with --bags, so are the same features under two patients. Writes OUT; an
+    audit writes nothing.
 
     Examples:
       carmil split --labels labels.csv --folds 5 --out splits.tsv
@@ -279,13 +289,13 @@ def split(
         for line in judge_duplicates(pairs, allowed=allow_duplicates):
             log(line)
     numbers = [table.classes.index(name) for name in table.labels]
-    who = (table.slides, table.patients, numbers)
+    cases = (table.slides, table.patients, numbers)
     if audit_only is not None:
-        splits = read_splits(audit_only, *who, validation=validation, seed=seed, classes=table.classes)
+        splits = read_splits(audit_only, *cases, validation=validation, seed=seed, classes=table.classes)
     else:
         sites = table.sites if site is not None else None
         splits = make_splits(
-            *who, folds=folds, inner=inner, validation=validation, seed=seed, sites=sites, classes=table.classes
+            *cases, folds=folds, inner=inner, validation=validation, seed=seed, sites=sites, classes=table.classes
         )
     errors, remarks = audit(splits, numbers, table.classes)
     for line in (*splits.said, *remarks):

@@ -1,4 +1,4 @@
-"""carmil dataset ...: the paper's cohorts of slides, which files of them are expected where, and their label tables."""
+"""carmil dataset ...: the paper's cohorts of slides, the files that are expected of them, and their label tables."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from carmil.cli.options import folder_for, log
 from carmil.errors import CarmilError
 
 dataset = typer.Typer(
-    help="""The paper's five cohorts of slides: where they are had, which files are expected, label tables.
+    help="""The paper's five cohorts of slides: where to get them, which files are expected, label tables.
 
     Examples:
       carmil dataset list
@@ -21,12 +21,12 @@ dataset = typer.Typer(
 app.add_typer(dataset, name="dataset")
 
 NameArgument = Annotated[str, typer.Argument(help="brca, nsclc, luad_tp53, bracs or camelyon16.")]
-EncoderOption = Annotated[str, typer.Option(help="Whose features: the name of their folder.")]
+EncoderOption = Annotated[str, typer.Option(help="Encoder of the features: the name of their folder.")]
 
 
 @dataset.command("list")
 def dataset_list() -> None:
-    """What the cohorts are, how many slides the paper has, where they are had and under what terms.
+    """List the cohorts: numbers of slides in the paper, where to get them, and their terms of use.
 
     Example: carmil dataset list
     """
@@ -39,7 +39,7 @@ def dataset_list() -> None:
 
 @dataset.command("show")
 def dataset_show(name: NameArgument, encoder: EncoderOption = "uni") -> None:
-    """Which files of a cohort are expected where, and the commands that make them.
+    """Show which files of a cohort are expected where, and the commands that create them.
 
     Examples:
       carmil dataset show brca
@@ -57,17 +57,15 @@ def dataset_labels(
     tables: Annotated[
         list[str],
         typer.Option(
-            "--from", metavar="FILE", help="A table; CLASS=FILE if all of it is of one class. May be repeated."
+            "--from", metavar="FILE", help="A table, or CLASS=FILE if all of its rows have one class. May be repeated."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="DATA: the folder of all cohorts.")],
-    label: Annotated[
-        str | None, typer.Option(help="Name of the column of labels.  [default: found by looking]")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="DATA, the folder of all cohorts.")],
+    label: Annotated[str | None, typer.Option(help="Column of the labels.  [default: detected]")] = None,
 ) -> None:
-    """Make DATA/NAME/labels.csv, with the official split where there is one, from the tables that people have.
+    """Create DATA/NAME/labels.csv, with the official split if there is one, from published tables.
 
-    Columns are found by what is in them; what is left out, and every count that differs from the paper's, is said.
+    Columns are detected by their content. Omitted rows, and counts that differ from the paper's, are listed.
 
     Examples:
       carmil dataset labels brca --from tcga_brca.csv --out data
@@ -83,23 +81,23 @@ def dataset_labels(
     built = build_labels(one, tables, label=label)
     path, text = folder_for(out) / one.name / "labels.csv", labels_text(built.lines)
     if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise CarmilError(f"{path} is there already and says something else: remove it, or choose another --out")
+        raise CarmilError(f"{path} already exists with other content: remove it, or choose another --out")
     write_text(path, text)
     lines = built.lines
     parts = tuple(line.split for line in lines) if one.official else None
     counted = Counted(tuple(line.label for line in lines), tuple(line.patient for line in lines), parts)
     for line in (*built.said, *counts_said(one, counted)):
         log(line)
-    typer.echo(f"written: {path}, {len(lines)} lines of {len(set(counted.patients))} patients")
+    typer.echo(f"written: {path}, {len(lines)} rows of {len(set(counted.patients))} patients")
 
 
 @dataset.command("check")
 def dataset_check(
-    data: Annotated[Path, typer.Argument(help="DATA: the folder of all cohorts.")], encoder: EncoderOption = "uni"
+    data: Annotated[Path, typer.Argument(help="DATA, the folder of all cohorts.")], encoder: EncoderOption = "uni"
 ) -> None:
-    """What of the cohorts is there, its counts beside the paper's, and what is missing.
+    """Check which cohorts are present, their counts and those of the paper, and what is missing.
 
-    A count that differs is no error, nor is a cohort that is missing.
+    A count that differs is no error, nor is a missing cohort.
 
     Example: carmil dataset check data
     """
@@ -107,7 +105,7 @@ def dataset_check(
 
     if not data.is_dir():
         raise CarmilError(
-            f"{data} is no folder: expected the one that holds the cohorts, DATA/NAME/labels.csv and DATA/NAME/{encoder}"
+            f"{data} is not a folder: expected the folder of the cohorts, with DATA/NAME/labels.csv and DATA/NAME/{encoder}"
         )
     for line in checked(data, encoder):
         typer.echo(line)

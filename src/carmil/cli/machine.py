@@ -8,7 +8,7 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import DeviceOption, OutOption, device_named, folder_for
-from carmil.cli.viewer import viewed
+from carmil.cli.viewer import serve_run
 
 
 @app.command()
@@ -35,7 +35,7 @@ def demo(
     print_tables(tables(rows))
     typer.echo(f"\nreport: {report}")
     if view:
-        viewed(out)
+        serve_run(out)
     else:
         typer.echo(f"to look into each bag, and to remove digits from it: carmil view {shlex.quote(str(out))}")
 

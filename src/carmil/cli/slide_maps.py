@@ -1,4 +1,4 @@
-"""carmil slides draw, label: maps onto slides, and annotations into labels of tiles."""
+"""carmil slides draw, label: draw maps onto slides, and turn annotations into labels of tiles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def slides_draw(
     paths: SlidesArgument,
     evidence: Annotated[
         list[Path],
-        typer.Option(help="Folder that `carmil explain` wrote. Named more than once: compared in one figure."),
+        typer.Option(help="Folder that `carmil explain` wrote. Repeat to compare several in one figure."),
     ],
     tiles: TilesOption,
     out: OutOption = Path("maps"),
@@ -40,7 +40,7 @@ def slides_draw(
             "[default: evidence of the answered class, factual, counterfactual]",
         ),
     ] = "",
-    scale: Annotated[Scaling, typer.Option(help="How values become colours.")] = "minmax",
+    scale: Annotated[Scaling, typer.Option(help="How values are mapped to colours.")] = "minmax",
     smooth: SmoothOption = "0",
     longest: Annotated[int, typer.Option(min=16, help="Pixels of a picture's longer side.")] = 4000,
     annotations: Annotated[
@@ -49,20 +49,23 @@ def slides_draw(
     regions: Annotated[
         list[str] | None,
         typer.Option(
-            "--region", help="X,Y,WIDTH,HEIGHT to zoom into.  [default: the largest evidence, for or against]"
+            "--region",
+            help="X,Y,WIDTH,HEIGHT of a detail, in level-0 pixels.  [default: the largest evidence, for or against]",
         ),
     ] = None,
     geojson: Annotated[
-        bool, typer.Option("--geojson", help="Also for QuPath: tiles with values, regions for and against.")
+        bool,
+        typer.Option("--geojson", help="Also write GeoJSON for QuPath: tiles with values, regions for and against."),
     ] = False,
-    ome_tiff: Annotated[bool, typer.Option("--ome-tiff", help="Also as pyramidal OME-TIFF.")] = False,
-    top: Annotated[int, typer.Option(min=0, help="Tiles shown of each end of a map.")] = 8,
-    colour: Annotated[bool, typer.Option("--colour", help="Keep the slide's colours below the map.")] = False,
+    ome_tiff: Annotated[bool, typer.Option("--ome-tiff", help="Also write pyramidal OME-TIFF.")] = False,
+    top: Annotated[int, typer.Option(min=0, help="Number of tiles shown of each end of a map.")] = 8,
+    colour: Annotated[bool, typer.Option("--colour", help="Keep the colours of the slide under the map.")] = False,
     mpp: MppOption = None,
 ) -> None:
-    """Draw what `carmil explain` found onto the slides: the evidence for and against the answer, and where the model looks.
+    """Draw the evidence of `carmil explain` onto the slides: evidence for and against the prediction, and attention.
 
-    One folder per slide: one picture per map with its legend, all maps side by side, the tiles that speak most for and against.
+    Writes one folder per slide: one picture per map with its legend, all maps side by side, and the tiles with the most evidence
+    for and against.
 
     Examples:
       carmil slides draw slides --evidence run/evidence --tiles tiles --out maps --geojson
@@ -109,7 +112,7 @@ def slides_draw(
                 if len(found) == 1:
                     raise
                 skipped.append(path.stem)
-                log(f"{path.stem} is left out: {error}")
+                log(f"{path.stem} is skipped: {error}")
             on_slide(done, len(found))
     _finish(len(found), skipped)
 
@@ -121,20 +124,20 @@ def slides_label(
     annotations: Annotated[Path, typer.Option(help="GeoJSON, XML of ASAP or Aperio, mask TIFF; or a folder of them.")],
     out: OutOption = Path("labels"),
     rule: Annotated[
-        str, typer.Option(help="Overlap that counts: any, centre, half, or a share such as 0.25.")
+        str, typer.Option(help="Overlap that makes a tile positive: any, centre, half, or a share such as 0.25.")
     ] = "half",
     positive: Annotated[
-        str, typer.Option(help="Classes that are positive, with commas between.  [default: all but exclusions]")
+        str, typer.Option(help="Positive classes, separated by commas.  [default: all but exclusions]")
     ] = "",
     complete: Annotated[
         bool,
-        typer.Option("--complete", help="Everything positive was annotated: other tiles are negative, not unknown."),
+        typer.Option("--complete", help="Everything positive is annotated: other tiles are negative, not unknown."),
     ] = False,
 ) -> None:
     """Turn annotations into labels of tiles, the truth that maps are scored against.
 
     Tiles outside all annotations are unknown and are left out of scores, unless --complete is given. Writes OUT/instances.csv
-    and OUT/patch_labels/SLIDE.npy, which `carmil cohort build` reads beside a folder `features`.
+    and OUT/patch_labels/SLIDE.npy, which `carmil cohort build` reads if they lie next to a folder `features`.
 
     Examples:
       carmil slides label tumor_001.tif --tiles tiles --annotations tumor_001.xml --complete --out labels
@@ -144,17 +147,17 @@ def slides_label(
     from carmil.maps.truth_files import write_truth
 
     folder_for(out)
-    asked, labelled = names_in(positive), []
+    wanted, labelled = names_in(positive), []
     cuts = [_tiles_of(tiles, path.stem) for path in paths]
     annotated = [_annotations(annotations, cut) for cut in cuts]
-    there = {one.name for regions in annotated for one in regions}
-    for name in asked:
-        if name not in there:
-            raise CarmilError(f"--positive: {unknown('class', name, there)}")
+    known = {region.name for regions in annotated for region in regions}
+    for name in wanted:
+        if name not in known:
+            raise CarmilError(f"--positive: {unknown('class', name, known)}")
     for cut, regions in zip(cuts, annotated, strict=True):
         if not regions and not complete:
             raise CarmilError(f"{cut.slide} has no annotations in {annotations}: leave it out, or give --complete")
-        names = positive_names(regions, asked)
+        names = positive_names(regions, wanted)
         found = label_tiles(cut, regions, positive=names, rule=rule, complete=complete)
         labelled.append((cut, found))
         counts = [int((found.labels == value).sum()) for value in (1, 0)]
@@ -171,7 +174,7 @@ def _tiles_of(where: Path, slide: str) -> "Tiles":
 
     path = where if where.is_file() else tiles_file(where, slide)
     if not path.is_file():
-        raise CarmilError(f"{path}: there are no tiles of {slide}; `carmil slides tile` cuts them")
+        raise CarmilError(f"{path}: no tiles of {slide}; cut them with `carmil slides tile`")
     found = read_tiles(path)
     if found.slide != slide:
         raise CarmilError(f"{path} holds the tiles of {found.slide!r}: expected those of {slide!r}")
@@ -199,7 +202,7 @@ def _answers(folders: Sequence[Path], slide: str) -> list[str]:
 
 
 def _model(folder: Path) -> str:
-    """RUN/evidence is RUN's."""
+    """RUN/evidence belongs to RUN."""
     whole = folder.resolve()
     return whole.parent.name if whole.name == "evidence" else whole.name
 
@@ -227,6 +230,6 @@ def _box(words: str) -> "Box":
 def _finish(count: int, skipped: Sequence[str]) -> None:
     if skipped:
         typer.echo(
-            f"{plural(count - len(skipped), 'slide')} drawn, {len(skipped)} left out: {', '.join(skipped)}", err=True
+            f"{plural(count - len(skipped), 'slide')} drawn, {len(skipped)} skipped: {', '.join(skipped)}", err=True
         )
         raise typer.Exit(1)

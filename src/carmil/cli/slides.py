@@ -1,4 +1,4 @@
-"""carmil slides ...: from whole-slide images to tiles and features, and back onto the slide."""
+"""carmil slides ...: from whole-slide images to tiles, features and maps."""
 
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from carmil.slides.tile_cohort import Outcome
 
 slides = typer.Typer(
-    help="""Whole slides: cut them into tiles, encode those, draw maps back onto the slide.
+    help="""Whole slides: cut them into tiles, encode the tiles, draw maps onto the slides.
 
     Examples:
       carmil slides tile scans --out tiles
@@ -30,8 +30,8 @@ SlidesArgument = Annotated[list[Path], typer.Argument(metavar="SLIDE...", help="
 SmoothOption = Annotated[
     str,
     typer.Option(
-        help="Smooth maps for the eye over a radius in tiles (2) or micrometres (300um); keeps their total. Regions and "
-        "classes of GeoJSON are of the smoothed map; evidence files stay as they are.  [default: 0]"
+        help="Smooth the drawn maps over a radius in tiles (2) or micrometres (300um); keeps their total. Regions and classes "
+        "in GeoJSON are those of the smoothed map; evidence files do not change.  [default: 0]"
     ),
 ]
 MppOption = Annotated[
@@ -40,7 +40,7 @@ MppOption = Annotated[
 
 
 def need_slides() -> None:
-    """One line, not a traceback, where the extra is not installed."""
+    """Raise a CarmilError if the extra is not installed."""
     for name in ("openslide", "tifffile", "skimage"):
         try:
             import_module(name)
@@ -48,7 +48,7 @@ def need_slides() -> None:
             raise CarmilError(f"slides need `pip install 'carmil[slides]'` ({error}); see carmil doctor") from None
 
 
-PresetOption = Annotated[str, typer.Option(help="How tissue is found: default, biopsy, resection.")]
+PresetOption = Annotated[str, typer.Option(help="Preset for finding tissue: default, biopsy, resection.")]
 EncoderOption = Annotated[
     str,
     typer.Option(
@@ -101,7 +101,7 @@ def slides_tile(
 
 
 def _print_outcomes(outcomes: "list[Outcome]") -> None:
-    """What became of the slides, then what was skipped and which mpp is not the file's own."""
+    """Print a table of the slides, then those that were skipped and those whose mpp was overridden."""
     from carmil.slides.quality import RULES
     from carmil.tables import ResultTable, print_tables
 
@@ -109,17 +109,17 @@ def _print_outcomes(outcomes: "list[Outcome]") -> None:
     for each in outcomes:
         if each.tiles is None:
             continue
-        gone = dict(each.left_out)
-        counts = [str(gone.get(rule, "kept")) for rule in RULES]
+        removed = dict(each.left_out)
+        counts = [str(removed.get(rule, "kept")) for rule in RULES]
         tile = f"{each.tiles.pixels} px at {each.tiles.mpp:.4g} um/px"
-        said = f"{each.tiles.slide_mpp:.4g}{' given' if each.mpp_from.startswith('given') else ''}"
+        mpp = f"{each.tiles.slide_mpp:.4g}{' given' if each.mpp_from.startswith('given') else ''}"
         lines.append(
-            (each.name, f"{len(each.tiles):,}", f"{each.mm2:.2f}", *counts, tile, said, "yes" if each.resumed else "")
+            (each.name, f"{len(each.tiles):,}", f"{each.mm2:.2f}", *counts, tile, mpp, "yes" if each.resumed else "")
         )
         if each.mpp_from.startswith("given; the file says"):
             log(f"{each.name}: {each.tiles.slide_mpp:g} um/px {each.mpp_from}")
     skipped = [each for each in outcomes if each.tiles is None]
-    heads = ("slide", "tiles", "tissue mm2", *RULES, "a tile", "slide um/px", "done before")
+    heads = ("slide", "tiles", "tissue mm2", *RULES, "one tile", "slide um/px", "resumed")
     total = sum(len(each.tiles) for each in outcomes if each.tiles is not None)
     title = f"{plural(total, 'tile')} of {plural(len(lines), 'slide')}" + (
         f"; {len(skipped)} skipped" if skipped else ""
@@ -134,18 +134,20 @@ def slides_encode(
     paths: SlidesArgument,
     encoder: EncoderOption,
     tiles: Annotated[Path, typer.Option(help="Folder of tiles that `carmil slides tile` (or TRIDENT) wrote.")],
-    out: Annotated[Path, typer.Option(help="The store to make, or to add to.")] = Path("features"),
+    out: Annotated[Path, typer.Option(help="The store to create or to extend.")] = Path("features"),
     weights: WeightsOption = None,
     h5: Annotated[
         tuple[str, Path] | None,
-        typer.Option("--h5", metavar="LAYOUT DIR", help="Also files for other tools: trident or clam, and a folder."),
+        typer.Option(
+            "--h5", metavar="LAYOUT DIR", help="Also write files for other tools: trident or clam, and a folder."
+        ),
     ] = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Make features of tiles, and pack them into a store to train on; status 1 if a slide was skipped.
+    """Encode tiles into features, and pack them into a store for training; status 1 if a slide was skipped.
 
-    Writes the store OUT, and with --h5 files for other tools. If interrupted, run the same command again to resume; slides that
-    the store has are not encoded again, unless their file has another size or modification time.
+    Writes the store OUT, and with --h5 files for other tools. If interrupted, run the same command again to resume; slides of
+    the store are not encoded again, unless the size or modification time of their file has changed.
 
     Examples:
       carmil slides encode scans --tiles tiles --encoder hf-hub:MahmoodLab/UNI --out features
@@ -167,7 +169,7 @@ def slides_encode(
     )
     typer.echo(made.times.line())
     if made.kept:
-        typer.echo(f"{plural(len(made.kept), 'slide was', 'slides were')} there already")
+        typer.echo(f"{plural(len(made.kept), 'slide was', 'slides were')} already in the store")
     if made.store is not None:
         store = made.store
         typer.echo(
@@ -202,19 +204,19 @@ def slides_run(
     encoder: EncoderOption,
     weights: WeightsOption = None,
     tiles: Annotated[
-        Path | None, typer.Option(help="Folder of tiles of the run's size.  [default: cut here, as the run's were]")
+        Path | None, typer.Option(help="Folder of tiles of the run's size.  [default: cut now, like those of the run]")
     ] = None,
     preset: PresetOption = "default",
     mpp: MppOption = None,
-    longest: Annotated[int, typer.Option(help="Pixels of a map's longer side, at most.")] = 4000,
+    longest: Annotated[int, typer.Option(help="Maximum number of pixels of a map's longer side.")] = 4000,
     smooth: SmoothOption = "0",
     out: OutOption = Path("answers"),
     device: DeviceOption = "auto",
 ) -> None:
-    """From slides to a run's answers and the maps that show why: tiles, features, evidence, pictures, GeoJSON.
+    """Predict slides with a run and draw maps that explain the predictions: tiles, features, evidence, pictures, GeoJSON.
 
-    Tiles are cut as those the run was trained on: the same pixels and micrometres per pixel, which may differ by 5 %. Tiles of
-    another size, another encoder and an OUT with answers of another run are refused. Writes OUT/predictions.csv, tiles, features
+    Tiles are cut like those of the run: the same pixels and micrometres per pixel, within 5 %. Tiles of another size, another
+    encoder, and an OUT with predictions of another run are refused. Writes OUT/predictions.csv, tiles, features
     and evidence, and a folder of maps per slide. If interrupted, run the same command again to resume.
 
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
@@ -254,7 +256,7 @@ def slides_run(
 
 
 def _skipped(broken: dict[Path, str]) -> None:
-    """Lists the slides that were left out; the exit status says that there were any."""
+    """List the slides that were skipped, and exit with status 1 if there are any."""
     for why in broken.values():
         log(f"skipped: {why}")
     if broken:

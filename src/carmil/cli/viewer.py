@@ -16,31 +16,35 @@ NEEDED = "the viewer needs starlette and uvicorn: pip install 'carmil[viewer]'"
 @app.command()
 def view(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` or `carmil demo` wrote.")],
-    slides: Annotated[Path | None, typer.Option(help="Folder of the slide files, to see the tissue.")] = None,
+    slides: Annotated[Path | None, typer.Option(help="Folder of the slide files, to show the tissue.")] = None,
     mpp: Annotated[
         float | None, typer.Option(help="Micrometres per pixel of slides whose files do not record it.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = PORT,
     host: Annotated[
         str,
-        typer.Option(help="Who can reach it: this machine alone, or with another address others too, with a token."),
+        typer.Option(
+            help="Address to listen on: by default only this machine; with another address, others need a token."
+        ),
     ] = "127.0.0.1",
-    token: Annotated[str | None, typer.Option(help="The token others need.  [default: a fresh one]")] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Token for access from other machines.  [default: a new one]")
+    ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
-    """Look at a run in the browser: the evidence for and against every answer, and what changes it.
+    """Show a run in the browser: the evidence for and against each prediction, and what would change it.
 
-    A slide is explained by the models that were tested on it. Prints the page's address and serves it until Ctrl-C; nothing leaves
-    the machine.
+    A slide is explained by the models that were tested on it. Prints the address of the page and serves it until Ctrl-C. No data
+    leave the machine.
 
     Examples:
       carmil view run
       carmil view run --slides slides --port 0 --no-browser
     """
-    viewed(run, slides=slides, mpp=mpp, port=port, host=host, token=token, browser=not no_browser)
+    serve_run(run, slides=slides, mpp=mpp, port=port, host=host, token=token, browser=not no_browser)
 
 
-def viewed(
+def serve_run(
     run: Path,
     *,
     slides: Path | None = None,
@@ -59,8 +63,8 @@ def viewed(
 
     def announce(address: str) -> None:
         if not is_loopback(host):
-            log("others can reach it: whoever has the address sees the run, and the connection is not encrypted")
-        typer.echo(f"{run} is at {address}  (Ctrl-C ends it)")
+            log("other machines can connect: anyone with the address sees the run, and the connection is not encrypted")
+        typer.echo(f"{run} is at {address}  (stop with Ctrl-C)")
 
     try:
         serve(
