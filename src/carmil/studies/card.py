@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields
 from math import isnan
 from pathlib import Path, PurePath
@@ -19,6 +19,7 @@ from carmil.tables import ResultTable
 from carmil.words import plural
 
 CONFIG = "study.yaml"
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
 YAML_ONLY = (  # settings that have no word on the command line
     "options",
     "validation",
@@ -47,20 +48,27 @@ LIMITS = (
 
 
 def card(run: Run) -> str:
-    """Markdown."""
-    sections = {
-        "What was trained": _listed(trained(run)),
-        "On what": _listed(data(run)),
-        "Protocol": _bullets(protocol(run)),
-        "Figures": _figures(run),
-        "Limits": _bullets([*LIMITS, *(f"{line[0].upper()}{line[1:]}." for line in cautions(run)), *_limits(run)]),
-        "Messages during the run": _bullets(remarks(run)),
-        "What each model chose, on validation bags": _table(choices(run)),
-        "Versions and machine": _listed(machine(run)),
-        "The command": _again(run),
-    }
-    title = f"# {_plain(run.settings.model)}: {_plain(run.name)}\n\n**Research use only.**\n"
-    return "\n".join([title, *(f"## {heading}\n\n{text}\n" for heading, text in sections.items())])
+    """Return the card as Markdown."""
+    from jinja2 import Environment
+
+    pages = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    pages.filters["plain"] = _plain
+    return pages.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        run=run,
+        trained=trained(run),
+        data=data(run),
+        protocol=protocol(run),
+        intervals=INTERVALS,
+        figures=run_table(run),
+        ece=percent(run.metrics.calibration.ece),
+        limits=[*LIMITS, *(f"{line[0].upper()}{line[1:]}." for line in cautions(run)), *_limits(run)],
+        remarks=remarks(run),
+        choices=choices(run),
+        machine=machine(run),
+        command=command(run),
+        config=CONFIG,
+        yaml=yaml_part(run),
+    )
 
 
 def trained(run: Run) -> dict[str, str]:
@@ -298,20 +306,6 @@ def _limits(run: Run) -> list[str]:
     return found
 
 
-def _figures(run: Run) -> str:
-    how = (
-        f"The mean over the test folds, its 95 % interval over patients, and the folds' standard deviation. {INTERVALS}"
-    )
-    ece = f"Expected calibration error of all test folds together: {percent(run.metrics.calibration.ece)} %."
-    return "\n\n".join([how, _table(run_table(run)), ece])
-
-
-def _again(run: Run) -> str:
-    told = f"In the folder that holds this one:\n\n```sh\n{command(run)}\n```"
-    rest = yaml_part(run)
-    return told + (f"\n\nwith {CONFIG} of the run:\n\n```yaml\n{rest}```" if rest else "")
-
-
 def _said(value: Any) -> str:
     match value:
         case None:
@@ -338,17 +332,3 @@ def _range(values: list[int]) -> str:
 def _plain(text: str) -> str:
     """Text from a file as markdown that says just that: no tag, no cell of a table, no second line."""
     return re.sub(r"([\\`*|])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {_plain(text)}" for text in lines)
-
-
-def _listed(values: dict[str, str]) -> str:
-    return "\n".join(f"- {name}: {_plain(value)}" for name, value in values.items())
-
-
-def _table(table: ResultTable) -> str:
-    cells = tuple(tuple(_plain(cell) for cell in row) for row in table.lines)
-    _, _, *rows = ResultTable(table.title, table.heads, cells, table.names).markdown().splitlines()
-    return "\n".join(rows)
