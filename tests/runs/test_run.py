@@ -56,7 +56,7 @@ def changed(path: Path, place: list, value: object) -> None:
     else:
         holder[place[-1]] = value
     if path.name == "run.json" and isinstance(tree.get("settings"), dict):
-        tree["key"] = runs.key_of(tree)  # as someone would who wants to hide the change
+        tree["key"] = runs.key_of(tree["settings"], tree)  # as someone would who wants to hide the change
     path.write_text(json.dumps(tree))
 
 
@@ -93,7 +93,7 @@ ODD = [
     ("models", [3, "fold"], 1, "models.json lists two models of the same fold and seed"),
     ("run", ["settings", "seeds"], 3, "models.json lists 6 models: expected 9, one per fold and seed of run.json"),
     ("models", [0, "settings"], [], "settings is a list"),
-    ("metrics", ["level"], "fold", "level is 'fold': expected 'slide' or 'patient'"),
+    ("metrics", ["level"], "fold", "level is 'fold': expected one of slide, patient"),
     ("metrics", ["summary", "auc"], {}, "summary.auc.mean is missing"),
     ("metrics", ["summary", "auc", "mean"], "x", "summary.auc.mean is 'x': expected a number"),
     ("metrics", ["intervals"], {}, "intervals.auc is missing"),
@@ -107,7 +107,7 @@ ODD = [
     ("metrics", ["intervals", "auc", "high"], None, "intervals.auc has one end only"),
     ("models", [0, "best_epoch"], 99, "of other models than models.json"),
     ("history", ["train", "cls"], [], "of other models than models.json"),
-    ("run", ["settings", "labels"], "9" * 400, "longer than 255 bytes: expected the name of a file"),
+    ("run", ["settings", "labels"], "9" * 400, "expected the name of a file, at most 255 bytes long"),
     ("history", ["train"], {}, "of other models than models.json"),
     ("history", ["validation", 0], [1.0], "of other models than models.json"),
     ("history", ["best_epoch"], "x", "best_epoch is 'x': expected a list"),
@@ -203,7 +203,7 @@ def test_a_good_run_is_read_by_all(run):
 def test_a_file_of_the_users_is_not_overwritten_by_a_run(tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(CarmilError, match=rf"holds {name} but no run\.json: that file is not overwritten"):
-        begin(tmp_path, {"settings": {}})
+        begin(tmp_path, {}, {})
     assert (tmp_path / name).read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]
 
 

@@ -254,7 +254,7 @@ def _make_settings(folder: Path) -> None:
 def _read_settings(folder: Path, file: Path) -> None:
     from carmil.runs.settings import Settings, read_settings
 
-    json.dumps(Settings.of(read_settings(file), where=str(file)).asked())
+    json.dumps(Settings.of(read_settings(file), where=str(file)).as_json())
 
 
 def _bag(name: str = "s0") -> Any:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from carmil.plot_style import COLOURS, INK, SOFT, STYLE, save_figure
+from carmil.runs.settings import Value
 from carmil.studies.sweep import Point, Swept, setting_name, value_text
 
 if TYPE_CHECKING:
@@ -53,11 +54,11 @@ def _lines(swept: Swept, numeric: Sequence[str], ringed: Point | None) -> tuple[
             _line(panel, across, points, aucs, i, value_text(value) if apart else None)
         for point in here:
             if point is ringed:
-                _ring(panel, point.values[across], aucs[point.name])
+                _ring(panel, cast("float", point.values[across]), aucs[point.name])
         _baseline(panel, here, aucs)
         panel.set_title(", ".join(f"{setting_name(n)} = {value_text(v)}" for n, v in zip(rest, values, strict=True)))
         panel.grid(True)
-        _number_axis(panel, over[across])
+        _number_axis(panel, cast("list[float]", over[across]))
     for panel in axes[len(shown) :]:
         panel.remove()
     figure.supxlabel(setting_name(across), fontsize=9)
@@ -143,5 +144,5 @@ def _spread(swept: Swept) -> str:
     return f"their standard deviation over the folds is {min(known):.1f} to {max(known):.1f}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,19 +1,17 @@
 """A sweep's table, picture and page. Everything is computed from the runs of its points."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from carmil.files import write_text
-from carmil.provenance import plain
 from carmil.report.page import write_page
 from carmil.report.sensitivity import write_picture
 from carmil.runs.facts import Spread
+from carmil.runs.writing import SweepPoint, write_sweep_figures
 from carmil.studies import card
 from carmil.studies.figures import SHOWN, line
 from carmil.studies.point_selection import Choice, choose
-from carmil.studies.sweep import Swept, setting_name, value_text
+from carmil.studies.sweep import Swept, common_settings, setting_name, value_text
 from carmil.studies.tables import figures_lines
 from carmil.tables import ResultTable
 from carmil.words import plural
@@ -27,8 +25,7 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
     out = swept.sweep.out
     choice = choose(swept.runs)
     table, lines = sweep_table(swept, choice), sweep_lines(swept, choice)
-    asked = json.loads((out / "sweep.json").read_text(encoding="utf-8"))
-    write_text(out / "sweep.json", json.dumps(plain({**asked, **figures(swept, choice)}), indent=2))
+    write_sweep_figures(out, sweep_points(swept, choice), choice.by_fold)
     listed = "\n".join(f"- {text}" for text in lines)
     write_text(out / "sweep.md", f"# {out.resolve().name}\n\n{listed}\n\n{table.markdown()}")
     if settings := card.yaml_part(swept.runs[0], without=swept.sweep.over):
@@ -47,7 +44,11 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
             setting_name(name): ", ".join(value_text(value) for value in values)
             for name, values in swept.sweep.over.items()
         },
-        common=_common(asked["settings"]),
+        common={
+            setting_name(name): value_text(Path(str(value)) if name in card.PATHS else value)
+            for name, value in common_settings(swept.sweep).items()
+            if value is not None
+        },
         about=figures_lines(swept.runs[0])[0].partition("; ")[2],
         machine=card.machine(swept.runs[0]),
         command=sweep_command(swept),
@@ -55,22 +56,19 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
     return table, lines
 
 
-def figures(swept: Swept, choice: Choice) -> dict[str, Any]:
+def sweep_points(swept: Swept, choice: Choice) -> list[SweepPoint]:
     """The figures of every point, for a script."""
-    return {
-        "points": [
-            {
-                "name": point.name,
-                "values": {name: value_text(v) if isinstance(v, Path) else v for name, v in point.values.items()},
-                "validation_loss": choice.losses[i],
-                "summary": run.metrics.summary,
-                "idle_branch": point.idle,
-                "chosen_on_validation_bags": i == choice.best,
-            }
-            for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True))
-        ],
-        "chosen_by_fold": choice.by_fold,
-    }
+    return [
+        SweepPoint(
+            point.name,
+            {name: value_text(v) if isinstance(v, Path) else v for name, v in point.values.items()},
+            validation_loss=choice.losses[i],
+            summary=run.metrics.summary,
+            idle_branch=point.idle,
+            chosen_on_validation_bags=i == choice.best,
+        )
+        for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True))
+    ]
 
 
 def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
@@ -121,15 +119,6 @@ def sweep_command(swept: Swept) -> str:
     ]
     over = [word for one in grid for word in ("--over", one)]
     return card.command_of("sweep", swept.runs[0], swept.sweep.out, without=swept.sweep.over, extra=over)
-
-
-def _common(settings: dict[str, Any]) -> dict[str, str]:
-    """What was set at all points; of a path the last part."""
-    return {
-        setting_name(name): value_text(Path(value) if name in card.PATHS else value)
-        for name, value in settings.items()
-        if value is not None
-    }
 
 
 def _loss(summary: Spread, best: bool) -> str:

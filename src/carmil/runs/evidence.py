@@ -23,6 +23,7 @@ from carmil.files import write_text
 from carmil.provenance import plain
 from carmil.runs.facts import Count, Number, SlideMean
 from carmil.runs.run import Run, weights_key
+from carmil.runs.settings import Value
 from carmil.runs.slide_evidence import SlideEvidence, evidence_file, read_slide_evidence
 from carmil.runs.writing import begin, write_table
 from carmil.untrusted import read_as
@@ -142,8 +143,9 @@ def begin_explanation(folder: Path, run: Run, *, methods: tuple[str, ...], searc
             raise CarmilError(
                 f"--out {folder} holds a {kind}: choose another folder for the evidence, such as {folder / 'evidence'}"
             )
-    request = {"run": run.key, "weights": weights_key(run), "methods": list(methods), "searched": searched}
-    begin(folder, {"settings": request | {"thresholds": run.thresholds}, "data": data}, kind="explanation")
+    request: dict[str, Value] = {"run": run.key, "weights": weights_key(run), "methods": list(methods)}
+    request |= {"searched": searched, "thresholds": run.thresholds}
+    begin(folder, request, {"data": data}, kind="explanation")
 
 
 def check_same_models(folder: Path, run: Run, out: Path) -> None:

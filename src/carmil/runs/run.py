@@ -35,7 +35,7 @@ from carmil.models.scaled_model import ScaledModel
 from carmil.provenance import config_key
 from carmil.runs.decision import Decision
 from carmil.runs.facts import Count, Data, FoldModel, Learning, Metrics
-from carmil.runs.settings import WHERE, Settings, current_names
+from carmil.runs.settings import WHERE, Settings, Value, current_names
 from carmil.training.population import Member, Population
 from carmil.untrusted import check_not_stream, one_line_errors, parsed, read_as, read_json, read_parquet
 from carmil.words import plural
@@ -53,7 +53,7 @@ DATA = (  # fields of `Data` that are keys of run.json
     *("class_counts", "splits"),
 )
 # What makes a run or a sweep another one.
-KEYED = ("settings", "data", "truth", "classes", "splits", "warm_start", "over")
+KEYED = ("data", "truth", "classes", "splits", "warm_start", "over")
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class ModelSettings(Protocol):
     @property
     def model(self) -> str: ...
     @property
-    def options(self) -> dict[str, Any] | None: ...
+    def options(self) -> dict[str, Value] | None: ...
     @property
     def scale(self) -> str: ...
     @property
@@ -261,7 +261,7 @@ class _RunFile:
     carmil: str
     key: str
     machine: Mapping[str, str]
-    settings: dict[str, Any]
+    settings: dict[str, Value]
     data: str
     store: str
     width: int
@@ -306,18 +306,18 @@ def read_run(folder: Path) -> Run:
             f"{folder / 'models.json'} lists {plural(len(models), 'model')}: expected {expected}, one per fold and seed of "
             f"run.json; {TRAIN_AGAIN}"
         )
-    if not facts.carmil.startswith("0.1.") and facts.key != key_of(raw):
+    if not facts.carmil.startswith("0.1.") and facts.key != key_of(raw["settings"], raw):
         raise CarmilError(f"{path} was changed after it was written (its key does not fit): {TRAIN_AGAIN}")
     return Run(folder, facts.carmil, facts.key, facts.machine, settings, data, facts.said, models, metrics)
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
-    """What makes a run or a sweep another one, as a short fingerprint; where its data lie does not count, if they are known."""
-    settings = {name: value for name, value in facts["settings"].items() if "data" not in facts or name not in PATHS}
-    return config_key({name: facts[name] for name in KEYED if name in facts} | {"settings": settings})
+def key_of(settings: Mapping[str, Value], facts: Mapping[str, Any]) -> str:
+    """A fingerprint of what makes a run or a sweep another one; where its data lie does not count if they are known."""
+    counted = {name: value for name, value in settings.items() if "data" not in facts or name not in PATHS}
+    return config_key({name: facts[name] for name in KEYED if name in facts} | {"settings": counted})
 
 
-def _settings(given: Mapping[str, Any], path: Path) -> Settings:
+def _settings(given: Mapping[str, Value], path: Path) -> Settings:
     """Settings that `carmil train` would take. Those that the run does not have are as 0.1.0 had them."""
     known = {field.name for field in fields(Settings)} - {*WHERE}
     named = {name: value for name, value in current_names(given).items() if name in known}

@@ -1,17 +1,20 @@
 """What a study is asked to do; the words of the command line and of a YAML file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import TypeAliasType
 
 from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
 from carmil.untrusted import parsed, shown, validated
 
+# A value of a setting as a user writes it, or as JSON has it.
+Value = TypeAliasType("Value", "str | int | float | bool | Path | Sequence[Value] | Mapping[str, Value] | None")
 MOST_VALUES = 10_000  # of a YAML file
 LARGEST_OPTION = 2**16
 LONGEST_PART = 255  # bytes of a file's name
@@ -63,7 +66,7 @@ class Settings:
     out: File
     labels: File | None = None
     model: Text = "car/abmil.gated"
-    options: dict[str, Any] | None = None
+    options: dict[str, Value] | None = None
 
     # Columns of the label table, guessed unless named.
     slide: Text | None = None
@@ -136,7 +139,7 @@ class Settings:
             raise CarmilError("an official split leaves no room for inner or reshuffle: give one or the other")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], *, where: str) -> "Settings":
+    def of(cls, given: Mapping[str, Value], *, where: str) -> "Settings":
         """Settings of a file or a command line, named `where` in an error message."""
         known = [field.name for field in fields(cls)]
         given = with_preset(current_names(given), where)
@@ -150,14 +153,18 @@ class Settings:
         options = checked_options(given.get("options"), f"{where}: options")
         return validated(given | {"options": options}, cls, where)
 
-    def asked(self) -> dict[str, Any]:
-        """All settings as JSON knows them."""
+    def lasting(self) -> dict[str, Value]:
+        """The settings that make a run what it is, as JSON has them: all but WHERE."""
+        return {name: value for name, value in self.as_json().items() if name not in WHERE}
+
+    def as_json(self) -> dict[str, Value]:
+        """All settings; paths are text."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 # Settings under a name; what is given beside it wins. 0.1: the defaults of version 0.1.0, which are the paper's objective.
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Value]] = {
     "0.1": {
         "epochs": 50,
         "warmup": 5,
@@ -170,7 +177,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def with_preset(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def with_preset(given: Mapping[str, Value], where: str) -> dict[str, Value]:
     """The settings of the preset that is named among them, if any, under those that are given themselves."""
     given = dict(given)
     name = given.pop("preset", None)
@@ -191,7 +198,7 @@ def preset_of(settings: Settings) -> str | None:
     return None
 
 
-def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
+def current_names(given: Mapping[str, Value]) -> dict[str, Value]:
     """Settings under the names they have now: 0.1.0 wrote `standardise` for `scale: own`."""
     current = dict(given)
     if (standardise := current.pop("standardise", None)) is not None and "scale" not in current:
@@ -202,7 +209,7 @@ def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
 _MEANT = {"bags": "a store or a folder of features", "out": "a folder for the run"}
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Value]:
     """A YAML file's keys and values."""
     from carmil.runs.yaml_files import read_yaml
 
@@ -210,7 +217,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     _check_size(given, path)
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise CarmilError(f"{path}: expected lines such as 'model: car/abmil.gated'")
-    plain: dict[str, Any] = {}
+    plain: dict[str, Value] = {}
     for name, value in given.items():
         if plain_name(name) in plain:
             raise CarmilError(f"{path} gives {shown(name)} twice, spelled in two ways: keep one of them")
@@ -218,7 +225,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _check_size(given: Any, path: Path) -> None:
+def _check_size(given: Value, path: Path) -> None:
     """Refuse what repeats itself through aliases."""
     waiting, count = [given], 0
     while waiting:
@@ -230,7 +237,7 @@ def _check_size(given: Any, path: Path) -> None:
             waiting += [*value, *value.values()] if isinstance(value, dict) else value
 
 
-def checked_options(value: Any, where: str) -> dict[str, Any] | None:
+def checked_options(value: Value, where: str) -> dict[str, Value] | None:
     """Options of a model: names, and numbers, words or lists of these. Sizes are bounded, for a model is made of them."""
     if value is None:
         return None

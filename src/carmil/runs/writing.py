@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
 from carmil.files import whole_file, write_text
 from carmil.provenance import machine, plain
-from carmil.runs.facts import Data, FoldModel, Metrics
+from carmil.runs.facts import Data, FoldModel, Metrics, Spread
 from carmil.runs.run import DATA, PATHS, TRAIN_AGAIN, key_of
-from carmil.runs.settings import WHERE, Settings
+from carmil.runs.settings import Settings, Value
 from carmil.training.history import History
 from carmil.training.population import Population
 from carmil.untrusted import parsed, read_json
@@ -33,6 +33,21 @@ _WRITTEN = {  # beside KIND.json; what a user has under such a name is not overw
 _OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
 
 
+Splits = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A point of a sweep in sweep.json: its values, and the figures of its run."""
+
+    name: str
+    values: Mapping[str, Value]
+    validation_loss: Spread
+    summary: Mapping[str, Spread]
+    idle_branch: bool
+    chosen_on_validation_bags: bool
+
+
 def begin_run(
     folder: Path, settings: Settings, data: Data, *, warm_start: str | None = None, notes: Sequence[str] = ()
 ) -> str:
@@ -40,8 +55,7 @@ def begin_run(
 
     warm_start: the key of the weights that the models start from.
     """
-    facts: dict[str, Any] = {
-        "settings": {name: value for name, value in settings.asked().items() if name not in WHERE},
+    facts = {
         "data": data.fingerprint,
         **{name: getattr(data, name) for name in DATA},
         "tile_pixels": data.geometry.tile_pixels,
@@ -49,33 +63,58 @@ def begin_run(
         "warm_start": warm_start,
         "said": list(notes),
     }
-    return begin(folder, facts)
+    return begin(folder, settings.lasting(), facts)
 
 
-def begin(folder: Path, facts: Mapping[str, Any], *, kind: str = "run") -> str:
+def begin_sweep(
+    folder: Path,
+    settings: Mapping[str, Value],
+    over: Mapping[str, Sequence[Value]],
+    *,
+    data: Sequence[str],
+    truth: Sequence[str | None],
+    splits: Sequence[Splits],
+) -> str:
+    """Write sweep.json, or find the same begun before; return its key. settings: those that all points share; over: the grid.
+
+    data, truth and splits: fingerprints and folds of each population.
+    """
+    grid = json.loads(json.dumps(over, default=str))
+    return begin(folder, settings, {"over": grid, "data": data, "truth": truth, "splits": splits}, kind="sweep")
+
+
+def write_sweep_figures(folder: Path, points: Sequence[SweepPoint], chosen_by_fold: Mapping[str, Spread]) -> None:
+    """Add the figures of all points to sweep.json."""
+    path = folder / "sweep.json"
+    request = parsed(read_json(path, TRAIN_AGAIN), dict[str, Any], str(path), TRAIN_AGAIN)
+    write_text(path, json.dumps(plain({**request, "points": points, "chosen_by_fold": chosen_by_fold}), indent=2))
+
+
+def begin(folder: Path, settings: Mapping[str, Value], facts: Mapping[str, Any], *, kind: str = "run") -> str:
     """Write KIND.json, or find the same begun before; return its key. Another one there is refused.
 
-    Where the facts know what the data are, it does not matter where they lie: a moved folder is the same run, and remembers the
-    new place.
+    Where the data are known by their fingerprint, their paths do not count: a moved folder is the same run, and the new paths
+    are recorded.
     """
-    key, there = key_of(facts), folder / f"{kind}.json"
-    if there.exists():
-        begun = parsed(read_json(there, TRAIN_AGAIN), dict[str, Any], str(there), TRAIN_AGAIN)
-        before = parsed(begun.get("settings"), dict[str, Any], f"{there}: settings", TRAIN_AGAIN)
+    key, path = key_of(settings, facts), folder / f"{kind}.json"
+    if path.exists():
+        begun = parsed(read_json(path, TRAIN_AGAIN), dict[str, Any], str(path), TRAIN_AGAIN)
+        before = parsed(begun.get("settings"), dict[str, Any], f"{path}: settings", TRAIN_AGAIN)
         if begun.get("key") != key:
-            counted = [name for name in facts["settings"] if "data" not in facts or name not in PATHS]
-            differing = [name for name in counted if before.get(name) != facts["settings"][name]]
+            counted = [name for name in settings if "data" not in facts or name not in PATHS]
+            differing = [name for name in counted if before.get(name) != settings[name]]
             why = f"its {', '.join(differing)} differ" if differing else f"its {_OTHERWISE[kind]} differ"
             raise CarmilError(f"{folder} holds another {kind} ({why}): choose another --out or remove it")
-        now = {**before, **{name: value for name, value in facts["settings"].items() if name in PATHS}}
-        if now != before:
-            write_text(there, json.dumps({**begun, "settings": now}, indent=2))
+        current = {**before, **{name: value for name, value in settings.items() if name in PATHS}}
+        if current != before:
+            write_text(path, json.dumps({**begun, "settings": current}, indent=2))
         return key
     if taken := next((name for name in _WRITTEN[kind] if (folder / name).exists()), None):
         raise CarmilError(
             f"{folder} holds {taken} but no {kind}.json: that file is not overwritten; choose another --out or move the file"
         )
-    write_text(there, json.dumps({"carmil": __version__, "key": key, "machine": machine(), **facts}, indent=2))
+    content = {"carmil": __version__, "key": key, "machine": machine(), "settings": settings, **facts}
+    write_text(path, json.dumps(content, indent=2))
     return key
 
 

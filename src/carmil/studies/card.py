@@ -7,11 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields
 from math import isnan
 from pathlib import Path, PurePath
-from typing import Any
 
 from carmil.bags.splits import TEST, TRAIN, VALIDATION
 from carmil.runs.run import PATHS, Run
-from carmil.runs.settings import WHERE, Settings, preset_of
+from carmil.runs.settings import Settings, Value, preset_of
 from carmil.statistics.operating import Rule
 from carmil.studies.cautions import cautions
 from carmil.studies.figures import percent, run_table
@@ -161,8 +160,8 @@ def choices(run: Run) -> ResultTable:
 def settings_shown(run: Run) -> dict[str, str]:
     """All settings in words; of a path the last part, since the rest is about the machine."""
     return {
-        name.rstrip("_"): PurePath(value).name if name in PATHS and value else _said(value)
-        for name, value in _settings(run).items()
+        name.rstrip("_"): PurePath(str(value)).name if name in PATHS and value else _said(value)
+        for name, value in run.settings.lasting().items()
     }
 
 
@@ -172,7 +171,9 @@ def machine(run: Run) -> dict[str, str]:
 
 def remarks(run: Run) -> list[str]:
     """Everything that was said (guesses, slides left out), without the machine's folders."""
-    folders = {str(Path(value).parent) for name, value in _settings(run).items() if name in PATHS and value}
+    folders = {
+        str(Path(str(value)).parent) for name, value in run.settings.lasting().items() if name in PATHS and value
+    }
     folders |= {str(run.folder.parent), str(run.folder.resolve().parent)}
     lines = []
     for text in run.notes:
@@ -214,17 +215,12 @@ def yaml_part(run: Run, *, without: Collection[str] = ()) -> str:
     return yaml.safe_dump(rest, sort_keys=False) if rest else ""
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    """The settings that make the run what it is, as JSON has them."""
-    return {name: value for name, value in run.settings.asked().items() if name not in WHERE}
-
-
-def _asked(run: Run, home: Path) -> dict[str, Any]:
+def _asked(run: Run, home: Path) -> dict[str, Value]:
     """The settings that differ from their defaults, paths from `home`; bags, labels and model in any case."""
     defaults = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
     return {
-        name: _from_beside(home, value) if name in PATHS and value else value
-        for name, value in _settings(run).items()
+        name: _from_beside(home, str(value)) if name in PATHS and value else value
+        for name, value in run.settings.lasting().items()
         if name == "model" or value != defaults.get(name)
     }
 
@@ -306,7 +302,7 @@ def _limits(run: Run) -> list[str]:
     return found
 
 
-def _said(value: Any) -> str:
+def _said(value: Value) -> str:
     match value:
         case None:
             return "–"

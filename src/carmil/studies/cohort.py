@@ -102,6 +102,18 @@ def open_material(settings: Settings, *, log: Log) -> Material:
     return Material(cohort, splits, roles_of(splits, cohort), tuple(remarks))
 
 
+def log_once(log: Log) -> Log:
+    """A log that passes every line on once."""
+    passed: set[str] = set()
+
+    def pass_on(line: str) -> None:
+        if line not in passed:
+            passed.add(line)
+            log(line)
+
+    return pass_on
+
+
 def open_bags(
     path: Path, aside: Path, *, dtype: Dtype, truth: str | None = None, skip_broken: bool = False, log: Log
 ) -> Store:

@@ -130,7 +130,8 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
 
         from_preset("0.1", seeds=3) trains as version 0.1.0 did.
         """
-        return cls(**with_preset({"preset": preset, **given}, where="MILClassifier"))
+        parameters: dict[str, Any] = {**with_preset({"preset": preset, **given}, where="MILClassifier")}
+        return cls(**parameters)
 
     def fit(self, bags: SomeBags, y: Sequence[Any] | np.ndarray | None = None, groups: Any = None) -> "MILClassifier":
         """Trains on bags and their labels; without y the labels of the Bags."""

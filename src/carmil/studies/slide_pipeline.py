@@ -28,6 +28,7 @@ from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles
 from carmil.slides.tile_cohort import TileSettings, tile_slides
 from carmil.slides.tiling import tiles_file
+from carmil.studies.cohort import log_once
 from carmil.studies.evaluate import check_encoder, check_tiles, predict_bags
 from carmil.studies.explain import explain_run
 
@@ -69,7 +70,7 @@ def run_slides(
         raise CarmilError(
             f"--preset {preset} is for tiles that are cut here, and --tiles {tiles} are cut already: leave one out"
         )
-    log = _log_once(log)
+    log = log_once(log)  # several stages look at the same features
     run = read_run(run_folder)
     check_same_models(out / "evidence", run, out)
     check_encoder(run, encoder.name, encoder.width, encoder.name, log, pooling=encoder.pooling)
@@ -144,15 +145,3 @@ def _draw(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing
         answers = [f"Run: {run.name}", *answer_lines(out / "evidence", tiles.slide)]
         draw_maps(slide, tiles, maps, folder, longest=longest, geojson=True, answers=answers)
     return folder
-
-
-def _log_once(log: Log) -> Log:
-    """Several stages look at the same features; what one has said the next need not say again."""
-    heard: set[str] = set()
-
-    def tell(line: str) -> None:
-        if line not in heard:
-            heard.add(line)
-            log(line)
-
-    return tell

@@ -9,22 +9,20 @@ sweep.md, sweep.png, report.html   for people
 Points that differ in EACH_ITS_OWN only are one population. p points of the grid.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
 from carmil.progress import Log
 from carmil.provenance import config_key
 from carmil.runs.run import Run
-from carmil.runs.settings import WHERE, Settings, plain_name
-from carmil.runs.writing import begin
-from carmil.studies.cohort import Material, open_material
+from carmil.runs.settings import WHERE, Settings, Value, plain_name
+from carmil.runs.writing import begin_sweep
+from carmil.studies.cohort import Material, log_once, open_material
 from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_together
 from carmil.words import plural
 
@@ -42,7 +40,7 @@ class Point:
     """A point of the grid: the swept settings by name, and the study they make."""
 
     name: str
-    values: dict[str, Any]
+    values: dict[str, Value]
     study: Settings
 
     @property
@@ -56,7 +54,7 @@ class Sweep:
     """What is asked for; `over` says which values every swept setting takes."""
 
     out: Path
-    over: dict[str, list[Any]]
+    over: dict[str, list[Value]]
     points: tuple[Point, ...]
 
 
@@ -82,7 +80,7 @@ def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
     return over
 
 
-def sweep_of(given: Mapping[str, Any], over: Mapping[str, Sequence[Any]], *, where: str) -> Sweep:
+def sweep_of(given: Mapping[str, Value], over: Mapping[str, Sequence[Value]], *, where: str) -> Sweep:
     """The points of the grid. `given`: words of a study, also `sweep` as names and values; `over` adds to these and wins."""
     words = {name: value for name, value in given.items() if name != "sweep"}
     grid = {**_value_lists(given.get("sweep") or {}, where), **over}
@@ -118,7 +116,14 @@ def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> Swept:
     materials = _materials(sweep, [points[0] for points in populations], log=log)
     for points, material in zip(populations, materials, strict=True):
         check_fit(points[0].study, material)
-    begin(sweep.out, _facts(sweep, materials), kind="sweep")
+    begin_sweep(
+        sweep.out,
+        common_settings(sweep),
+        sweep.over,
+        data=[material.cohort.fingerprint for material in materials],
+        truth=[material.cohort.truth for material in materials],
+        splits=[material.divisions for material in materials],
+    )
     models = sum(models_of(point.study, m) for ps, m in zip(populations, materials, strict=True) for point in ps)
     log(f"{plural(len(sweep.points), 'point')}, {plural(models, 'model')} in {plural(len(populations), 'population')}")
     runs: dict[str, Run] = {}
@@ -134,7 +139,7 @@ def models_of(study: Settings, material: Material) -> int:
     return material.roles.shape[1] * study.seeds * len(grid_of(study))
 
 
-def value_text(value: Any) -> str:
+def value_text(value: Value) -> str:
     """A value in a few letters; of a path the last part."""
     match value:
         case None:
@@ -157,7 +162,7 @@ def setting_name(name: str) -> str:
     return name.rstrip("_")
 
 
-def _value_lists(sweep: Any, where: str) -> dict[str, list[Any]]:
+def _value_lists(sweep: Value, where: str) -> dict[str, list[Value]]:
     if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
         raise CarmilError(
             f"{where}: sweep is {sweep!r}: expected names with lists of values, such as 'alpha: [0, 0.2]'"
@@ -173,16 +178,17 @@ def _check_name(name: str, where: str) -> None:
         raise CarmilError(f"{where}: {unknown('setting', setting_name(name), [setting_name(one) for one in known])}")
 
 
-def _combine(words: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _combine(words: Mapping[str, Value], values: Mapping[str, Value]) -> dict[str, Value]:
     """The words of one point. `options.hidden` is one of the model's options, beside those that all points have."""
     found = {**words, **{name: value for name, value in values.items() if not name.startswith("options.")}}
-    for name, value in values.items():
-        if name.startswith("options."):
-            found["options"] = {**(found.get("options") or {}), name.removeprefix("options."): _option(value)}
+    swept = {name.removeprefix("options."): _option(value) for name, value in values.items() if name not in found}
+    common = found.get("options")
+    if swept:
+        found["options"] = {**common, **swept} if isinstance(common, Mapping) else swept
     return found
 
 
-def _option(value: Any) -> Any:
+def _option(value: Value) -> Value:
     """What kind an option is only its model knows: text that is a number or true or false is taken for that."""
     if not isinstance(value, str):
         return value
@@ -194,21 +200,21 @@ def _option(value: Any) -> Any:
     return {"true": True, "false": False}.get(value, value)
 
 
-def _value_of(study: Settings, name: str) -> Any:
+def _value_of(study: Settings, name: str) -> Value:
     if name.startswith("options."):
         return (study.options or {})[name.removeprefix("options.")]
     return getattr(study, name)
 
 
-def _distinct(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
+def _distinct(values: Sequence[Value]) -> list[Value]:
+    found: list[Value] = []
     for value in values:
         if value not in found:
             found.append(value)
     return found
 
 
-def _names(points: Sequence[Mapping[str, Any]]) -> list[str]:
+def _names(points: Sequence[Mapping[str, Value]]) -> list[str]:
     """A folder's name a point, with numbers in front where the values' own would not do."""
     names = [folder_name(values) for values in points]
     if len({name.lower() for name in names}) < len(names) or max(map(len, names)) > LONGEST_NAME:
@@ -216,28 +222,22 @@ def _names(points: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def folder_name(values: Mapping[str, Any]) -> str:
+def folder_name(values: Mapping[str, Value]) -> str:
     text = ",".join(f"{setting_name(name)}={value_text(value)}" for name, value in values.items())
     return safe_name(re.sub(r"[^\w.,=+-]", "-", text)) if text else ""
 
 
 def _key(study: Settings, *, without: Sequence[str] = (), only: Sequence[str] | None = None) -> str:
-    asked = study.asked()
+    asked = study.as_json()
     return config_key({name: asked[name] for name in asked if name not in without and (only is None or name in only)})
 
 
-def _facts(sweep: Sweep, materials: Sequence[Material]) -> dict[str, Any]:
-    """What all points have in common, what is swept, and the data and folds of each population."""
-    common = {name: value for name, value in sweep.points[0].study.asked().items() if name not in (*WHERE, *sweep.over)}
-    if common.get("options"):
-        common["options"] = {k: value for k, value in common["options"].items() if f"options.{k}" not in sweep.over}
-    return {
-        "settings": common,
-        "over": json.loads(json.dumps(sweep.over, default=str)),
-        "data": [material.cohort.fingerprint for material in materials],
-        "truth": [material.cohort.truth for material in materials],
-        "splits": [material.divisions for material in materials],
-    }
+def common_settings(sweep: Sweep) -> dict[str, Value]:
+    """The settings that are the same at all points, as JSON has them."""
+    study = sweep.points[0].study
+    options = {name: value for name, value in (study.options or {}).items() if f"options.{name}" not in sweep.over}
+    common = study.lasting() | {"options": options or study.options}
+    return {name: value for name, value in common.items() if name not in sweep.over}
 
 
 def _populations(sweep: Sweep) -> list[list[Point]]:
@@ -250,17 +250,11 @@ def _populations(sweep: Sweep) -> list[list[Point]]:
 def _materials(sweep: Sweep, points: Sequence[Point], *, log: Log) -> list[Material]:
     """The bags and folds of each of these points, opened once where they are the same; what is said is said once."""
     found: dict[str, Material] = {}
-    heard: set[str] = set()
-
-    def tell(line: str) -> None:
-        if line not in heard:
-            log(line)
-        heard.add(line)
-
+    log = log_once(log)
     keys = [_key(point.study, only=(*COHORT, *FOLDS)) for point in points]
     for key, point in zip(keys, points, strict=True):
         if key not in found:
             of_cohort = {name: value for name, value in point.values.items() if name in COHORT}
             aside = sweep.out / "data" / folder_name(of_cohort)
-            found[key] = open_material(replace(point.study, out=aside), log=tell)
+            found[key] = open_material(replace(point.study, out=aside), log=log)
     return [found[key] for key in keys]
