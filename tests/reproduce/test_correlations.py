@@ -41,7 +41,7 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     cohort = make_cohort(home, classes=3, slides=27, stand_in=True)
     monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
     monkeypatch.setattr(digit_models, "training_of", lambda request: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: slide_cohorts.Found((cohort,), ()))
+    monkeypatch.setattr(slide_cohorts, "find_cohorts", lambda request: slide_cohorts.CohortSet((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = correlations.reproduce(request)

@@ -14,15 +14,14 @@ from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.evidence.explainers import explain
 from carmil.maps.tile_maps import TileMap
+from carmil.report.heat_map_figure import SlideMaps, draw_heat_maps, zoom_boxes
 from carmil.reproduce import heat_maps, slide_cohorts
-from carmil.reproduce.chosen_cohorts import with_places
-from carmil.reproduce.heat_map_picture import Drawn, draw_heat_maps, zooms
 from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Request
-from carmil.reproduce.slide_cohorts import Found
+from carmil.reproduce.slide_cohorts import CohortSet, with_coordinates
 from carmil.slides.slide import Tiles
 from carmil.studies import cautions
-from carmil.studies.subjects import open_run_store
+from carmil.studies.subjects import open_run_store, own_subjects
 
 from .small_cohorts import SIDE, TILE, make_cohort
 
@@ -35,13 +34,13 @@ def grid(side):
 def test_one_zoom_is_around_what_is_annotated_and_the_other_where_nothing_is():
     corners, x, y = grid(30)
     truth = (abs(x - 6) <= 1) & (abs(y - 20) <= 1)
-    first, second = zooms(Tiles("s", corners, TILE, TILE, 0.5, 30 * TILE, 30 * TILE, 0.5), truth)
+    first, second = zoom_boxes(Tiles("s", corners, TILE, TILE, 0.5, 30 * TILE, 30 * TILE, 0.5), truth)
     assert first[0] <= 5 * TILE and first[1] <= 19 * TILE and first[2] >= 8 * TILE and first[3] >= 22 * TILE
     inside = [(corners[:, i] + TILE > second[i]) & (corners[:, i] < second[i + 2]) for i in range(2)]
     assert not (inside[0] & inside[1] & truth).any()
     assert second[2] - second[0] == pytest.approx(first[2] - first[0])
     assert second[0] > 20 * TILE or second[1] < 8 * TILE  # the far corner, not the next best place
-    assert len(zooms(Tiles("s", corners, TILE, TILE, 0.5, 30 * TILE, 30 * TILE, 0.5), None)) == 1
+    assert len(zoom_boxes(Tiles("s", corners, TILE, TILE, 0.5, 30 * TILE, 30 * TILE, 0.5), None)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +51,14 @@ def drawn(tmp_path_factory):
     many = make_cohort(tmp_path_factory.mktemp("three"), classes=3, slides=9)
     request = Request(out=home / "out", shared=home / "shared", fast=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slide_cohorts, "cohorts_in", lambda request: Found((many, cohort), ()))
-        assert with_places(request) == cohort
+        patch.setattr(slide_cohorts, "find_cohorts", lambda request: CohortSet((many, cohort), ()))
+        assert with_coordinates(request) == cohort
         return heat_maps.reproduce(request), cohort, request
 
 
 def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(drawn):
     found, cohort, request = drawn
-    runs = [train_model(cohort, model, request) for model in dict.fromkeys(one[1] for one in heat_maps.MAPS)]
+    runs = [train_model(cohort, model, request) for model in dict.fromkeys(one[1].model for one in heat_maps.MAPS)]
     bags = open_run_store(runs[0]).bags()
     areas = {}
     for name in runs[0].predictions()["slide"].unique():
@@ -77,7 +76,7 @@ def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(
     agreed = set.intersection(*right) & set(positive)
     best = max(sorted(agreed or positive), key=areas.get)
     assert f"slide {best} (b; {areas[best]} of {SIDE**2} tiles annotated)" in found.lines[0]
-    assert ("answer none of them rightly" in found.lines[0]) == (not agreed)
+    assert ("predict none of them correctly" in found.lines[0]) == (not agreed)
 
 
 def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
@@ -88,7 +87,9 @@ def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
     bag = store.bags()[torch.tensor([chosen.place])]
     population = run.population()
     mean = torch.stack([explain(population.member(i), bag, "path")[:, 1] for i in range(2)]).double().mean(0)
-    assert heat_maps._asked(run, "path", chosen, bag, "cpu").tolist() == pytest.approx(mean.tolist(), abs=1e-7)
+    subject = next(one for one in own_subjects(run, store) if one.slide == chosen.slide)
+    found_map = heat_maps.explain_slide(run, subject, bag, "path", "cpu")[:, 1]
+    assert found_map.tolist() == pytest.approx(mean.tolist(), abs=1e-7)
     assert [line[0] for line in found.tables[0].lines] == [title for title, *_ in heat_maps.MAPS]
     assert found.pictures[0].path.is_file() and "a plane" in found.pictures[0].caption
 
@@ -110,12 +111,12 @@ def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
     none = heat_maps.choose([answering(ill[:1]), answering(ill[1:])], store)
     assert (none.slide, none.label, none.annotated) == (ill[-1], "b", areas[ill[-1]])
     assert none.rule.endswith(
-        f"the {len(ill)} test slides that are not 'a', as all 2 models together answer none of them rightly"
+        f"the {len(ill)} test slides that are not 'a', as all 2 models together predict none of them correctly"
     )
     one = heat_maps.choose([answering(ill[:1]), answering(ill)], store)
     assert one.slide == ill[0]
     assert one.rule.endswith(
-        f"among the 1 of {len(ill)} test slides that are not 'a' which all 2 models answer rightly"
+        f"among the 1 of {len(ill)} test slides that are not 'a' which all 2 models predict correctly"
     )
 
 
@@ -138,7 +139,7 @@ def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch,
         write_bag(replace(read_bag(source), instance_labels=None), tmp_path / "bare", "safetensors")
     build_store(tmp_path / "bare", tmp_path / "unknown", workers=1)
     cohort = replace(cohort, name="unknown", bags=tmp_path / "unknown")
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: Found((cohort,), ()))
+    monkeypatch.setattr(slide_cohorts, "find_cohorts", lambda request: CohortSet((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     found = heat_maps.reproduce(Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
     assert any(
@@ -175,7 +176,7 @@ def test_a_picture_says_what_is_drawn_in_it(tmp_path, titles, of, first, words):
     corners, x, y = grid(20)
     maps = tuple(TileMap("b", (x - y).astype(float), kind, kind) for kind in ("factual", "evidence"))
     ((_, caption),) = draw_heat_maps(
-        Drawn("s01", corners.astype(float), float(TILE), "level0_px", maps, of(x)), tmp_path / "maps.png"
+        SlideMaps("s01", corners.astype(float), float(TILE), "level0_px", maps, of(x)), tmp_path / "maps.png"
     )
     assert words in caption
     assert titles == [[first, "factual", "evidence"]]
@@ -189,7 +190,7 @@ def test_a_slide_that_is_found_by_name_is_drawn_over_and_another_is_refused(tmp_
         TileMap("b", (x + y).astype(float), "factual", "ABMIL"),
         TileMap("b", (x - y).astype(float), "evidence", "CAR-MIL, path evidence"),
     )
-    one = Drawn("s01", corners.astype(float), float(TILE), "level0_px", maps, x == 1)
+    one = SlideMaps("s01", corners.astype(float), float(TILE), "level0_px", maps, x == 1)
     picture = np.full((4 * TILE, 4 * TILE, 3), 200, np.uint8)
     how = {"tile": (256, 256), "photometric": "rgb", "resolution": (2e4, 2e4), "resolutionunit": "CENTIMETER"}
     slides = tmp_path / "slides"
@@ -201,6 +202,6 @@ def test_a_slide_that_is_found_by_name_is_drawn_over_and_another_is_refused(tmp_
     bare = draw_heat_maps(replace(one, truth=None), tmp_path / "bare.png", slides)
     assert [line[0] for line in titles] == ["annotated", "slide"] and "Lines" not in bare[0][1]
     with pytest.raises(CarmilError, match="has no file of 's02'"):
-        draw_heat_maps(Drawn("s02", one.corners, one.size, one.unit, maps, None), tmp_path / "x.png", slides)
+        draw_heat_maps(SlideMaps("s02", one.corners, one.size, one.unit, maps, None), tmp_path / "x.png", slides)
     with pytest.raises(CarmilError, match="expected the slide that they were cut from"):
-        draw_heat_maps(Drawn("s01", one.corners * 3, one.size, one.unit, maps, None), tmp_path / "x.png", slides)
+        draw_heat_maps(SlideMaps("s01", one.corners * 3, one.size, one.unit, maps, None), tmp_path / "x.png", slides)

@@ -9,11 +9,11 @@ from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
 from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts
-from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_models import Point
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, shift_of
 from carmil.reproduce.shift_words import nearest_reading, reasons_lines, verdict
+from carmil.reproduce.slide_cohorts import several_classes
 from carmil.reproduce.two_branches import Looked
 from carmil.studies import cautions
 
@@ -146,7 +146,7 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     home = tmp_path / "four"
     home.mkdir()
     cohort = make_cohort(home, classes=3, slides=27)
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: slide_cohorts.Found((cohort,), ()))
+    monkeypatch.setattr(slide_cohorts, "find_cohorts", lambda request: slide_cohorts.CohortSet((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = shift.reproduce(request, points=(Point(), Point(1.0, 0.2)))
@@ -176,9 +176,11 @@ def test_where_there_are_no_slides_it_is_said_why(tmp_path, monkeypatch):
         raise CarmilError("slides are needed")
 
     request = Request(out=tmp_path, shared=tmp_path)
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", none)
+    monkeypatch.setattr(slide_cohorts, "find_cohorts", none)
     assert several_classes(request) == (None, ["not on slides: slides are needed"])
-    monkeypatch.setattr(slide_cohorts, "cohorts_in", lambda request: slide_cohorts.Found((), ("BRACS is not there",)))
+    monkeypatch.setattr(
+        slide_cohorts, "find_cohorts", lambda request: slide_cohorts.CohortSet((), ("BRACS is not there",))
+    )
     cohort, lines = several_classes(request)
     assert cohort is None and lines[-1] == "BRACS is not there"
 

@@ -7,9 +7,10 @@ import pytest
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.datasets.paper_cohorts import DATASETS, dataset_named
+from carmil.datasets.paper_files import LabelledSlides, count_notes
 from carmil.errors import CarmilError
 from carmil.reproduce.recipes import Request
-from carmil.reproduce.slide_cohorts import Counted, cohorts_in, counts_said
+from carmil.reproduce.slide_cohorts import find_cohorts
 
 from .made_crc import made_crc
 
@@ -29,7 +30,7 @@ def brca(home: Path, encoder: str = "uni") -> None:
 
 def test_what_is_there_is_found_and_what_is_not_is_named(tmp_path: Path) -> None:
     brca(tmp_path / "data")
-    found = cohorts_in(recipe_request(tmp_path, tmp_path / "data"))
+    found = find_cohorts(recipe_request(tmp_path, tmp_path / "data"))
     (cohort,) = found.cohorts
     assert (cohort.name, cohort.measures, cohort.protocol.official, cohort.protocol.folds, cohort.protocol.lr) == (
         "brca",
@@ -52,7 +53,7 @@ def test_a_cohort_that_cannot_be_used_says_why_and_the_others_are_found(tmp_path
     (tmp_path / "data" / "bracs" / "labels.csv").write_text("slide,label\nBRACS_1,N\nBRACS_2,PB\n")
     (tmp_path / "data" / "nsclc" / "uni").mkdir(parents=True)
     (tmp_path / "data" / "nsclc" / "labels.csv").write_text("slide,label\na,LUAD\nb,LUSC\n")
-    found = cohorts_in(recipe_request(tmp_path, tmp_path / "data"))
+    found = find_cohorts(recipe_request(tmp_path, tmp_path / "data"))
     assert [one.name for one in found.cohorts] == ["brca"]
     said = [line for line in found.missing if "is there and cannot be used" in line]
     assert len(said) == 2
@@ -63,7 +64,7 @@ def test_a_cohort_that_cannot_be_used_says_why_and_the_others_are_found(tmp_path
 def test_the_encoder_that_was_asked_for_is_looked_for(tmp_path: Path) -> None:
     brca(tmp_path / "data", "resnet50")
     resnet = replace(recipe_request(tmp_path, tmp_path / "data"), encoder="resnet50")
-    assert cohorts_in(resnet).cohorts[0].bags.name == "resnet50"
+    assert find_cohorts(resnet).cohorts[0].bags.name == "resnet50"
 
 
 def test_only_what_is_missing_of_a_cohort_is_named(tmp_path: Path) -> None:
@@ -71,10 +72,12 @@ def test_only_what_is_missing_of_a_cohort_is_named(tmp_path: Path) -> None:
     brca(tmp_path / "data", "resnet50")
     (tmp_path / "data" / "bracs").mkdir()
     (tmp_path / "data" / "bracs" / "labels.csv").write_text("slide,label\n")
-    line = next(line for line in cohorts_in(recipe_request(tmp_path, tmp_path / "data")).missing if "BRACS" in line)
+    line = next(line for line in find_cohorts(recipe_request(tmp_path, tmp_path / "data")).missing if "BRACS" in line)
     assert "labels.csv" not in line
     assert "features in DATA/bracs/uni" in line
-    assert cohorts_in(recipe_request(tmp_path, tmp_path / "data"), encoder="resnet50").cohorts[0].encoder == "resnet50"
+    assert (
+        find_cohorts(recipe_request(tmp_path, tmp_path / "data"), encoder="resnet50").cohorts[0].encoder == "resnet50"
+    )
 
 
 def test_official_cohorts_have_three_initialisations_and_their_own_measures() -> None:
@@ -100,20 +103,20 @@ def test_the_papers_counts_add_up() -> None:
             assert not dataset.parts or sum(counts[:-1]) == counts[-1]
 
 
-def counted(name: str, **changes: int) -> Counted:
+def counted(name: str, **changes: int) -> LabelledSlides:
     """As many slides of every class as the paper has, but for the changes."""
     classes = [
         one.name for one in dataset_named(name).classes for _ in range(changes.get(one.name[-3:].strip(), one.slides))
     ]
-    return Counted(tuple(classes), tuple(str(i) for i in range(len(classes))), ("train",) * len(classes))
+    return LabelledSlides(tuple(classes), tuple(str(i) for i in range(len(classes))), ("train",) * len(classes))
 
 
 def test_the_papers_own_counts_are_nothing_to_say() -> None:
-    assert counts_said(dataset_named("bracs"), counted("bracs")) == []
+    assert count_notes(dataset_named("bracs"), counted("bracs")) == []
 
 
 def test_bracs_as_it_is_published_is_known() -> None:
-    (line,) = counts_said(dataset_named("bracs"), counted("bracs", UDH=74))
+    (line,) = count_notes(dataset_named("bracs"), counted("bracs", UDH=74))
     assert "547" in line
     assert "2 UDH 74" in line
     assert line.endswith("BRACS as it is published has 547")
@@ -121,8 +124,8 @@ def test_bracs_as_it_is_published_is_known() -> None:
 
 def test_patients_that_are_as_many_as_the_papers_slides_are_said() -> None:
     patients = counted("brca")
-    slides = Counted(patients.classes + ("IDC",) * 5, patients.patients + ("0",) * 5, None)
-    line, level = counts_said(dataset_named("brca"), slides)
+    slides = LabelledSlides(patients.classes + ("IDC",) * 5, patients.patients + ("0",) * 5, None)
+    line, level = count_notes(dataset_named("brca"), slides)
     assert "982 slides of 977 patients: figures are of patients" in level
     assert line.endswith("patients are as many as the paper's slides: it may have counted these")
 
@@ -130,16 +133,16 @@ def test_patients_that_are_as_many_as_the_papers_slides_are_said() -> None:
 def test_camelyon16_is_counted_in_train_and_test_and_validation_is_training() -> None:
     whole = counted("camelyon16")
     parts = ["train"] * 100 + ["val"] * 59 + ["test"] * 80 + ["train"] * 111 + ["test"] * 49
-    assert counts_said(dataset_named("camelyon16"), Counted(whole.classes, whole.patients, tuple(parts))) == []
+    assert count_notes(dataset_named("camelyon16"), LabelledSlides(whole.classes, whole.patients, tuple(parts))) == []
     parts[0] = "test"
-    train, test = counts_said(dataset_named("camelyon16"), Counted(whole.classes, whole.patients, tuple(parts)))
+    train, test = count_notes(dataset_named("camelyon16"), LabelledSlides(whole.classes, whole.patients, tuple(parts)))
     assert "train: 269 (normal 158, tumor 111) slides, the paper has 270 (normal 159, tumor 111)" in train
     assert "test: 130" in test
 
 
 def test_without_any_of_the_five_the_stand_in_takes_their_place(tmp_path: Path) -> None:
     made_crc(tmp_path / "data" / "crc")
-    found = cohorts_in(recipe_request(tmp_path, tmp_path / "data"))
+    found = find_cohorts(recipe_request(tmp_path, tmp_path / "data"))
     assert [cohort.stand_in for cohort in found.cohorts] == [True] * 4
     assert len(found.missing) == 5
     assert found.cohorts[0].bags.is_relative_to(tmp_path / "shared")
@@ -148,4 +151,4 @@ def test_without_any_of_the_five_the_stand_in_takes_their_place(tmp_path: Path) 
 @pytest.mark.parametrize("there", [True, False])
 def test_without_slides_and_without_crc_it_is_one_line(tmp_path: Path, there: bool) -> None:
     with pytest.raises(CarmilError, match=r"expected DATA/NAME/labels.csv and DATA/NAME/uni of one of brca, nsclc"):
-        cohorts_in(recipe_request(tmp_path, tmp_path if there else None))
+        find_cohorts(recipe_request(tmp_path, tmp_path if there else None))

@@ -46,9 +46,9 @@ def dataset_show(name: NameArgument, encoder: EncoderOption = "uni") -> None:
       carmil dataset show camelyon16 --encoder resnet50
     """
     from carmil.datasets.paper_cohorts import dataset_named
-    from carmil.reproduce.dataset_words import shown
+    from carmil.datasets.paper_files import describe_files
 
-    typer.echo(shown(dataset_named(name), encoder))
+    typer.echo(describe_files(dataset_named(name), encoder))
 
 
 @dataset.command("labels")
@@ -73,9 +73,9 @@ def dataset_labels(
       carmil dataset labels luad_tp53 --from luad.maf --out data
     """
     from carmil.datasets.paper_cohorts import dataset_named
+    from carmil.datasets.paper_files import LabelledSlides, count_notes
     from carmil.datasets.paper_labels import build_labels, labels_text
     from carmil.files import write_text
-    from carmil.reproduce.slide_cohorts import Counted, counts_said
 
     one = dataset_named(name)
     built = build_labels(one, tables, label=label)
@@ -85,8 +85,8 @@ def dataset_labels(
     write_text(path, text)
     lines = built.lines
     parts = tuple(line.split for line in lines) if one.official else None
-    counted = Counted(tuple(line.label for line in lines), tuple(line.patient for line in lines), parts)
-    for line in (*built.said, *counts_said(one, counted)):
+    counted = LabelledSlides(tuple(line.label for line in lines), tuple(line.patient for line in lines), parts)
+    for line in (*built.said, *count_notes(one, counted)):
         log(line)
     typer.echo(f"written: {path}, {len(lines)} rows of {len(set(counted.patients))} patients")
 
@@ -101,11 +101,11 @@ def dataset_check(
 
     Example: carmil dataset check data
     """
-    from carmil.reproduce.dataset_words import checked
+    from carmil.datasets.paper_files import check_files
 
     if not data.is_dir():
         raise CarmilError(
             f"{data} is not a folder: expected the folder of the cohorts, with DATA/NAME/labels.csv and DATA/NAME/{encoder}"
         )
-    for line in checked(data, encoder):
+    for line in check_files(data, encoder):
         typer.echo(line)

@@ -14,12 +14,12 @@ from carmil.errors import CarmilError
 from carmil.evidence.counterfactual_change import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
-from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
 from carmil.reproduce.method_runs import train_methods
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
-from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed
+from carmil.reproduce.slide_cohorts import several_classes
+from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed_lines
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.runs.run import Run
 from carmil.tables import ResultTable
@@ -79,7 +79,7 @@ def reproduce(request: Request) -> Finding:
             for distance, car in zip(DISTANCES, car_runs, strict=True)
         ]
         found = [*of_slides, *found]
-        little = uninformed(rows)
+        little = uninformed_lines(rows)
         said = [f"{cohort.title}: {line}" for line in cohort.notes]
     picture = draw_matrices(
         [_matrix(one, "spearman") for one in found],

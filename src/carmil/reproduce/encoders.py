@@ -1,47 +1,31 @@
 """Table 4: ABMIL and CAR-MIL on features of other encoders."""
 
 from carmil.datasets.paper_cohorts import DATASETS
+from carmil.datasets.paper_files import has_files
 from carmil.reproduce.method_runs import train_methods
 from carmil.reproduce.paper_slides import ENCODERS, paper_table
-from carmil.reproduce.recipes import Finding, Request, write_finding
-from carmil.reproduce.slide_cohorts import Found, cohorts_in, is_there
-from carmil.reproduce.slide_table import (
-    ABMIL,
-    CAR_L1,
-    READ,
-    as_json,
-    conditions,
-    difference_table,
-    differences,
-    figures_table,
-    in_words,
-    pairs_of,
-    there,
-    uninformed,
-)
+from carmil.reproduce.recipes import Finding, Request
+from carmil.reproduce.slide_cohorts import CohortSet, find_cohorts
+from carmil.reproduce.slide_table import ABMIL, CAR_L1, Difference, MethodComparison, pairs_of, write_slide_finding
 
-OF_SLIDES, OF_THE_STAND_IN = ("uni", "resnet50"), ("resnet50", "pixels")
+SLIDE_ENCODERS, STAND_IN_ENCODERS = ("uni", "resnet50"), ("resnet50", "pixels")
 TITLE = "The paper's, ResNet50 features of TCGA; its CAR-MIL's distance is not said"
 
 
 def reproduce(request: Request) -> Finding:
-    tables, lines, rows, compared = [], [], [], []
-    missing: dict[str, None] = {}
-    for encoder, found in _found(request).items():
-        mine = train_methods(there(found), (ABMIL, CAR_L1), request)
-        between = differences(pairs_of(mine, (CAR_L1,), (ABMIL,)))
-        tables += [figures_table(mine, f"Ours, {encoder} features"), difference_table(between)]
-        lines += [f"{encoder} features: {line}" for line in (*in_words(between), *uninformed(mine))]
-        missing |= dict.fromkeys(found.missing)
-        rows += mine
-        compared += between
-    told = conditions(rows, Found((), tuple(missing)), request)
-    table = paper_table(ENCODERS, ("BRCA", "NSCLC", "LUAD"), TITLE)
-    finding = Finding((*tables, table), lines=tuple(lines), conditions=(*READ, *told))
-    return write_finding("encoders", request, finding, as_json(rows, compared))
-
-
-def _found(request: Request) -> dict[str, Found]:
-    """The cohorts by encoder: those of slides where any is there, else the stand-in's."""
-    real = [name for name in OF_SLIDES if any(is_there(request.data, dataset, name) for dataset in DATASETS)]
-    return {name: cohorts_in(request, encoder=name) for name in real or OF_THE_STAND_IN}
+    """The cohorts of slides by each encoder that any of them has; else the stand-in's by its own."""
+    present = [name for name in SLIDE_ENCODERS if any(has_files(request.data, dataset, name) for dataset in DATASETS)]
+    compared: list[Difference] = []
+    tables, lines, rows, missing = [], [], [], []
+    for encoder in present or STAND_IN_ENCODERS:
+        found = find_cohorts(request, encoder=encoder)
+        own = train_methods(found.cohorts, (ABMIL, CAR_L1), request)
+        beside = MethodComparison.of(own, pairs_of(own, (CAR_L1,), (ABMIL,)), f"Ours, {encoder} features")
+        tables += beside.tables
+        lines += [f"{encoder} features: {line}" for line in beside.lines]
+        missing += [line for line in found.missing if line not in missing]
+        rows += own
+        compared += beside.differences
+    theirs = paper_table(ENCODERS, ("BRCA", "NSCLC", "LUAD"), TITLE)
+    found = CohortSet((), tuple(missing))
+    return write_slide_finding("encoders", request, found, rows, compared, tables=(*tables, theirs), lines=lines)

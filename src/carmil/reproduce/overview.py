@@ -16,8 +16,8 @@ from carmil.datasets.digits import TASKS, DigitBags
 from carmil.models.abmil import ABMIL
 from carmil.models.contract import BagModel, cross_entropy
 from carmil.models.pooling import Offsets, bag_softmax
+from carmil.report.overview_figure import BagView, Stage, draw_overview
 from carmil.reproduce.digit_runs import known, population_of
-from carmil.reproduce.overview_picture import SeenBag, Stage, draw_overview
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.table1 import Settings, planned, trained
 from carmil.reproduce.two_branches import look
@@ -71,7 +71,7 @@ def stages_of(model: BagModel) -> list[Stage]:
     ]
 
 
-def seen_bag(request: Request) -> tuple[SeenBag, str]:
+def seen_bag(request: Request) -> tuple[BagView, str]:
     """A small model, trained on the bundled digits, and the bag that it is shown."""
     digits = load_digits([TASK], sizes=SIZES, seed=request.seed)
     settings = Settings(models=(MODEL,), repetitions=1, epochs=FAST_EPOCHS if request.fast else EPOCHS, lr=8e-3)
@@ -84,7 +84,7 @@ def seen_bag(request: Request) -> tuple[SeenBag, str]:
     wanted = torch.nonzero((labels == SHOWN) & (answers == labels)).flatten()
     place = int(wanted[0] if len(wanted) else torch.nonzero(labels == SHOWN).flatten()[0])
     found = _seen(model, test, place)
-    found = SeenBag(**{**vars(found), "pictures": digits.images.images[test.images[found.rows]]})
+    found = BagView(**{**vars(found), "pictures": digits.images.images[test.images[found.rows]]})
     names = TASKS[TASK].class_names
     which = "answered rightly" if len(wanted) else "though it is answered wrongly"
     said = (
@@ -101,7 +101,7 @@ class _Terms:
     distance: float
 
 
-def _seen(model: BagModel, test: DigitBags, place: int) -> SeenBag:
+def _seen(model: BagModel, test: DigitBags, place: int) -> BagView:
     bag = test.bags[torch.tensor([place])]
     start = int(test.bags.offsets[place])
     seen = look(model, bag)
@@ -111,7 +111,7 @@ def _seen(model: BagModel, test: DigitBags, place: int) -> SeenBag:
     order = digits.argsort(kind="stable")
     a, a_cf = (bag_softmax(u.unsqueeze(-1), seen.offsets)[:, 0].numpy()[order] for u in (seen.scores, u_cf))
     weights = branch_coefficients("car/abmil")
-    return SeenBag(
+    return BagView(
         rows=start + order,
         digits=digits[order],
         pictures=digits,

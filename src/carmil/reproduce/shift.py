@@ -13,7 +13,6 @@ from torch import Tensor
 from carmil.datasets.study_cohort import StudyCohort
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
-from carmil.reproduce.chosen_cohorts import several_classes
 from carmil.reproduce.digit_data import digits_of
 from carmil.reproduce.digit_models import DigitModels, Point, digit_models, said_of_digits
 from carmil.reproduce.digit_runs import known
@@ -29,7 +28,8 @@ from carmil.reproduce.shift_words import (
     tables_of_reasons,
     verdict,
 )
-from carmil.reproduce.slide_table import CAR_L1, uninformed
+from carmil.reproduce.slide_cohorts import several_classes
+from carmil.reproduce.slide_table import CAR_L1, uninformed_lines
 from carmil.reproduce.table1 import figure, shown
 from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.runs.run import Run
@@ -63,7 +63,7 @@ def reproduce(request: Request, *, points: Sequence[Point] = (Point(),)) -> Find
         classes, on_slides = run.classes, _of_slides(cohort, run, request)
         matrices.append(_matrix(f"{cohort.title}, {SLIDE_MODEL}", classes, on_slides))
         tables.append(_table(f"{cohort.title}: {COUNTED}", classes, on_slides))
-        of_slides = [_slide_line(cohort, classes, on_slides), *uninformed([MethodRun.of(cohort, CAR_L1, run)])]
+        of_slides = [_slide_line(cohort, classes, on_slides), *uninformed_lines([MethodRun.of(cohort, CAR_L1, run)])]
         said = [*cohort.notes, *said]
         facts["slides"] = {"cohort": cohort.name, **_facts(classes, on_slides)}
     picture = draw_matrices(

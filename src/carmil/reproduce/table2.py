@@ -2,33 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 
+from carmil.errors import CarmilError, unknown
 from carmil.reproduce.method_runs import Method, train_methods
 from carmil.reproduce.paper_slides import TABLE2, paper_table
-from carmil.reproduce.recipes import Finding, Request, write_finding
-from carmil.reproduce.slide_cohorts import cohorts_in
+from carmil.reproduce.recipes import Finding, Request
+from carmil.reproduce.slide_cohorts import find_cohorts
 from carmil.reproduce.slide_table import (
     ABMIL,
     CAR_COSINE,
     CAR_L1,
     MEASURES,
-    READ,
     Difference,
-    as_json,
-    conditions,
-    difference_table,
+    MethodComparison,
     differences,
-    figures_table,
-    in_words,
     pairs_of,
-    picked,
-    there,
-    uninformed,
+    write_slide_finding,
 )
 from carmil.tables import ResultTable
 
+CARS = (CAR_L1, CAR_COSINE)
+POOLING = (Method("Mean", "mean"), Method("Max", "max"))  # without attention
 METHODS = (
-    Method("Mean", "mean"),
-    Method("Max", "max"),
+    *POOLING,
     Method("CLAM", "clam.sb"),
     Method("AddMIL", "additive"),
     Method("DSMIL", "dsmil"),
@@ -37,83 +32,82 @@ METHODS = (
     Method("RRT-MIL", "rrt"),
     Method("CIA-MIL", "cia/abmil.gated"),
     ABMIL,
-    CAR_L1,
-    CAR_COSINE,
+    *CARS,
 )
-ATTEND_NOT = METHODS[:2]
-CHAMPIONS = (CAR_L1, CAR_COSINE, ABMIL)  # the last, who has no CAR, shows what the claim is worth
-SURE = 0.05
+CHAMPIONS = (*CARS, ABMIL)  # the last, without CAR, is a control
+SIGNIFICANCE = 0.05
+CONTROL = (
+    "ABMIL stands in that table beside CAR as a control: where nothing does significantly better than ABMIL either, the claim "
+    "shows the power of these tests, not the worth of CAR"
+)
 
 
 def reproduce(request: Request, *, models: Sequence[str] = ()) -> Finding:
-    """models: some of METHODS, by model or title; all without."""
-    methods = picked(METHODS, models)
-    found = cohorts_in(request)
-    rows = train_methods(there(found), methods, request)
-    beside = differences(pairs_of(rows, (CAR_L1, CAR_COSINE), (ABMIL,)))
-    rivals = [one for one in methods if one not in (*ATTEND_NOT, CAR_L1, CAR_COSINE)]
+    """models: some of METHODS, by model or title; all if none is named."""
+    for name in models:
+        if not any(name in (method.title, method.model) for method in METHODS):
+            raise CarmilError(unknown("model", name, list(dict.fromkeys(method.model for method in METHODS))))
+    methods = [method for method in METHODS if not models or method.title in models or method.model in models]
+    found = find_cohorts(request)
+    rows = train_methods(found.cohorts, methods, request)
+    beside = MethodComparison.of(rows, pairs_of(rows, CARS, (ABMIL,)))
+    rivals = [method for method in methods if method not in (*POOLING, *CARS)]
     claims = {
-        one.title: differences(pairs_of(rows, (one,), [other for other in rivals if other != one])) for one in CHAMPIONS
+        champion.title: differences(pairs_of(rows, (champion,), [rival for rival in rivals if rival != champion]))
+        for champion in CHAMPIONS
     }
-    tables = [figures_table(rows), *([difference_table(beside)] if beside else []), *claim_tables(claims)]
-    finding = Finding(
-        (*tables, paper_table(TABLE2)),
-        lines=(*in_words(beside), *uninformed(rows), *claim_lines(claims)),
-        conditions=(*READ, *conditions(rows, found, request)),
+    return write_slide_finding(
+        "table2",
+        request,
+        found,
+        rows,
+        [*beside.differences, *(one for claim in claims.values() for one in claim)],
+        tables=(*beside.tables, *claim_tables(claims), paper_table(TABLE2)),
+        lines=(*beside.lines, *claim_lines(claims)),
     )
-    every = [*beside, *(one for claim in claims.values() for one in claim)]
-    return write_finding("table2", request, finding, as_json(rows, every))
 
 
 def claim_tables(claims: Mapping[str, Sequence[Difference]]) -> list[ResultTable]:
-    """Who does better than each champion: by the paper's test, and by the interval over test cases."""
-    shown = {champion: found for champion, found in claims.items() if found}
-    keys = {(one.cohort.title, one.measure): None for found in shown.values() for one in found}
-    lines = tuple(
-        (
-            title,
-            MEASURES[measure],
-            *(
-                _named([one for one in found if one.informed and (one.cohort.title, one.measure) == (title, measure)])
-                for found in shown.values()
-            ),
-        )
-        for title, measure in keys
-    )
-    heads = ("cohort", "measure", *(f"better than {champion}" for champion in shown))
+    """The methods that do better than each champion: by the paper's test, and by the interval over test cases."""
+    known = {champion: compared for champion, compared in claims.items() if compared}
+    lines = []
+    for title, measure in {(one.cohort.title, one.measure): None for compared in known.values() for one in compared}:
+        cells = []
+        for compared in known.values():
+            own = [one for one in compared if one.informed and (one.cohort.title, one.measure) == (title, measure)]
+            names = [", ".join(_better(own, test)) or "none" for test in ("t", "cases")]
+            cells.append("; ".join(names) if own else "–")
+        lines.append((title, MEASURES[measure], *cells))
+    heads = ("cohort", "measure", *(f"better than {champion}" for champion in known))
     title = "Attention-based methods that do better: by paired t (5 %, Holm); by the 95 % interval over test cases (not corrected)"
-    return [ResultTable(title, heads, lines, names=2 + len(shown))] if lines else []
+    return [ResultTable(title, heads, tuple(lines), names=2 + len(known))] if lines else []
 
 
 def claim_lines(claims: Mapping[str, Sequence[Difference]]) -> list[str]:
-    """The paper's claim as our runs have it, for each champion."""
+    """The paper's claim by our runs, for each champion."""
     lines = []
-    for champion, found in claims.items():
-        if not found:
+    for champion, compared in claims.items():
+        if not compared:
             continue
-        counted = [one for one in found if one.informed]
-        by_t, by_cases = ([one for one in counted if _better(one, test)] for test in ("t", "cases"))
-        told = ", ".join(f"{one.found.second} on {one.cohort.title} by {MEASURES[one.measure]}" for one in by_t)
-        idle = f" ({len(found) - len(counted)} more, of two whose probabilities tell nothing, are left out)"
+        counted = [one for one in compared if one.informed]
+        by_t, by_cases = (_better(counted, test, where=True) for test in ("t", "cases"))
+        left = len(compared) - len(counted)
+        idle = f" ({left} more, of two that predict no better than the class frequencies, are left out)" if left else ""
+        better = f"in {len(by_t)} the other better ({', '.join(by_t)})" if by_t else "in none the other better"
         lines.append(
-            f"of {len(counted)} comparisons of {champion} with attention-based methods{idle if len(counted) < len(found) else ''} "
-            "the paired t-test, corrected, finds "
-            f"{f'in {len(by_t)} the other better ({told})' if by_t else 'in none the other better'}; the interval over test "
-            f"cases, which is not corrected, in {len(by_cases) or 'none'}"
+            f"of {len(counted)} comparisons of {champion} with attention-based methods{idle} the paired t-test, corrected, finds "
+            f"{better}; the interval over test cases, which is not corrected, in {len(by_cases) or 'none'}"
         )
-    if claims.get(ABMIL.title) and any(claims[one.title] for one in (CAR_L1, CAR_COSINE)):
-        lines.append(
-            "ABMIL stands in that table beside CAR as a control: where nothing does significantly better than ABMIL either, the "
-            "claim tells what these tests can see, not what CAR is worth"
-        )
+    if claims.get(ABMIL.title) and any(claims[car.title] for car in CARS):
+        lines.append(CONTROL)
     return lines
 
 
-def _better(one: Difference, test: str) -> bool:
-    """Is the second method surely better?"""
-    return (one.found.holm_t < SURE and one.found.difference < 0) if test == "t" else one.found.high < 0
-
-
-def _named(found: Sequence[Difference]) -> str:
-    names = [", ".join(one.found.second for one in found if _better(one, test)) or "none" for test in ("t", "cases")]
-    return f"{names[0]}; {names[1]}" if found else "–"
+def _better(compared: Sequence[Difference], test: str, *, where: bool = False) -> list[str]:
+    """The second methods that are significantly better by a test; `where`: with cohort and measure."""
+    names = []
+    for one in compared:
+        pair = one.comparison
+        if (pair.holm_t < SIGNIFICANCE and pair.difference < 0) if test == "t" else pair.high < 0:
+            names.append(f"{pair.second} on {one.cohort.title} by {MEASURES[one.measure]}" if where else pair.second)
+    return names

@@ -1,4 +1,4 @@
-"""The picture of the method: boxes for what computes, names on the arrows for what travels, and a bag as it is seen.
+"""The figure of the method: boxes for modules, names on the arrows for tensors, and a bag with both attentions.
 
 n instances of the bag, k classes.
 """
@@ -33,7 +33,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class SeenBag:
+class BagView:
     """A bag sorted by digit: its rows among all test instances, digits and pictures (n), both attentions (n), both answers (k),
     the three terms of the loss, and alpha and lambda that weigh the last two."""
 
@@ -49,7 +49,7 @@ class SeenBag:
     weights: tuple[float, float]
 
 
-def draw_overview(stages: Sequence[Stage], bag: SeenBag, path: Path) -> Path:
+def draw_overview(stages: Sequence[Stage], bag: BagView, path: Path) -> Path:
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -66,7 +66,7 @@ def draw_overview(stages: Sequence[Stage], bag: SeenBag, path: Path) -> Path:
     return path
 
 
-def _flow(axes: "Axes", stages: dict[str, Stage], bag: SeenBag) -> None:
+def _flow(axes: "Axes", stages: dict[str, Stage], bag: BagView) -> None:
     """From left to right: the bag, what both branches share, the two attentions, the one classifier, the loss."""
     first, hidden = stages["embedding"].sizes.split(" → ")
     trunk = stages["attention trunk"].sizes.split(" → ")[-1]
@@ -98,7 +98,7 @@ def _flow(axes: "Axes", stages: dict[str, Stage], bag: SeenBag) -> None:
     _losses(axes, bag)
 
 
-def _losses(axes: "Axes", bag: SeenBag) -> None:
+def _losses(axes: "Axes", bag: BagView) -> None:
     """The three terms, with their values for the bag below."""
     first, differs, distance = bag.terms
     alpha, lambda_ = bag.weights
@@ -144,7 +144,7 @@ def _pool(axes: "Axes", corner: tuple[float, float], colour: str, equation: str)
     axes.text(x + WIDE / 2, y - 1.4, equation, ha="center", va="center", fontsize=7.8)
 
 
-def _bag(figure: "Figure", bag: SeenBag) -> None:
+def _bag(figure: "Figure", bag: BagView) -> None:
     """Below: the digits, a bar a digit for each attention, and the answers of both."""
     n = len(bag.digits)
     left, width = 0.055, 0.70

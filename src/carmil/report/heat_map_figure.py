@@ -1,6 +1,6 @@
-"""The picture of heat maps: a column a map, the whole slide above its zooms, the truth drawn around where it is known. n tiles.
+"""The figure of heat maps: one column per map, the whole slide above its zooms, annotated tiles outlined. n tiles.
 
-Drawn over the slide where its file is found; else on a plane, the tiles being squares where they lie.
+SlideMaps over the slide where its file is found; else on an empty plane, with tiles as squares at their places.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ ROOM = 1.4  # how much wider than an annotated region its zoom is
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """Tiles of a slide, corners (n, 2) in `unit`, their size if known, maps of them, and which are annotated (n) if known."""
+class SlideMaps:
+    """Maps of a slide: corners (n, 2) of its tiles in `unit`, their size if known, and which are annotated (n) if known."""
 
     slide: str
     corners: NDArray[np.float64]
@@ -48,7 +48,7 @@ class Drawn:
 
 
 class Plane(Slide):
-    """Where there is no slide to draw over: bright and empty."""
+    """A bright, empty slide, where there is no file to draw over."""
 
     mpp, mpp_from = 1.0, "nothing"
 
@@ -60,34 +60,34 @@ class Plane(Slide):
         return np.full((pixels[1], pixels[0], 3), PAPER, np.uint8)
 
 
-def draw_heat_maps(drawn: Drawn, path: Path, slides: Path | None = None) -> list[tuple[Path, str]]:
-    """Writes the picture, and for a slide that was found a large one; gives each with its caption."""
-    with _slide(drawn, slides) as slide:
-        tiles = _tiles(drawn, slide)
-        contours = _contours(drawn, tiles)
-        painter = Painter(slide, tiles, drawn.maps, annotations=contours, grey=True)
-        boxes = zooms(tiles, drawn.truth)
-        _draw(painter, boxes, path, drawn.truth)
+def draw_heat_maps(slide_maps: SlideMaps, path: Path, slides: Path | None = None) -> list[tuple[Path, str]]:
+    """Write the figure, and a large one if the slide's file was found; return each with its caption."""
+    with _slide(slide_maps, slides) as slide:
+        tiles = _tiles(slide_maps, slide)
+        contours = _contours(slide_maps, tiles)
+        painter = Painter(slide, tiles, slide_maps.maps, annotations=contours, grey=True)
+        boxes = zoom_boxes(tiles, slide_maps.truth)
+        _draw(painter, boxes, path, slide_maps.truth)
         over = "a plane: there is no file of the slide" if isinstance(slide, Plane) else "the slide, in grey"
         caption = (
-            f"{drawn.slide} over {over}; a column a method, above the whole, below what is zoomed in on. Violet: how much a tile "
-            f"is looked at ({SCALES['minmax']}); blue supports the class, orange refutes it. {_said(boxes, drawn.truth)}"
+            f"{slide_maps.slide} over {over}; one column per method, the whole above its zooms. Violet: attention to a tile "
+            f"({SCALES['minmax']}); blue supports the class, orange refutes it. {_zoom_text(boxes, slide_maps.truth)}"
         )
-        found = [(path, caption)]
+        figures = [(path, caption)]
         if not isinstance(slide, Plane):
             large = draw_comparison(painter, path.with_name(f"{path.stem}_large.png"), regions=boxes)
-            found.append((large, f"{drawn.slide}: the same maps, large, a row each."))
-    return found
+            figures.append((large, f"{slide_maps.slide}: the same maps, large, one row each."))
+    return figures
 
 
-def annotated(truth: NDArray[np.bool_] | None) -> TypeGuard[NDArray[np.bool_]]:
-    """Whether there is any truth to draw and to speak of."""
+def has_annotations(truth: NDArray[np.bool_] | None) -> TypeGuard[NDArray[np.bool_]]:
+    """Whether any tile is annotated."""
     return truth is not None and bool(truth.any())
 
 
-def _said(boxes: Sequence[Box], truth: NDArray[np.bool_] | None) -> str:
-    """What the lines are and which places are zoomed in on."""
-    if not annotated(truth):
+def _zoom_text(boxes: Sequence[Box], truth: NDArray[np.bool_] | None) -> str:
+    """What is outlined and where the zooms are, for the caption."""
+    if not has_annotations(truth):
         return "No tile is known to be annotated: zoom 1 is the middle of the tissue."
     first = f"Lines: {ANNOTATED} tiles. Zoom 1 is around the largest annotated region"
     if len(boxes) == 1:
@@ -95,14 +95,16 @@ def _said(boxes: Sequence[Box], truth: NDArray[np.bool_] | None) -> str:
     return f"{first}, zoom 2 the place of the same size without an annotated tile that is farthest from it."
 
 
-def zooms(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
-    """Around the largest annotated region, and the farthest place of the same size without an annotated tile; without truth
-    the middle of the tissue alone."""
+def zoom_boxes(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
+    """A box around the largest annotated region, and one at the farthest place of the same size without an annotated tile.
+
+    Without annotated tiles the middle of the tissue alone.
+    """
     from scipy.spatial import cKDTree
 
     middles = tiles.corners + tiles.size / 2
     widest = WIDEST * max(np.ptp(middles, axis=0).max(), tiles.size)
-    if not annotated(truth):
+    if not has_annotations(truth):
         return [_box(tiles, np.median(middles, axis=0), max(NARROWEST * tiles.size, widest / 2))]
     ring = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=1)[0].rings[0]
     low, high = ring.min(0), ring.max(0)
@@ -118,50 +120,50 @@ def zooms(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
 
 
 def _box(tiles: Tiles, middle: NDArray[np.float64], side: float) -> Box:
-    """A square around a place, inside the slide where it is large enough."""
+    """A square around a point, inside the slide where it fits."""
     room = np.maximum(np.array([tiles.width, tiles.height]) - side, 0)
     x, y = np.clip(middle - side / 2, 0, room)
     return (float(x), float(y), float(x + side), float(y + side))
 
 
-def _slide(drawn: Drawn, folder: Path | None) -> Slide:
-    """The slide's file, by its name; else a plane as large as the tiles reach."""
+def _slide(slide_maps: SlideMaps, folder: Path | None) -> Slide:
+    """The slide's file, found by name; else a plane as large as the tiles reach."""
     if folder is not None:
         from carmil.slides.opening import open_slide, slides_in
 
         for path in slides_in([folder]):
-            if path.stem == drawn.slide:
+            if path.stem == slide_maps.slide:
                 return open_slide(path)
         raise CarmilError(
-            f"--slides {folder} has no file of {drawn.slide!r}, the slide that is drawn: put it there, or leave --slides"
+            f"--slides {folder} has no file of {slide_maps.slide!r}, the slide that is slide_maps: put it there, or leave --slides"
         )
-    size = drawn.size or spacing(drawn.corners)
-    width, height = np.ceil(np.ptp(drawn.corners, axis=0) + size).astype(int).tolist()
-    return Plane(drawn.slide, width, height)
+    size = slide_maps.size or spacing(slide_maps.corners)
+    width, height = np.ceil(np.ptp(slide_maps.corners, axis=0) + size).astype(int).tolist()
+    return Plane(slide_maps.slide, width, height)
 
 
-def _tiles(drawn: Drawn, slide: Slide) -> Tiles:
-    """In level-0 pixels of the slide; on a plane in the unit they have, from the first tile on."""
+def _tiles(slide_maps: SlideMaps, slide: Slide) -> Tiles:
+    """The tiles in level-0 pixels of the slide; on a plane in their own unit, counted from the first tile."""
     on_plane = isinstance(slide, Plane)
-    scale = slide.mpp if drawn.unit == "um" and not on_plane else 1.0
-    size = (drawn.size or spacing(drawn.corners)) / scale
-    corners = drawn.corners - drawn.corners.min(0) if on_plane else drawn.corners / scale
+    scale = slide.mpp if slide_maps.unit == "um" and not on_plane else 1.0
+    size = (slide_maps.size or spacing(slide_maps.corners)) / scale
+    corners = slide_maps.corners - slide_maps.corners.min(0) if on_plane else slide_maps.corners / scale
     reach = np.ceil(corners.max(0) + size).astype(int).tolist()
     if reach[0] > slide.width + size or reach[1] > slide.height + size:
         raise CarmilError(
-            f"{drawn.slide}: its tiles reach to {reach[0]:,}, {reach[1]:,} and the slide {slide.path} is {slide.width:,} x "
+            f"{slide_maps.slide}: its tiles reach to {reach[0]:,}, {reach[1]:,} and the slide {slide.path} is {slide.width:,} x "
             f"{slide.height:,} pixels: expected the slide that they were cut from"
         )
     whole = np.rint(corners).astype(np.int64)
-    return Tiles(drawn.slide, whole, size, round(size), slide.mpp, slide.width, slide.height, slide.mpp)
+    return Tiles(slide_maps.slide, whole, size, round(size), slide.mpp, slide.width, slide.height, slide.mpp)
 
 
-def _contours(drawn: Drawn, tiles: Tiles) -> list[Region]:
-    truth = drawn.truth
-    if not annotated(truth):
+def _contours(slide_maps: SlideMaps, tiles: Tiles) -> list[Region]:
+    truth = slide_maps.truth
+    if not has_annotations(truth):
         return []
-    found = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=len(truth))
-    return [Region(ANNOTATED, one.rings) for one in found]
+    contours = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=len(truth))
+    return [Region(ANNOTATED, contour.rings) for contour in contours]
 
 
 def _as_map(truth: NDArray[np.bool_]) -> TileMap:
@@ -195,14 +197,16 @@ def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.
                 for spine in panel.spines.values():
                     spine.set_color("#c9cfd9")
         panels[0, 0].set_title(_first_title(painter.slide, truth))
-        _named(panels, maps, boxes, whole, whole_pixels=picture_size(whole[2] - whole[0], whole[3] - whole[1], LONGEST))
+        _label_panels(
+            panels, maps, boxes, whole, whole_pixels=picture_size(whole[2] - whole[0], whole[3] - whole[1], LONGEST)
+        )
         _legend(figure, panels, maps)
         with whole_file(path) as aside:
             figure.savefig(aside, dpi=140, facecolor="white")
 
 
 def _first_title(slide: Slide, truth: NDArray[np.bool_] | None) -> str:
-    if annotated(truth):
+    if has_annotations(truth):
         return ANNOTATED
     return "tiles" if isinstance(slide, Plane) else "slide"
 
@@ -224,7 +228,7 @@ def _bare(painter: Painter, box: Box, pixels: tuple[int, int], truth: NDArray[np
     return np.where(np.isnan(cells), ground, np.where(cells > 0.5, MARKED, TISSUE)).astype(np.uint8)
 
 
-def _named(
+def _label_panels(
     panels: "NDArray[np.object_]",
     maps: Sequence[TileMap],
     boxes: Sequence[Box],
@@ -232,7 +236,7 @@ def _named(
     *,
     whole_pixels: tuple[int, int],
 ) -> None:
-    """The maps' titles, the zooms by number, and the values at the ends of each map's colours."""
+    """Write the maps' titles, the numbers of the zooms, and the values at the ends of each map's colours."""
     from matplotlib.patches import Rectangle
 
     for panel, one in zip(panels[0, 1:], maps, strict=True):
@@ -259,7 +263,7 @@ def _legend(figure: "Figure", panels: "NDArray[np.object_]", maps: Sequence[Tile
     evidence = next(one for one in maps if one.signed)
     half = panels.shape[1] // 2 + 1
     for signed, ticks, words, of in (
-        (False, {0: "least", 1: "most"}, "looked at, min to max of the slide", panels[:, :half]),
+        (False, {0: "least", 1: "most"}, "attention, min to max of the slide", panels[:, :half]),
         (True, {-1: evidence.ends[0], 0: "0", 1: evidence.ends[1]}, "path evidence", panels[:, half:]),
     ):
         shades = ScalarMappable(Normalize(-1 if signed else 0, 1), map_colours(signed=signed))
