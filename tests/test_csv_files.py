@@ -4,7 +4,7 @@ import io
 import pandas as pd
 import pytest
 
-from carmil.csv_files import csv_text, escaped, frame_text
+from carmil.csv_files import csv_text, escape_formula, frame_text
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1"]
 
@@ -19,7 +19,7 @@ def test_a_cell_for_people_is_never_a_formula(text):
 @pytest.mark.finding(n=16)
 @pytest.mark.parametrize("value", [-1, -0.5, "-0.5", "+3", "-1e-05", "a=b", "slide-1", "", None])
 def test_numbers_and_ordinary_text_stay_as_they_are(value):
-    assert escaped(value) == value
+    assert escape_formula(value) == value
 
 
 @pytest.mark.finding(n=16)

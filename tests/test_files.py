@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from carmil import files
 from carmil.errors import CarmilError
-from carmil.files import safe_name, safe_names, whole_file, whole_folder, write_text
+from carmil.files import atomic_file, atomic_folder, safe_name, safe_names, write_text
 
 HOSTILE = [
     "../../x",
@@ -105,7 +105,7 @@ def test_a_file_too_large_is_named_whichever_library_writes_it(writer, tmp_path)
     with (
         pytest.raises(CarmilError) as failed,
         no_file_larger_than(4096),
-        whole_file(tmp_path / "out.bin") as aside,
+        atomic_file(tmp_path / "out.bin") as aside,
     ):
         WRITERS[writer](aside)
     assert str(failed.value).startswith(f"{tmp_path / 'out.bin'} cannot be written (")
@@ -119,7 +119,7 @@ def test_a_file_too_large_is_named_whichever_library_writes_it(writer, tmp_path)
     [(errno.ENOSPC, "check that there is room"), (errno.EROFS, "may be written"), (errno.EFBIG, "ulimit -f")],
 )
 def test_a_failure_to_write_names_the_file_and_what_to_do(number, remedy, tmp_path):
-    with pytest.raises(CarmilError, match=remedy) as failed, whole_folder(tmp_path / "out") as aside:
+    with pytest.raises(CarmilError, match=remedy) as failed, atomic_folder(tmp_path / "out") as aside:
         (aside / "part").touch()
         raise OSError(number, os.strerror(number), str(aside / "part"))
     assert str(failed.value).startswith(f"{tmp_path / 'out' / 'part'} cannot be written ({os.strerror(number)}): ")
@@ -127,9 +127,9 @@ def test_a_failure_to_write_names_the_file_and_what_to_do(number, remedy, tmp_pa
 
 
 def test_an_error_about_another_file_passes_as_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError, match="elsewhere"), whole_file(tmp_path / "out"):
+    with pytest.raises(FileNotFoundError, match="elsewhere"), atomic_file(tmp_path / "out"):
         (tmp_path / "elsewhere").read_text()
-    with pytest.raises(RuntimeError, match="a bug"), whole_file(tmp_path / "out"):
+    with pytest.raises(RuntimeError, match="a bug"), atomic_file(tmp_path / "out"):
         raise RuntimeError("a bug")
 
 
@@ -160,7 +160,7 @@ def test_a_pipe_or_a_file_is_never_replaced_by_a_folder(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("text")
     for name in ("pipe", "file"):
-        with pytest.raises(CarmilError, match=f"{name} is not a folder"), whole_folder(tmp_path / name):
+        with pytest.raises(CarmilError, match=f"{name} is not a folder"), atomic_folder(tmp_path / name):
             pass
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "file").read_text() == "text"
 
@@ -201,6 +201,6 @@ def test_what_a_living_process_or_another_machine_writes_is_left_alone(tmp_path)
 
 def test_the_longest_name_can_be_written_aside(tmp_path):
     write_text(tmp_path / ("x" * 250 + ".txt"), "all")
-    with whole_file(tmp_path / "a.npy") as aside:
+    with atomic_file(tmp_path / "a.npy") as aside:
         np.save(aside, np.ones(3))
     assert sorted(len(name) for name in os.listdir(tmp_path)) == [5, 254]

@@ -8,7 +8,7 @@ import pytest
 
 from carmil.errors import CarmilError
 from carmil.files import MACHINE
-from carmil.locks import locked
+from carmil.locks import folder_lock
 
 HOLD = """
 import sys
@@ -33,7 +33,7 @@ def holder(tmp_path):
 
 @pytest.fixture
 def lock(tmp_path):
-    return locked(tmp_path / "out.lock", tmp_path / "out")
+    return folder_lock(tmp_path / "out.lock", tmp_path / "out")
 
 
 @pytest.mark.finding(n=13)
@@ -58,7 +58,7 @@ def test_a_second_thread_of_one_process_is_refused_too(lock, tmp_path):
     with (
         lock,
         pytest.raises(CarmilError, match=f"process {os.getpid()} "),
-        locked(tmp_path / "out.lock", tmp_path / "out"),
+        folder_lock(tmp_path / "out.lock", tmp_path / "out"),
     ):
         pass
 

@@ -38,7 +38,7 @@ def test_a_long_training_says_how_far_it_is_and_a_short_one_nothing(said):
 
 def test_what_an_earlier_run_had_done_is_soon_no_sign_of_speed(said):
     stream, now = said
-    with progress.counted("packing", "slides") as on_slide:
+    with progress.count_progress("packing", "slides") as on_slide:
         for kept in range(1, 901):
             on_slide(kept, 1000)
         now[0] = 60.0

@@ -15,7 +15,7 @@ from carmil.maps.annotations import read_annotations
 from carmil.runs.yaml_files import read_yaml
 from carmil.training.checkpoint import read_keyed
 from carmil.training.runs import read_run as read_digit_run
-from carmil.untrusted import one_line_errors, parsed, read_json, read_parquet
+from carmil.untrusted import one_line_errors, parse_as, read_json, read_parquet
 from carmil.viewer.digit_cases import is_digit_run
 
 
@@ -53,10 +53,10 @@ GOOD: dict[str, Any] = {"name": "x", "level": "slide", "figures": {"auc": {"mean
 )
 def test_a_value_of_another_type_is_named_with_its_place(changed, message):
     if message is None:
-        parsed(GOOD | changed, Outer, "run.json")
+        parse_as(GOOD | changed, Outer, "run.json")
         return
     with pytest.raises(CarmilError) as refused:
-        parsed(GOOD | changed, Outer, "run.json")
+        parse_as(GOOD | changed, Outer, "run.json")
     assert str(refused.value) == message
 
 

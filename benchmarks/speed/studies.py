@@ -9,7 +9,7 @@ import torch
 
 from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import branch_coefficients
-from carmil.files import passing_folder
+from carmil.files import temporary_folder
 from carmil.progress import training_progress
 from carmil.statistics.performance import bag_auc
 from carmil.training.population import PRECISIONS
@@ -125,7 +125,7 @@ def trained(bench: Bench) -> Iterator[Fact]:
 
 def store(bench: Bench) -> Iterator[Fact]:
     """Speed of reading bags from a store: from disk, if the system can drop the file from its cache, and from the cache."""
-    with passing_folder(bench.out) as folder:
+    with temporary_folder(bench.out) as folder:
         noise = noise_store(folder, bench.plan.store_bags, bench.plan.bag)
         features = noise.path / "features.bin"
         about = f"{bench.plan.store_bags} bags of {bench.plan.bag:,} x {WIDTH}, float16, to {bench.device}"

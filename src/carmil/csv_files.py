@@ -30,7 +30,7 @@ _FORMULA = (
 
 def csv_text(rows: Iterable[Sequence[object]], *, delimiter: str = ",", for_people: bool) -> str:
     """One line per row, None as an empty cell. for_people: no cell is a formula."""
-    return "".join(_line([escaped(cell) for cell in row] if for_people else row, delimiter) for row in rows)
+    return "".join(_line([escape_formula(cell) for cell in row] if for_people else row, delimiter) for row in rows)
 
 
 def frame_text(frame: "pd.DataFrame") -> str:
@@ -46,7 +46,7 @@ def _line(row: Sequence[object], delimiter: str) -> str:
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
-def escaped(cell: object) -> object:
+def escape_formula(cell: object) -> object:
     """The cell with an apostrophe in front, if a spreadsheet would take it for a formula."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _is_number(cell):
         return cell

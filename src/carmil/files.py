@@ -22,9 +22,9 @@ from carmil.errors import CarmilError
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Gives a path to write to; what was written there takes `path`'s name when the block ends well."""
-    with writing(path):
+    with name_write_errors(path):
         if path.is_dir():
             raise CarmilError(f"{path} is a folder: expected the name of a file; choose another name")
         if path.exists() and not path.is_file():
@@ -34,7 +34,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     os.close(handle)
     aside = Path(name)
     try:
-        with writing(path, aside):
+        with name_write_errors(path, aside):
             yield aside
             os.chmod(aside, 0o666 & ~_UMASK)
             os.replace(aside, path)
@@ -43,15 +43,15 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder to fill; it takes `path`'s name, and the place of what was there, when the block ends well."""
-    with writing(path):
+    with name_write_errors(path):
         if path.exists() and not path.is_dir():
             raise CarmilError(f"{path} is not a folder: expected a folder, or a name that is free")
     with _beside(path) as names:
         aside = Path(tempfile.mkdtemp(prefix=names, dir=path.parent))
     try:
-        with writing(path, aside):
+        with name_write_errors(path, aside):
             yield aside
             os.chmod(aside, 0o777 & ~_UMASK)
             old = Path(tempfile.mkdtemp(prefix=names, dir=path.parent))
@@ -66,7 +66,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def passing_folder(folder: Path) -> Iterator[Path]:
+def temporary_folder(folder: Path) -> Iterator[Path]:
     """Gives an empty folder in `folder` that is removed when the block ends."""
     with _beside(folder / "passing") as names:
         aside = Path(tempfile.mkdtemp(prefix=names, dir=folder))
@@ -78,12 +78,12 @@ def passing_folder(folder: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file. Characters that no UTF-8 has (names of files on other systems) are written as escapes."""
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 @contextmanager
-def writing(path: Path, aside: Path | None = None) -> Iterator[None]:
+def name_write_errors(path: Path, aside: Path | None = None) -> Iterator[None]:
     """Turns a failure to write in the block into one line that names `path`. aside: what it is called while it is written.
 
     An error that names another file passes as it is.
@@ -136,7 +136,7 @@ def _remedy(error: Exception) -> str:
 @contextmanager
 def _beside(path: Path) -> Iterator[str]:
     """How names begin beside `path` of what is not whole yet; the folder is made, and rid of what killed processes left."""
-    with writing(path):
+    with name_write_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _sweep(path.parent)
@@ -161,14 +161,14 @@ def _sweep(folder: Path) -> None:
                 continue
             with suppress(OSError):
                 old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _WEEK
-                if not process_lives(int(found["process"])) if found["machine"] == MACHINE else old:
+                if not is_process_alive(int(found["process"])) if found["machine"] == MACHINE else old:
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry.path, ignore_errors=True)
                     else:
                         os.unlink(entry.path)
 
 
-def process_lives(process: int) -> bool:
+def is_process_alive(process: int) -> bool:
     """Whether a process of this machine is running. Where that cannot be known it is taken to be."""
     if os.name != "posix":
         return True

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import IO
 
 from carmil.errors import CarmilError
-from carmil.files import MACHINE, process_lives, writing
+from carmil.files import MACHINE, is_process_alive, name_write_errors
 
 
 @contextmanager
-def locked(path: Path, what: Path) -> Iterator[None]:
+def folder_lock(path: Path, what: Path) -> Iterator[None]:
     """Holds the lock file `path` while the block writes `what`; a second process is refused in one line.
 
     The system gives the lock back when its process ends, also when it is killed or the machine restarts: a file that was left
     behind is no lock, and is taken over. Where a file system has no locks, the process named in the file decides.
     """
-    with writing(path):
+    with name_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _taken(path, what)
     try:
-        with writing(path):
+        with name_write_errors(path):
             file.truncate(0)
             holder = {"process": os.getpid(), "machine": MACHINE, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
             file.write(json.dumps(holder))
@@ -79,7 +79,7 @@ def _holder(path: Path) -> dict[str, object]:
 
 def _lives(holder: dict[str, object]) -> bool:
     process = holder.get("process")
-    return holder.get("machine") == MACHINE and isinstance(process, int) and process_lives(process)
+    return holder.get("machine") == MACHINE and isinstance(process, int) and is_process_alive(process)
 
 
 def _busy(what: Path, holder: dict[str, object]) -> CarmilError:

@@ -4,7 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carmil.files import whole_file
+from carmil.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ STYLE: dict[Any, Any] = {
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write the figure on white; the file appears whole or not at all."""
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         figure.savefig(aside, dpi=150, facecolor="white")
 
 

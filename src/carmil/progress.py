@@ -118,13 +118,13 @@ def interrupt_trainings() -> None:
     _trainings.interrupted = _trainings.under_way > 0
 
 
-def tracked(steps: Iterable[int], title: str) -> Iterable[int]:
+def progress_bar(steps: Iterable[int], title: str) -> Iterable[int]:
     """`steps`, with a bar."""
     return track(steps, title, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
-def counted(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
+def count_progress(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
     """Gives a function to be told (done, in all) of things that are done one by one."""
     columns = (
         TextColumn("{task.description}"),

@@ -35,25 +35,25 @@ def machine_line() -> str:
     return ", ".join(f"{name} {value}" for name, value in machine().items())
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Dataclasses as objects, tensors as nested lists; NaN and infinity, which JSON does not know, as null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return to_json(asdict(value))
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, torch.Tensor):
-        return plain(value.tolist())
+        return to_json(value.tolist())
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def numbers_again(value: Any) -> Any:
+def from_json(value: Any) -> Any:
     """What `plain` made of numbers, read back: null is NaN."""
     if isinstance(value, dict):
-        return {key: numbers_again(item) for key, item in value.items()}
+        return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [numbers_again(item) for item in value]
+        return [from_json(item) for item in value]
     return float("nan") if value is None else value
 
 

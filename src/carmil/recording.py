@@ -21,7 +21,7 @@ _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate mem
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class Recording:
     """Calling it does the work again, on whatever lies by now where it read when it was recorded: keep that. The next call
     overwrites its result."""
 
@@ -40,7 +40,7 @@ class Recorder:
         self.full = False
         self._pool: Any = None
 
-    def record(self, work: Callable[[], Tensor]) -> Recorded | None:
+    def record(self, work: Callable[[], Tensor]) -> Recording | None:
         """The work, which must have been done before, recorded and not done; None if memory does not suffice."""
         for _ in range(2):
             try:
@@ -48,15 +48,15 @@ class Recorder:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-            give_back()
+            release_cached_memory()
         self.full = True
         return None
 
-    def _recorded(self, work: Callable[[], Tensor]) -> Recorded:
+    def _recorded(self, work: Callable[[], Tensor]) -> Recording:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
-        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), own_stream("recording")
+        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), thread_stream("recording")
         side.wait_stream(here)
         with _RECORDING, torch.cuda.stream(side):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -70,10 +70,10 @@ class Recorder:
                 raise
             graph.capture_end()
         here.wait_stream(side)
-        return Recorded(graph, outputs)
+        return Recording(graph, outputs)
 
 
-def give_back() -> None:
+def release_cached_memory() -> None:
     """Gives memory of the GPU back that torch keeps and nothing uses: trainings that have ended leave most of theirs so."""
     with _RECORDING:
         if not _BROKEN:  # to torch, these are being recorded still
@@ -85,7 +85,7 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
-def own_stream(use: str) -> "torch.cuda.Stream":
+def thread_stream(use: str) -> "torch.cuda.Stream":
     """Return this thread's stream for `use` on the current GPU: always the same one.
 
     torch hands out the same 32 streams again and again. Threads that took a new one for every purpose would share one, and the

@@ -50,7 +50,7 @@ def one_line_errors(path: Path, advice: str = AGAIN, *, streams: bool = False) -
     except MemoryError as error:
         raise CarmilError(f"{path} asks for more memory than there is: {advice}") from error
     except Exception as error:
-        raise CarmilError(f"{path} cannot be read ({short(error)}): {advice}") from error
+        raise CarmilError(f"{path} cannot be read ({short_message(error)}): {advice}") from error
 
 
 def check_not_stream(path: Path) -> None:
@@ -59,7 +59,7 @@ def check_not_stream(path: Path) -> None:
         raise CarmilError(f"{path} is a pipe, socket or device: expected a file; save the data in one")
 
 
-def short(error: BaseException) -> str:
+def short_message(error: BaseException) -> str:
     """The library's own message on one line of bounded length."""
     words = " ".join(str(error).split())
     if "int_max_str_digits" in words:
@@ -67,7 +67,7 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {words[:160]}" if words else type(error).__name__
 
 
-def must_hold(where: str, declared: int, limit: int) -> None:
+def check_declared_size(where: str, declared: int, limit: int) -> None:
     """Refuse `declared` bytes of values where the file can hold `limit` at most, before memory is taken."""
     if declared > limit:
         raise CarmilError(f"{where} declares {declared:,} bytes, and the file holds {limit:,} at most: {AGAIN}")
@@ -106,10 +106,10 @@ def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
     with one_line_errors(path, advice):
         limit = max(path.stat().st_size * MOST_UNFOLDED, SMALL)
         with pq.ParquetFile(path) as file:
-            must_hold(str(path), 8 * file.metadata.num_rows * file.metadata.num_columns, limit)
+            check_declared_size(str(path), 8 * file.metadata.num_rows * file.metadata.num_columns, limit)
             names = file.schema_arrow.names
             if twice := next((name for name in names if names.count(name) > 1), None):
-                raise CarmilError(f"{path} has the column {shown(twice)} twice: {advice}")
+                raise CarmilError(f"{path} has the column {describe_value(twice)} twice: {advice}")
             for field in file.schema_arrow:
                 if kinds.is_nested(field.type):
                     raise CarmilError(f"{path}: {field.name} holds {field.type}: expected numbers or words; {advice}")
@@ -122,7 +122,7 @@ def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
             lengths = [
                 pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() or 0 for part in column.chunks
             ]
-            must_hold(f"{path}: {field.name}", sum(lengths), limit)
+            check_declared_size(f"{path}: {field.name}", sum(lengths), limit)
             table = table.set_column(at, field.name, column.cast(field.type.value_type))
         table.validate(full=True)  # that words are UTF-8, among other things
         return table
@@ -134,7 +134,7 @@ def _is_words(kind: "pa.DataType") -> bool:
     return any(fits(kind) for fits in (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary))
 
 
-def parsed(value: Any, kind: type[T], where: str, advice: str = "") -> T:
+def parse_as(value: Any, kind: type[T], where: str, advice: str = "") -> T:
     """Return a value of JSON or YAML as `kind`, a dataclass, TypedDict or plain type; refuse it where it does not fit.
 
     `where` begins the message, which names the place of the first value that does not fit, what it is and what was expected.
@@ -166,9 +166,9 @@ def validated(value: Mapping[str, Any], kind: type[T], where: str) -> T:
         raise CarmilError(f"{where}: {_problem(error, value)}") from None
 
 
-def read_as(path: Path, kind: type[T], words: str = "cannot be read", advice: str = AGAIN) -> T:
+def read_json_as(path: Path, kind: type[T], words: str = "cannot be read", advice: str = AGAIN) -> T:
     """Return the content of a JSON file as `kind`, see `parsed`; `words` say of the file what is wrong."""
-    return parsed(read_json(path, advice), kind, f"{path} {words}", advice)
+    return parse_as(read_json(path, advice), kind, f"{path} {words}", advice)
 
 
 def _odd(value: Any) -> str:
@@ -177,7 +177,7 @@ def _odd(value: Any) -> str:
         return next((_odd(item) for item in value.values() if _odd(item)), "")
     if isinstance(value, list):
         return next((_odd(item) for item in value if _odd(item)), "")
-    return "" if isinstance(value, str | int | float | types.NoneType) else shown(value)
+    return "" if isinstance(value, str | int | float | types.NoneType) else describe_value(value)
 
 
 def _then(advice: str) -> str:
@@ -198,7 +198,7 @@ def _problem(error: "ValidationError", value: Any) -> str:
             elif one["type"] == "missing":
                 place, there = f"{place}.{part}", one
                 break
-        found.setdefault(place, "missing" if there is one else shown(there))
+        found.setdefault(place, "missing" if there is one else describe_value(there))
         if one["type"] == "literal_error":
             problems.setdefault(place, []).append(_choice(one["ctx"]["expected"], there))
         else:
@@ -239,7 +239,7 @@ _EXPECTED = {
 }
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value for a message: words and numbers as they are, of anything else the kind."""
     if isinstance(value, int) and abs(value) >= 2**63:
         return "a whole number of too many digits"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from carmil.errors import CarmilError
-from carmil.files import whole_file
+from carmil.files import atomic_file
 
 _AROUND = ("state_dict", "model")  # what the tensors may be wrapped in
 
@@ -38,7 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str,
     from safetensors.torch import save_file
 
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         save_file(copies, aside, metadata=None if words is None else dict(words))
 
 

@@ -15,7 +15,7 @@ from carmil.bags.finding import find_bags
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.readers import read_bag
 from carmil.bags.store import open_store
-from carmil.locks import locked
+from carmil.locks import folder_lock
 from carmil.slides import features
 from carmil.slides.opening import open_slide
 from carmil.slides.tiling import read_tiles, tiles_file, write_tiles
@@ -268,7 +268,7 @@ def test_what_is_no_store_is_not_overwritten(tmp_path, scans, encode):
 @pytest.mark.finding(n=13)
 def test_a_second_encoding_into_one_store_is_refused(tmp_path, scans, encode, computed):
     slides = scans("a")
-    with locked(lock_file(tmp_path / "store"), tmp_path / "store"):
+    with folder_lock(lock_file(tmp_path / "store"), tmp_path / "store"):
         status, _, err = encode(slides)
     assert status == 2
     assert "store is being written by process" in err and computed == []

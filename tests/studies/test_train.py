@@ -17,7 +17,7 @@ from carmil.bags.split_files import read_splits
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
-from carmil.locks import locked
+from carmil.locks import folder_lock
 from carmil.runs.run import read_run
 from carmil.runs.settings import Settings, read_settings
 from carmil.studies.predictions import predict_frame
@@ -360,7 +360,7 @@ def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, 
 @pytest.mark.finding(n=13)
 def test_a_second_training_into_one_folder_is_refused(files, tmp_path):
     with (
-        locked(tmp_path / "run" / "checkpoint.lock", tmp_path / "run"),
+        folder_lock(tmp_path / "run" / "checkpoint.lock", tmp_path / "run"),
         pytest.raises(CarmilError, match=r"run is being written by process \d+ .*: wait until it has ended"),
     ):
         run_study(files.settings(tmp_path / "run"))

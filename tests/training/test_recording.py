@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from carmil import Bags, Member, Population, Recipe, create_model, fit, recording
-from carmil.recording import Recorder, give_back, out_of_memory
+from carmil.recording import Recorder, out_of_memory, release_cached_memory
 from carmil.training import TRAIN, VALIDATION
 
 
@@ -60,7 +60,7 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(recording, "own_stream", lambda use: NoStream())
+    monkeypatch.setattr(recording, "thread_stream", lambda use: NoStream())
     monkeypatch.setattr(recording, "_BROKEN", [])
     told = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("given back"))
@@ -69,7 +69,7 @@ def no_gpu(monkeypatch):
 
 def test_memory_is_given_back_when_nobody_records(no_gpu):
     """While anybody does, torch could not."""
-    other = threading.Thread(target=give_back)
+    other = threading.Thread(target=release_cached_memory)
 
     def work():
         other.start()
@@ -91,7 +91,7 @@ def test_after_a_recording_that_could_not_be_ended_nothing_is_given_back(no_gpu,
 
     with pytest.raises(RuntimeError, match="not permitted"):
         Recorder().record(looks_at_its_numbers)
-    give_back()
+    release_cached_memory()
     assert no_gpu == []
 
 

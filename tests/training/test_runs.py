@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from carmil.errors import CarmilError
-from carmil.files import whole_file, whole_folder
+from carmil.files import atomic_file, atomic_folder
 from carmil.training.runs import has_run, read_run
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a" / "figures.json"
-    with pytest.raises(RuntimeError), whole_file(path) as aside:
+    with pytest.raises(RuntimeError), atomic_file(path) as aside:
         aside.write_text("half")
         raise RuntimeError
     assert list((tmp_path / "a").iterdir()) == []
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_text("whole")
     assert path.read_text() == "whole"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["figures.json"]
@@ -23,13 +23,13 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 
 def test_a_folder_appears_whole_or_leaves_what_was_there(tmp_path):
     path = tmp_path / "run"
-    with whole_folder(path) as aside:
+    with atomic_folder(path) as aside:
         (aside / "old").write_text("1")
-    with pytest.raises(RuntimeError), whole_folder(path) as aside:
+    with pytest.raises(RuntimeError), atomic_folder(path) as aside:
         (aside / "new").write_text("2")
         raise RuntimeError
     assert [p.name for p in path.iterdir()] == ["old"]
-    with whole_folder(path) as aside:
+    with atomic_folder(path) as aside:
         (aside / "new").write_text("2")
     assert [p.name for p in path.iterdir()] == ["new"]
     assert [p.name for p in tmp_path.iterdir()] == ["run"]

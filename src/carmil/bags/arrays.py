@@ -22,7 +22,7 @@ import numpy as np
 
 from carmil.bags.hdf5 import attribute_of, check_size, item_of, names_of, open_hdf5, values_of
 from carmil.errors import CarmilError
-from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, must_hold, one_line_errors
+from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, check_declared_size, one_line_errors
 from carmil.words import plural
 
 # How the name of a file ends, and what is in it.
@@ -240,7 +240,7 @@ def _npy(path: Path, inside: str) -> Iterator[Contents]:
         shape, fortran, dtype = _npy_header(stream, f"{path}")
         offset = stream.tell()
     if not dtype.hasobject:
-        must_hold(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
+        check_declared_size(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
 
     def read() -> np.ndarray:
         if dtype.hasobject:
@@ -264,8 +264,8 @@ def _npz(path: Path, inside: str) -> Iterator[Contents]:
                 offset = stream.tell()
             if not dtype.hasobject:
                 stored = min(info.compress_size, path.stat().st_size)
-                must_hold(where, info.file_size, max(stored * MOST_UNFOLDED, SMALL))
-                must_hold(where, math.prod(shape) * dtype.itemsize, info.file_size - offset)
+                check_declared_size(where, info.file_size, max(stored * MOST_UNFOLDED, SMALL))
+                check_declared_size(where, math.prod(shape) * dtype.itemsize, info.file_size - offset)
 
             def read() -> np.ndarray:
                 if dtype.hasobject:
@@ -309,7 +309,7 @@ def _pt(path: Path, inside: str) -> Iterator[Contents]:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise CarmilError(f"{where} is a {tensor.layout} tensor on {tensor.device}: expected a plain dense one")
         # A tensor may repeat one value without end (stride 0): the file must hold what the tensor declares.
-        must_hold(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
+        check_declared_size(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
 
         def read() -> np.ndarray:
             plain = tensor.detach().resolve_conj().resolve_neg()

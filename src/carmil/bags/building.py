@@ -37,8 +37,8 @@ from carmil.bags.store import (
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
-from carmil.files import whole_folder, write_text, writing
-from carmil.locks import locked
+from carmil.files import atomic_folder, name_write_errors, write_text
+from carmil.locks import folder_lock
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def build_store(
     signature = _signature(found.sources, origin, dtype)
     if is_store(out):
         return _same_or_refused(out, signature, found, origin, dtype)
-    with locked(lock_file(out), out):
+    with folder_lock(lock_file(out), out):
         if not is_store(out):
             _build(found, origin, out, signature, dtype, workers, skip_broken, say, on_bag)
         return _same_or_refused(out, signature, found, origin, dtype)
@@ -116,7 +116,7 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
         if name in groups:
             members.setdefault(groups[name], []).append(i)
     entries = []
-    with whole_folder(out) as aside:
+    with atomic_folder(out) as aside:
         files = {name: (aside / f"{name}.bin").open("wb") for name in ("features", "coordinates", "instance_labels")}
         for group in sorted(members):
             part = bags[members[group]]
@@ -228,7 +228,7 @@ def _plan(
         "instance_labels.bin": rows * 8,
     }
     for name, size in sizes.items():
-        with writing(building / name), (building / name).open("wb") as file:
+        with name_write_errors(building / name), (building / name).open("wb") as file:
             file.truncate(size)
     facts = {
         "signature": signature,
@@ -327,9 +327,9 @@ def _fill(
         for _, result in in_parallel(_pack, jobs, count):
             if isinstance(result, CarmilError):
                 raise CarmilError(f"{result}; {finished} of {plural(total, 'bag')} are packed and kept; {_OR_SKIP}")
-            with writing(building / "features.bin"):
+            with name_write_errors(building / "features.bin"):
                 os.fsync(written.fileno())
-            with writing(building / "journal.jsonl"):
+            with name_write_errors(building / "journal.jsonl"):
                 journal.write(f"{json.dumps(asdict(result))}\n".encode())
             finished += 1
             on_bag(finished, total)
@@ -418,7 +418,7 @@ def _pack(place: _Place, building: Path, dtype: str) -> Entry | CarmilError:
 
 
 def _write(path: Path, at: int, values: np.ndarray) -> None:
-    with writing(path), path.open("r+b") as file:
+    with name_write_errors(path), path.open("r+b") as file:
         file.seek(at)
         file.write(np.ascontiguousarray(values).data)
 

@@ -12,7 +12,7 @@ from carmil.bags.store import Store
 from carmil.bags.writers import files_of
 from carmil.errors import CarmilError
 from carmil.files import write_text
-from carmil.untrusted import parsed, read_json
+from carmil.untrusted import parse_as, read_json
 
 TABLE = "carmil_export.json"
 
@@ -40,5 +40,5 @@ def _table(folder: Path) -> dict[str, str]:
     if not (folder / TABLE).exists():
         return {}
     found = read_json(folder / TABLE, again := "choose another --out")
-    parsed(found, dict[str, str], str(folder / TABLE), again)
+    parse_as(found, dict[str, str], str(folder / TABLE), again)
     return found

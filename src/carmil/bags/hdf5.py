@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from carmil.errors import CarmilError
-from carmil.files import whole_file
-from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, must_hold, one_line_errors
+from carmil.files import atomic_file
+from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, check_declared_size, one_line_errors
 
 if TYPE_CHECKING:
     import h5py
@@ -50,7 +50,7 @@ def new_hdf5(path: Path) -> "Iterator[h5py.File]":
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         yield file
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_bytes(content.getbuffer())
 
 
@@ -120,7 +120,7 @@ def check_size(dataset: Any, where: str) -> None:
     stored = min(dataset.id.get_storage_size(), os.path.getsize(dataset.file.filename))
     unfolded = max(stored * MOST_UNFOLDED, SMALL if stored else 0)
     packed = dataset.id.get_create_plist().get_nfilters()
-    must_hold(where, values * dataset.dtype.itemsize, unfolded if packed else stored)
+    check_declared_size(where, values * dataset.dtype.itemsize, unfolded if packed else stored)
 
 
 def _check_words(file: Any, name: str, path: Path) -> None:

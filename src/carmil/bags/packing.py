@@ -12,7 +12,7 @@ from carmil.bags.pictures import Pictures
 from carmil.bags.sources import Bag
 from carmil.bags.store import VERSION, Dtype, Entry, Store, checksum, fingerprint_of, is_store, open_store
 from carmil.errors import CarmilError
-from carmil.files import whole_folder, write_text
+from carmil.files import atomic_folder, write_text
 from carmil.provenance import config_key
 from carmil.untrusted import read_json
 
@@ -33,7 +33,7 @@ def write_store(
     """
     entries: list[Entry] = []
     truth: list[np.ndarray] = []
-    with whole_folder(out) as aside:
+    with atomic_folder(out) as aside:
         with (aside / "features.bin").open("wb") as features, (aside / "coordinates.bin").open("wb") as places:
             for bag in bags:
                 stored = rounded(np.ascontiguousarray(bag.features), dtype)

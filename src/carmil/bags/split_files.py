@@ -14,7 +14,7 @@ from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_table
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
-from carmil.untrusted import short
+from carmil.untrusted import short_message
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _stamp(path: Path) -> _Listing:
     except FileNotFoundError:
         raise CarmilError(f"{path}: there is no such file; expected splits") from None
     except (ValueError, RecursionError, OSError) as error:
-        raise CarmilError(f"{path}: cannot be read as JSON ({short(error)}); {expected}") from None
+        raise CarmilError(f"{path}: cannot be read as JSON ({short_message(error)}); {expected}") from None
     folds = []
     given = content.get("splits") if isinstance(content, dict) else None
     if not isinstance(given, list) or not given:

@@ -29,7 +29,7 @@ from carmil.bags.slide_file import SlideFile
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
 from carmil.truth import UNKNOWN
-from carmil.untrusted import parsed, read_json
+from carmil.untrusted import parse_as, read_json
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Bags, Unit
@@ -247,7 +247,7 @@ def open_store(path: str | Path) -> Store:
     facts = read_json(index, again)
     if isinstance(facts, dict) and isinstance(facts.get("version"), int) and facts["version"] > VERSION:
         raise CarmilError(f"{path} was written by a newer carmil (store version {facts['version']}): update carmil")
-    parsed(facts, _Index, f"{index} cannot be read", again)
+    parse_as(facts, _Index, f"{index} cannot be read", again)
     if facts["version"] < 1:
         raise CarmilError(f"{index} has the store version {facts['version']}: expected 1 to {VERSION}; {again}")
     known = {field.name for field in fields(Entry)}

@@ -17,7 +17,7 @@ from typing import Any
 
 from carmil.bags.sources import READERS, Source
 from carmil.errors import CarmilError
-from carmil.untrusted import short
+from carmil.untrusted import short_message
 
 _PATIENCE = 300  # seconds without a single result
 _READY = "ready"
@@ -91,7 +91,7 @@ def serve() -> None:
         try:
             result = work(*arguments)
         except Exception as error:
-            result = error if isinstance(error, CarmilError) else CarmilError(short(error))
+            result = error if isinstance(error, CarmilError) else CarmilError(short_message(error))
 
 
 def _listen(requests: "queue.SimpleQueue[Any]") -> None:

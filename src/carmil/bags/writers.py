@@ -12,7 +12,7 @@ from carmil.bags.hdf5 import attribute_text, new_hdf5
 from carmil.bags.names import write_names
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
-from carmil.files import safe_name, whole_file, write_text
+from carmil.files import atomic_file, safe_name, write_text
 
 
 def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] | None = None) -> Path:
@@ -132,7 +132,7 @@ def _write_torchmil(bag: Bag, folder: Path, name: str) -> Path:
 def _write_slideflow(bag: Bag, folder: Path, name: str) -> Path:
     places = _level0(bag, "slideflow")
     if places is not None:
-        with whole_file(folder / f"{name}.index.npz") as aside, aside.open("wb") as stream:
+        with atomic_file(folder / f"{name}.index.npz") as aside, aside.open("wb") as stream:
             np.savez(stream, places)
     extractor = None if bag.encoder is None else {"class": bag.encoder, "kwargs": {}}
     pixels, mpp = bag.geometry.tile_pixels, bag.geometry.tile_mpp
@@ -148,7 +148,7 @@ def _write_npy(bag: Bag, folder: Path, name: str) -> Path:
 
 def _write_npz(bag: Bag, folder: Path, name: str) -> Path:
     path = folder / f"{name}.npz"
-    with whole_file(path) as aside, aside.open("wb") as stream:
+    with atomic_file(path) as aside, aside.open("wb") as stream:
         held: dict[str, Any] = {**_arrays(bag), **_words(bag)}
         np.savez(stream, **held)
     return path
@@ -161,7 +161,7 @@ def _write_pt(bag: Bag, folder: Path, name: str) -> Path:
     path, arrays, words = folder / f"{name}.pt", _arrays(bag), _words(bag)
     if len(arrays) == 1 and not words:
         return _save_tensor(path, bag.features)
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         torch.save({name: torch.from_numpy(values) for name, values in arrays.items()} | words, aside)
     return path
 
@@ -234,7 +234,7 @@ def _number(size: float | None) -> int | float | str:
 
 
 def _save_npy(path: Path, values: np.ndarray) -> Path:
-    with whole_file(path) as aside, aside.open("wb") as stream:
+    with atomic_file(path) as aside, aside.open("wb") as stream:
         np.save(stream, values)
     return path
 
@@ -242,6 +242,6 @@ def _save_npy(path: Path, values: np.ndarray) -> Path:
 def _save_tensor(path: Path, values: np.ndarray) -> Path:
     import torch
 
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         torch.save(torch.from_numpy(np.ascontiguousarray(values)), aside)
     return path

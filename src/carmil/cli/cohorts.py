@@ -62,9 +62,9 @@ def cohort_build(
       carmil cohort build features.npy --out cohort --dtype float32 --skip-broken
     """
     from carmil.bags.building import build_store
-    from carmil.progress import counted
+    from carmil.progress import count_progress
 
-    with counted(f"packing {source.name}", "bags") as on_bag:
+    with count_progress(f"packing {source.name}", "bags") as on_bag:
         store = build_store(
             source,
             folder_for(out),
@@ -165,10 +165,10 @@ def cohort_check(
     from carmil.bags.finding import find_bags
     from carmil.bags.labels import read_labels
     from carmil.bags.store import is_store, open_store
-    from carmil.progress import counted
+    from carmil.progress import count_progress
     from carmil.tables import ResultTable, print_tables
 
-    with counted(f"checking {source.name}", "bags") as on_bag:
+    with count_progress(f"checking {source.name}", "bags") as on_bag:
         if is_store(source):
             store = open_store(source)
             ids, problems = store.ids, check_store(store, on_bag=on_bag)
@@ -229,11 +229,11 @@ def cohort_export(
     from carmil.bags.exporting import begin_export
     from carmil.bags.store import open_store
     from carmil.bags.writers import write_bag
-    from carmil.progress import tracked
+    from carmil.progress import progress_bar
 
     found = open_store(store)
     names = begin_export(found, folder_for(out), layout)
-    for i in tracked(range(len(found.entries)), f"writing {layout}"):
+    for i in progress_bar(range(len(found.entries)), f"writing {layout}"):
         write_bag(found.bag(i), out, layout, names=names)
     typer.echo(f"written: {plural(len(found.entries), 'bag')} as {layout} under {out}")
 

@@ -75,7 +75,7 @@ def slides_draw(
     from carmil.files import safe_name
     from carmil.maps.drawing import draw_maps
     from carmil.maps.smoothing import Smoothing
-    from carmil.progress import counted
+    from carmil.progress import count_progress
     from carmil.slides.opening import open_slide, slides_in
     from carmil.slides.slide import check_same_size
 
@@ -84,7 +84,7 @@ def slides_draw(
     wanted, skipped = names_in(maps), []
     found = slides_in(paths, log=log)
     folder_for(out)
-    with counted("drawing", "slides") as on_slide:
+    with count_progress("drawing", "slides") as on_slide:
         for done, path in enumerate(found, 1):
             try:
                 folder, cut = out / safe_name(path.stem), _tiles_of(tiles, path.stem)

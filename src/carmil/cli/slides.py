@@ -85,14 +85,14 @@ def slides_tile(
       carmil slides tile biopsy.tif --mpp 0.25 --preset biopsy --pixels 224 --keep pen --out tiles
     """
     need_slides()
-    from carmil.progress import counted
+    from carmil.progress import count_progress
     from carmil.slides.opening import slides_in
     from carmil.slides.tile_cohort import TileSettings, tile_slides
 
     settings = TileSettings(pixels, tile_mpp, overlap, rule, preset, names_in(keep))
     settings.check()
     found = slides_in(paths, log=log)
-    with counted("cutting", "slides") as on_slide:
+    with count_progress("cutting", "slides") as on_slide:
         outcomes = tile_slides(found, folder_for(out), settings, mpp=mpp, on_slide=on_slide)
     _print_outcomes(outcomes)
     typer.echo(f"written: {out / 'tiles.csv'}, contact_sheet.png, patches/, sheets/")

@@ -23,7 +23,7 @@ from carmil.datasets.digits import BAG_SIZE, TASKS, DigitStudy, pools, sample_st
 from carmil.datasets.study_cohort import ModelProtocol, Protocol, StudyCohort
 from carmil.errors import CarmilError
 from carmil.files import write_text
-from carmil.progress import console, tracked
+from carmil.progress import console, progress_bar
 from carmil.provenance import config_key
 
 ENCODERS = ("pixels", "resnet18")
@@ -97,7 +97,7 @@ class DigitData:
         if self.features_file is not None:
             return array_features(self.features_file, self.images)
         if self.encoder == "resnet18":
-            return resnet18_features(self.images, weights=self.weights, device=self.device, track=tracked)
+            return resnet18_features(self.images, weights=self.weights, device=self.device, track=progress_bar)
         training = pools(self.images.labels, tuple(self.facts["sizes"]), self.facts["pool"], self.facts["seed"])[0]
         return pixel_features(self.images, training, components=COMPONENTS)
 

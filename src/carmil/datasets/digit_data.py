@@ -10,7 +10,7 @@ from carmil.datasets.digit_features import array_features, pixel_features, resne
 from carmil.datasets.digit_images import DigitImages, bundled_digits, download_mnist, mnist_from_folder
 from carmil.datasets.digits import TASKS, DigitStudy, pools, sample_study
 from carmil.errors import CarmilError
-from carmil.progress import console, tracked
+from carmil.progress import console, progress_bar
 
 ENCODERS = ("pixels", "resnet18")
 SIZES, FAST_SIZES = (2000, 500, 1000), (200, 60, 100)
@@ -57,7 +57,7 @@ def load_digits(
         array = array_features(features, images)
         name = f"{features.name} ({array.shape[1]} wide, sha256 {_file_fingerprint(features)})"
     elif encoder == "resnet18":
-        array = resnet18_features(images, weights=weights, device=device, track=tracked)
+        array = resnet18_features(images, weights=weights, device=device, track=progress_bar)
         whose = f"{weights.name}, sha256 {_file_fingerprint(weights)}" if weights else "torchvision's weights"
         name = f"ImageNet ResNet18 ({whose}), 512 wide"
     else:

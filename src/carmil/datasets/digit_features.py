@@ -9,8 +9,8 @@ import torch
 
 from carmil.datasets.digit_images import DigitImages, cache_folder
 from carmil.errors import CarmilError
-from carmil.files import whole_file
-from carmil.untrusted import short
+from carmil.files import atomic_file
+from carmil.untrusted import short_message
 from carmil.weights import read_weights
 
 Track = Callable[[Iterable[int], str], Iterable[int]]
@@ -32,7 +32,7 @@ def read_features(path: Path) -> np.ndarray:
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise CarmilError(f"{path} cannot be read as a .npy array ({short(error)})") from error
+        raise CarmilError(f"{path} cannot be read as a .npy array ({short_message(error)})") from error
     if not isinstance(features, np.ndarray):
         raise CarmilError(f"{path} holds several arrays: expected one, as numpy.save writes it")
     if features.ndim != 2 or features.dtype.kind != "f":
@@ -81,7 +81,7 @@ def resnet18_features(
             images = torch.from_numpy(digits.images[start : start + 64].copy()).to(device)
             batch = transform(images.unsqueeze(1).expand(-1, 3, -1, -1).float() / 255)
             features[start : start + 64] = network(batch).cpu().numpy()
-    with whole_file(kept) as aside:
+    with atomic_file(kept) as aside:
         np.save(aside, features)
     return features
 
@@ -94,7 +94,7 @@ def _resnet_state(weights: Path | None) -> tuple[dict[str, torch.Tensor], str]:
             state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True)
         except (OSError, RuntimeError) as error:
             raise CarmilError(
-                f"could not download ResNet18's weights ({short(error)}): give a file of them with --weights FILE"
+                f"could not download ResNet18's weights ({short_message(error)}): give a file of them with --weights FILE"
             ) from error
         return dict(state), "imagenet1k_v1"
     return read_weights(weights), hashlib.sha256(weights.read_bytes()).hexdigest()[:16]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from carmil.errors import CarmilError
-from carmil.files import whole_file
+from carmil.files import atomic_file
 
 # In the order in which rows are counted: train, then test.
 IDX_FILES = {
@@ -81,7 +81,7 @@ def download_mnist(folder: Path | None = None, *, mirror: str = MIRROR) -> Digit
             raise CarmilError(
                 f"{mirror}{name}.gz is not the file expected (its md5 differs): use another mirror or --mnist DIR"
             )
-        with whole_file(packed) as aside:
+        with atomic_file(packed) as aside:
             aside.write_bytes(data)
     return mnist_from_folder(folder)
 

@@ -22,7 +22,7 @@ from carmil.datasets.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
 from carmil.datasets.stand_in_slides import FAST, FULL, Size, slides_of
 from carmil.datasets.study_cohort import SLIDES, Protocol, StudyCohort
 from carmil.errors import CarmilError, unknown
-from carmil.files import passing_folder, whole_folder, write_text
+from carmil.files import atomic_folder, temporary_folder, write_text
 
 VERSION = 1  # of the study: another number is another study
 MADE = "a stand-in: real nuclei of crc, made slides; its figures are no one's published figures"
@@ -123,7 +123,7 @@ def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: 
     columns = ("name", "patient", "label", *(("split",) if official else ()))
     table = [("slide", *columns[1:]), *(tuple(getattr(slide, column) for column in columns) for slide in slides)]
     write_text(folder / "labels.csv", csv_text(table, for_people=False))
-    with passing_folder(folder) as aside:
+    with temporary_folder(folder) as aside:
         work = aside / name
         names = write_names(work, [slide.name for slide in slides])
         for slide in slides:
@@ -132,7 +132,7 @@ def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: 
             rows = np.asarray(features[slide.nuclei], dtype=np.float16)
             bag = Bag(slide.name, rows, slide.places, unit, size_of_tile, encoder, slide.truth)
             write_bag(bag, work, "safetensors", names=names)
-        with whole_folder(store) as whole:
+        with atomic_folder(store) as whole:
             build_store(work, whole)
     write_text(record, json.dumps(key))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.files import whole_file
+from carmil.files import atomic_file
 from carmil.maps.colours import INK, OUTLINES, SOFT
 from carmil.maps.legend import RESEARCH, colour_bar, say, wrapped
 from carmil.maps.mosaic import Box, picture_size
@@ -199,6 +199,6 @@ def _paste(page: "Image", draw: "ImageDraw", picture: Picture, at: tuple[int, in
 
 
 def _save(page: "Image", path: Path) -> Path:
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         page.save(aside, format="PNG", compress_level=2)
     return path

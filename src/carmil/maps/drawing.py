@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from carmil.errors import CarmilError
-from carmil.files import safe_name, whole_file
+from carmil.files import atomic_file, safe_name
 from carmil.maps.comparison import draw_comparison, draw_ends
 from carmil.maps.legend import NARROWEST, RESEARCH, legend
 from carmil.maps.mosaic import Box, picture_size
@@ -106,7 +106,7 @@ def write_pngs(painter: Painter, paths: Sequence[Path], *, longest: int) -> list
     with ExitStack() as stack:
         writers = []
         for one, path, band in zip(painter.maps, paths, legends, strict=True):
-            file = stack.enter_context(stack.enter_context(whole_file(path)).open("wb"))
+            file = stack.enter_context(stack.enter_context(atomic_file(path)).open("wb"))
             words = {"Title": one.title, "Description": f"slide {slide.name}; {RESEARCH}", "Software": "carmil"}
             writers.append(PngWriter(file, wide, pixels[1] + len(band), words=words, mpp=mpp))
         threads = stack.enter_context(ThreadPoolExecutor(len(writers)))  # packing needs no lock

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.files import whole_file
+from carmil.files import atomic_file
 from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
 from carmil.maps.contours import regions_of
 from carmil.maps.legend import RESEARCH
@@ -36,7 +36,7 @@ def write_geojson(tiles: Tiles, maps: Sequence[TileMap], path: Path, *, scale: S
     Without evidence among the maps the first is taken.
     """
     leading = leading_map(maps)
-    with whole_file(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with atomic_file(path) as aside, aside.open("w", encoding="utf-8") as file:
         about = {"slide": tiles.slide, "coloured_by": leading.title, "scale": leading.scaling(scale), "note": RESEARCH}
         file.write(f'{{"type": "FeatureCollection", "carmil": {json.dumps(about)}, "features": [\n')
         before = ""
@@ -136,7 +136,7 @@ def _write_pyramid(painter: Painter, sizes: Sequence[tuple[int, int]], path: Pat
         "PhysicalSizeYUnit": "µm",
     }
     with ExitStack() as stack:
-        aside = stack.enter_context(whole_file(path))
+        aside = stack.enter_context(atomic_file(path))
         file = stack.enter_context(tifffile.TiffWriter(aside, bigtiff=True, ome=True))
         for level, pixels in enumerate(sizes):
             x, y = (1e4 / (um * sizes[0][axis] / pixels[axis]) for axis, um in enumerate(mpp))

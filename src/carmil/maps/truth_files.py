@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from carmil.csv_files import csv_text
-from carmil.files import safe_names, whole_file, write_text
+from carmil.files import atomic_file, safe_names, write_text
 from carmil.maps.tile_labels import TileLabels
 from carmil.slides.slide import Tiles
 from carmil.truth import UNKNOWN
@@ -20,7 +20,7 @@ def write_truth(labelled: Sequence[tuple[Tiles, TileLabels]], out: Path) -> list
         words = np.where(found.labels == UNKNOWN, "", found.labels.astype(str))
         for (x, y), label, yes, no in zip(tiles.corners.tolist(), words, found.positive, found.negative, strict=True):
             rows.append((tiles.slide, x, y, label, f"{yes:.4g}", f"{no:.4g}"))
-        with whole_file(out / "patch_labels" / f"{names[tiles.slide]}.npy") as aside, aside.open("wb") as file:
+        with atomic_file(out / "patch_labels" / f"{names[tiles.slide]}.npy") as aside, aside.open("wb") as file:
             np.save(file, found.labels)
     write_text(out / "instances.csv", csv_text(rows, for_people=False))
     return [

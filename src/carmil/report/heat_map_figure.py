@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
-from carmil.files import whole_file
+from carmil.files import atomic_file
 from carmil.maps.comparison import draw_comparison
 from carmil.maps.contours import top_region_contours
 from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes, spacing
@@ -201,7 +201,7 @@ def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.
             panels, maps, boxes, whole, whole_pixels=picture_size(whole[2] - whole[0], whole[3] - whole[1], LONGEST)
         )
         _legend(figure, panels, maps)
-        with whole_file(path) as aside:
+        with atomic_file(path) as aside:
             figure.savefig(aside, dpi=140, facecolor="white")
 
 

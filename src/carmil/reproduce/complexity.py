@@ -19,7 +19,7 @@ import torch
 
 from carmil.counterfactual import create_model
 from carmil.files import write_text
-from carmil.progress import tracked
+from carmil.progress import progress_bar
 from carmil.reproduce.recipes import Finding, Request
 from carmil.tables import ResultTable
 
@@ -178,7 +178,7 @@ def run_complexity(out: Path) -> list[Complexity]:
     """Counts every model and writes complexity.md and complexity.json."""
     names = list(REFERENCES)
     lines = []
-    for i in tracked(range(len(names)), "counting"):
+    for i in progress_bar(range(len(names)), "counting"):
         reference = REFERENCES[names[i]]
         parameters, measured = measure(names[i])
         gmacs, mparams = reference.paper or (None, None)

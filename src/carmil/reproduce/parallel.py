@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from carmil import progress
-from carmil.recording import out_of_memory, own_stream
+from carmil.recording import out_of_memory, thread_stream
 
 Result = TypeVar("Result")
 
@@ -30,7 +30,7 @@ def run_parallel(jobs: Sequence[Callable[[], Result]], device: str, at_once: int
         return [job() for job in jobs]
 
     def run(job: Callable[[], Result]) -> tuple[Result] | None:
-        with torch.cuda.stream(own_stream("training")) if on_gpu else nullcontext():
+        with torch.cuda.stream(thread_stream("training")) if on_gpu else nullcontext():
             try:
                 return (job(),)
             except RuntimeError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
-from carmil.provenance import plain
+from carmil.provenance import to_json
 from carmil.tables import ResultTable
 
 FAST = "--fast: few bags and epochs, to see that it runs; the figures mean nothing"
@@ -132,5 +132,5 @@ def write_finding(
     write_text(request.out / f"{name}.md", "\n".join(parts))
     tables = [{"title": table.title, "heads": table.heads, "lines": table.lines} for table in finding.tables]
     content = {"lines": lines, "tables": tables, "conditions": finding.conditions, **facts}
-    write_text(request.out / f"{name}.json", json.dumps(plain(content), indent=2))
+    write_text(request.out / f"{name}.json", json.dumps(to_json(content), indent=2))
     return finding

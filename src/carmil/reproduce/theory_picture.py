@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carmil.files import whole_file
+from carmil.files import atomic_file
 from carmil.plot_style import COLOURS, SOFT, STYLE
 from carmil.report.matrices import map_colours
 from carmil.reproduce.theory_reading import Followed
@@ -46,7 +46,7 @@ def draw_theory(rows: Sequence[Row], path: Path) -> Path:
             for i, row in enumerate(here):
                 _density(line[1 + 2 * i], row)
                 _margins(line[2 + 2 * i], row, COLOURS[i])
-        with whole_file(path) as aside:
+        with atomic_file(path) as aside:
             figure.savefig(aside, dpi=140, facecolor="white")
     return path
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from carmil.errors import CarmilError
 from carmil.files import write_text
-from carmil.provenance import config_key, machine_line, plain
-from carmil.untrusted import parsed
+from carmil.provenance import config_key, machine_line, to_json
+from carmil.untrusted import parse_as
 
 
 def compute_once(
@@ -22,9 +22,9 @@ def compute_once(
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["key"] == key:
-            return parsed(facts["measured"], kind, str(path)), facts["measured_on"]
+            return parse_as(facts["measured"], kind, str(path)), facts["measured_on"]
     except (OSError, ValueError, KeyError, TypeError, CarmilError):
         pass  # not there, or of another request
-    where, result = f"{device}: {machine_line()}", plain(compute())
+    where, result = f"{device}: {machine_line()}", to_json(compute())
     write_text(path, json.dumps({"key": key, "measured_on": where, "measured": result}))
-    return parsed(result, kind, str(path)), where
+    return parse_as(result, kind, str(path)), where

@@ -20,13 +20,13 @@ from pydantic import Field
 from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
 from carmil.files import write_text
-from carmil.provenance import plain
+from carmil.provenance import to_json
 from carmil.runs.facts import Count, Number, SlideMean
 from carmil.runs.run import Run, weights_key
 from carmil.runs.settings import Value
 from carmil.runs.slide_evidence import SlideEvidence, evidence_file, read_slide_evidence
 from carmil.runs.writing import begin, write_table
-from carmil.untrusted import read_as
+from carmil.untrusted import read_json_as
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ def check_same_models(folder: Path, run: Run, out: Path) -> None:
     """Refuse an `out` whose evidence, in `folder`, is by other models or thresholds than the run's."""
     if (folder / "explanation.json").exists():
         advice = f"choose another --out, or remove {out}"
-        request = read_as(folder / "explanation.json", _Explanation, advice=advice).settings
+        request = read_json_as(folder / "explanation.json", _Explanation, advice=advice).settings
         if (request.run, request.weights, request.thresholds) != (run.key, weights_key(run), run.thresholds):
             raise CarmilError(f"{out} holds answers of another run than {run.folder}: {advice}")
 
@@ -161,7 +161,7 @@ def write_summary(folder: Path, frame: "pd.DataFrame", summary: EvidenceSummary)
     """Write summary.parquet, summary.csv and summary.json. frame: one row per slide."""
     write_table(folder / "summary.parquet", frame)
     write_text(folder / "summary.csv", frame_text(frame))
-    write_text(folder / SUMMARY, json.dumps(plain(_without_none(asdict(summary))), indent=2))
+    write_text(folder / SUMMARY, json.dumps(to_json(_without_none(asdict(summary))), indent=2))
 
 
 def read_run_evidence(run: Run) -> RunEvidence:
@@ -176,7 +176,7 @@ def read_run_evidence(run: Run) -> RunEvidence:
             f"The evidence is incomplete: run the same `carmil explain {run.name}` command again to finish it."
         )
     again = f"remove {folder} and run `carmil explain` again"
-    begun = read_as(folder / "explanation.json", _Explanation, advice=again)
+    begun = read_json_as(folder / "explanation.json", _Explanation, advice=again)
     if (begun.settings.run, begun.settings.weights, begun.data) != (run.key, weights_key(run), run.data.store):
         raise NoEvidenceError(
             f"{run.name}/evidence is not of this run's weights and slides: remove it, and run `carmil explain {run.name}` again."
@@ -186,7 +186,7 @@ def read_run_evidence(run: Run) -> RunEvidence:
             f"{run.name}/evidence shows answers by another rule than this run's (carmil 0.1 took the most probable class): "
             f"remove it, and run `carmil explain {run.name}` again."
         )
-    summary = read_as(folder / SUMMARY, EvidenceSummary, "is not as `carmil explain` writes it", again)
+    summary = read_json_as(folder / SUMMARY, EvidenceSummary, "is not as `carmil explain` writes it", again)
     k, shifts = len(run.classes), [found.class_shift for found in summary.counterfactuals.values()]
     matrices = [shift.matrix for shift in shifts if shift is not None]
     if (

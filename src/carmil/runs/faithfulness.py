@@ -11,10 +11,10 @@ from pathlib import Path
 
 from carmil.errors import CarmilError
 from carmil.files import write_text
-from carmil.provenance import machine, plain
+from carmil.provenance import machine, to_json
 from carmil.runs.facts import Count, Number, SlideMean
 from carmil.runs.run import Run, weights_key
-from carmil.untrusted import read_as, shown
+from carmil.untrusted import describe_value, read_json_as
 
 FILE = "faithfulness.json"
 FAILS_FROM = 0.5  # a map that resembles the twin's this much shows the features or the architecture
@@ -108,7 +108,7 @@ def write_faithfulness_file(runs: Sequence[RunFaithfulness], folder: Path, *, co
         ]
         listed.append({**asdict(run), "maps": maps})
     facts = {"command": command, "machine": machine(), "runs": listed}
-    write_text(folder / FILE, json.dumps(plain(facts), indent=2))
+    write_text(folder / FILE, json.dumps(to_json(facts), indent=2))
 
 
 def read_faithfulness(run: Run) -> RunFaithfulness:
@@ -119,7 +119,7 @@ def read_faithfulness(run: Run) -> RunFaithfulness:
             f"Not measured yet: run `carmil faithfulness {run.name}`, then `carmil report {run.name}` to show it here."
         )
     again = f"run `carmil faithfulness {run.name}` again"
-    content = read_as(path, _File, "is not as `carmil faithfulness` writes it", again)
+    content = read_json_as(path, _File, "is not as `carmil faithfulness` writes it", again)
     keys = (run.key, weights_key(run))
     found = next((one for one in content.runs if (one.run, one.weights) == keys), None)
     if found is None:
@@ -142,5 +142,5 @@ def _inconsistency(found: RunFaithfulness) -> str:
     for one in found.maps:
         for name in ("randomisation", "aopc_gain"):
             if name not in one.figures:
-                return f"{name} of the map {shown(one.method)} is missing"
+                return f"{name} of the map {describe_value(one.method)} is missing"
     return ""

@@ -37,7 +37,7 @@ from carmil.runs.decision import Decision
 from carmil.runs.facts import Count, Data, FoldModel, Learning, Metrics
 from carmil.runs.settings import WHERE, Settings, Value, current_names
 from carmil.training.population import Member, Population
-from carmil.untrusted import check_not_stream, one_line_errors, parsed, read_as, read_json, read_parquet
+from carmil.untrusted import check_not_stream, one_line_errors, parse_as, read_json, read_json_as, read_parquet
 from carmil.words import plural
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Run:
     def history(self) -> Learning:
         """Learning curves of all models that were trained; of those of a grid, one in `grid` was kept."""
         path = self.folder / "history.json"
-        found = read_as(path, Learning, "is not as `carmil train` writes it", TRAIN_AGAIN)
+        found = read_json_as(path, Learning, "is not as `carmil train` writes it", TRAIN_AGAIN)
         trained = len(found.best_epoch)
         curves = [*found.train.values(), found.validation]
         points = max(model.point for model in self.models)
@@ -295,9 +295,9 @@ def read_run(folder: Path) -> Run:
     if isinstance(raw, dict) and "splits" not in raw:
         raise CarmilError(f"{folder} is a run of another kind: expected one that `carmil train` wrote")
     words = "is not as `carmil train` writes it"
-    facts = parsed(raw, _RunFile, f"{path} {words}", TRAIN_AGAIN)
+    facts = parse_as(raw, _RunFile, f"{path} {words}", TRAIN_AGAIN)
     data = _data(facts, path)
-    models = read_as(folder / "models.json", tuple[FoldModel, ...], words, TRAIN_AGAIN)
+    models = read_json_as(folder / "models.json", tuple[FoldModel, ...], words, TRAIN_AGAIN)
     _check_models(models, data, folder / "models.json")
     metrics = _metrics(read_json(folder / "metrics.json", TRAIN_AGAIN), folder / "metrics.json", words)
     settings = _settings(facts.settings, path)
@@ -344,7 +344,7 @@ def _metrics(raw: Any, path: Path, words: str) -> Metrics:
     """metrics.json has the figures of a fold beside its number; here they are in a mapping of their own."""
     if isinstance(raw, dict) and isinstance(raw.get("by_fold"), list):
         raw = {**raw, "by_fold": [_fold_figures(line) for line in raw["by_fold"]]}
-    found = parsed(raw, Metrics, f"{path} {words}", TRAIN_AGAIN)
+    found = parse_as(raw, Metrics, f"{path} {words}", TRAIN_AGAIN)
     _check_metrics(found, path)
     return found
 

@@ -11,7 +11,7 @@ from typing_extensions import TypeAliasType
 
 from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
-from carmil.untrusted import parsed, shown, validated
+from carmil.untrusted import describe_value, parse_as, validated
 
 # A value of a setting as a user writes it, or as JSON has it.
 Value = TypeAliasType("Value", "str | int | float | bool | Path | Sequence[Value] | Mapping[str, Value] | None")
@@ -220,7 +220,7 @@ def read_settings(path: Path) -> dict[str, Value]:
     plain: dict[str, Value] = {}
     for name, value in given.items():
         if plain_name(name) in plain:
-            raise CarmilError(f"{path} gives {shown(name)} twice, spelled in two ways: keep one of them")
+            raise CarmilError(f"{path} gives {describe_value(name)} twice, spelled in two ways: keep one of them")
         plain[plain_name(name)] = value
     return plain
 
@@ -242,9 +242,9 @@ def checked_options(value: Value, where: str) -> dict[str, Value] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise CarmilError(f"{where} is {shown(value)}: expected names with values, such as {{hidden: 256}}")
+        raise CarmilError(f"{where} is {describe_value(value)}: expected names with values, such as {{hidden: 256}}")
     plain = float | str | bool | None
-    parsed(value, dict[str, plain | list[plain]], where)
+    parse_as(value, dict[str, plain | list[plain]], where)
     for name, one in value.items():
         if isinstance(one, int | float) and abs(one) > LARGEST_OPTION:
             raise CarmilError(f"{where}.{name} is {one}: expected at most {LARGEST_OPTION:,}")

@@ -14,11 +14,11 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import EXPLAINERS
-from carmil.files import safe_name, whole_file
+from carmil.files import atomic_file, safe_name
 from carmil.maps.smoothing import Smoothing
 from carmil.maps.tile_maps import COUNTERFACTUAL, DIFFERENCE, FACTUAL, Kind, TileMap, logits_apart
 from carmil.slides.slide import Tiles
-from carmil.untrusted import one_line_errors, parsed, read_parquet
+from carmil.untrusted import one_line_errors, parse_as, read_parquet
 
 Row = dict[str, float | str | bool | None]  # one row of summary.csv, by column
 NEAR = 0.75  # level-0 pixels by which a coordinate may differ: stores keep float32, and other tools round
@@ -142,7 +142,7 @@ def write_slide_evidence(path: Path, bag: Bags, columns: Mapping[str, Tensor], r
         arrays |= {name: pa.array(bag.coordinates[:, i].numpy()) for i, name in enumerate(("x", "y"))}
     arrays |= {name: pa.array(values.float().numpy()) for name, values in columns.items()}
     about = json.dumps({"line": row, "coordinate_unit": bag.units[0]}).encode()
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         pq.write_table(pa.table(arrays).replace_schema_metadata({ABOUT: about}), aside)
 
 
@@ -173,7 +173,7 @@ def read_slide_evidence(path: Path) -> SlideEvidence:
         table = read_parquet(path, again)
         columns = {name: table[name].to_numpy() for name in table.column_names}
         metadata = json.loads((table.schema.metadata or {})[ABOUT])
-    about = parsed(metadata, _About, str(path), again)
+    about = parse_as(metadata, _About, str(path), again)
     for name, values in columns.items():
         if values.dtype.kind not in "biuf" and (name in ("x", "y") or name.startswith(("u", "a", "evidence"))):
             raise CarmilError(f"{path}: {name} holds {values.dtype}: expected numbers; {again}")

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from carmil.errors import CarmilError
-from carmil.untrusted import one_line_errors, shown
+from carmil.untrusted import describe_value, one_line_errors
 
 LARGEST = 2**17  # bytes; PyYAML reads about 100 kB in a second
 DEEPEST = 20  # lists and mappings inside one another
@@ -54,7 +54,9 @@ class _PlainLoader(yaml.SafeLoader):
         for key, _ in node.value:
             name = (key.tag, str(key.value))
             if name in lines:
-                raise _RefusedYAMLError(f"the key {shown(key.value)} is there already, in line {lines[name]}", key)
+                raise _RefusedYAMLError(
+                    f"the key {describe_value(key.value)} is there already, in line {lines[name]}", key
+                )
             lines[name] = key.start_mark.line + 1
         return node
 
@@ -73,7 +75,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 def _refuse_base_60(node: yaml.ScalarNode) -> None:
     if ":" in node.value:
-        problem = f"{shown(node.value)} is a number in base 60 in YAML; put quotation marks around text"
+        problem = f"{describe_value(node.value)} is a number in base 60 in YAML; put quotation marks around text"
         raise _RefusedYAMLError(problem, node)
 
 

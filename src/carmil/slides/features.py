@@ -21,8 +21,8 @@ from carmil.bags.sources import Bag, Source
 from carmil.bags.store import Store, checksum, is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
-from carmil.files import safe_name, whole_folder
-from carmil.locks import locked
+from carmil.files import atomic_folder, safe_name
+from carmil.locks import folder_lock
 from carmil.progress import encoding_progress
 from carmil.slides.encoders import Encoder
 from carmil.slides.encoding import Times, encode
@@ -56,7 +56,7 @@ def encode_slides(
 
     All tiles have one geometry, which is that of the store if it is there already.
     """
-    with locked(lock_file(out), out):
+    with folder_lock(lock_file(out), out):
         return _encode_slides(tiles, out, encoder, device, files, say)
 
 
@@ -214,7 +214,7 @@ def _packed(
         if names[entry.id] not in new:
             assert store is not None
             write_bag(store.bag(i), work, "safetensors", names=names)
-    with whole_folder(out) as aside:
+    with atomic_folder(out) as aside:
         build_store(work, aside, say=say)
     shutil.rmtree(work)
     if not any(work.parent.iterdir()):

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from carmil.recording import Recorded, Recorder
+from carmil.recording import Recorder, Recording
 from carmil.slides.encoders import Encoder
 
 _AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles a batch
@@ -38,7 +38,7 @@ class PlacedEncoder:
         self.encoder = encoder.on(device)
         self.batch = batch or _AT_ONCE[self.device.type]
         # By p: what is read, and the pass that reads it; None for a network that cannot be recorded.
-        self._recorded: dict[int, tuple[Tensor, Recorded] | None] = {}
+        self._recorded: dict[int, tuple[Tensor, Recording] | None] = {}
 
     def pictures(self, count: int, pixels: int) -> Tensor:
         """Room for tiles (b, p, p, 3); on its way to a GPU in memory that is never moved."""
@@ -80,7 +80,7 @@ class PlacedEncoder:
         with torch.autocast("cuda", torch.float16, cache_enabled=False):
             return self.encoder(pictures).half()
 
-    def _record(self, pixels: int) -> tuple[Tensor, Recorded] | None:
+    def _record(self, pixels: int) -> tuple[Tensor, Recording] | None:
         """A whole batch, recorded. A network that looks at its numbers on the way cannot be: it is asked for bit by bit."""
         pictures = torch.zeros((self.batch, pixels, pixels, 3), dtype=torch.uint8, device=self.device)
         self._in_half(pictures)  # the first time libraries make their plans

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from carmil.files import whole_file
+from carmil.files import atomic_file
 from carmil.plot_style import picture_font
 from carmil.slides.overview import OVERVIEW, Overview
 from carmil.slides.slide import Slide, Tiles
@@ -130,5 +130,5 @@ def _fitted(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
 
 
 def _save(picture: Image.Image, path: Path) -> None:
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         picture.save(aside, format="PNG", compress_level=4)

@@ -18,7 +18,7 @@ from carmil.bags.split_files import read_splits
 from carmil.bags.splits import Splits, audit, make_splits, official_splits
 from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.errors import CarmilError
-from carmil.progress import Log, counted
+from carmil.progress import Log, count_progress
 from carmil.runs.settings import Settings
 from carmil.studies.cautions import few_patients
 from carmil.words import plural
@@ -122,7 +122,7 @@ def open_bags(
         return open_store(path)
     if path.exists():
         log(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
-    with counted(f"packing {path.name}", "bags") as on_bag:
+    with count_progress(f"packing {path.name}", "bags") as on_bag:
         return build_store(path, aside, dtype=dtype, truth=truth, skip_broken=skip_broken, say=log, on_bag=on_bag)
 
 

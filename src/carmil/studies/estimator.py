@@ -31,7 +31,7 @@ from carmil.training.predict import predict
 from carmil.training.protocol import GridPoint, train_protocol
 from carmil.training.recipe import VALIDATION, Recipe, first_eligible_epoch
 from carmil.training.scaling import fit_scales
-from carmil.untrusted import parsed, read_json
+from carmil.untrusted import parse_as, read_json
 from carmil.weights import write_tensors
 from carmil.words import plural
 
@@ -240,9 +240,9 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             folder = Path(_hub().snapshot_download(str(name), allow_patterns=["config.json", "weights.safetensors"]))
         path, again = folder / "config.json", "save the classifier again"
         facts = read_json(path, again)
-        parsed(facts, _Config, str(path), again)
+        parse_as(facts, _Config, str(path), again)
         parameters = facts["parameters"]
-        parsed(parameters, _Parameters, f"{path}: parameters", again)
+        parse_as(parameters, _Parameters, f"{path}: parameters", again)
         if surplus := set(parameters) - set(cls().get_params()):
             raise CarmilError(f"{path}: unknown parameter {min(surplus)!r}: {again}")
         if not 1 <= parameters.get("seeds", 1) <= 1000 or not 0 <= parameters.get("seed", 0) < 2**31:

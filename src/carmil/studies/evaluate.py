@@ -14,7 +14,7 @@ from carmil.bags.store import Store
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
 from carmil.progress import Log
-from carmil.provenance import machine, plain
+from carmil.provenance import machine, to_json
 from carmil.runs.decision import Decision
 from carmil.runs.facts import Range, Spread
 from carmil.runs.run import Run, pick_device, read_run
@@ -137,7 +137,7 @@ def evaluate_run(
         "calibration": calibration(judged, run.classes),
         "each_model": found.each,
     }
-    write_text(out / "evaluation.json", json.dumps(plain(facts), indent=2))
+    write_text(out / "evaluation.json", json.dumps(to_json(facts), indent=2))
     return found
 
 

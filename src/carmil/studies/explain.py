@@ -11,8 +11,8 @@ from carmil.errors import CarmilError
 from carmil.files import safe_names
 from carmil.maps.tile_maps import logits_apart
 from carmil.models.contract import Ability, BagModel
-from carmil.progress import Log, counted
-from carmil.provenance import plain
+from carmil.progress import Log, count_progress
+from carmil.provenance import to_json
 from carmil.runs.compute_once import compute_once
 from carmil.runs.evidence import EvidenceSummary, begin_explanation, write_summary
 from carmil.runs.facts import Number
@@ -109,7 +109,7 @@ def _thresholds(
     request |= {"thresholds": run.thresholds, "data": store.fingerprint}
 
     def choose() -> dict[str, list[float]]:
-        with counted("thresholds of Dice", "models") as on_model:
+        with count_progress("thresholds of Dice", "models") as on_model:
             return dice_thresholds(members, store.bags(), validation_places(run, store), methods, on_model)
 
     return compute_once(out / "thresholds.json", request, choose, device=device, kind=dict[str, list[Number]])[0]
@@ -127,7 +127,7 @@ def _explain_slides(
     """The rows of all slides, and how many were computed; complete files are read, the others written, one after the other."""
     rows, computed = [], 0
     names = safe_names((subject.slide for subject in subjects), taken=TAKEN)
-    with counted(f"explaining {run.name}", "slides") as on_slide:
+    with count_progress(f"explaining {run.name}", "slides") as on_slide:
         for done, subject in enumerate(subjects, 1):
             path = out / f"{names[subject.slide]}.parquet"
             row = read_row(path, subject.slide)
@@ -165,4 +165,4 @@ def _row(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -
     numbers |= concentration_numbers(found, bag, leading)
     apart = logits_apart([found.columns[f"evidence_{name}"].numpy() for name in run.classes])
     row["logits_apart"] = apart
-    return plain(row | {name: float(value) for name, value in numbers.items()})
+    return to_json(row | {name: float(value) for name, value in numbers.items()})

@@ -21,7 +21,7 @@ from carmil.evidence.concentration import stability
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
 from carmil.files import safe_name
 from carmil.models.contract import BagModel
-from carmil.progress import Log, counted
+from carmil.progress import Log, count_progress
 from carmil.runs.compute_once import compute_once
 from carmil.runs.faithfulness import MapFaithfulness, RemovalFigures, RunFaithfulness
 from carmil.runs.run import Run, read_run, weights_key
@@ -114,7 +114,7 @@ def _measure_run(
     key = {"carmil": __version__, "weights": weights_key(run), "data": store.fingerprint, **vars(probe_settings)}
     key["thresholds"] = run.thresholds
     key["twins"] = [faithfulness_probe.TWINS, faithfulness_probe.EXPLAINED, faithfulness_probe.FOLLOWED]
-    with counted(f"asking {name}", "answers") as on_answers:
+    with count_progress(f"asking {name}", "answers") as on_answers:
         for i, (rows, group) in enumerate(group_by_models(subjects).items()):
 
             def measure(rows: tuple[int, ...] = rows, group: list[Subject] = group, done: int = done) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
-from carmil.files import safe_name, whole_folder
+from carmil.files import atomic_folder, safe_name
 from carmil.maps.drawing import LONGEST, draw_maps
 from carmil.maps.smoothing import Smoothing
-from carmil.progress import Log, counted
+from carmil.progress import Log, count_progress
 from carmil.runs.evidence import check_same_models
 from carmil.runs.run import Run, read_run
 from carmil.runs.slide_evidence import answer_lines, maps_of
@@ -88,10 +88,10 @@ def run_slides(
         raise CarmilError(f"{what} be encoded: {next(iter(broken.values()))}")
     store = features.store.path
     answers = predict_bags(run_folder, store, out, device=device, log=log, asked=asked)
-    with whole_folder(out / "evidence") as aside:
+    with atomic_folder(out / "evidence") as aside:
         explain_run(run_folder, aside, bags=store, methods=(), searched=False, device=device, log=log, asked=asked)
     shown = SlideResults(answers[answers["slide"].isin(asked)], features.times, broken=broken)
-    with counted("drawing", "slides") as on_slide:
+    with count_progress("drawing", "slides") as on_slide:
         for done, (path, cut) in enumerate(found.items(), 1):
             if path not in broken:
                 try:
@@ -127,7 +127,7 @@ def _settings(run: Run, preset: str, log: Log) -> TileSettings:
 def _tiles(
     slides: Sequence[Path], out: Path, settings: TileSettings, mpp: float | None
 ) -> tuple[dict[Path, Tiles], dict[Path, str]]:
-    with counted("cutting", "slides") as on_slide:
+    with count_progress("cutting", "slides") as on_slide:
         outcomes = tile_slides(slides, out, settings, mpp=mpp, on_slide=on_slide)
     found = {one.path: one.tiles for one in outcomes if one.tiles is not None}
     return found, {one.path: one.problem for one in outcomes if one.tiles is None}

@@ -12,7 +12,7 @@ from carmil.progress import Log
 from carmil.runs.run import SHORT, Run
 from carmil.studies.cohort import open_bags
 from carmil.studies.predictions import probability_columns
-from carmil.untrusted import short
+from carmil.untrusted import short_message
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def validation_places(run: Run, store: Store) -> list[list[int]]:
         table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
         slides = [place[slide] for slide in table.iloc[:, 0]]
     except (ValueError, KeyError) as error:
-        raise CarmilError(f"{path} cannot be read ({short(error)}): train again") from None
+        raise CarmilError(f"{path} cannot be read ({short_message(error)}): train again") from None
     if any(len(roles) != len(slides) for division in run.data.splits for roles in division):
         raise CarmilError(f"{path} lists {len(slides)} slides, and the run was divided with others: train again")
     divisions, seeds = run.data.splits, sorted({model.seed for model in run.models})

@@ -18,8 +18,8 @@ from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
-from carmil.locks import locked
-from carmil.progress import Log, counted, training_progress
+from carmil.locks import folder_lock
+from carmil.progress import Log, count_progress, training_progress
 from carmil.provenance import config_key
 from carmil.runs.facts import Data
 from carmil.runs.run import SHORT, Run, build, finished, pick_device, read_run, weights_key
@@ -104,7 +104,7 @@ def run_together(
     keys = [begin_run(study.out, study, data, warm_start=_start_of(study), notes=material.said) for study in studies]
     where = Checkpoint(checkpoint, config_key({"studies": keys}))
     if not all(finished(study.out) for study in studies):
-        with locked(checkpoint.with_suffix(".lock"), checkpoint.parent):
+        with folder_lock(checkpoint.with_suffix(".lock"), checkpoint.parent):
             _train_missing(studies, material, where, log)
     where.remove()
     runs = [read_run(study.out) for study in studies]
@@ -232,7 +232,7 @@ def _trained(
             return train(at_most=settings.models_at_once, on_epoch=on_epoch)
     assert cohort.bags.labels is not None
     store = partial(worker_bags, cohort.store.path.absolute(), cohort.store.fingerprint, cohort.bags.labels)
-    with connected(settings.cluster) as ray, counted(settings.model, "parts") as on_part:
+    with connected(settings.cluster) as ray, count_progress(settings.model, "parts") as on_part:
         cluster = Cluster(ray, store, device=settings.device, say=log, on_part=on_part)
         return train(at_most=settings.models_at_once or cluster.at_most(models), engine=cluster)
 

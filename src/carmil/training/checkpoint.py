@@ -12,7 +12,7 @@ from torch import Tensor
 from carmil.errors import CarmilError
 from carmil.training.early_stopping import TrainingState
 from carmil.training.history import HistoryBuilder
-from carmil.untrusted import check_not_stream, short
+from carmil.untrusted import check_not_stream, short_message
 from carmil.weights import write_tensors
 
 
@@ -73,4 +73,4 @@ def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]
                 raise CarmilError(f"{path} is of another training: choose another --out or remove it")
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CarmilError(f"{path} cannot be read ({short(error)}): remove it to begin anew") from error
+        raise CarmilError(f"{path} cannot be read ({short_message(error)}): remove it to begin anew") from error

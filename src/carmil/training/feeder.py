@@ -16,7 +16,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
 from carmil.models.scaled_model import ScaledModel
-from carmil.recording import own_stream
+from carmil.recording import thread_stream
 from carmil.training.memory import free_memory
 from carmil.training.population import Population
 
@@ -97,7 +97,7 @@ class StreamingFeeder(Feeder):
         self._pinned = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(2)]
         self._there = [torch.empty(shape, dtype=dtype, device=device) for _ in range(2)]
         self._sent, self._used = ([torch.cuda.Event() for _ in range(2)] for _ in range(2))
-        self._road = own_stream("road")
+        self._road = thread_stream("road")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="carmil-feeder")
 
     def like(self, chosen: Tensor) -> Hashable:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.models.pooling import Offsets
-from carmil.recording import give_back
+from carmil.recording import release_cached_memory
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
 
@@ -37,7 +37,7 @@ def models_that_fit(population: Population, bags: Bags, recipe: Recipe, device: 
 def free_memory(device: torch.device | str) -> int:
     """Bytes that may still be asked for: of the GPU, of the machine, or of the share of it that we are given."""
     if torch.device(device).type == "cuda":
-        give_back()
+        release_cached_memory()
         return torch.cuda.mem_get_info(device)[0]
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**33
     available = _number("/proc/meminfo", "MemAvailable:", 1024) or pages

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from carmil import __version__
 from carmil.errors import CarmilError
-from carmil.files import whole_folder, write_text
-from carmil.provenance import config_key, machine, machine_line, plain
+from carmil.files import atomic_folder, write_text
+from carmil.provenance import config_key, machine, machine_line, to_json
 from carmil.training.history import History
 from carmil.training.population import Population
 from carmil.training.predict import Predictions
-from carmil.untrusted import check_not_stream, short
+from carmil.untrusted import check_not_stream, short_message
 from carmil.weights import write_tensors
 
 
@@ -55,7 +55,7 @@ def write_run(
     seconds: float,
 ) -> None:
     """Writes the whole folder aside, then gives it its name."""
-    with whole_folder(folder) as aside:
+    with atomic_folder(folder) as aside:
         facts = {
             "carmil": __version__,
             "key": config_key(config),
@@ -65,8 +65,8 @@ def write_run(
             "training_seconds": round(seconds, 2),
         }
         write_text(aside / "run.json", json.dumps(facts, indent=2, default=str))
-        write_text(aside / "metrics.json", json.dumps(plain(dict(metrics)), indent=2))
-        write_text(aside / "history.json", json.dumps(plain(asdict(history))))
+        write_text(aside / "metrics.json", json.dumps(to_json(dict(metrics)), indent=2))
+        write_text(aside / "history.json", json.dumps(to_json(asdict(history))))
         write_tensors(aside / "weights.safetensors", population.state())
         _predictions(answers, bag_ids, labels, population).to_parquet(aside / "predictions.parquet", index=False)
         write_tensors(aside / "evidence" / "maps.safetensors", {name: tensor.float() for name, tensor in maps.items()})
@@ -90,7 +90,7 @@ def read_run(folder: Path) -> Run:
             measured_on=facts["measured_on"],
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CarmilError(f"{folder} is not a whole run ({short(error)}): remove it and run again") from error
+        raise CarmilError(f"{folder} is not a whole run ({short_message(error)}): remove it and run again") from error
 
 
 def has_run(folder: Path, config: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from carmil.models.pooling import Offsets
-from carmil.recording import Recorded, Recorder
+from carmil.recording import Recorder, Recording
 from carmil.training.early_stopping import TrainingState, at_least_two
 from carmil.training.population import Population
 
@@ -43,7 +43,7 @@ class Stepper:
         """With the models that are in the population now."""
         self._population = self.state.population
         # Of every kind of step that was met how its bags lie, and then what it reads as it is replayed.
-        self._met: dict[Hashable, Offsets | tuple[Batch, Recorded, list[str]]] = {}
+        self._met: dict[Hashable, Offsets | tuple[Batch, Recording, list[str]]] = {}
         self._rows: dict[bytes, Tensor] = {}
         self._recorder = Recorder()
 

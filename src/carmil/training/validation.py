@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags, runs_of
-from carmil.recording import Recorded, Recorder
+from carmil.recording import Recorder, Recording
 from carmil.training.early_stopping import TrainingState, at_least_two
 from carmil.training.feeder import DeviceBags, Feeder
 from carmil.training.population import Population
@@ -66,7 +66,7 @@ class Validator:
                 rows = at_least_two(mine)
                 self._asked.append(_Asked(part.bags, rows.to(device), rows.tolist(), mine[rows].float().to(device)))
         self._met: dict[
-            Hashable, tuple[DeviceBags, Recorded | None]
+            Hashable, tuple[DeviceBags, Recording | None]
         ] = {}  # what a recorded pass reads must stay where it is
         self._recorder = Recorder()
 
