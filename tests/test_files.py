@@ -176,8 +176,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_that_writes_there(tmp
     code = """
 import os
 from pathlib import Path
-from carmil.files import whole_file, whole_folder
-with whole_folder(Path("store")) as folder, whole_file(Path("out.txt")) as file:
+from carmil.files import atomic_file, atomic_folder
+with atomic_folder(Path("store")) as folder, atomic_file(Path("out.txt")) as file:
     (folder / "part").touch()
     os._exit(9)
 """

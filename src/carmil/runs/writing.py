@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from carmil import __version__
 from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
-from carmil.files import whole_file, write_text
-from carmil.provenance import machine, plain
+from carmil.files import atomic_file, write_text
+from carmil.provenance import machine, to_json
 from carmil.runs.facts import Data, FoldModel, Metrics, Spread
 from carmil.runs.run import DATA, PATHS, TRAIN_AGAIN, key_of
 from carmil.runs.settings import Settings, Value
 from carmil.training.history import History
 from carmil.training.population import Population
-from carmil.untrusted import parsed, read_json
+from carmil.untrusted import parse_as, read_json
 from carmil.weights import write_tensors
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def begin_sweep(
 def write_sweep_figures(folder: Path, points: Sequence[SweepPoint], chosen_by_fold: Mapping[str, Spread]) -> None:
     """Add the figures of all points to sweep.json."""
     path = folder / "sweep.json"
-    request = parsed(read_json(path, TRAIN_AGAIN), dict[str, Any], str(path), TRAIN_AGAIN)
-    write_text(path, json.dumps(plain({**request, "points": points, "chosen_by_fold": chosen_by_fold}), indent=2))
+    request = parse_as(read_json(path, TRAIN_AGAIN), dict[str, Any], str(path), TRAIN_AGAIN)
+    write_text(path, json.dumps(to_json({**request, "points": points, "chosen_by_fold": chosen_by_fold}), indent=2))
 
 
 def begin(folder: Path, settings: Mapping[str, Value], facts: Mapping[str, Any], *, kind: str = "run") -> str:
@@ -98,8 +98,8 @@ def begin(folder: Path, settings: Mapping[str, Value], facts: Mapping[str, Any],
     """
     key, path = key_of(settings, facts), folder / f"{kind}.json"
     if path.exists():
-        begun = parsed(read_json(path, TRAIN_AGAIN), dict[str, Any], str(path), TRAIN_AGAIN)
-        before = parsed(begun.get("settings"), dict[str, Any], f"{path}: settings", TRAIN_AGAIN)
+        begun = parse_as(read_json(path, TRAIN_AGAIN), dict[str, Any], str(path), TRAIN_AGAIN)
+        before = parse_as(begun.get("settings"), dict[str, Any], f"{path}: settings", TRAIN_AGAIN)
         if begun.get("key") != key:
             counted = [name for name in settings if "data" not in facts or name not in PATHS]
             differing = [name for name in counted if before.get(name) != settings[name]]
@@ -127,8 +127,8 @@ def check_no_run(folder: Path) -> None:
 def write_models(folder: Path, population: Population, history: History, models: Sequence[FoldModel]) -> None:
     """Weights, models.json and history.json."""
     write_tensors(folder / "weights.safetensors", population.state())
-    write_text(folder / "history.json", json.dumps(plain(history)))
-    write_text(folder / "models.json", json.dumps(plain(models), indent=2))
+    write_text(folder / "history.json", json.dumps(to_json(history)))
+    write_text(folder / "models.json", json.dumps(to_json(models), indent=2))
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> None:
@@ -139,11 +139,11 @@ def write_metrics(folder: Path, metrics: Metrics) -> None:
         | dict(one.figures)
         for one in metrics.by_fold
     ]
-    write_text(folder / "metrics.json", json.dumps(plain({**asdict(metrics), "by_fold": by_fold}), indent=2))
+    write_text(folder / "metrics.json", json.dumps(to_json({**asdict(metrics), "by_fold": by_fold}), indent=2))
 
 
 def write_table(path: Path, frame: "pd.DataFrame") -> None:
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         frame.to_parquet(aside, index=False)
 
 
