@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from shapely import Polygon
 from speed.script import run_script
 
 from carmil.maps.drawing import draw_maps, write_pngs
@@ -83,7 +84,7 @@ def _tiles(corners: np.ndarray, slide: Slide) -> Tiles:
 def _star(side: int) -> Region:
     turn = np.linspace(0, 2 * np.pi, 20_000, endpoint=False)
     reach = side * (0.3 + 0.1 * np.sin(9 * turn))
-    return Region("tumour", (np.stack([side / 2 + reach * np.cos(turn), side / 2 + reach * np.sin(turn)], axis=1),))
+    return Region("tumour", Polygon(side / 2 + reach[:, None] * np.stack([np.cos(turn), np.sin(turn)], axis=1)))
 
 
 def measure(name: str, count: int, folder: Path) -> str:

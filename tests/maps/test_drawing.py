@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from shapely import Polygon, box
 
 from carmil.errors import CarmilError
 from carmil.maps import comparison, legend, painting
@@ -78,7 +79,7 @@ def test_the_legend_says_the_class_the_scaling_and_research_use_only(tmp_path, p
     slide = plain_slide(2000, 1000)
     tiles = grid_of_tiles(slide, 250)
     values = np.linspace(-3, 1, len(tiles))
-    contour = [Region("carcinoma", (np.array([[10.0, 10], [900, 10], [900, 900]]),))]
+    contour = [Region("carcinoma", Polygon([(10, 10), (900, 10), (900, 900)]))]
     painter = Painter(slide, tiles, tile_maps({"DCIS": values}), annotations=contour)
     write_pngs(painter, [tmp_path / "a.png"], longest=1200)
     assert {"evidence for DCIS", "research use only", "against DCIS (−3)", "for DCIS (+3)", "0"} <= set(words)
@@ -112,10 +113,8 @@ def test_a_large_picture_asks_for_one_strip_of_the_slide_at_a_time(tmp_path, pla
 
 def test_contours_lie_where_the_annotation_is(plain_slide, grid_of_tiles):
     slide = plain_slide(1000, 1000)
-    ring = np.array([[200.0, 200], [800, 200], [800, 800], [200, 800]])
-    painter = Painter(
-        slide, grid_of_tiles(slide, 100), tile_maps({"factual": np.zeros(100)}), annotations=[Region("t", (ring,))]
-    )
+    square = [Region("t", box(200, 200, 800, 800))]
+    painter = Painter(slide, grid_of_tiles(slide, 100), tile_maps({"factual": np.zeros(100)}), annotations=square)
     (picture,) = painter.paint((0, 0, 1000, 1000), (500, 500), line=3)
     dark = picture.sum(-1) < 200
     assert dark[100, 120:380].all() and dark[120:380, 400].all()

@@ -6,15 +6,16 @@ import uuid
 
 import numpy as np
 import pytest
+import shapely
 import tifffile
 
 from carmil.maps import overlays
-from carmil.maps.contours import regions_of, top_region_contours
 from carmil.maps.overlays import write_geojson, write_ome_tiff
 from carmil.maps.painting import Painter
 from carmil.maps.regions import Region
 from carmil.maps.tile_labels import label_tiles
 from carmil.maps.tile_maps import tile_maps
+from carmil.maps.top_regions import signed_top_regions, top_regions
 
 KNOWN_TYPES = {"annotation", "detection", "tile", "cell", "tmaCore", "root"}
 
@@ -87,8 +88,8 @@ def test_the_regions_of_the_file_are_the_tiles_that_speak_most_for_and_most_agai
     regions = {"for DCIS": [], "against DCIS": []}
     for one in found["features"]:
         if one["properties"]["objectType"] == "annotation":
-            rings = tuple(np.array(ring[:-1]) for ring in one["geometry"]["coordinates"])
-            regions[one["properties"]["classification"]["name"]].append(Region("region", rings))
+            shape = shapely.from_geojson(json.dumps(one["geometry"]))
+            regions[one["properties"]["classification"]["name"]].append(Region("region", shape))
             assert np.sign(one["properties"]["measurements"]["mean evidence for DCIS"]) == (
                 1 if one["properties"]["name"].startswith("for DCIS, region ") else -1
             )
@@ -108,7 +109,7 @@ def test_noise_is_no_region_and_classifies_no_tile(tmp_path, plain_slide, grid_o
     assert not any("classification" in one["properties"] for one in found["features"])
     assert len({tuple(one["properties"]["color"]) for one in found["features"]}) == 1
     assert found["carmil"]["scale"].startswith("negligible")
-    assert regions_of(tiles, tile_maps({"DCIS": np.full(100, 0.3)})[0]) == []
+    assert signed_top_regions(tiles, tile_maps({"DCIS": np.full(100, 0.3)})[0]) == []
     small = np.where(np.arange(100) < 3, 1.0, -0.01)
     found = read(write_geojson(tiles, tile_maps({"DCIS": small}), tmp_path / "t.geojson"))
     names = [one["properties"].get("classification", {}).get("name") for one in found["features"]]
@@ -122,37 +123,36 @@ def test_tiles_that_touch_become_one_polygon_with_its_hole(plain_slide, grid_of_
     values[3, 3] = 0
     values[8, 7] = 1
     values[5, 5] = 1  # touches by a corner alone
-    ring, first, second = top_region_contours(tiles, tile_maps({"DCIS": values.ravel()})[0], top=0.1)
-    outer, hole = ({tuple(corner) for corner in one.tolist()} for one in ring.rings)
-    assert outer == {(200, 200), (500, 200), (500, 500), (200, 500)}
-    assert hole == {(300, 300), (400, 300), (400, 400), (300, 400)}
-    assert ring.area == 80_000 and ring.mean == 1
-    assert {tuple(one.rings[0].min(0)) for one in (first, second)} == {(500, 500), (700, 800)}
+    ring, first, second = top_regions(tiles, tile_maps({"DCIS": values.ravel()})[0], top=0.1)
+    expected = shapely.Polygon(shapely.box(200, 200, 500, 500).exterior, [shapely.box(300, 300, 400, 400).exterior])
+    assert ring.shape.equals(expected) and shapely.get_num_coordinates(ring.shape) == 2 * 5
+    assert ring.shape.area == 80_000 and ring.mean == 1
+    assert {one.shape.bounds[:2] for one in (first, second)} == {(500, 500), (700, 800)}
 
 
 def test_what_only_refutes_has_no_top_region(plain_slide, grid_of_tiles):
     tiles = grid_of_tiles(plain_slide(500, 500), 100)
-    assert top_region_contours(tiles, tile_maps({"DCIS": np.full(25, -1.0)})[0]) == []
-    assert top_region_contours(tiles, tile_maps({"DCIS": np.full(25, np.nan)})[0]) == []
-    (whole,) = top_region_contours(tiles, tile_maps({"factual": np.full(25, -1.0)})[0])
-    assert whole.area == 250_000
+    assert top_regions(tiles, tile_maps({"DCIS": np.full(25, -1.0)})[0]) == []
+    assert top_regions(tiles, tile_maps({"DCIS": np.full(25, np.nan)})[0]) == []
+    (whole,) = top_regions(tiles, tile_maps({"factual": np.full(25, -1.0)})[0])
+    assert whole.shape.area == 250_000
 
 
-def test_any_region_is_traced_so_that_it_can_be_painted_again():
-    from carmil.maps.contours import _traced
-    from carmil.maps.tile_labels import paint
-
+def test_any_top_regions_are_valid_and_cover_their_tiles_alone(plain_slide, grid_of_tiles):
+    tiles = grid_of_tiles(plain_slide(1100, 900), 100)
     rng = np.random.default_rng(0)
-    for _ in range(50):
-        inside = rng.random((9, 11)) < 0.55
-        cells = np.zeros(inside.shape, np.uint8)
-        rings = _traced(inside)
-        paint(cells, rings, 1)
-        np.testing.assert_array_equal(cells.astype(bool), inside)
-        for ring in rings:
-            steps = np.diff(np.vstack([ring, ring[:1]]), axis=0)
-            assert ((steps == 0).sum(1) == 1).all()  # along one axis
-            assert (steps[:, 0] * np.roll(steps[:, 0], 1) == 0).all()  # and every corner is one
+    for _ in range(20):
+        high = rng.random(len(tiles)) < 0.55
+        (one,) = tile_maps({"DCIS": high.astype(float)})
+        regions = top_regions(tiles, one, top=high.mean(), most=99)
+        for region in regions:
+            assert region.shape.geom_type == "Polygon" and region.shape.is_valid
+            for ring in shapely.get_rings(region.shape):
+                steps = np.diff(shapely.get_coordinates(ring), axis=0)
+                assert ((steps == 0).sum(1) == 1).all()  # along one axis
+                assert (steps[:, 0] * np.roll(steps[:, 0], 1) == 0).all()  # and every corner is a turn
+        labels = label_tiles(tiles, [Region("region", region.shape) for region in regions], complete=True)
+        np.testing.assert_array_equal(labels.positive, high)
 
 
 def test_an_ome_tiff_has_levels_tiles_and_the_slides_pixel_size(tmp_path, plain_slide, grid_of_tiles, monkeypatch):

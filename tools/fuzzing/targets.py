@@ -115,13 +115,15 @@ def _make_tiles(folder: Path) -> None:
 
 
 def _read_tiles(folder: Path, file: Path) -> None:
+    from shapely import Polygon
+
     from carmil.maps.regions import Region
     from carmil.maps.tile_labels import label_tiles
     from carmil.slides.tiling import read_more, read_tiles
 
     tiles = read_tiles(file)
     read_more(file)
-    label_tiles(tiles, [Region("tumour", (np.array([(10.0, 10.0), (900.0, 10.0), (500.0, 700.0)]),))])
+    label_tiles(tiles, [Region("tumour", Polygon([(10.0, 10.0), (900.0, 10.0), (500.0, 700.0)]))])
 
 
 def _make_annotations(folder: Path) -> None:

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shapely
 from numpy.typing import NDArray
 
 from carmil.files import atomic_file
 from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
-from carmil.maps.contours import regions_of
 from carmil.maps.legend import RESEARCH
 from carmil.maps.mosaic import picture_size
 from carmil.maps.painting import Painter
-from carmil.maps.regions import Ring
 from carmil.maps.tile_maps import Scale, TileMap, leading_map
+from carmil.maps.top_regions import signed_top_regions
 from carmil.slides.slide import Picture, Tiles
 
 EDGE = 512  # pixels of a TIFF's tile
@@ -89,7 +89,7 @@ def _regions(tiles: Tiles, leading: TileMap) -> Iterator[str]:
     counts = {1: 0, -1: 0}
     of = [f"run {leading.model}"] if leading.model else []
     of += [f"smoothed over {leading.smoothed}"] if leading.smoothed else []
-    for sign, one in regions_of(tiles, leading):
+    for sign, region in signed_top_regions(tiles, leading):
         counts[sign] += 1
         words = leading.ends[sign > 0].replace(":", " ")
         colour = ATTENDED if not leading.signed else SUPPORTS if sign > 0 else REFUTES
@@ -98,15 +98,12 @@ def _regions(tiles: Tiles, leading: TileMap) -> Iterator[str]:
             "name": ", ".join([words, *of, f"region {counts[sign]}"]),
             "classification": {"name": words, "color": list(colour)},
             "isLocked": True,
-            "measurements": {f"mean {leading.title}": one.mean, "area µm²": one.area * tiles.slide_mpp**2},
+            "measurements": {f"mean {leading.title}": region.mean, "area µm²": region.shape.area * tiles.slide_mpp**2},
         }
         number = uuid.uuid5(_IDS, f"{tiles.slide}/region/{leading.title}/{sign}/{counts[sign]}")
-        geometry = {"type": "Polygon", "coordinates": [_closed(ring) for ring in one.rings]}
+        rings = [ring.round(3).tolist() for ring in map(shapely.get_coordinates, shapely.get_rings(region.shape))]
+        geometry = {"type": "Polygon", "coordinates": rings}
         yield json.dumps({"type": "Feature", "id": str(number), "geometry": geometry, "properties": properties})
-
-
-def _closed(ring: Ring) -> list[list[float]]:
-    return np.vstack([ring, ring[:1]]).round(3).tolist()
 
 
 def write_ome_tiff(painter: Painter, paths: Sequence[Path], *, longest: int) -> list[Path]:

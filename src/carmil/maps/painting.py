@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import shapely
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
@@ -53,8 +54,8 @@ class Painter:
 
     def outline(self, picture: Picture, box: Box, *, line: int = 2) -> Picture:
         """The picture of `box` with the contours of the annotations on it: dark lines with a white rim."""
-        seen = [one for one in self.annotations if any(_touches(ring, box) for ring in one.rings)]
-        if not seen:
+        visible = [one for one in self.annotations if one.shape.envelope.intersects(shapely.box(*box))]
+        if not visible:
             return picture
         from PIL import Image, ImageDraw
 
@@ -63,10 +64,10 @@ class Painter:
         image, names = Image.fromarray(picture), self.outlined
         draw = ImageDraw.Draw(image)
         for rim in (True, False):
-            for one in seen:
+            for one in visible:
                 colour = (255, 255, 255) if rim else OUTLINES[names.index(one.name) % len(OUTLINES)]
                 for ring in one.rings:
-                    corners = ((np.vstack([ring, ring[:1]]) - box[:2]) * scale).ravel().tolist()
+                    corners = ((ring - box[:2]) * scale).ravel().tolist()
                     draw.line(corners, fill=colour, width=line + (2 * max(1, line // 2) if rim else 0), joint="curve")
         return np.asarray(image)
 
@@ -79,11 +80,6 @@ class Painter:
             bottom = min(height, top + rows)
             box = (0.0, top * tall, float(self.slide.width), bottom * tall)
             yield self.paint(box, (width, bottom - top), line=line)
-
-
-def _touches(ring: NDArray[np.float64], box: Box) -> bool:
-    low, high = ring.min(0), ring.max(0)
-    return bool((low <= box[2:]).all() and (high >= box[:2]).all())
 
 
 def checked(maps: Sequence[TileMap], tiles: Tiles) -> None:

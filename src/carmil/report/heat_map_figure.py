@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from carmil.errors import CarmilError
 from carmil.files import atomic_file
 from carmil.maps.comparison import draw_comparison
-from carmil.maps.contours import top_region_contours
 from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes, spacing
 from carmil.maps.painting import Painter
 from carmil.maps.regions import Region
 from carmil.maps.tile_maps import SCALES, TileMap, limits
+from carmil.maps.top_regions import top_regions
 from carmil.plot_style import INK, SOFT, STYLE
 from carmil.report.matrices import map_colours
 from carmil.slides.slide import Level, Slide, Tiles
@@ -106,8 +106,8 @@ def zoom_boxes(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
     widest = WIDEST * max(np.ptp(middles, axis=0).max(), tiles.size)
     if not has_annotations(truth):
         return [_box(tiles, np.median(middles, axis=0), max(NARROWEST * tiles.size, widest / 2))]
-    ring = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=1)[0].rings[0]
-    low, high = ring.min(0), ring.max(0)
+    largest = top_regions(tiles, _as_map(truth), top=truth.mean(), most=1)[0].shape
+    low, high = np.reshape(largest.bounds, (2, 2))
     side = float(np.clip((high - low).max() * ROOM, NARROWEST * tiles.size, max(widest, NARROWEST * tiles.size)))
     here = _box(tiles, (low + high) / 2, side)
     full = cKDTree(middles).query_ball_point(middles, side / 2, p=np.inf, return_length=True)
@@ -162,8 +162,8 @@ def _contours(slide_maps: SlideMaps, tiles: Tiles) -> list[Region]:
     truth = slide_maps.truth
     if not has_annotations(truth):
         return []
-    contours = top_region_contours(tiles, _as_map(truth), top=truth.mean(), most=len(truth))
-    return [Region(ANNOTATED, contour.rings) for contour in contours]
+    regions = top_regions(tiles, _as_map(truth), top=truth.mean(), most=len(truth))
+    return [Region(ANNOTATED, region.shape) for region in regions]
 
 
 def _as_map(truth: NDArray[np.bool_]) -> TileMap:
