@@ -13,8 +13,8 @@ from carmil.locks import folder_lock
 HOLD = """
 import sys
 from pathlib import Path
-from carmil.locks import locked
-with locked(Path("out.lock"), Path("out")):
+from carmil.locks import folder_lock
+with folder_lock(Path("out.lock"), Path("out")):
     print("locked", flush=True)
     sys.stdin.read()
 """
