@@ -20,10 +20,10 @@ OURS = (
 
 # What is put together there is a number, a word of the source, or a name that is safe already.
 ALLOWED = {
-    "bags/building.py": {"aside / f'{name}.bin'", "out.with_name(f'{out.name}.lock')"},
+    "bags/building.py": {"out.with_name(f'{out.name}.lock')"},
     "datasets/digit_features.py": {"cache_folder() / 'digits' / f'resnet18-{digits.fingerprint}-{name}.npy'"},
     "datasets/digit_images.py": {"folder / f'{name}.gz'"},
-    "bags/finding.py": {"place / f'{id}.h5'"},  # read only, and the id is the name of a file beside
+    "bags/finding.py": {"place / f'{source.id}.h5'"},  # read only, and the id is the name of a file beside
     "bags/split_files.py": {f"path / f'splits_{{row}}{kind}.csv'" for kind in ("", "_bool", "_descriptor")},
     "bags/store.py": {"out.with_name(out.name + '.building')"},
     "bags/writers.py": {  # `name` is given by write_names

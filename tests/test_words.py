@@ -63,7 +63,7 @@ def test_commands_say_1_bag_and_1_patient_has(tmp_path, said):
         "1 slide has an empty label",
         "1 bag, no problems",
         "1 bag of 1 instance x 1 feature",
-        "left 1 file aside",
+        "1 other file left out",
         "class 'x' has 1 patient for 5 folds",
     ):
         assert expected in text
@@ -74,9 +74,9 @@ def test_commands_say_1_bag_and_1_patient_has(tmp_path, said):
 def test_errors_of_one_are_in_the_singular(tmp_path):
     (tmp_path / "labels.csv").write_text("slide,label\n1.0,x\n2,y\n")
     table = read_labels(tmp_path / "labels.csv")
-    messages = [*table.said, *match(table, ["1", "3"]).said]
+    messages = [*table.notes, *match(table, ["1", "3"]).notes]
     splits = official_splits([*FOUR, "e"], [*FOUR, "e"], [0, 1, 0, 1, 0], ["train", "train", "val", "test", ""])
-    messages += [*splits.said, *audit(splits, [0, 1, 0, 1, 0], ("x", "y"))[1]]
+    messages += [*splits.notes, *audit(splits, [0, 1, 0, 1, 0], ("x", "y"))[1]]
     for act in (
         lambda: match(table, ["z"]),
         lambda: make_splits(["a"], ["p"], [0]),

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from carmil.bags.building import build_store, regroup
+from carmil.bags.building import build_store
 from carmil.bags.finding import find_bags
 from carmil.bags.names import TABLE, names_for, write_names
+from carmil.bags.packing import regroup
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag
 from carmil.bags.split_files import write_splits

@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import save_file
 
 from carmil.bags.finding import find_bags
-from carmil.bags.readers import peek, read_bag
+from carmil.bags.readers import read_bag, read_header
 from carmil.bags.sources import Bag, Source
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
@@ -169,7 +169,11 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "text as h5": ("s.h5", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
     "text as npy": ("s.npy", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
     "text as npz": ("s.npz", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
-    "text as pt": ("s.pt", lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"), "as torch.save writes"),
+    "text as pt": (
+        "s.pt",
+        lambda p: raw(p, "version https://git-lfs.github.com/spec/v1\n"),
+        "not written by torch.save",
+    ),
     "text as safetensors": (
         "s.safetensors",
         lambda p: raw(p, "version https://git-lfs.github.com\n"),
@@ -178,7 +182,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "pt that is an npy": ("s.h5", lambda p: pt(p, torch.ones(2, 2)), "cannot be read"),
     "zip that is no pt": ("s.pt", lambda p: npz(p, features=GOOD), "cannot be read"),
     "pt that is no npz": ("s.npz", lambda p: pt(p, torch.ones(2, 2)), "has no features"),
-    "h5 without features": ("s.h5", lambda p: h5(p, coords=GRID, masks=GRID), "found coords, masks"),
+    "h5 without features": ("s.h5", lambda p: h5(p, coords=GRID, masks=GRID), "found 'coords', 'masks'"),
     "h5 with nothing": ("s.h5", h5, "found nothing"),
     "h5 with a group as features": ("s.h5", lambda p: h5(p, **{"features/x": GOOD}), "is a group"),
     "h5 with a null dataset": ("s.h5", lambda p: h5(p, features=h5py.Empty("f4")), "has no values"),
@@ -216,7 +220,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "h5 never filled": ("s.h5", chunks_never_written, "declares 4,096,000,000,000 bytes"),
     "h5 bomb": ("s.h5", bomb_h5, "declares 256,000,000,000 bytes"),
     "h5 with a heap without end": ("s.h5", endless_heap, "damaged attributes"),
-    "h5 with an encoder of numbers": ("s.h5", rich_attribute, "neither number nor words"),
+    "h5 with an encoder of numbers": ("s.h5", rich_attribute, "neither a number nor text"),
     "STAMP in pixels": ("s.h5", lambda p: stamp(p, unit="px"), "expected 'um'"),
     "STAMP in level-0 pixels": ("s.h5", lambda p: stamp(p, unit="level0_px"), "expected 'um'"),
     "STAMP of a slide": ("s.h5", lambda p: stamp(p, unit="um", feat_type="slide"), "of a whole slide"),
@@ -249,7 +253,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda p: raw(p, npy_header("{}", version=b"\x09\x00")),
         "npy of version (9, 0)",
     ),
-    "npz without features": ("s.npz", lambda p: npz(p, weights=GOOD), "found weights"),
+    "npz without features": ("s.npz", lambda p: npz(p, weights=GOOD), "found 'weights'"),
     "npz of objects": (
         "s.npz",
         lambda p: npz(p, features=np.array([[1.0, None]], dtype=object)),
@@ -276,13 +280,13 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "pt of a numpy array": ("s.pt", lambda p: pt(p, GOOD), "torch.save(torch.as_tensor("),
     "pt of a list": ("s.pt", lambda p: pt(p, [torch.ones(2, 2)]), "is a list"),
     "pt of a model": ("s.pt", lambda p: pt(p, torch.nn.Linear(2, 2)), "only be read by unpickling"),
-    "pt of a state dict": ("s.pt", lambda p: pt(p, torch.nn.Linear(2, 2).state_dict()), "found weight, bias"),
+    "pt of a state dict": ("s.pt", lambda p: pt(p, torch.nn.Linear(2, 2).state_dict()), "found 'weight', 'bias'"),
     "pt of integers": ("s.pt", lambda p: pt(p, torch.ones(2, 2, dtype=torch.long)), "holds int64"),
     "pt of one vector": ("s.pt", lambda p: pt(p, torch.ones(4)), "one vector"),
     "pt that is sparse": ("s.pt", lambda p: pt(p, torch.eye(3).to_sparse()), "expected a plain dense one"),
     "pt without values": ("s.pt", lambda p: pt(p, torch.ones(10**6, 10**6, device="meta")), "s.pt"),
     "pt that repeats one value": ("s.pt", lambda p: pt(p, torch.ones(1, 1).expand(10**7, 10**4)), "declares"),
-    "safetensors of other names": ("s.safetensors", lambda p: save_file({"weight": GOOD}, p), "found weight"),
+    "safetensors of other names": ("s.safetensors", lambda p: save_file({"weight": GOOD}, p), "found 'weight'"),
     "safetensors of integers": ("s.safetensors", lambda p: save_file({"features": GRID}, p), "holds int64"),
     "safetensors of bytes": ("s.safetensors", lambda p: save_file({"features": GRID.astype("u1")}, p), "holds uint8"),
     "safetensors with an endless header": (
@@ -315,7 +319,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def read_all(path: Path, **asked) -> list[Bag]:
     sources = find_bags(path, **asked).sources
     for source in sources:
-        peek(source)
+        read_header(source)
     return [read_bag(source) for source in sources]
 
 
@@ -361,15 +365,18 @@ SIX = "bag,truth\n" + "a,0\n" * 3 + "b,1\n" * 3
 # what is wrong with a folder -> how it is made, what is said
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (lambda f: f.rmdir(), "does not exist"),
-    "empty": (lambda f: None, "holds no features: expected one file a slide"),
+    "empty": (lambda f: None, "holds no features: expected one file per slide"),
     "only tables": (lambda f: raw(f / "labels.csv", "a,b\n"), "holds no features"),
     "only hidden files": (lambda f: npy(f / ".a.npy"), "holds no features"),
     "one id as two kinds": (lambda f: (npy(f / "a.npy"), pt(f / "a.pt", torch.ones(2, 2))), "bag 'a' twice"),
     "one id as two h5": (lambda f: (h5(f / "a.h5", features=GOOD), h5(f / "a.hdf5", features=GOOD)), "bag 'a' twice"),
-    "two folders with features": (lambda f: (npy(f / "x" / "a.npy"), npy(f / "y" / "a.npy")), "several folders (x, y)"),
+    "two folders with features": (
+        lambda f: (npy(f / "x" / "a.npy"), npy(f / "y" / "a.npy")),
+        "several folders ('x', 'y')",
+    ),
     "two encoders": (
         lambda f: (h5(f / "features_a" / "s.h5", features=GOOD), h5(f / "features_b" / "s.h5", features=GOOD)),
-        "several folders (features_a, features_b)",
+        "several folders ('features_a', 'features_b')",
     ),
     "two magnifications": (
         lambda f: [h5(f / f"{x}x_256px_0px_overlap" / "features_a" / "s.h5", features=GOOD) for x in (10, 20)],
@@ -377,7 +384,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "vectors of whole slides": (
         lambda f: h5(f / "slide_features_titan" / "s.h5", features=GOOD[0]),
-        "one vector for each",
+        "one vector per slide",
     ),
     "two torchmil encoders": (
         lambda f: (npy(f / "coords" / "s.npy"), *(npy(f / "features" / f"features_{e}" / "s.npy") for e in "ab")),
@@ -419,7 +426,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "slideflow index of another length": (lambda f: npz(write_slideflow(f) / "s.index.npz", a=GRID), "has no coords"),
     "matrix of other length": (lambda f: matrix(f, "bag\na\n"), "has 6 rows and instances.csv 1"),
-    "matrix without a bag": (lambda f: matrix(f, "x\n" + "1\n" * 6), "says nothing of bags"),
+    "matrix without a bag": (lambda f: matrix(f, "x\n" + "1\n" * 6), "names no bags"),
     "matrix with an unnamed bag": (lambda f: matrix(f, "bag,x\n" + ",1\n" * 6), "lines without a bag"),
     "matrix with an empty table": (lambda f: matrix(f, ""), "cannot be read"),
     "matrix with a binary table": (lambda f: matrix(f, b"bag\n\xff\xfe\x00\n"), "cannot be read"),
@@ -429,7 +436,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
         "holds a whole cohort",
     ),
     "groups in a damaged h5": (lambda f: raw(f / "all.h5", b"\x89HDF\r\n\x1a\n" + bytes(600)), "cannot be read"),
-    "group without features": (lambda f: h5(f / "all.h5", **{"s1/other": GOOD}), "found other"),
+    "group without features": (lambda f: h5(f / "all.h5", **{"s1/other": GOOD}), "found 'other'"),
 }
 
 
@@ -456,7 +463,7 @@ def test_a_broken_folder_is_named_in_one_sentence(tmp_path, kind):
 @pytest.mark.parametrize(
     ("table", "truth", "words"),
     [
-        (SIX, "tumour", "no column 'tumour': found bag, truth"),
+        (SIX, "tumour", "no column 'tumour': found 'bag', 'truth'"),
         (SIX.replace("1", "maybe"), "truth", "holds 'maybe'"),
         (SIX.replace("1", "0.5"), "truth", "fractions or NaN"),
         (SIX.replace("1", ""), "truth", "holds ''"),
@@ -477,7 +484,7 @@ def test_a_file_that_vanishes_is_named(tmp_path, suffix):
     path = good_file(tmp_path, suffix)
     (source,) = find_bags(path).sources
     path.unlink()
-    for read in (peek, read_bag):
+    for read in (read_header, read_bag):
         with pytest.raises(CarmilError, match=rf"{path.name} is not there"):
             read(source)
 
@@ -486,7 +493,7 @@ def test_a_bag_that_vanishes_from_a_matrix_is_named(tmp_path):
     folder = matrix(tmp_path / "cohort", SIX)
     source = find_bags(folder).sources[1]
     raw(folder / "instances.csv", SIX.replace("b,", "c,") + "\n")
-    with pytest.raises(CarmilError, match=r"instances\.csv has no bag 'b' any more"):
+    with pytest.raises(CarmilError, match=r"instances\.csv no longer has the bag 'b'"):
         read_bag(source)
     (folder / "instances.csv").unlink()
     with pytest.raises(CarmilError, match=r"instances\.csv is not there"):
@@ -515,7 +522,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path):
 
 def test_a_source_of_another_kind_is_refused(tmp_path):
     raw(tmp_path / "s.txt", "hello")
-    with pytest.raises(CarmilError, match=r"s\.txt is no file of features"):
+    with pytest.raises(CarmilError, match=r"s\.txt is not a file of features"):
         read_bag(Source("s", tmp_path / "s.txt", "npy"))
 
 
@@ -628,7 +635,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, name, sav
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     save(tmp_path / name, Payload(tmp_path / "trace"))
     (tmp_path / "trace").unlink(missing_ok=True)
-    with pytest.raises(CarmilError, match=rf"{name}.*(unpickling|is not as torch.save writes it)"):
+    with pytest.raises(CarmilError, match=rf"{name}.*(unpickling|was not written by torch.save)"):
         read_all(tmp_path / name)
     assert not (tmp_path / "trace").exists()
 

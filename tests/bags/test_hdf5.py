@@ -1,4 +1,4 @@
-"""HDF5 is opened for reading in one place, and what is hostile there is one line for bags and tiles alike."""
+"""HDF5 is open_arrays for reading in one place, and what is hostile there is one line for bags and tiles alike."""
 
 import re
 import struct
@@ -12,7 +12,7 @@ import pytest
 
 import carmil
 from carmil.bags import hdf5
-from carmil.bags.arrays import opened
+from carmil.bags.arrays import open_arrays
 from carmil.bags.finding import find_bags
 from carmil.bags.hdf5 import attribute_of, item_of, open_hdf5, values_of
 from carmil.bags.readers import read_bag
@@ -132,7 +132,7 @@ HOSTILE = {
     ),
     "a group as coords": (lambda f: with_coords(f, lambda file: file.create_group("coords")), "is a group"),
     "no coords": (lambda f: with_coords(f, lambda file: None), "has no coords: found nothing"),
-    "a compound attribute": (with_attribute("patch_size", np.zeros(2, "i4,f4")), "neither number nor words"),
+    "a compound attribute": (with_attribute("patch_size", np.zeros(2, "i4,f4")), "neither a number nor text"),
     "words as a number": (with_attribute("patch_size", "many"), "cannot be read"),
     "an infinite size": (with_attribute("patch_size", np.inf), "patch_size is inf: expected a positive number"),
     "a size below zero": (with_attribute("level0_width", -3), "level0_width is -3: expected a positive number"),
@@ -195,8 +195,8 @@ with new_hdf5(Path("a.h5")) as file:
 def test_an_array_of_no_rows_is_empty_however_large_its_chunks_are(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (0, 4), "f4", maxshape=(None, 4), chunks=(1000, 4), compression="gzip")
-    with opened(tmp_path / "a.h5") as contents:
-        assert contents.get("x").read().shape == (0, 4)
+    with open_arrays(tmp_path / "a.h5") as contents:
+        assert contents.array("x").read().shape == (0, 4)
 
 
 @pytest.mark.finding(n=12)
@@ -206,10 +206,10 @@ def test_numbers_and_words_are_read_as_they_are(tmp_path):
         file["x"] = CORNERS
         file["x"].attrs.update(encoder="uni", size=3.5, names=["a", "b"])
     with open_hdf5(path) as file:
-        x = item_of(file, "x", path=path)
-        assert values_of(x, "x").tolist() == CORNERS.tolist()
-        assert attribute_of(x, "encoder", path=path) == "uni" and attribute_of(x, "size", path=path) == 3.5
-        assert list(attribute_of(x, "names", path=path)) == ["a", "b"] and attribute_of(x, "none", path=path) is None
+        x = item_of(file, "x")
+        assert values_of(x).tolist() == CORNERS.tolist()
+        assert attribute_of(x, "encoder") == "uni" and attribute_of(x, "size") == 3.5
+        assert list(attribute_of(x, "names")) == ["a", "b"] and attribute_of(x, "none") is None
 
 
 @pytest.mark.finding(n=14)
@@ -247,12 +247,12 @@ def test_a_string_that_declares_gigabytes_is_refused_before_memory_is_taken(tmp_
         file.attrs["other"] = "x"
     content = bytearray(path.read_bytes())
     with open_hdf5(path) as file:
-        assert np.ravel(attribute_of(file, "encoder", path=path)).tolist() == ["uni"] * (3 if shape else 1)
+        assert np.ravel(attribute_of(file, "encoder")).tolist() == ["uni"] * (3 if shape else 1)
     place = struct.pack("<IQ", 3, content.find(b"GCOL"))  # length of a string, and the heap it is in
     at = content.rfind(place)
     struct.pack_into("<I", content, at, 0x60000000)
     path.write_bytes(content)
     with pytest.raises(CarmilError, match=r"a\.h5 has damaged attributes"), open_hdf5(path) as file:
-        attribute_of(file, "encoder", path=path)
+        attribute_of(file, "encoder")
     with open_hdf5(path) as file:
-        assert attribute_of(file, "other", path=path) == "x"
+        assert attribute_of(file, "other") == "x"

@@ -29,7 +29,7 @@ def tables(tmp_path, monkeypatch):
 def test_files_of_a_registered_layout_become_a_store(tables, tmp_path):
     found = find_bags(tables)
     assert found.layout == "tiles" and [source.id for source in found.sources] == ["a", "b"]
-    store = build_store(tables, tmp_path / "store", workers=4, say=lambda line: None)
+    store = build_store(tables, tmp_path / "store", workers=4, log=lambda line: None)
     assert (store.encoder, store.width, [entry.rows for entry in store.entries]) == ("by hand", 2, [3, 4])
     assert (store.bag(1).features == 1.5).all()
 
@@ -42,10 +42,10 @@ def test_a_folder_that_the_reader_does_not_know_is_read_as_ever(tables, tmp_path
 def test_what_a_reader_cannot_read_is_one_line(tables, tmp_path):
     (tables / "a.tiles").write_text("no numbers\n")
     with pytest.raises(CarmilError, match=r"a\.tiles cannot be read"):
-        build_store(tables, tmp_path / "store", say=lambda line: None)
+        build_store(tables, tmp_path / "store", log=lambda line: None)
 
 
 def test_what_is_no_bag_is_refused(tables, tmp_path):
     register_reader("tiles", find=READERS["tiles"].find, read=lambda name, file: Bag(name, np.loadtxt(file)))
     with pytest.raises(CarmilError, match=r"float64 of shape .*: expected float16 or float32"):
-        build_store(tables, tmp_path / "store", say=lambda line: None)
+        build_store(tables, tmp_path / "store", log=lambda line: None)

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from carmil.bags.building import regroup
 from carmil.bags.finding import find_bags
-from carmil.bags.packing import is_made_from, write_store
+from carmil.bags.packing import is_made_from, regroup, write_store
 from carmil.bags.pictures import Pictures
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.truth import UNKNOWN
 
 SIGNED = np.array([[1, -1, 0], [0, 0, 0], [-1, 1, 1]], dtype=np.int8)
 CLASSES = ("a", "b", "c")
@@ -64,15 +64,20 @@ def test_truth_and_pictures_that_were_cut_off_are_refused_by_name(tmp_path, name
 def test_an_index_with_impossible_sizes_is_refused(tmp_path, change):
     index = write_store(bags(), tmp_path / "store", truth_classes=CLASSES, pictures=pictures()).path / "index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | change))
-    with pytest.raises(CarmilError, match="outside its range"):
+    with pytest.raises(CarmilError, match="expected"):
         open_store(tmp_path / "store")
 
 
-def test_bags_with_and_without_truth_are_not_written_into_one_store(tmp_path):
-    with pytest.raises(CarmilError, match="expected one for all"):
-        write_store([*bags(), Bag("c", FEATURES)], tmp_path / "store", truth_classes=CLASSES)
-    with pytest.raises(CarmilError, match="expected one for all"):
-        write_store(bags(), tmp_path / "store")
+def test_the_truth_of_a_bag_without_instance_labels_is_unknown(tmp_path):
+    store = write_store([*bags(), Bag("c", FEATURES)], tmp_path / "store", truth_classes=CLASSES)
+    assert [entry.truth for entry in store.entries] == [True, True, False]
+    assert (store.bags()[2].instance_labels == UNKNOWN).all()
+
+
+def test_bags_with_instance_labels_of_two_kinds_are_not_written_into_one_store(tmp_path):
+    for others in ([Bag("c", FEATURES, instance_labels=np.zeros(3))], []):
+        with pytest.raises(CarmilError, match=r"instance labels of the shape .* expected"):
+            write_store([*bags(), *others], tmp_path / "store", truth_classes=CLASSES if others else None)
 
 
 def test_pictures_of_other_instances_are_refused(tmp_path):

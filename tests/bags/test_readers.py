@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from carmil.bags.finding import find_bags
-from carmil.bags.readers import peek, read_bag
+from carmil.bags.readers import read_bag, read_header
 from carmil.bags.sources import Bag, Source
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_back_the_same(tmp_path, layout, dtype, rows):
         np.testing.assert_array_equal(again.instance_labels, bag.instance_labels)
     else:
         assert again.instance_labels is None
-    header = peek(source)
+    header = read_header(source)
     assert (header.rows, header.width, header.dtype, header.encoder) == (rows, 4, dtype, again.encoder)
 
 
@@ -159,9 +159,9 @@ def test_clam_reads_slides_that_are_in_pt_files_only_and_says_what_it_chose(tmp_
     (folder / "pt_files" / "notes.txt").write_text("no features")
     found = find_bags(folder)
     assert [(source.id, source.path.name) for source in found.sources] == [("extra", "extra.pt"), ("s1", "s1.h5")]
-    assert "read h5_files, not pt_files: they have coordinates" in found.said
-    assert "read 1 slide from pt_files, not in h5_files: extra" in found.said
-    assert any("the size of a tile is unknown for 2 slides" in sentence for sentence in found.said)
+    assert "read h5_files, not pt_files: they have coordinates" in found.notes
+    assert "read 1 slide from pt_files, not in h5_files: 'extra'" in found.notes
+    assert any("the size of a tile is unknown for 2 slides" in sentence for sentence in found.notes)
     assert read_bag(found.sources[0]).coordinates is None
     assert read_bag(found.sources[1]).tile_size is None
 
@@ -239,7 +239,7 @@ def test_stamp_is_in_micrometres(tmp_path, attrs):
     found = find_bags(tmp_path)
     bag = read_bag(found.sources[0])
     assert found.layout == "stamp"
-    assert any("uni-1a2b3c4d" in sentence for sentence in found.said)
+    assert any("uni-1a2b3c4d" in sentence for sentence in found.notes)
     assert (bag.coordinate_unit, bag.tile_size, bag.encoder, bag.features.dtype) == ("um", 256.0, "uni", np.float16)
     np.testing.assert_array_equal(bag.coordinates, grid(step=256))
 
@@ -248,7 +248,7 @@ def test_an_old_stamp_file_becomes_micrometres_as_stamp_does_it_and_says_so(tmp_
     stamp_file(tmp_path / "s1.h5", coords=grid(step=224), extractor="ctranspath")
     found = find_bags(tmp_path)
     bag = read_bag(found.sources[0])
-    assert any("old STAMP files without a unit" in sentence for sentence in found.said)
+    assert any("old STAMP files without a unit" in sentence for sentence in found.notes)
     assert (bag.coordinate_unit, bag.tile_size) == ("um", 256.0)
     np.testing.assert_allclose(bag.coordinates, grid(step=256), rtol=1e-6)
 
@@ -303,7 +303,7 @@ def test_slideflow_bags_come_with_their_index_and_the_name_of_the_encoder(tmp_pa
     found = find_bags(tmp_path)
     bag = read_bag(found.sources[0])
     assert (found.layout, len(found.sources)) == ("slideflow", 1)
-    assert any("centre of a tile" in sentence for sentence in found.said)
+    assert any("centre of a tile" in sentence for sentence in found.notes)
     assert (bag.encoder, bag.coordinate_unit) == ("RetCCLFeatures", "level0_px")
     np.testing.assert_array_equal(bag.coordinates, grid())
 
@@ -316,7 +316,7 @@ def test_any_h5_file_with_features_under_a_known_name_is_read(tmp_path, key, opt
         file["coords"] = grid()
     found = find_bags(tmp_path)
     assert found.layout == "h5"
-    assert "the files name no unit: coordinates are taken as level-0 pixels" in found.said
+    assert "the files name no unit: coordinates are taken as level-0 pixels" in found.notes
     np.testing.assert_array_equal(read_bag(found.sources[0]).features, features())
 
 
@@ -329,7 +329,7 @@ def test_acmil_keeps_all_slides_in_one_file(tmp_path):
     for path in (tmp_path, tmp_path / "patch_feats_pretrain_medical_ssl.h5"):
         found = find_bags(path)
         assert found.layout == "acmil"
-        assert [(source.id, source.label, peek(source).rows) for source in found.sources] == [
+        assert [(source.id, source.label, read_header(source).rows) for source in found.sources] == [
             ("002", "1", 4),
             ("tumor_001", "0", 3),
         ]
@@ -367,7 +367,7 @@ def test_however_a_matrix_is_stored_it_arrives_as_rows_of_float32(tmp_path, name
     assert (source.id, bag.features.dtype, bag.features.dtype.isnative) == ("a", np.float32, True)
     assert bag.features.flags.c_contiguous and bag.features.flags.owndata and bag.features.flags.writeable
     np.testing.assert_array_equal(bag.features, WIDE.astype(np.float32))
-    assert (peek(source).rows, peek(source).width, peek(source).dtype) == (5, 4, "float32")
+    assert (read_header(source).rows, read_header(source).width, read_header(source).dtype) == (5, 4, "float32")
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
@@ -378,7 +378,7 @@ def test_bfloat16_becomes_float32(tmp_path, name):
     else:
         save_file({"features": values}, tmp_path / name)
     (source,) = find_bags(tmp_path / name).sources
-    assert peek(source).dtype == "float32"
+    assert read_header(source).dtype == "float32"
     np.testing.assert_array_equal(read_bag(source).features, values.float().numpy())
 
 
@@ -395,9 +395,9 @@ def test_kinds_may_stand_side_by_side_and_what_is_no_feature_is_said(tmp_path):
     found = find_bags(tmp_path)
     assert [(source.id, source.layout) for source in found.sources] == [("a", "npy"), ("b", "pt")]
     assert found.layout == "npy+pt"
-    assert found.said == (
-        "1 hidden file left out, whose name begins with a dot: .b.pt.unfinished.pt",
-        "left 1 file aside, no features: labels.csv",
+    assert found.notes == (
+        "1 hidden file left out, whose name begins with a dot: '.b.pt.unfinished.pt'",
+        "1 other file left out: 'labels.csv'",
     )
 
 
@@ -411,11 +411,11 @@ def matrix_folder(root: Path, table: str, rows: int = 4) -> Path:
 def test_rows_of_a_matrix_go_to_the_bag_their_line_names(tmp_path):
     folder = matrix_folder(tmp_path, "slide_id,patient_id,tumour\n007,1,0\n7,1,1\n007,1,False\n7,2,0\n")
     found = find_bags(folder, truth="tumour")
-    assert [(source.id, source.label, peek(source).rows) for source in found.sources] == [
+    assert [(source.id, source.label, read_header(source).rows) for source in found.sources] == [
         ("007", "0", 2),
         ("7", "1", 2),
     ]
-    assert found.said == ("a bag is a slide_id of instances.csv, which has patient_id as well",)
+    assert found.notes == ("a bag is a slide_id of instances.csv, which has patient_id as well",)
     bag = read_bag(found.sources[1])
     np.testing.assert_array_equal(bag.features, features(4, dtype="float16")[[1, 3]])
     assert (bag.instance_labels.tolist(), bag.instance_labels.dtype) == ([1, 0], np.int64)
@@ -481,7 +481,7 @@ def test_musk_is_ninety_two_molecules(shared_data):
     assert sum(source.label == "1" for source in found.sources) == 47
     bags = [read_bag(source) for source in found.sources]
     assert sum(len(bag.features) for bag in bags) == 476 and bags[0].features.shape[1] == 166
-    assert peek(found.sources[0]).rows == len(bags[0].features)
+    assert read_header(found.sources[0]).rows == len(bags[0].features)
 
 
 def test_a_source_is_a_plain_value():
@@ -517,7 +517,7 @@ def test_a_folder_per_slide_gives_the_slide_its_name(tmp_path):
     for place in (tmp_path, tmp_path / "cohort"):
         found = find_bags(place)
         assert [source.id for source in found.sources] == ["TCGA-1.a", "s2", "s3", "s4"]
-        assert "one folder per slide: a slide has the name of its folder" in found.said
+        assert "one folder per slide: a slide has the name of its folder" in found.notes
         for source in found.sources:
             bag = read_bag(source)
             assert np.array_equal(bag.features, values[bag.id])
@@ -537,11 +537,12 @@ def test_several_files_in_a_slide_s_folder_are_chosen_by_name_or_refused(tmp_pat
     kinds = {source.id: source.path.name for source in found.sources}
     assert kinds == {"a": "features.npy", "b": "features.npy"}
     assert any(
-        line.startswith("left other files in the slides' folders aside: ") and "mask.npy" in line for line in found.said
+        line.startswith("other files in the folders of slides are not read: ") and "mask.npy" in line
+        for line in found.notes
     )
-    assert "WARNING: 1 folder left aside, with files under other names: c" in found.said
+    assert "WARNING: 1 folder with files of other names is left out: 'c'" in found.notes
     np.save(tmp_path / "b" / "feats.npy", np.ones((2, 3), np.float32))
-    with pytest.raises(CarmilError, match=r"b holds feats\.npy, features\.npy, all of them features: keep one"):
+    with pytest.raises(CarmilError, match=r"b holds 'feats\.npy', 'features\.npy', all of them features: keep one"):
         find_bags(tmp_path)
 
 
@@ -565,8 +566,8 @@ def test_hidden_files_of_features_are_named_as_left_out_in_build_info_and_check(
     for name in ("a.npy", ".hidden.npy", ".carmil-x-1-y.npy", ".note"):
         np.save(folder / "x.npy", np.ones((3, 2), np.float32))
         (folder / "x.npy").rename(folder / name)
-    line = "1 hidden file left out, whose name begins with a dot: .hidden.npy"
-    assert find_bags(folder).hidden == (".hidden.npy",) and line in find_bags(folder).said
+    line = "1 hidden file left out, whose name begins with a dot: '.hidden.npy'"
+    assert find_bags(folder).hidden == (".hidden.npy",) and line in find_bags(folder).notes
     for words in (("build", str(folder), "--out", str(tmp_path / "store")), ("check", str(folder))):
         status, out, err = said("cohort", *words)
         assert status == 0 and line in " ".join((out + err).split())

@@ -118,14 +118,14 @@ def test_a_site_is_tested_in_one_fold_only():
     for site in set(sites):
         here = np.asarray(sites) == site
         assert Counter((splits.roles[:, here] == TEST).sum(axis=1).tolist()) == {0: 2, int(here.sum()): 1}
-    assert "7 sites, each in the test part of one fold only" in splits.said
+    assert "7 sites, each in the test part of one fold only" in splits.notes
 
 
 def test_a_site_with_most_of_the_patients_is_said():
     slides, patients, labels = cohort(patients=40)
     sites = ["big" if int(patient[1:]) < 30 else patient[2] for patient in patients]
     splits = make_splits(slides, patients, labels, folds=3, sites=sites)
-    assert "WARNING: site 'big' has 30 of 40 patients: the fold that tests it trains on little" in splits.said
+    assert "WARNING: site 'big' has 30 of 40 patients: the fold that tests it trains on little" in splits.notes
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_the_official_parts_are_kept_in_all_their_spellings():
     words = ["Train", "training", "VAL", "valid", "validation", "dev", "test", "Testing", "", "train"]
     splits = official_splits(list("abcdefghij"), list("abcdefghij"), [0, 1] * 5, words)
     assert splits.roles.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 0, 1]]
-    assert splits.said == ("1 of 10 slides is in no fold ('i')",)
+    assert splits.notes == ("1 of 10 slides is in no fold ('i')",)
 
 
 def test_an_official_split_without_validation_takes_it_from_training():
@@ -189,7 +189,7 @@ def test_an_official_split_without_validation_takes_it_from_training():
     splits = official_splits(slides, patients, labels, ["test" if p < "p04" else "train" for p in patients])
     assert part(splits, 0, TEST) == {slide for slide in slides if slide < "p04"}
     assert len(part(splits, 0, VALIDATION)) == 4  # one patient of each class, with two slides
-    assert splits.said == (
+    assert splits.notes == (
         "1 of 1 fold without a validation part: 15% of the training patients of each class are taken for it (seed 0)",
     )
 
@@ -200,7 +200,7 @@ def test_the_official_split_of_bracs_is_its_own(shared_data):
     splits = official_splits(table.slides, table.patients, labels, table.official)
     assert [int((splits.roles == role).sum()) for role in (TRAIN, VALIDATION, TEST)] == [395, 65, 87]
     assert audit(splits, labels, table.classes) == ([], [])
-    assert splits.said == ()
+    assert splits.notes == ()
 
 
 def test_camelyon_is_split_by_patient(shared_data):
@@ -219,7 +219,7 @@ def test_clams_split_of_camelyon_is_read_where_slides_stand_alone(shared_data):
     assert "tumor_010" in part(splits, 0, TRAIN)
     assert "tumor_016" in part(splits, 0, VALIDATION)
     assert "test_079" in part(splits, 0, TEST)
-    assert splits.said == ()
+    assert splits.notes == ()
 
 
 def test_clams_split_of_camelyon_is_refused_for_it_tears_patients_apart(shared_data):
@@ -238,7 +238,7 @@ def test_what_is_written_is_read_again(tmp_path, form, name):
     write_splits(tmp_path / name, splits, form=form, labels=labels, classes=["a", "b", "c"])
     again = read_splits(tmp_path / name, slides, patients, labels)
     assert again.roles.tolist() == splits.roles.tolist()
-    assert again.said == ()
+    assert again.notes == ()
 
 
 def test_a_nested_split_is_read_again_as_one(tmp_path):
@@ -284,7 +284,7 @@ def test_stamp_gets_patients_and_chooses_its_own_validation(tmp_path):
     assert [sorted(fold["train_patients"] + fold["test_patients"]) for fold in folds] == [sorted(set(patients))] * 2
     again = read_splits(tmp_path / "splits.json", slides, patients, labels)
     assert ((again.roles == TEST) == (splits.roles == TEST)).all()
-    assert again.said == (
+    assert again.notes == (
         "the ids of splits.json are patients",
         "2 of 2 folds without a validation part: 15% of the training patients of each class are taken for it (seed 0)",
     )
@@ -317,7 +317,7 @@ def test_clams_folds_are_in_the_order_of_their_numbers(tmp_path):
         written(tmp_path / f"splits_{number}.csv", ",train,test\n" + "".join(rows))
     splits = read_splits(tmp_path, list("abcdef"), list("abcdef"), [0, 1] * 3)
     assert [part(splits, row, TEST) for row in (0, 1)] == [{"a"}, {"b"}]
-    assert "some numbers are missing" in splits.said[0]
+    assert "some numbers are missing" in splits.notes[0]
 
 
 def test_torchmils_split_is_read(tmp_path):
@@ -330,14 +330,14 @@ def test_a_split_of_cases_is_read_by_patient(tmp_path):
     path = written(tmp_path / "k=all.tsv", "case_id\tslide_id\tfold_0\np\tx1\ttrain\nq\tx2\ttest\nr\tx3\tval\n")
     splits = read_splits(path, ["p1", "p2", "q1", "r1"], ["p", "p", "q", "r"], [0, 1, 0, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, TEST, VALIDATION]]
-    assert splits.said == ("the ids of k=all.tsv are patients",)
+    assert splits.notes == ("the ids of k=all.tsv are patients",)
 
 
 def test_ids_that_became_floats_are_repaired_and_said(tmp_path):
     path = written(tmp_path / "splits_0.csv", ",train,val,test\n0,11.0,13.0,14.0\n1,12.0,,\n")
     splits = read_splits(path, ["11", "12", "13", "14"], ["11", "12", "13", "14"], [0, 1, 0, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, VALIDATION, TEST]]
-    assert splits.said == ("4 ids end in '.0' (saved as numbers): '11.0' read as '11'",)
+    assert splits.notes == ("4 ids end in '.0' (saved as numbers): '11.0' read as '11'",)
 
 
 def test_strangers_and_slides_in_no_fold_are_said(tmp_path):
@@ -346,7 +346,7 @@ def test_strangers_and_slides_in_no_fold_are_said(tmp_path):
     )
     splits = read_splits(path, list("abcde"), list("abcde"), [0, 1, 0, 1, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, VALIDATION, TEST, UNUSED]]
-    assert splits.said == (
+    assert splits.notes == (
         "3 of 7 ids of splits.csv not in the cohort ('x', 'y' and 1 more)",
         "1 of 5 slides is in no fold ('e')",
     )

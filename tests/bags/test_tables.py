@@ -50,7 +50,7 @@ def test_a_plain_table_is_read_as_it_stands(table):
 
 
 def test_every_guess_is_said(table):
-    assert read_labels(table(PLAIN)).said == (
+    assert read_labels(table(PLAIN)).notes == (
         "slide column: 'slide_id' (guessed)",
         "patient column: 'case_id' (guessed)",
         "label column: 'label' (guessed)",
@@ -61,7 +61,7 @@ def test_every_guess_is_said(table):
 
 def test_what_is_named_is_not_guessed(table):
     labels = read_labels(table(PLAIN), slide="slide_id", patient="case_id", label="label", positive="normal")
-    assert labels.said == ("classes: 'tumor' (2 slides), 'normal' (2 slides)",)
+    assert labels.notes == ("classes: 'tumor' (2 slides), 'normal' (2 slides)",)
     assert labels.classes == ("tumor", "normal")
 
 
@@ -99,8 +99,8 @@ def test_parquet_says_the_same_as_csv(table, tmp_path):
     frame.to_parquet(tmp_path / "labels.parquet")
     labels = read_labels(tmp_path / "labels.parquet")
     assert (labels.slides, labels.labels) == (("a", "b", "c"), ("0", "0", "1"))
-    assert "1 slide has an empty label in column 'label' (guessed) and is left out (line 4)" in labels.said
-    assert "labels are whole numbers written like '0.0': read without the point" in labels.said
+    assert "1 slide has an empty label in column 'label' (guessed) and is left out (line 4)" in labels.notes
+    assert "labels are whole numbers written like '0.0': read without the point" in labels.notes
 
 
 def test_nothing_becomes_a_number_or_nothing_on_the_way(table):
@@ -112,7 +112,7 @@ def test_nothing_becomes_a_number_or_nothing_on_the_way(table):
 def test_latin_letters_are_read_and_said(table):
     labels = read_labels(table(PLAIN.replace("tumor", "bösartig").encode("latin-1")))
     assert labels.classes == ("bösartig", "normal")
-    assert "labels.csv is not UTF-8: read as Latin-1; look at ids and labels with special letters" in labels.said
+    assert "labels.csv is not UTF-8: read as Latin-1; look at ids and labels with special letters" in labels.notes
 
 
 def test_letters_spelled_in_two_ways_are_one_id():
@@ -145,38 +145,38 @@ def test_numbers_are_ordered_as_numbers_and_words_by_the_alphabet(table):
 def test_rows_without_a_label_are_left_out_and_counted(table):
     labels = read_labels(table(PLAIN + "p4,e,\np5,f,NaN\n"))
     assert labels.slides == ("a", "b", "c", "d")
-    assert "2 slides have an empty label in column 'label' (guessed) and are left out (lines 6, 7)" in labels.said
+    assert "2 slides have an empty label in column 'label' (guessed) and are left out (lines 6, 7)" in labels.notes
 
 
 def test_a_slide_that_comes_twice_counts_once(table):
     labels = read_labels(table(PLAIN + "p3,d.svs,tumor\n"))
     assert labels.slides == ("a", "b", "c", "d")
-    assert "1 row repeats a slide and is counted once ('d')" in labels.said
+    assert "1 row repeats a slide and is counted once ('d')" in labels.notes
 
 
 def test_a_patient_of_two_labels_is_said(table):
     labels = read_labels(table(PLAIN + "p1,e,tumor\n"))
-    assert "1 patient has slides of different labels ('p1')" in labels.said
+    assert "1 patient has slides of different labels ('p1')" in labels.notes
 
 
 def test_a_table_without_patients_makes_each_slide_its_own(table):
     labels = read_labels(table("slide,label\na,0\nb,1\nc,1\n"))
     assert labels.patients == labels.slides
-    assert "no patient column: each slide is its own patient" in labels.said
+    assert "no patient column: each slide is its own patient" in labels.notes
 
 
 def test_a_column_that_may_be_the_patients_is_asked_for_loudly(table):
     labels = read_labels(table("slide,owner,age,label\na,p,30,0\nb,p,30,1\n"))
     assert (
         "WARNING: no patient column: each slide is its own patient; is it 'owner' or 'age'? Name it with --patient"
-        in labels.said
+        in labels.notes
     )
 
 
 def test_the_only_column_of_ids_is_the_slides(table):
     labels = read_labels(table("PATIENT,label\na,0\nb,1\nc,1\n"))
     assert labels.slides == labels.patients == ("a", "b", "c")
-    assert "slide column: 'PATIENT', the only column of ids; each one is its own patient" in labels.said
+    assert "slide column: 'PATIENT', the only column of ids; each one is its own patient" in labels.notes
 
 
 def test_slides_of_one_tcga_case_are_one_patient_even_without_a_column(table):
@@ -184,7 +184,7 @@ def test_slides_of_one_tcga_case_are_one_patient_even_without_a_column(table):
     labels = read_labels(table("slide_id,label\n" + rows), site="tcga")
     assert labels.patients == ("TCGA-A2-A0CM", "TCGA-A2-A0CM", "TCGA-3C-AALI")
     assert labels.sites == ("A2", "A2", "3C")
-    assert "no patient column: patients are read from the TCGA barcodes ('TCGA-A2-A0CM')" in labels.said
+    assert "no patient column: patients are read from the TCGA barcodes ('TCGA-A2-A0CM')" in labels.notes
 
 
 def test_sites_and_official_parts_come_from_their_columns(table):
@@ -201,19 +201,19 @@ def test_a_column_called_set_that_is_no_split_is_not_taken_for_one(table):
 def test_two_slide_columns_are_said(table):
     labels = read_labels(table("slide_id,image_id,label\na,1,0\nb,2,1\nc,3,1\n"))
     assert labels.slides == ("a", "b", "c")
-    assert "slide column: 'slide_id' (guessed; 'image_id' would do too)" in labels.said
+    assert "slide column: 'slide_id' (guessed; 'image_id' would do too)" in labels.notes
 
 
 def test_two_label_columns_that_say_the_same_are_one(table):
     labels = read_labels(table("slide,label,diagnosis\na,0,normal\nb,1,tumor\nc,1,tumor\n"))
     assert labels.labels == ("0", "1", "1")
-    assert "label column: 'label' (guessed; 'diagnosis' would do too)" in labels.said
+    assert "label column: 'label' (guessed; 'diagnosis' would do too)" in labels.notes
 
 
 def test_the_only_other_column_is_the_label(table):
     labels = read_labels(table("slide_id,HRD\na,low\nb,high\nc,high\n"))
     assert labels.labels == ("low", "high", "high")
-    assert "label column: 'HRD' (guessed)" in labels.said
+    assert "label column: 'HRD' (guessed)" in labels.notes
 
 
 def test_a_column_may_be_named_in_other_letters(table):
@@ -302,22 +302,22 @@ def test_bags_find_their_labels_in_the_order_of_the_bags():
     assert found.labels == (0, 0)
     assert found.unlabelled == ("other",)
     assert found.missing == ("s2",)
-    assert "1 of 3 bags has no label and is left out ('other')" in found.said
-    assert "WARNING: no bag has the label 'b'" in found.said
+    assert "1 of 3 bags has no label and is left out ('other')" in found.notes
+    assert "WARNING: no bag has the label 'b'" in found.notes
 
 
 def test_losing_more_than_half_is_said_loudly():
     found = match(labelled("s1", "s2"), ["s1", "s2", "x", "y", "z"])
     assert (
         "WARNING: more than half is lost: 3 of 5 bags have no label and are left out ('x', 'y' and 1 more)"
-        in found.said
+        in found.notes
     )
 
 
 def test_ids_that_became_floats_find_their_bags():
     found = match(labelled("12.0", "13.0", "x"), ["12", "13"])
     assert (found.slides, found.patients, found.labels) == (("12", "13"), ("12", "13"), (0, 1))
-    assert "2 slide ids end in '.0' (saved as numbers): '12.0' read as '12'" in found.said
+    assert "2 slide ids end in '.0' (saved as numbers): '12.0' read as '12'" in found.notes
     assert found.missing == ("x",)
 
 
@@ -326,8 +326,8 @@ def test_ids_that_are_nearly_the_same_are_said():
     assert (
         "WARNING: 1 label has no bag, and a bag with nearly their id has no label: 'Bag 5' in the table, 'bag_05' among the "
         "bags; write them alike"
-    ) in found.said
-    assert len(found.said) == 3 + 1  # two kinds of loss, and the class that has no bag
+    ) in found.notes
+    assert len(found.notes) == 3 + 1  # two kinds of loss, and the class that has no bag
 
 
 def test_a_table_of_cases_labels_the_slides_of_each():
@@ -337,7 +337,7 @@ def test_a_table_of_cases_labels_the_slides_of_each():
     assert found.labels == (0, 1, 0)
     assert found.unlabelled == ("TCGA-33-DX1",)
     assert found.missing == ("TCGA-3",)
-    assert "the table's ids are taken as patients: 3 bags are named after 2 of them" in found.said
+    assert "the table's ids are taken as patients: 3 bags are named after 2 of them" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -362,14 +362,14 @@ def test_bracs_has_seven_classes_and_official_parts(shared_data):
     assert labels.classes == tuple("0123456")
     assert labels.official is not None
     assert [labels.official.count(part) for part in ("train", "val", "test")] == [395, 65, 87]
-    assert "split column: 'split_info' (guessed)" in labels.said
+    assert "split column: 'split_info' (guessed)" in labels.notes
 
 
 def test_camelyon_has_patients_of_two_slides_and_some_of_two_labels(shared_data):
     labels = read_labels(shared_data / "tables" / "camelyon16_acmil.csv")
     assert (len(labels.slides), len(set(labels.patients))) == (399, 362)
     assert (labels.labels.count("0"), labels.labels.count("1")) == (239, 160)
-    assert any(sentence.startswith("10 patients have slides of different labels") for sentence in labels.said)
+    assert any(sentence.startswith("10 patients have slides of different labels") for sentence in labels.notes)
 
 
 def test_a_table_without_a_header_loses_no_row(shared_data):
@@ -377,7 +377,7 @@ def test_a_table_without_a_header_loses_no_row(shared_data):
     assert labels.slides[0] == "TCGA-E2-A154"
     assert (labels.labels.count("IDC"), labels.labels.count("ILC")) == (779, 198)
     assert labels.sites is not None and labels.sites[0] == "E2"
-    assert "tcga_brca_rrt.csv has no header line: its two columns are taken as slide and label" in labels.said
+    assert "tcga_brca_rrt.csv has no header line: its two columns are taken as slide and label" in labels.notes
     found = match(labels, ["TCGA-E2-A154-01Z-00-DX1.0BD4.svs", "TCGA-LL-A5YM-01Z-00-DX1"])
     assert (found.patients, found.labels) == (("TCGA-E2-A154", "TCGA-LL-A5YM"), (0, 0))
 

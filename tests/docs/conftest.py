@@ -33,7 +33,7 @@ def store(material, tmp_path_factory) -> Path:
     from carmil.bags.building import build_store
 
     path = tmp_path_factory.mktemp("store") / "cohort"
-    build_store(material / "features", path, say=lambda line: None)
+    build_store(material / "features", path, log=lambda line: None)
     return path
 
 

@@ -593,7 +593,7 @@ def test_train_takes_the_skip_broken_that_it_recommends(files, tmp_path, said):
     status, _, err = said(*words, *SMALL_TRAINING)
     assert (status, "--skip-broken" in err.strip().splitlines()[-1]) == (2, True)
     assert said(*words, *SMALL_TRAINING, "--skip-broken")[0] == 0
-    assert open_store(tmp_path / "run" / "cohort").left_out == ("000-0",)
+    assert open_store(tmp_path / "run" / "cohort").index.left_out == ("000-0",)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["skip_broken"] is True
     for command in ("predict", "evaluate"):
         labels = ("--labels", str(files.labels)) if command == "evaluate" else ()

@@ -310,10 +310,10 @@ def _make_matrices(folder: Path) -> None:
 
 def _read_bags(folder: Path, file: Path) -> None:
     from carmil.bags.finding import find_bags
-    from carmil.bags.readers import peek, read_bag
+    from carmil.bags.readers import read_bag, read_header
 
     for source in find_bags(folder if folder.name != "npz" else file).sources:
-        peek(source)
+        read_header(source)
         read_bag(source)
 
 
@@ -323,8 +323,8 @@ def _make_store(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         for layout in ("trident", "npz"):
             _make_bags(layout)(Path(name))
-            build_store(Path(name) / layout, folder / layout, workers=1, say=lambda line: None)
-        build_store(Path(name) / "npz", folder / "bfloat", dtype="bfloat16", workers=1, say=lambda line: None)
+            build_store(Path(name) / layout, folder / layout, workers=1, log=lambda line: None)
+        build_store(Path(name) / "npz", folder / "bfloat", dtype="bfloat16", workers=1, log=lambda line: None)
 
 
 def _read_store(folder: Path, file: Path) -> None:

@@ -1,8 +1,7 @@
-"""How arrays lie in a file: one view of h5, npy, npz, pt and safetensors, whoever wrote it.
+"""One view of the arrays in h5, npy, npz, pt and safetensors files, whichever tool wrote them.
 
-Nothing is read before it is asked for, nothing outside the file is followed and no pickle is ever executed. Whatever
-the libraries raise over a damaged file leaves here as one `CarmilError` that names the file. Features are n instances
-of d values.
+Nothing is read before it is needed, nothing outside the file is followed and no pickle is ever executed. Whatever a library
+raises on a damaged file becomes one `CarmilError` that names the file. Features are n instances of d values.
 """
 
 import math
@@ -12,20 +11,20 @@ import stat
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from carmil.bags.hdf5 import attribute_of, check_size, item_of, names_of, open_hdf5, values_of
 from carmil.errors import CarmilError
 from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, check_declared_size, one_line_errors
-from carmil.words import plural
+from carmil.words import examples
 
-# How the name of a file ends, and what is in it.
+# The kind of file by the ending of its name.
 KINDS = {
     ".h5": "h5",
     ".hdf5": "h5",
@@ -44,35 +43,50 @@ _CONVERT = {
 _SAFETENSORS_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
 
 
+def _no_attribute(name: str) -> None:
+    return None
+
+
 @dataclass(frozen=True)
-class Held:
-    """One array of a file, not read yet. `told` gives an attribute of the array, or None."""
+class StoredArray:
+    """One array of a file, not read yet. `where` is for messages; `attribute` returns an attribute by its name, or None."""
 
     where: str
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], np.ndarray]
-    told: Callable[[str], Any]
+    attribute: Callable[[str], Any] = _no_attribute
 
 
 @dataclass(frozen=True)
-class Contents:
-    """An open file. `get` gives an array by its name, `told` an attribute of the whole file, or None."""
+class ArrayFile:
+    """An open file. `array` returns an array by its name, `attribute` an attribute of the whole file, or None."""
 
     path: Path
     names: tuple[str, ...]
-    get: Callable[[str], Held]
-    told: Callable[[str], Any]
+    array: Callable[[str], StoredArray]
+    attribute: Callable[[str], Any] = _no_attribute
+
+    def find(self, names: Iterable[str]) -> StoredArray | None:
+        """The first of these names that the file has."""
+        name = next((name for name in names if name in self.names), None)
+        return None if name is None else self.array(name)
+
+    def one_of(self, names: Iterable[str]) -> StoredArray:
+        """The first of these names that the file has. Refuses a file without any of them."""
+        if (array := self.find(names)) is None:
+            raise CarmilError(f"{self.path} has no {next(iter(names))}: found {examples(self.names, 6)}")
+        return array
 
 
 def kind_of(path: Path) -> str | None:
-    """What a file of this name holds; None if it is nothing we read arrays from."""
+    """The kind of file by its name; None for files that hold no arrays."""
     return KINDS.get(path.suffix.lower())
 
 
 @contextmanager
-def opened(path: Path, inside: str = "") -> Iterator[Contents]:
-    """The arrays of a file, or of the group `inside` of an h5 file, as long as the block lasts."""
+def open_arrays(path: Path, group: str = "") -> Iterator[ArrayFile]:
+    """Open a file of arrays, or a group of an h5 file, for the time of the block."""
     with one_line_errors(path):
         if not stat.S_ISREG(path.stat().st_mode):
             raise CarmilError(f"{path} is not an ordinary file: expected a file of features")
@@ -83,36 +97,25 @@ def opened(path: Path, inside: str = "") -> Iterator[Contents]:
         # torchmil keeps instance labels as npy under a name that ends in .h5
         kind = "npy" if start.startswith(np.lib.format.MAGIC_PREFIX) else kind_of(path)
         if kind not in _OPENERS:
-            raise CarmilError(f"{path} is no file of features: expected one of {', '.join(KINDS)}")
+            raise CarmilError(f"{path} is not a file of features: expected one of {', '.join(KINDS)}")
         if kind == "npy" and start[:1] == b"\x80":
             raise _needs_pickle(path, "npy")
-        with _OPENERS[kind](path, inside) as contents:
-            yield contents
+        with _OPENERS[kind](path, group) as file:
+            yield file
 
 
 def groups_of(path: Path) -> tuple[tuple[str, str | None], ...]:
-    """The groups at the top of an h5 file and the label each is given, as ACMIL keeps its slides."""
-    import h5py
-
-    found = []
-    with open_hdf5(path) as file:
-        for name in names_of(file, path=path):
-            item = item_of(file, name, path=path)
-            if isinstance(item, h5py.Group):
-                found.append((name, as_text(attribute_of(item, "label", path=path))))
-    return tuple(found)
-
-
-def has_groups(path: Path) -> bool:
-    """Whether there is a group at the top of an h5 file."""
+    """The groups at the top of an h5 file with their labels, as ACMIL keeps its slides."""
     import h5py
 
     with open_hdf5(path) as file:
-        return any(isinstance(item_of(file, name, path=path), h5py.Group) for name in names_of(file, path=path))
+        items = {name: item_of(file, name) for name in names_of(file)}
+        groups = {name: item for name, item in items.items() if isinstance(item, h5py.Group)}
+        return tuple((name, as_text(attribute_of(group, "label"))) for name, group in groups.items())
 
 
 def as_text(value: Any) -> str | None:
-    """An attribute as words; None where tools write nothing, or the word None."""
+    """An attribute as text; None where a tool wrote nothing, or the word None."""
     if isinstance(value, np.ndarray | np.generic) and np.size(value) == 1:
         value = np.asarray(value).reshape(()).item()
     if isinstance(value, bytes):
@@ -123,7 +126,7 @@ def as_text(value: Any) -> str | None:
 
 
 def as_number(value: Any, where: str) -> float | None:
-    """An attribute as a positive number; of (x, y) the first, for tiles are square."""
+    """An attribute as a positive number; the first of (x, y), since tiles are square."""
     if as_text(np.ravel(value)[0] if np.size(value) else None) is None:
         return None
     number = float(np.ravel(value)[0])
@@ -132,177 +135,143 @@ def as_number(value: Any, where: str) -> float | None:
     return number
 
 
-def one_of(contents: Contents, names: Iterable[str]) -> Held:
-    """The first of these names that the file has."""
-    name = next((name for name in names if name in contents.names), None)
-    if name is None:
-        raise CarmilError(f"{contents.path} has no {next(iter(names))}: found {some(contents.names)}")
-    return contents.get(name)
+def feature_layout(array: StoredArray) -> tuple[int, int, str]:
+    """n, d and the type of features when they are read: float16 stays, other floats become float32.
 
-
-def rows_and_width(held: Held) -> tuple[int, int]:
-    """n and d of features; some tools write them as (1, n, d)."""
-    shape = held.shape[1:] if len(held.shape) == 3 and held.shape[0] == 1 else held.shape
+    Some tools write features as (1, n, d).
+    """
+    shape = array.shape[1:] if len(array.shape) == 3 and array.shape[0] == 1 else array.shape
     if len(shape) == 1:
         raise CarmilError(
-            f"{held.where} has the shape {held.shape}, one vector for a whole slide: expected one row a tile, "
+            f"{array.where} has the shape {array.shape}, one vector for a whole slide: expected one row per tile, "
             "(instances, features)"
         )
     if len(shape) != 2 or shape[1] == 0:
-        raise CarmilError(f"{held.where} has the shape {held.shape}: expected (instances, features)")
-    return shape[0], shape[1]
+        raise CarmilError(f"{array.where} has the shape {array.shape}: expected (instances, features)")
+    dtype = array.dtype.lstrip("<>=|").replace("f2", "float16").replace("f4", "float32").replace("f8", "float64")
+    if dtype not in ("float16", "float32", "float64", "bfloat16"):
+        if dtype == "object" and kind_of(Path(array.where.split(": ")[0])) != "h5":
+            array.read()  # refuses, and says how to convert the file
+        raise CarmilError(f"{array.where} holds {array.dtype}: expected float16 or float32 features")
+    return shape[0], shape[1], "float16" if dtype == "float16" else "float32"
 
 
-def dtype_when_read(held: Held) -> str:
-    """float16 stays what it is; all else that can be features becomes float32."""
-    name = held.dtype.lstrip("<>=|").replace("f2", "float16").replace("f4", "float32").replace("f8", "float64")
-    if name not in ("float16", "float32", "float64", "bfloat16"):
-        if name == "object" and kind_of(Path(held.where.split(": ")[0])) != "h5":
-            held.read()  # refuses, and says how to convert
-        raise CarmilError(f"{held.where} holds {held.dtype}: expected float16 or float32 features")
-    return "float16" if name == "float16" else "float32"
-
-
-def as_features(held: Held) -> np.ndarray:
-    """The whole array, (n, d); what is too large for float32 becomes infinite."""
-    shape, dtype = rows_and_width(held), dtype_when_read(held)
-    values = held.read()
+def read_features(array: StoredArray, rows: np.ndarray | None = None) -> np.ndarray:
+    """Features (n, d), or some of their rows, in memory; values too large for float32 become infinite."""
+    n, d, dtype = feature_layout(array)
+    values = array.read().reshape(n, d)
     with np.errstate(over="ignore"):
-        return owned(values if values.shape == shape else values.reshape(shape), dtype)
+        return in_memory(values if rows is None else values[rows], dtype)
 
 
-def whole_numbers(held: Held, rows: int) -> np.ndarray:
-    """The whole array as labels, (rows) int64."""
-    if held.shape not in ((rows,), (rows, 1), (1, rows)):
-        raise CarmilError(f"{held.where} has the shape {held.shape}: expected ({rows},), one whole number each")
-    return as_labels(held.read().reshape(rows), held.where)
+def read_instance_labels(array: StoredArray, rows: int) -> np.ndarray:
+    """Labels, (rows) int64."""
+    if array.shape not in ((rows,), (rows, 1), (1, rows)):
+        raise CarmilError(f"{array.where} has the shape {array.shape}: expected ({rows},), one whole number each")
+    return as_labels(array.read().reshape(rows), array.where)
 
 
 def as_labels(values: np.ndarray, where: str) -> np.ndarray:
-    """Values already read as int64; 1.0 is a label, 0.5 is none."""
+    """Values as int64 labels: 1.0 is one, 0.5 is refused."""
     if values.dtype.kind not in "biuf":
         raise CarmilError(f"{where} holds {values.dtype}: expected whole numbers as labels")
     if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.floor(values))).all():
         raise CarmilError(f"{where} holds fractions or NaN: expected whole numbers as labels")
-    return owned(values, "int64")
+    return in_memory(values, "int64")
 
 
-def owned(values: np.ndarray, dtype: str) -> np.ndarray:
-    """In memory of its own, row after row, in this machine's byte order: nothing stays mapped or open."""
+def in_memory(values: np.ndarray, dtype: str) -> np.ndarray:
+    """A contiguous copy in this machine's byte order: nothing stays mapped or open."""
     return np.array(values, dtype=dtype, order="C", copy=None if values.flags.owndata else True)
 
 
-def some(names: Iterable[str]) -> str:
-    """The first few of many names, for a sentence."""
-    names = [str(name) if str(name).isprintable() else repr(name) for name in names]
-    return (", ".join(names[:6]) + (f", and {len(names) - 6} more" if len(names) > 6 else "")) or "nothing"
-
-
-def hidden_line(names: Sequence[str]) -> str:
-    """Say which files were left out because their names begin with a dot."""
-    begin = "name begins" if len(names) == 1 else "names begin"
-    return f"{plural(len(names), 'hidden file')} left out, whose {begin} with a dot: {some(names)}"
-
-
 @contextmanager
-def _h5(path: Path, inside: str) -> Iterator[Contents]:
+def _open_h5(path: Path, group: str) -> Iterator[ArrayFile]:
     import h5py
 
     with open_hdf5(path) as file:
-        group = item_of(file, inside, path=path) if inside else file
-        if not isinstance(group, h5py.Group):
-            raise CarmilError(f"{path} has no group {inside!r} any more: look for its bags again")
+        owner = item_of(file, group) if group else file
+        if not isinstance(owner, h5py.Group):
+            raise CarmilError(f"{path} no longer has the group {group!r}: run the command again")
 
-        def get(name: str) -> Held:
-            dataset = item_of(group, name, path=path)
-            where = f"{path}: {name}"
+        def array(name: str) -> StoredArray:
+            dataset, where = item_of(owner, name), f"{path}: {name}"
             if not isinstance(dataset, h5py.Dataset):
                 raise CarmilError(f"{where} is a group: expected an array")
             if dataset.shape is None:
                 raise CarmilError(f"{where} has no values: expected an array")
-            check_size(dataset, where)
-            return Held(
+            check_size(dataset)
+            return StoredArray(
                 where,
                 dataset.shape,
                 str(dataset.dtype),
-                lambda: values_of(dataset, where),
-                lambda attribute: attribute_of(dataset, attribute, path=path),
+                lambda: values_of(dataset),
+                lambda attribute: attribute_of(dataset, attribute),
             )
 
-        yield Contents(
-            path, names_of(group, path=path), get, lambda attribute: attribute_of(group, attribute, path=path)
-        )
+        yield ArrayFile(path, names_of(owner), array, lambda attribute: attribute_of(owner, attribute))
 
 
 @contextmanager
-def _npy(path: Path, inside: str) -> Iterator[Contents]:
+def _open_npy(path: Path, group: str) -> Iterator[ArrayFile]:
     with path.open("rb") as stream:
-        shape, fortran, dtype = _npy_header(stream, f"{path}")
-        offset = stream.tell()
-    if not dtype.hasobject:
-        check_declared_size(f"{path}", math.prod(shape) * dtype.itemsize, path.stat().st_size - offset)
+        header = _read_npy_header(stream, f"{path}", path.stat().st_size)
 
     def read() -> np.ndarray:
-        if dtype.hasobject:
+        if header.dtype.hasobject:
             raise _needs_pickle(path, "npy")
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+        if 0 in header.shape:
+            return np.empty(header.shape, header.dtype)
+        return np.memmap(path, header.dtype, "r", header.bytes, header.shape, header.order)
 
-    held = Held(f"{path}", shape, str(dtype), read, _nothing_told)
-    yield Contents(path, ("",), lambda _: held, _nothing_told)
+    array = StoredArray(f"{path}", header.shape, str(header.dtype), read)
+    yield ArrayFile(path, ("",), lambda _: array)
 
 
 @contextmanager
-def _npz(path: Path, inside: str) -> Iterator[Contents]:
+def _open_npz(path: Path, group: str) -> Iterator[ArrayFile]:
     with zipfile.ZipFile(path) as archive:
 
-        def get(name: str) -> Held:
+        def array(name: str) -> StoredArray:
             info, where = archive.getinfo(f"{name}.npy"), f"{path}: {name}"
             with archive.open(info) as stream:
-                shape, fortran, dtype = _npy_header(stream, where)
-                offset = stream.tell()
-            if not dtype.hasobject:
+                header = _read_npy_header(stream, where, info.file_size)
+            if not header.dtype.hasobject:
                 stored = min(info.compress_size, path.stat().st_size)
                 check_declared_size(where, info.file_size, max(stored * MOST_UNFOLDED, SMALL))
-                check_declared_size(where, math.prod(shape) * dtype.itemsize, info.file_size - offset)
 
             def read() -> np.ndarray:
-                if dtype.hasobject:
+                if header.dtype.hasobject:
                     raise _needs_pickle(path, "npz")
                 with archive.open(info) as stream:
-                    stream.read(offset)
-                    values = np.frombuffer(stream.read(), dtype, count=math.prod(shape))
-                return values.reshape(shape, order="F" if fortran else "C")
+                    stream.read(header.bytes)
+                    values = np.frombuffer(stream.read(), header.dtype, count=math.prod(header.shape))
+                return values.reshape(header.shape, order=header.order)
 
-            return Held(where, shape, str(dtype), read, _nothing_told)
+            return StoredArray(where, header.shape, str(header.dtype), read)
 
         names = tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
         if twice := next((name for name, times in Counter(names).items() if times > 1), None):
             raise CarmilError(f"{path} has the array {twice!r} twice: expected each once; write the file again")
-
-        def told(name: str) -> Any:
-            return get(name).read() if name in names else None
-
-        yield Contents(path, names, get, told)
+        yield ArrayFile(path, names, array, lambda name: array(name).read() if name in names else None)
 
 
 @contextmanager
-def _pt(path: Path, inside: str) -> Iterator[Contents]:
+def _open_pt(path: Path, group: str) -> Iterator[ArrayFile]:
     import torch
 
-    with warnings.catch_warnings(action="ignore"):  # torch's, about what we refuse a line later
+    with warnings.catch_warnings(action="ignore"):  # torch's, about what is refused a line later
         try:
-            # The old format of torch before 1.6 is no zip, and cannot be mapped.
+            # The format of torch before 1.6 is not a zip file, and cannot be mapped.
             loaded = torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
         except pickle.UnpicklingError as error:
             if not re.search(r"GLOBAL \S+|Unsupported class", str(error)):
-                raise CarmilError(f"{path} is not as torch.save writes it: {AGAIN}") from error
+                raise CarmilError(f"{path} was not written by torch.save: {AGAIN}") from error
             raise _needs_pickle(path, "pt") from error
     several = isinstance(loaded, dict)
     values = loaded if several else {"": loaded}
 
-    def get(name: str) -> Held:
+    def array(name: str) -> StoredArray:
         tensor, where = values[name], f"{path}: {name}" if several else f"{path}"
         if not isinstance(tensor, torch.Tensor):
             raise CarmilError(f"{where} is a {type(tensor).__name__}: expected one tensor (instances, features)")
@@ -315,23 +284,22 @@ def _pt(path: Path, inside: str) -> Iterator[Contents]:
             plain = tensor.detach().resolve_conj().resolve_neg()
             return (plain.float() if tensor.dtype == torch.bfloat16 else plain).numpy()
 
-        return Held(where, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), read, _nothing_told)
+        return StoredArray(where, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), read)
 
-    def told(name: str) -> Any:
+    def attribute(name: str) -> Any:
         value = values.get(name)
         return value if isinstance(value, str | int | float) else None
 
-    yield Contents(path, tuple(name for name in values if isinstance(name, str)), get, told)
+    yield ArrayFile(path, tuple(name for name in values if isinstance(name, str)), array, attribute)
 
 
 @contextmanager
-def _safetensors(path: Path, inside: str) -> Iterator[Contents]:
+def _open_safetensors(path: Path, group: str) -> Iterator[ArrayFile]:
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:
-        told = (file.metadata() or {}).get
 
-        def get(name: str) -> Held:
+        def array(name: str) -> StoredArray:
             part = file.get_slice(name)
             dtype = _SAFETENSORS_NAMES.get(part.get_dtype(), part.get_dtype().replace("I", "int").replace("U", "uint"))
 
@@ -341,15 +309,26 @@ def _safetensors(path: Path, inside: str) -> Iterator[Contents]:
                 with safe_open(path, framework="pt") as again:  # numpy has no bfloat16
                     return again.get_tensor(name).float().numpy()
 
-            return Held(f"{path}: {name}", tuple(part.get_shape()), dtype, read, _nothing_told)
+            return StoredArray(f"{path}: {name}", tuple(part.get_shape()), dtype, read)
 
-        yield Contents(path, tuple(file.keys()), get, told)
-
-
-_OPENERS = {"h5": _h5, "npy": _npy, "npz": _npz, "pt": _pt, "safetensors": _safetensors}
+        yield ArrayFile(path, tuple(file.keys()), array, (file.metadata() or {}).get)
 
 
-def _npy_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+_OPENERS = {"h5": _open_h5, "npy": _open_npy, "npz": _open_npz, "pt": _open_pt, "safetensors": _open_safetensors}
+
+
+@dataclass(frozen=True)
+class _NpyHeader:
+    """What an npy header declares; bytes: its own length."""
+
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    dtype: np.dtype
+    bytes: int
+
+
+def _read_npy_header(stream: IO[bytes], where: str, size: int) -> _NpyHeader:
+    """Read the header, and refuse one that declares more than the `size` bytes of the file."""
     version = np.lib.format.read_magic(stream)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
@@ -357,16 +336,14 @@ def _npy_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, n
     shape, fortran, dtype = readers[version](stream)
     if any(length < 0 for length in shape):
         raise CarmilError(f"{where} declares the shape {shape}: {AGAIN}")
-    return shape, fortran, dtype
+    header = _NpyHeader(shape, "F" if fortran else "C", dtype, stream.tell())
+    if not dtype.hasobject:
+        check_declared_size(where, math.prod(shape) * dtype.itemsize, size - header.bytes)
+    return header
 
 
 def _needs_pickle(path: Path, kind: str) -> CarmilError:
-    how = _CONVERT[kind].format(name=path.name)
     return CarmilError(
         f"{path} can only be read by unpickling it, which may run any code and is not done: "
-        f"if you trust it, convert it where it was written, python: {how}"
+        f"if you trust it, convert it where it was written, python: {_CONVERT[kind].format(name=path.name)}"
     )
-
-
-def _nothing_told(name: str) -> None:
-    return None

@@ -1,32 +1,32 @@
-"""What is wrong with a cohort: with the files that it comes in, or with the store they were packed into."""
+"""What is wrong with a cohort: with its files, with the store they were packed into, or between bags and labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carmil.bags.conversion import converted, vanished_line
+from carmil.bags.conversion import convert_features
 from carmil.bags.duplicates import find_duplicates, judge_duplicates, labelled_duplicates
 from carmil.bags.geometry import FARTHEST, UNKNOWN, TileGeometry
 from carmil.bags.labels import LabelTable, match
 from carmil.bags.readers import read_bag
-from carmil.bags.sources import Bag, Found, Header, Source
-from carmil.bags.store import ITEM_SIZE, Dtype, OnBag, Store, checksum, fingerprint_of
-from carmil.bags.tables import an_example
+from carmil.bags.sources import Bag, CohortFiles, Source
+from carmil.bags.store import ITEM_SIZE, Dtype, Entry, OnBag, Store, checksum, fingerprint_of
 from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
-from carmil.words import plural
+from carmil.words import examples, plural
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Unit
 
 LARGEST_TILE = 1e6  # level-0 pixels or micrometres, the side of a tile: larger than any slide
+MENTIONED = 0.001  # share of the nonzero features of a slide that become 0, above which there is a remark
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a bag, or with the cohort as a whole (`bag` is then empty)."""
+    """Something wrong with a bag, or with the whole cohort (`bag` is then empty)."""
 
     bag: str
     kind: str
@@ -34,8 +34,8 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What a look at every file of a cohort found: problems, remarks, and the checksum of each bag as it would be stored."""
+class CohortCheck:
+    """Problems and remarks about the files of a cohort, and the checksum of each bag as it would be stored."""
 
     problems: tuple[Problem, ...]
     remarks: tuple[str, ...]
@@ -43,40 +43,35 @@ class Checked:
 
 
 def check_bags(
-    found: Found, *, dtype: Dtype = "float16", workers: int | None = None, on_bag: OnBag = lambda done, total: None
-) -> Checked:
+    files: CohortFiles,
+    *,
+    dtype: Dtype = "float16",
+    workers: int | None = None,
+    on_bag: OnBag = lambda done, total: None,
+) -> CohortCheck:
     """Read everything once and list what a build would refuse: unreadable, not finite, at impossible coordinates, too large or
     too small for `dtype`, of another width, encoder, pooling or tile geometry than most."""
     problems: list[Problem] = []
-    good: dict[str, _Looked] = {}
-    jobs = ((source, (source, dtype)) for source in found.sources)
-    for done, (source, result) in enumerate(in_parallel(_looked_at, jobs, worker_count(workers, found.sources)), 1):
-        on_bag(done, len(found.sources))
+    good: dict[str, tuple[Entry, int]] = {}
+    jobs = ((source, (source, dtype)) for source in files.sources)
+    for done, (source, result) in enumerate(in_parallel(_inspect, jobs, worker_count(workers, files.sources)), 1):
+        on_bag(done, len(files.sources))
         if isinstance(result, Problem):
             problems.append(result)
-        elif result.header.rows == 0:
+        elif result[0].rows == 0:
             problems.append(Problem(source.id, "empty", "no tile; it is left out of a store"))
         else:
             good[source.id] = result
-    for kind in ("width", "encoder", "pooling", "geometry"):
-        values = {bag: getattr(looked.header, kind) for bag, looked in good.items()}
-        if kind in ("pooling", "geometry"):  # most tools do not record these; a bag without them contradicts nothing
-            values = {bag: value for bag, value in values.items() if value not in (None, UNKNOWN)}
-        usual: Any = max(values.values(), key=list(values.values()).count, default=None)
-        problems += [
-            Problem(bag, kind, f"{kind} {value}, most bags have {usual}")
-            for bag, value in values.items()
-            if (value.differs_from(usual) if isinstance(value, TileGeometry) else value != usual)
-        ]
-    remarks = (
-        vanished_line({bag: looked.vanished for bag, looked in good.items()}, dtype),
-        coordinates_line({bag: looked.unit for bag, looked in good.items()}),
-        instance_labels_line({bag: looked.truth for bag, looked in good.items()}),
-    )
-    return Checked(
+    problems += _unusual("width", {bag: width for bag, (_, width) in good.items()})
+    problems += _unusual("encoder", {bag: entry.encoder for bag, (entry, _) in good.items()})
+    # Most tools record neither pooling nor geometry; a bag without them contradicts nothing.
+    problems += _unusual("pooling", {bag: entry.pooling for bag, (entry, _) in good.items() if entry.pooling})
+    recorded = {bag: entry.geometry for bag, (entry, _) in good.items() if entry.geometry != UNKNOWN}
+    problems += _unusual("geometry", recorded)
+    return CohortCheck(
         tuple(sorted(problems, key=lambda problem: (problem.bag, problem.kind))),
-        tuple(line for line in remarks if line is not None),
-        {source.id: good[source.id].checksum for source in found.sources if source.id in good},
+        tuple(remarks_on([entry for entry, _ in good.values()], dtype)),
+        {source.id: good[source.id][0].checksum for source in files.sources if source.id in good},
     )
 
 
@@ -99,8 +94,8 @@ def check_store(store: Store, *, on_bag: OnBag = lambda done, total: None) -> li
 def check_labels(
     table: LabelTable, ids: Sequence[str], checksums: Mapping[str, str], *, allow_duplicates: bool = False
 ) -> tuple[list[Problem], list[str]]:
-    """What is wrong between bags and labels, and what is to be told: bags without a label, labels without a bag, and the same
-    features under two patients."""
+    """Problems between bags and labels, and notes: bags without a label, labels without a bag, and the same features under two
+    patients."""
     matched = match(table, ids)
     pairs = labelled_duplicates(table, matched, ids, checksums)
     refused = [pair for pair in pairs if pair.across_patients and not allow_duplicates]
@@ -109,56 +104,69 @@ def check_labels(
         Problem(pair.slides[1], "DIFFERENT LABELS" if pair.labels_differ else "duplicate", f"same features: {pair}")
         for pair in refused
     ]
+    empty = f"{table.columns[1]} of {table.path.name} is empty for it"
     problems += [Problem(name, "no label", f"not in {table.path.name}") for name in matched.unlabelled]
-    problems += [
-        Problem(name, "empty label", f"{table.columns[1]} of {table.path.name} is empty for it")
-        for name in matched.left_out
-    ]
+    problems += [Problem(name, "empty label", empty) for name in matched.left_out]
     problems += [Problem(name, "no features", f"in {table.path.name}, no such bag") for name in matched.missing]
-    return problems, [*table.said, *matched.said, *judge_duplicates(allowed, allowed=True)]
+    return problems, [*table.notes, *matched.notes, *judge_duplicates(allowed, allowed=True)]
 
 
-def duplicates_line(checksums: Mapping[str, str]) -> str | None:
-    """One sentence about bags with equal features where nobody knows their patients."""
+def duplicates_note(checksums: Mapping[str, str]) -> str | None:
+    """One sentence about bags with equal features whose patients are not known."""
     pairs = find_duplicates((name, "", "", checksum) for name, checksum in checksums.items())
     if not pairs:
         return None
-    named = ", ".join(f"{pair.slides[0]!r} and {pair.slides[1]!r}" for pair in pairs[:3])
+    names = ", ".join(f"{pair.slides[0]!r} and {pair.slides[1]!r}" for pair in pairs[:3])
     return (
-        f"{plural(len(pairs), 'pair')} of slides with the same features ({named}{', ...' if len(pairs) > 3 else ''}): "
+        f"{plural(len(pairs), 'pair')} of slides with the same features ({names}{', ...' if len(pairs) > 3 else ''}): "
         "--labels finds out whether they belong to one patient"
     )
 
 
-def coordinates_line(units: "Mapping[str, Unit | None]") -> str | None:
-    """One sentence where slides have no coordinates, or not all of them in one unit. units: by the slide's name."""
+def remarks_on(entries: Sequence[Entry], dtype: Dtype) -> list[str]:
+    """One sentence each where features became 0 in the store, slides have no coordinates or not all of them in one unit, or
+    only some slides have instance labels."""
+    remarks = []
+    vanished = {entry.id: entry.vanished for entry in entries if entry.vanished > MENTIONED}
+    if vanished:
+        worst = max(vanished, key=lambda name: vanished[name])
+        remarks.append(
+            f"WARNING: tiny features of {plural(len(vanished), 'slide')} became 0 in {dtype}, up to {vanished[worst]:.1%} of the "
+            f"nonzero ones ({worst!r}{', ...' if len(vanished) > 1 else ''}), and others near them lost digits: "
+            "pack them with `carmil cohort build --dtype float32`"
+        )
     slides: dict[Unit | None, list[str]] = {}
-    for name, unit in units.items():
-        slides.setdefault(unit, []).append(name)
+    for entry in entries:
+        slides.setdefault(entry.unit, []).append(entry.id)
     if list(slides) == [None]:
-        return f"no coordinates in {plural(len(units), 'slide')}: maps cannot be drawn onto slides"
-    if len(slides) < 2:
-        return None
-    parts = [
-        f"{plural(len(names), 'slide')} {'without any' if unit is None else f'in {unit}'} ({an_example(names)})"
-        for unit, names in sorted(slides.items(), key=lambda item: (item[0] is None, item[0] or ""))
-    ]
-    return f"coordinates differ between slides: {', '.join(parts)}; each slide keeps its own"
+        remarks.append(f"no coordinates in {plural(len(entries), 'slide')}: maps cannot be drawn onto slides")
+    elif len(slides) > 1:
+        parts = [
+            f"{plural(len(names), 'slide')} {'without any' if unit is None else f'in {unit}'} ({examples(names)})"
+            for unit, names in sorted(slides.items(), key=lambda item: (item[0] is None, item[0] or ""))
+        ]
+        remarks.append(f"coordinates differ between slides: {', '.join(parts)}; each slide keeps its own")
+    without = [entry.id for entry in entries if not entry.truth]
+    if 0 < len(without) < len(entries):
+        remarks.append(
+            f"{len(without)} of {plural(len(entries), 'slide')} without instance labels ({examples(without)}): "
+            "the truth about their instances is unknown"
+        )
+    return remarks
 
 
-def instance_labels_line(known: Mapping[str, bool]) -> str | None:
-    """One sentence where only some slides have instance labels. known: whether a slide has them, by its name."""
-    without = [name for name, has in known.items() if not has]
-    if len(without) in (0, len(known)):
-        return None
-    return (
-        f"{len(without)} of {plural(len(known), 'slide')} without instance labels ({an_example(without)}): "
-        "the truth about their instances is unknown"
-    )
+def check_finite(bag: Bag, source: Source) -> None:
+    """Refuse a bag with features that are not numbers."""
+    bad = ~np.isfinite(bag.features).all(axis=1)
+    if bad.any():
+        raise CarmilError(
+            f"{source.path}: NaN or infinite features in {int(bad.sum())} of {plural(len(bad), 'instance')}, "
+            f"first in {int(bad.argmax())}: extract them again or leave the slide out"
+        )
 
 
-def plausible(bag: Bag, source: Source) -> Bag:
-    """The bag, if its coordinates and the size of its tiles can be those of a slide; else it is refused."""
+def check_place(bag: Bag, source: Source) -> None:
+    """Refuse a bag with coordinates, or a size of its tiles, that no slide has."""
     if bag.coordinates is not None:
         bad = ~(np.abs(bag.coordinates) < FARTHEST).all(axis=1)  # NaN is not below anything
         if bad.any():
@@ -173,42 +181,32 @@ def plausible(bag: Bag, source: Source) -> Bag:
             f"{source.path}: tiles of {bag.tile_size:g} {bag.coordinate_unit or 'level0_px'} (patch_size_level0, tile_size): "
             f"expected a side above 0, at most {LARGEST_TILE:g}; fix it, or leave it out of the file"
         )
-    return bag
 
 
-def finite(bag: Bag, source: Source) -> Bag:
-    """The bag, if all its features are numbers; else it is refused."""
-    bad = ~np.isfinite(bag.features).all(axis=1)
-    if bad.any():
-        raise CarmilError(
-            f"{source.path}: NaN or infinite features in {int(bad.sum())} of {plural(len(bad), 'instance')}, "
-            f"first in {int(bad.argmax())}: extract them again or leave the slide out"
-        )
-    return bag
-
-
-@dataclass(frozen=True)
-class _Looked:
-    header: Header
-    vanished: float
-    checksum: str
-    unit: "Unit | None"
-    truth: bool
-
-
-def _looked_at(source: Source, dtype: str) -> _Looked | Problem:
+def _inspect(source: Source, dtype: str) -> tuple[Entry, int] | Problem:
+    """The entry that the bag would have in a store, and the width of its features."""
     kind = "unreadable"
     try:
         bag = read_bag(source)
         kind = "not finite"
-        finite(bag, source)
+        check_finite(bag, source)
         kind = "coordinates"
-        plausible(bag, source)
+        check_place(bag, source)
         kind = "does not fit"
-        stored = converted(bag, source, dtype)
+        return Entry.of(bag, *convert_features(bag, source, dtype)), bag.features.shape[1]
     except CarmilError as error:
         return Problem(source.id, kind, str(error))
-    rows, width = bag.features.shape
-    header = Header(rows, width, str(bag.features.dtype), bag.encoder, bag.pooling, bag.geometry)
-    known = bag.instance_labels is not None
-    return _Looked(header, stored.vanished, checksum(stored.values.tobytes()), bag.coordinate_unit, known)
+
+
+def _unusual(kind: str, values: Mapping[str, object]) -> list[Problem]:
+    """The bags whose value differs from that of most."""
+    usual = max(values.values(), key=list(values.values()).count, default=None)
+
+    def differs(value: object) -> bool:
+        if isinstance(value, TileGeometry) and isinstance(usual, TileGeometry):
+            return value.differs_from(usual)
+        return value != usual
+
+    return [
+        Problem(bag, kind, f"{kind} {value}, most bags have {usual}") for bag, value in values.items() if differs(value)
+    ]

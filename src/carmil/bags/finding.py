@@ -1,45 +1,32 @@
 """Where the bags of a folder or file are, by the layouts that other tools write.
 
-A layout is told by the names of folders and files, and by what the first files hold; every guess is said.
+A layout is recognised by the names of folders and files, and by the contents of the first files; every guess is noted.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
-from carmil.bags.arrays import (
-    KINDS,
-    Contents,
-    groups_of,
-    has_groups,
-    hidden_line,
-    kind_of,
-    one_of,
-    opened,
-    rows_and_width,
-    some,
-    whole_numbers,
-)
-from carmil.bags.matrices import columns_of, instance_table, is_matrix, npz_matrix, one_line_a_row
+from carmil.bags.arrays import KINDS, ArrayFile, groups_of, kind_of, open_arrays, read_instance_labels
+from carmil.bags.matrices import find_in_matrix, is_matrix
 from carmil.bags.names import TABLE, read_names
 from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_NAMES, written_by_stamp
-from carmil.bags.sources import READERS, Found, Source
+from carmil.bags.sources import READERS, CohortFiles, Source
 from carmil.errors import CarmilError
 from carmil.untrusted import one_line_errors
-from carmil.words import plural
+from carmil.words import examples, plural
 
-BAG_COLUMNS = ("bag", "bag_name", "slide_id", "slide", "patient_id", "case_id")
+_DEEPEST = 4  # levels of folders in which features are searched
+_LEVEL0 = "coordinates are taken as level-0 pixels"
+_NO_UNIT = f"the files name no unit: {_LEVEL0}"
+_Files = dict[str, Path]
 
-_DEEPEST = 4  # folders below the given one in which features are looked for
 
-
-def find_bags(path: Path, *, truth: str | None = None) -> Found:
-    """Looks what layout `path` has, and where its bags are.
+def find_bags(path: Path, *, truth: str | None = None) -> CohortFiles:
+    """Recognise the layout of `path`, and list its bags.
 
     truth: the column of instances.csv, or the array of the npz, that holds the truth about each instance.
     """
@@ -47,35 +34,40 @@ def find_bags(path: Path, *, truth: str | None = None) -> Found:
     with one_line_errors(path):
         if not path.exists():
             raise CarmilError(f"{path} does not exist: expected a folder or a file of features")
-        found = _by_own_reader(path) or (_find_in(path, truth) if path.is_dir() else _in_file(path, truth))
-    if found is None:
+        cohort = _by_registered_reader(path) or (_in_folder(path, truth) if path.is_dir() else _in_file(path, truth))
+    if cohort is None:
         raise CarmilError(
-            f"{path} holds no features: expected one file a slide ({', '.join(KINDS)}), or a folder as CLAM, TRIDENT, "
-            "STAMP, torchmil or slideflow write it"
+            f"{path} holds no features: expected one file per slide ({', '.join(KINDS)}), or a folder in the layout of "
+            "CLAM, TRIDENT, STAMP, torchmil or slideflow"
         )
-    if truth is not None and not found.layout.startswith("matrix"):
+    if truth is not None and not cohort.layout.startswith("matrix"):
         raise CarmilError(
-            f"{path} has the layout {found.layout!r}, and {truth!r} names the truth in a matrix with instances.csv: "
+            f"{path} has the layout {cohort.layout!r}, and {truth!r} names the truth in a matrix with instances.csv: "
             "leave it out"
         )
-    _check_ids(path, found.sources)
-    sources = _under_own_names(found.sources)
-    _check_twice(path, sources)
-    hidden = _hidden(sources) if path.is_dir() else ()
-    if hidden:
-        found = _also(found, hidden_line(hidden))
-    return replace(found, sources=tuple(sorted(sources, key=lambda source: source.id)), hidden=hidden)
+    _check_ids(path, cohort.sources)
+    sources = _with_exported_names(cohort.sources)
+    _check_unique(path, sources)
+    hidden = _hidden_files(sources) if path.is_dir() else ()
+    notes = (hidden_note(hidden), *cohort.notes) if hidden else cohort.notes
+    return CohortFiles(tuple(sorted(sources, key=lambda source: source.id)), cohort.layout, notes, hidden)
 
 
-def _hidden(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Files of features beside these that begin with a dot; what carmil itself has not finished writing does not count."""
+def hidden_note(names: Sequence[str]) -> str:
+    """One sentence about the files that are left out because their names begin with a dot."""
+    begin = "name begins" if len(names) == 1 else "names begin"
+    return f"{plural(len(names), 'hidden file')} left out, whose {begin} with a dot: {examples(names, 6)}"
+
+
+def _hidden_files(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Files of features beside these that begin with a dot, without those that carmil itself is still writing."""
     folders = sorted({source.path.parent for source in sources})
     names = [path.name for folder in folders for path in folder.glob(".*") if kind_of(path) and path.is_file()]
     return tuple(sorted(name for name in names if not name.startswith(".carmil-")))
 
 
-def _under_own_names(sources: Sequence[Source]) -> list[Source]:
-    """Bags whose files could not have their names have them from the table beside (carmil.bags.names)."""
+def _with_exported_names(sources: Sequence[Source]) -> list[Source]:
+    """The sources with their own ids, where carmil exported files that could not have these names (carmil.bags.names)."""
     names = {folder: read_names(folder) for folder in {source.path.parent for source in sources}}
     return [
         replace(source, id=names[source.path.parent].get(source.id, source.id))
@@ -85,37 +77,59 @@ def _under_own_names(sources: Sequence[Source]) -> list[Source]:
     ]
 
 
-def _by_own_reader(path: Path) -> Found | None:
-    """By what was registered, the first that knows the folder."""
+def _check_ids(path: Path, sources: Sequence[Source]) -> None:
+    """Refuse names that no slide has."""
+    for id in (source.id for source in sources):
+        if not id or not id.isprintable() or id in (".", "..") or "/" in id or len(id.encode()) > 255:
+            name = repr(id if len(id) <= 40 else f"{id[:40]}...")
+            raise CarmilError(
+                f"{path} has a bag named {name}: expected up to 255 bytes without slashes or control characters, "
+                "as the name of a slide has"
+            )
+
+
+def _check_unique(path: Path, sources: Sequence[Source]) -> None:
+    first: dict[str, Source] = {}
+    for source in sources:
+        if (before := first.setdefault(source.id, source)) is not source:
+            raise CarmilError(
+                f"{path} has the bag {source.id!r} twice, in {before.path.name} and {source.path.name}: keep one of them"
+            )
+
+
+def _by_registered_reader(path: Path) -> CohortFiles | None:
+    """The bags by the first registered reader that knows the folder."""
     for layout, reader in READERS.items():
         if bags := reader.find(path):
             sources = tuple(Source(name, Path(file), layout) for name, file in bags.items())
-            return Found(sources, layout, (f"read as {layout}, a layout that was registered",))
+            return CohortFiles(sources, layout, (f"read as {layout}, a registered layout",))
     return None
 
 
-def _find_in(folder: Path, truth: str | None, depth: int = 0, seen: frozenset[str] = frozenset()) -> Found | None:
-    files, folders = _listed(folder)
+def _in_folder(
+    folder: Path, truth: str | None, depth: int = 0, seen: frozenset[str] = frozenset()
+) -> CohortFiles | None:
+    files, folders = _list(folder)
     if folder.name.startswith("slide_features_"):
         raise _slide_level(folder)
     if "features.npy" in files and "instances.csv" in files:
-        return _in_matrix(files["features.npy"], files["instances.csv"], truth)
-    if "bags_config.json" in files or any(name.endswith((".index.npz", ".index.npy")) for name in files):
-        return _by_slideflow(folder, files)
-    for look in (_by_torchmil, _by_clam, _by_trident):
-        if (found := look(folder, folders)) is not None:
-            return found
+        return find_in_matrix(files["features.npy"], truth)
+    if "bags_config.json" in files or _slideflow_indices(files):
+        return _by_slideflow(files)
+    for find in (_by_torchmil, _by_clam, _by_trident):
+        if (cohort := find(folder, folders)) is not None:
+            return cohort
     arrays = [path for path in files.values() if kind_of(path)]
     if len(arrays) == 1 and kind_of(arrays[0]) == "npz":
         return _in_file(arrays[0], truth)
-    return _in_files(files) or _in_slide_folders(folders) or _one_below(folder, folders, truth, depth, seen)
+    return _in_files(files) or _in_slide_folders(folders) or _in_subfolder(folder, folders, truth, depth, seen)
 
 
-def _in_slide_folders(folders: dict[str, Path]) -> Found | None:
-    """One folder per slide, with a file that is called features (feats, ...) or like the folder: SLIDE/features.h5."""
-    chosen, coords, others, spare = dict[str, Path](), dict[str, Path](), list[str](), set[str]()
+def _in_slide_folders(folders: _Files) -> CohortFiles | None:
+    """One folder per slide, with a file named features (feats, ...) or like the folder: SLIDE/features.h5."""
+    chosen, coords, others, unread = dict[str, Path](), dict[str, Path](), list[str](), set[str]()
     for slide, folder in folders.items():
-        files, _ = _listed(folder)
+        files, _ = _list(folder)
         arrays = [path for path in files.values() if kind_of(path)]
         features = _features_of_slide(slide, folder, arrays)
         if "instances.csv" in files or "bags_config.json" in files:
@@ -128,226 +142,189 @@ def _in_slide_folders(folders: dict[str, Path]) -> Found | None:
             if path.stem.casefold() in COORDINATE_NAMES and kind_of(features) != "h5":
                 coords[slide] = path
             elif path != features:
-                spare.add(path.name)
-    look = _look(chosen.values())
-    if len(chosen) <= len(others) or look.layout == "acmil" or any(_holds_many(path) for path in chosen.values()):
+                unread.add(path.name)
+    layout, layout_notes = _recognise(chosen.values())
+    if len(chosen) <= len(others) or layout == "acmil" or any(_is_matrix_file(path) for path in chosen.values()):
         return None
-    said = ["one folder per slide: a slide has the name of its folder", *look.said]
+    notes = ["one folder per slide: a slide has the name of its folder", *layout_notes]
     if coords:
-        said.append("the files name no unit: coordinates are taken as level-0 pixels")
-    if spare:
-        said.append(f"left other files in the slides' folders aside: {some(sorted(spare))}")
+        notes.append(_NO_UNIT)
+    if unread:
+        notes.append(f"other files in the folders of slides are not read: {examples(sorted(unread), 6)}")
     if others:
-        said.append(
-            f"WARNING: {plural(len(others), 'folder')} left aside, with files under other names: {some(others)}"
-        )
+        left = plural(len(others), "folder with files of other names is", "folders with files of other names are")
+        notes.append(f"WARNING: {left} left out: {examples(others, 6)}")
     sources = tuple(
-        Source(
-            slide,
-            path,
-            look.layout if kind_of(path) == "h5" else str(kind_of(path)),
-            (("coords", coords[slide]),) if slide in coords else (),
-        )
+        replace(_source(path, layout), id=slide, companions=(("coords", coords[slide]),) if slide in coords else ())
         for slide, path in chosen.items()
     )
-    return Found(sources, f"slide folders, {look.layout}", tuple(said))
+    return CohortFiles(sources, f"slide folders, {layout}", tuple(notes))
 
 
 def _features_of_slide(slide: str, folder: Path, arrays: Sequence[Path]) -> Path | None:
-    """The file of features in a slide's folder. Of several kinds of the same the first is read: h5 has coordinates."""
+    """The file of features in the folder of a slide. If there are several kinds the first is read: h5 has coordinates."""
     named = [path for path in arrays if path.stem.casefold() in FEATURE_NAMES]
     if not named:
         rest = [path for path in arrays if path.stem.casefold() not in COORDINATE_NAMES]
         named = rest if {path.stem for path in rest} == {slide} else []
-    by_kind: dict[str | None, list[Path]] = {}
-    for path in named:
-        by_kind.setdefault(kind_of(path), []).append(path)
-    best = next((by_kind[kind] for kind in KINDS.values() if kind in by_kind), [])
+    by_kind = ([path for path in named if kind_of(path) == kind] for kind in KINDS.values())
+    best = next((paths for paths in by_kind if paths), [])
     if len(best) > 1:
-        raise CarmilError(f"{folder} holds {some(path.name for path in best)}, all of them features: keep one of them")
+        names = examples((path.name for path in best), 6)
+        raise CarmilError(f"{folder} holds {names}, all of them features: keep one of them")
     return best[0] if best else None
 
 
-def _holds_many(path: Path) -> bool:
+def _is_matrix_file(path: Path) -> bool:
     """Whether a file holds the matrix of a whole cohort."""
     if kind_of(path) != "npz":
         return False
-    with opened(path) as contents:
-        return is_matrix(contents)
+    with open_arrays(path) as file:
+        return is_matrix(file)
 
 
-def _one_below(
-    folder: Path, folders: dict[str, Path], truth: str | None, depth: int, seen: frozenset[str]
-) -> Found | None:
-    """The one folder below that holds features; links that lead in a circle are walked once."""
+def _in_subfolder(
+    folder: Path, folders: _Files, truth: str | None, depth: int, seen: frozenset[str]
+) -> CohortFiles | None:
+    """The bags of the only subfolder that holds features; links that lead in a circle are followed once."""
     here = os.path.realpath(folder)
     if depth == _DEEPEST or here in seen:
         return None
     below = {}
     for name, child in folders.items():
         if os.path.realpath(child) not in seen | {here}:
-            found = _find_in(child, truth, depth + 1, seen | {here})
-            if found is not None:
-                below[name] = found
-    if len(below) > 1:
-        raise _several(folder, below)
-    return next(
-        (_also(found, f"read {name}: the one folder with features in {folder}") for name, found in below.items()), None
-    )
+            cohort = _in_folder(child, truth, depth + 1, seen | {here})
+            if cohort is not None:
+                below[name] = cohort
+    return _only(folder, below, "the only folder with features")
 
 
-def _in_file(path: Path, truth: str | None) -> Found | None:
+def _in_file(path: Path, truth: str | None) -> CohortFiles | None:
     beside = path.parent / "instances.csv"
-    if path.name == "features.npy" and beside.exists():
-        return _in_matrix(path, beside, truth)
-    if kind_of(path) == "npz":
-        with opened(path) as contents:
-            matrix = is_matrix(contents)
-        if matrix:
-            return _in_npz_matrix(path, truth)
+    if (path.name == "features.npy" and beside.exists()) or _is_matrix_file(path):
+        return find_in_matrix(path, truth)
     if kind_of(path) is None:
         return None
-    whole = _find_in(path.parent, None) if path.parent.name in ("h5_files", "pt_files") else None
-    if whole is not None:
-        return replace(whole, sources=tuple(source for source in whole.sources if source.path == path), said=())
+    cohort = _in_folder(path.parent, None) if path.parent.name in ("h5_files", "pt_files") else None
+    if cohort is not None:
+        return replace(cohort, sources=tuple(source for source in cohort.sources if source.path == path), notes=())
     return _in_files({path.name: path})
 
 
-def _in_files(files: dict[str, Path], layout: str | None = None) -> Found | None:
-    """One file a slide."""
+def _in_files(files: _Files, layout: str | None = None) -> CohortFiles | None:
+    """One file per slide. layout: that of the h5 files where it is known, and the unit of their coordinates with it."""
     features = {name: path for name, path in files.items() if kind_of(path)}
     if not features:
         return None
-    aside = sorted(set(files) - set(features))
-    said = [f"left {plural(len(aside), 'file')} aside, no features: {some(aside)}"] if aside else []
-    kinds = Counter(kind_of(path) for path in features.values())
-    look = _look(features.values())
-    if look.layout == "acmil":
+    others = sorted(set(files) - set(features))
+    notes = [f"{plural(len(others), 'other file')} left out: {examples(others, 6)}"] if others else []
+    recognised, layout_notes = _recognise(features.values())
+    if recognised == "acmil":
         groups = [(path, *group) for path in features.values() if kind_of(path) == "h5" for group in groups_of(path)]
-        return Found(
-            tuple(Source(id, path, "acmil", (), id, label) for path, id, label in groups), "acmil", tuple(said)
-        )
-    sources = tuple(
-        Source(
-            path.name[: -len(path.suffix)],
-            path,
-            (layout or look.layout) if kind_of(path) == "h5" else str(kind_of(path)),
-        )
-        for path in features.values()
-    )
-    named = layout or "+".join(sorted(look.layout if kind == "h5" else str(kind) for kind in kinds))
-    return Found(sources, named, (*said, *look.said))
+        sources = tuple(Source(id, path, "acmil", (), id, label) for path, id, label in groups)
+        return CohortFiles(sources, "acmil", tuple(notes))
+    sources = tuple(_source(path, layout or recognised) for path in features.values())
+    if layout is not None:
+        return CohortFiles(sources, layout, tuple(notes))
+    kinds = Counter(kind_of(path) for path in features.values())
+    name = "+".join(sorted(recognised if kind == "h5" else str(kind) for kind in kinds))
+    return CohortFiles(sources, name, (*notes, *layout_notes))
 
 
-@dataclass(frozen=True)
-class _Look:
-    layout: str
-    said: tuple[str, ...] = ()
+def _source(path: Path, h5_layout: str) -> Source:
+    kind = str(kind_of(path))
+    return Source(path.name[: -len(path.suffix)], path, h5_layout if kind == "h5" else kind)
 
 
-def _look(paths: Iterable[Path]) -> _Look:
-    """Which tool wrote these files, by the first that can be opened; what is damaged is told when it is read."""
+def _recognise(paths: Iterable[Path]) -> tuple[str, tuple[str, ...]]:
+    """The layout of these files, by the first that can be opened, and notes on it. Damage is reported when a file is read."""
     for path in islice(paths, 3):
         try:
-            with opened(path) as contents:
-                return _look_into(contents)
+            with open_arrays(path) as file:
+                return _layout_of(file)
         except CarmilError:
             continue
-    return _Look("h5")
+    return "h5", ()
 
 
-def _look_into(contents: Contents) -> _Look:
-    layout, told = "h5", contents.told
-    coordinates = next((name for name in COORDINATE_NAMES if name in contents.names), None)
-    if written_by_stamp(contents):
-        old = "old STAMP files without a unit: coordinates become micrometres as STAMP itself does it, times 256/224"
-        return _Look("stamp", () if told("unit") is not None else (old,))
-    if kind_of(contents.path) == "h5":
-        if not set(contents.names) & {*FEATURE_NAMES, *COORDINATE_NAMES} and has_groups(contents.path):
-            return _Look("acmil")
-        if coordinates and contents.get(coordinates).told("patch_size_level0") is not None:
-            layout = "trident"
-    unit_told = coordinates and (told("unit") or told("coordinate_unit") or contents.get(coordinates).told("unit"))
-    if coordinates and layout == "h5" and unit_told is None:
-        return _Look(layout, ("the files name no unit: coordinates are taken as level-0 pixels",))
-    return _Look(layout)
+def _layout_of(file: ArrayFile) -> tuple[str, tuple[str, ...]]:
+    coordinates = file.find(COORDINATE_NAMES)
+    if written_by_stamp(file):
+        old = "old STAMP files without a unit: coordinates become micrometres as in STAMP itself, times 256/224"
+        return "stamp", () if file.attribute("unit") is not None else (old,)
+    if kind_of(file.path) == "h5":
+        if not set(file.names) & {*FEATURE_NAMES, *COORDINATE_NAMES} and groups_of(file.path):
+            return "acmil", ()
+        if coordinates is not None and coordinates.attribute("patch_size_level0") is not None:
+            return "trident", ()
+    if coordinates is None:
+        return "h5", ()
+    unit = file.attribute("unit") or file.attribute("coordinate_unit") or coordinates.attribute("unit")
+    return "h5", (_NO_UNIT,) if unit is None else ()
 
 
-def _by_clam(folder: Path, folders: dict[str, Path]) -> Found | None:
+def _by_clam(folder: Path, folders: _Files) -> CohortFiles | None:
     if folder.name in ("h5_files", "pt_files"):
         folders = {folder.name: folder}
-    kinds = {name: _listed(folders[name])[0] for name in ("h5_files", "pt_files") if name in folders}
-    kinds = {name: files for name, files in kinds.items() if any(kind_of(path) for path in files.values())}
-    if not kinds:
+    kinds = {name: _in_files(_list(folders[name])[0], "clam") for name in ("h5_files", "pt_files") if name in folders}
+    cohorts = {name: cohort for name, cohort in kinds.items() if cohort is not None}
+    if not cohorts:
         return None
-    chosen, files = next(iter(kinds.items()))
-    found = _in_files(files, "clam")
-    assert found is not None
-    named = {source.id for source in found.sources}
-    rest = {name: path for name, path in kinds.get("pt_files", {}).items() if kind_of(path) and path.stem not in named}
-    only = _in_files(rest, "clam")
-    if only is not None:
-        found = replace(found, sources=(*found.sources, *only.sources))
+    chosen, cohort = next(iter(cohorts.items()))
+    ids, notes = {source.id for source in cohort.sources}, list(cohort.notes)
+    added = tuple(source for source in cohorts.get("pt_files", cohort).sources if source.id not in ids)
+    if len(cohorts) == 2:
+        notes.append("read h5_files, not pt_files: they have coordinates")
+    if added:
+        names = examples(sorted(source.id for source in added), 6)
+        notes.append(f"read {plural(len(added), 'slide')} from pt_files, not in h5_files: {names}")
     home = folders[chosen].parent
-    patches = [place for place in (home / "patches", home.parent / "patches") if place.is_dir()]
-    sources = tuple(replace(source, layout="clam", companions=_patches(patches, source.id)) for source in found.sources)
-    said = [sentence for sentence in found.said if "no unit" not in sentence]
-    if len(kinds) == 2:
-        said.append("read h5_files, not pt_files: they have coordinates")
-    if only is not None:
-        names = some(sorted(source.id for source in only.sources))
-        said.append(f"read {plural(len(only.sources), 'slide')} from pt_files, not in h5_files: {names}")
+    places = [place for place in (home / "patches", home.parent / "patches") if place.is_dir()]
+    sources = []
+    for source in (*cohort.sources, *added):
+        patches = (place / f"{source.id}.h5" for place in places)
+        companions = tuple(("patches", path) for path in patches if path.is_file())[:1]
+        sources.append(replace(source, layout="clam", companions=companions))
     if without := [source.id for source in sources if not source.companions]:
-        said.append(
-            f"the size of a tile is unknown for {plural(len(without), 'slide')}: no file of patches was found beside"
-        )
-    return Found(sources, "clam", tuple(said))
+        notes.append(f"the size of a tile is unknown for {plural(len(without), 'slide')}: no file of patches was found")
+    return CohortFiles(tuple(sources), "clam", tuple(notes))
 
 
-def _patches(places: Sequence[Path], id: str) -> tuple[tuple[str, Path], ...]:
-    return tuple(("patches", place / f"{id}.h5") for place in places if (place / f"{id}.h5").is_file())[:1]
-
-
-def _by_trident(folder: Path, folders: dict[str, Path]) -> Found | None:
+def _by_trident(folder: Path, folders: _Files) -> CohortFiles | None:
     if folder.name.startswith("features_"):
-        return _in_files(_listed(folder)[0], "trident")
-    jobs = [folders, *(_listed(path)[1] for name, path in folders.items() if "px_overlap" in name)]
-    every = [path for job in jobs for path in job.values()]
-    held = {path: _in_files(_listed(path)[0], "trident") for path in every if path.name.startswith("features_")}
-    chosen = {str(path.relative_to(folder)): found for path, found in held.items() if found is not None}
-    if len(chosen) > 1:
-        raise _several(folder, chosen)
-    if not chosen and (whole := [path for path in every if path.name.startswith("slide_features_")]):
+        return _in_files(_list(folder)[0], "trident")
+    jobs = [folders, *(_list(path)[1] for name, path in folders.items() if "px_overlap" in name)]
+    paths = [path for job in jobs for path in job.values()]
+    held = {path: _in_files(_list(path)[0], "trident") for path in paths if path.name.startswith("features_")}
+    cohorts = {str(path.relative_to(folder)): cohort for path, cohort in held.items() if cohort is not None}
+    if not cohorts and (whole := [path for path in paths if path.name.startswith("slide_features_")]):
         raise _slide_level(whole[0])
-    return next((_also(found, f"read {name}") for name, found in chosen.items()), None)
+    return _only(folder, cohorts)
 
 
-def _by_torchmil(folder: Path, folders: dict[str, Path]) -> Found | None:
+def _by_torchmil(folder: Path, folders: _Files) -> CohortFiles | None:
     features = None
     if folder.name.startswith("features_") and folder.parent.name == "features":
         features, folder = folder, folder.parent.parent
     elif folder.name == "features" and "features" not in folders:
         folder = folder.parent
-    folders = _listed(folder)[1]
+    folders = _list(folder)[1]
     beside = [name for name in ("labels", "inst_labels", "patch_labels", "coords") if name in folders]
     if "features" not in folders or not beside:
         return None
-    features = features or _torchmil_features(folders["features"])
-    found = _in_files(_listed(features)[0])
-    if found is None:
+    cohort = _in_files(_list(features or _torchmil_features(folders["features"]))[0], "torchmil")
+    if cohort is None:
         return None
     by_id: dict[str, dict[str, Path]] = {
-        name: {path.stem: path for path in _listed(folders[name])[0].values() if kind_of(path)} for name in beside
+        name: {path.stem: path for path in _list(folders[name])[0].values() if kind_of(path)} for name in beside
     }
-    sources = tuple(_torchmil_source(source, by_id) for source in found.sources)
-    said = [sentence for sentence in found.said if "no unit" not in sentence]
-    if "coords" in by_id:
-        said.append("torchmil's files name no unit: coordinates are taken as level-0 pixels")
-    return Found(sources, "torchmil", tuple(said))
+    notes = [f"torchmil's files name no unit: {_LEVEL0}"] if "coords" in by_id else []
+    sources = tuple(_torchmil_source(source, by_id) for source in cohort.sources)
+    return CohortFiles(sources, "torchmil", (*cohort.notes, *notes))
 
 
 def _torchmil_features(folder: Path) -> Path:
-    files, folders = _listed(folder)
+    files, folders = _list(folder)
     if any(kind_of(path) for path in files.values()) or not folders:
         return folder
     if len(folders) > 1:
@@ -356,127 +333,68 @@ def _torchmil_features(folder: Path) -> Path:
 
 
 def _torchmil_source(source: Source, by_id: dict[str, dict[str, Path]]) -> Source:
-    companions, label = [], None
-    if (coords := by_id.get("coords", {}).get(source.id)) is not None:
-        companions.append(("coords", coords))
-    for name in ("inst_labels", "patch_labels"):
-        if (path := by_id.get(name, {}).get(source.id)) is not None:
-            companions.append(("instance_labels", path))
-            break
-    if (path := by_id.get("labels", {}).get(source.id)) is not None:
-        with opened(path) as contents:
-            held = one_of(contents, ("labels", "label", "arr_0", ""))
-            label = str(whole_numbers(held if held.shape else replace(held, shape=(1,)), 1)[0])
-    elif companions and companions[-1][0] == "instance_labels":
-        with opened(companions[-1][1]) as contents:
-            held = one_of(contents, (*INSTANCE_LABEL_NAMES, "labels", "arr_0", ""))
-            label = str(int((whole_numbers(held, max(held.shape, default=0)) > 0).any()))
+    """With its files of coordinates and instance labels, and its label: without one, whether an instance is positive."""
+    paths = {name: files[source.id] for name, files in by_id.items() if source.id in files}
+    companions = [("coords", paths["coords"])] if "coords" in paths else []
+    truth, label = paths.get("inst_labels") or paths.get("patch_labels"), None
+    if truth is not None:
+        companions.append(("instance_labels", truth))
+    if "labels" in paths:
+        with open_arrays(paths["labels"]) as file:
+            array = file.one_of(("labels", "label", "arr_0", ""))
+            label = str(read_instance_labels(array if array.shape else replace(array, shape=(1,)), 1)[0])
+    elif truth is not None:
+        with open_arrays(truth) as file:
+            array = file.one_of((*INSTANCE_LABEL_NAMES, "labels", "arr_0", ""))
+            label = str(int((read_instance_labels(array, max(array.shape, default=0)) > 0).any()))
     return replace(source, layout="torchmil", companions=tuple(companions), label=label)
 
 
-def _by_slideflow(folder: Path, files: dict[str, Path]) -> Found | None:
-    bags = {name: path for name, path in files.items() if kind_of(path) == "pt"}
-    index = [name for name in files if name.endswith((".index.npz", ".index.npy"))]
-    found = _in_files({name: path for name, path in files.items() if name not in (*index, "bags_config.json")})
-    if found is None or not bags:
+def _by_slideflow(files: _Files) -> CohortFiles | None:
+    config = {"bags_config.json": "config"}
+    index = _slideflow_indices(files)
+    cohort = _in_files({name: path for name, path in files.items() if name not in (*index, *config)}, "slideflow")
+    bags = () if cohort is None else tuple(source for source in cohort.sources if kind_of(source.path) == "pt")
+    if cohort is None or not bags:
         return None
-    config = (("config", files["bags_config.json"]),) if "bags_config.json" in files else ()
     sources = []
-    for path in bags.values():
-        places = (f"{path.stem}.index.npz", f"{path.stem}.index.npy")
-        coords = tuple(("coords", files[name]) for name in places if name in files)[:1]
-        sources.append(Source(path.stem, path, "slideflow", (*coords, *config)))
-    said = "slideflow gives the centre of a tile in level-0 pixels, and not how large a tile is there"
-    return Found(tuple(sources), "slideflow", (*(s for s in found.said if "no unit" not in s), said))
+    for source in bags:
+        places = [name for name in index if name.rsplit(".", 2)[0] == source.path.stem]
+        companions = [("coords", files[name]) for name in sorted(places, reverse=True)[:1]]  # npz before npy
+        companions += [(role, files[name]) for name, role in config.items() if name in files]
+        sources.append(replace(source, layout="slideflow", companions=tuple(companions)))
+    note = "slideflow records the centre of a tile in level-0 pixels, and not the size of the tile"
+    return CohortFiles(tuple(sources), "slideflow", (*cohort.notes, note))
 
 
-def _in_matrix(path: Path, csv: Path, truth: str | None) -> Found:
-    columns = columns_of(csv)
-    usable = [name for name in BAG_COLUMNS if name in columns]
-    if not usable:
-        raise CarmilError(
-            f"{csv} says nothing of bags: expected a column {' or '.join(BAG_COLUMNS)}, found {some(columns)}"
-        )
-    table = instance_table(csv, usable[0], truth=truth)
-    with opened(path) as contents:
-        rows, _ = rows_and_width(contents.get(""))
-    one_line_a_row(path, rows, table)
-    companions = ((f"bag:{usable[0]}", csv), *(() if truth is None else ((f"truth:{truth}", csv),)))
-    sources = tuple(
-        Source(name, path, "matrix", companions, name, _any_positive(table.truth, of_bag))
-        for name, of_bag in table.rows.items()
-    )
-    said = [f"a bag is a {usable[0]} of {csv.name}"]
-    if usable[1:]:
-        said[0] += f", which has {', '.join(usable[1:])} as well"
-    return Found(sources, "matrix", tuple(said))
+def _slideflow_indices(files: _Files) -> list[str]:
+    return [name for name in files if name.endswith((".index.npz", ".index.npy"))]
 
 
-def _in_npz_matrix(path: Path, truth: str | None) -> Found:
-    matrix = npz_matrix(path, truth)
-    companions = () if truth is None else ((f"truth:{truth}", path),)
-    sources = tuple(
-        Source(
-            name,
-            path,
-            "matrix_npz",
-            companions,
-            name,
-            matrix.labels.get(name) or _any_positive(matrix.table.truth, rows),
-        )
-        for name, rows in matrix.table.rows.items()
-    )
-    return Found(sources, "matrix_npz", ())
-
-
-def _any_positive(truth: np.ndarray | None, rows: np.ndarray) -> str | None:
-    return None if truth is None else str(int((truth[rows] > 0).any()))
-
-
-def _listed(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Files and folders by name, sorted; what starts with a dot is somebody's unfinished business."""
+def _list(folder: Path) -> tuple[_Files, _Files]:
+    """Files and folders by name, sorted, without those that begin with a dot."""
     with one_line_errors(folder):
-        entries = sorted(
-            (entry for entry in os.scandir(folder) if not entry.name.startswith(".") and entry.name != TABLE),
-            key=lambda e: e.name,
-        )
-        folders = {entry.name: Path(entry.path) for entry in entries if os.path.isdir(entry.path)}
-    return {entry.name: Path(entry.path) for entry in entries if entry.name not in folders}, folders
+        names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name != TABLE)
+    folders = {name: folder / name for name in names if (folder / name).is_dir()}
+    return {name: folder / name for name in names if name not in folders}, folders
 
 
-def _check_ids(path: Path, sources: Iterable[Source]) -> None:
-    for source in sources:
-        id = source.id
-        if not id or not id.isprintable() or id in (".", "..") or "/" in id or len(id.encode()) > 255:
-            shown = repr(id if len(id) <= 40 else f"{id[:40]}...")
-            raise CarmilError(
-                f"{path} has a bag named {shown}: expected up to 255 bytes without slashes or control characters, "
-                "as the name of a slide has"
-            )
-
-
-def _check_twice(path: Path, sources: Iterable[Source]) -> None:
-    first: dict[str, Source] = {}
-    for source in sources:
-        id = source.id
-        if id in first:
-            raise CarmilError(
-                f"{path} has the bag {id!r} twice, in {first[id].path.name} and {source.path.name}: keep one of them"
-            )
-        first[id] = source
+def _only(folder: Path, cohorts: dict[str, CohortFiles], reason: str = "") -> CohortFiles | None:
+    """The only one of these, by their folders, with a note which it is."""
+    if len(cohorts) > 1:
+        raise _several(folder, cohorts)
+    for name, cohort in cohorts.items():
+        return replace(cohort, notes=(f"read {name}" + (f": {reason} in {folder}" if reason else ""), *cohort.notes))
+    return None
 
 
 def _several(folder: Path, names: Iterable[str]) -> CarmilError:
     return CarmilError(
-        f"{folder} holds features in several folders ({some(sorted(names))}): give the path of one of them"
+        f"{folder} holds features in several folders ({examples(sorted(names), 6)}): give the path of one of them"
     )
 
 
 def _slide_level(folder: Path) -> CarmilError:
     return CarmilError(
-        f"{folder} holds one vector for each slide, nothing of its tiles: give a features_ENCODER folder with tile features"
+        f"{folder} holds one vector per slide and none of its tiles: give a features_ENCODER folder with tile features"
     )
-
-
-def _also(found: Found, sentence: str) -> Found:
-    return replace(found, said=(sentence, *found.said))

@@ -44,7 +44,7 @@ class TileGeometry:
             return False
         return abs(self.tile_mpp - other.tile_mpp) > MPP_TOLERANCE * max(self.tile_mpp, other.tile_mpp)
 
-    def completed_by(self, other: "TileGeometry") -> "TileGeometry":
+    def filled_from(self, other: "TileGeometry") -> "TileGeometry":
         """This geometry, with what it does not know taken from the other."""
         return TileGeometry(
             other.tile_pixels if self.tile_pixels is None else self.tile_pixels,
@@ -64,7 +64,7 @@ def common_geometry(geometries: Iterable[TileGeometry]) -> TileGeometry:
     """What is known of the tiles of bags that do not differ."""
     found = UNKNOWN
     for geometry in dict.fromkeys(geometries):
-        found = found.completed_by(geometry)
+        found = found.filled_from(geometry)
     return found
 
 

@@ -1,7 +1,7 @@
-"""The one way HDF5 files are read and written: links are not followed, and nothing unfolds to more than its file can hold.
+"""The one way to read and write HDF5 files: no link is followed, and nothing unfolds to more than its file can hold.
 
-`open_hdf5` opens, `item_of` looks a name up, `attribute_of` and `values_of` read; `new_hdf5` writes. No other file of the
-package opens HDF5; tests/bags/test_hdf5.py searches for it.
+`open_hdf5` opens, `item_of` looks a name up, `attribute_of` and `values_of` read; `new_hdf5` writes. No other module opens HDF5
+files; tests/bags/test_hdf5.py checks that.
 """
 
 import io
@@ -9,9 +9,8 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +19,22 @@ import numpy as np
 from carmil.errors import CarmilError
 from carmil.files import atomic_file
 from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, check_declared_size, one_line_errors
+from carmil.words import examples
 
 if TYPE_CHECKING:
     import h5py
 
-Check = Callable[[mmap.mmap, int, int], bool]
 MOST_NAMES = 10_000  # groups and arrays in one group
 _LARGEST_ATTRIBUTE = 2**20  # bytes
-_VARIABLE = 9  # the class of types of variable length
-_CHECKED: set[tuple[str, int, int, int, str]] = (
-    set()
-)  # of a file: name, inode, bytes, time, and attribute ("": its heaps)
+_VARIABLE = 9  # HDF5's class of types of variable length
+_HEAP = b"GCOL\1\0\0\0"  # the first bytes of a global heap, where strings of variable length are kept
+# Strings that were checked: name, inode, bytes and time of the file, and the attribute ("" for all heaps of the file).
+_CHECKED: set[tuple[str, int, int, int, str]] = set()
 
 
 @contextmanager
 def open_hdf5(path: Path) -> "Iterator[h5py.File]":
-    """The file, open for reading. Whatever goes wrong inside the block is one line that names it."""
+    """Open a file for reading. Any error inside the block becomes one line that names the file."""
     import h5py
 
     with one_line_errors(path), h5py.File(path, "r", locking="best-effort") as file:
@@ -44,7 +43,7 @@ def open_hdf5(path: Path) -> "Iterator[h5py.File]":
 
 @contextmanager
 def new_hdf5(path: Path) -> "Iterator[h5py.File]":
-    """A new file to fill, which appears whole. It is made in memory: HDF5 crashes at exit over one that the disk did not take."""
+    """Create a file, which appears when it is complete. It is built in memory: HDF5 crashes at exit if a write to disk fails."""
     import h5py
 
     content = io.BytesIO()
@@ -54,65 +53,61 @@ def new_hdf5(path: Path) -> "Iterator[h5py.File]":
         aside.write_bytes(content.getbuffer())
 
 
-def names_of(group: Any, *, path: Path) -> tuple[str, ...]:
+def names_of(group: Any) -> tuple[str, ...]:
     """The names in a group: arrays, or one group per slide."""
     if len(group) > MOST_NAMES:
         raise CarmilError(
-            f"{path} has {len(group):,} groups or arrays beside one another: expected at most {MOST_NAMES:,}; "
+            f"{group.file.filename} has {len(group):,} groups or arrays beside one another: expected at most {MOST_NAMES:,}; "
             "divide it into several files"
         )
     return tuple(group)
 
 
-def item_of(group: Any, name: str, *, path: Path) -> Any:
-    """The group or array `name` of this very file: links can name any other file of the machine, so none is followed."""
+def item_of(group: Any, name: str) -> Any:
+    """The group or array `name` in the file itself: a link can name any other file of the machine, so none is followed."""
     import h5py
 
-    link = group.get(name, getlink=True)
+    link, where = group.get(name, getlink=True), f"{group.file.filename}: {name}"
     if link is None:
-        raise CarmilError(
-            f"{path} has no {name}: found {', '.join(sorted(names_of(group, path=path))[:6]) or 'nothing'}"
-        )
+        raise CarmilError(f"{group.file.filename} has no {name}: found {examples(sorted(names_of(group)), 6)}")
     if not isinstance(link, h5py.HardLink):
-        raise CarmilError(f"{path}: {name} is a link to elsewhere, which is not followed: copy the data into the file")
+        raise CarmilError(f"{where} is a link to elsewhere, which is not followed: copy the data into the file")
     item = group[name]
     if isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
-        raise CarmilError(
-            f"{path}: {name} keeps its values in other files, which are not read: copy them into the file"
-        )
+        raise CarmilError(f"{where} keeps its values in other files, which are not read: copy them into the file")
     return item
 
 
-def attribute_of(owner: Any, name: str, *, path: Path) -> Any:
-    """An attribute of a group or array, or None. Numbers and words only: HDF5 crashes over a damaged one of a richer type."""
+def attribute_of(owner: Any, name: str) -> Any:
+    """An attribute of a group or array, or None. Numbers and text only: HDF5 crashes on damaged attributes of other types."""
     from h5py import h5s, h5t
 
     if name not in owner.attrs:
         return None
-    held = owner.attrs.get_id(name)
-    kind = held.get_type()
+    attribute, where = owner.attrs.get_id(name), f"{owner.file.filename}: the attribute {name}"
+    kind = attribute.get_type()
     if not isinstance(kind, h5t.TypeStringID | h5t.TypeIntegerID | h5t.TypeFloatID):
-        raise CarmilError(f"{path}: the attribute {name} is neither number nor words: {AGAIN}")
-    if held.get_space().get_simple_extent_type() == h5s.NULL:
+        raise CarmilError(f"{where} is neither a number nor text: {AGAIN}")
+    if attribute.get_space().get_simple_extent_type() == h5s.NULL:
         return None
-    if math.prod(held.shape) * kind.get_size() > _LARGEST_ATTRIBUTE:
-        raise CarmilError(f"{path}: the attribute {name} is larger than {_LARGEST_ATTRIBUTE:,} bytes: {AGAIN}")
+    if math.prod(attribute.shape) * kind.get_size() > _LARGEST_ATTRIBUTE:
+        raise CarmilError(f"{where} is larger than {_LARGEST_ATTRIBUTE:,} bytes: {AGAIN}")
     if isinstance(kind, h5t.TypeStringID) and kind.is_variable_str():
-        _check_words(owner.file, name, path)
+        _check_strings(owner.file, name)
     return owner.attrs[name]
 
 
-def values_of(dataset: Any, where: str) -> np.ndarray:
+def values_of(dataset: Any) -> np.ndarray:
     """All values of an array of numbers."""
     if dataset.dtype.kind not in "biuf":
-        raise CarmilError(f"{where} holds {dataset.dtype}: expected numbers")
+        raise CarmilError(f"{where_of(dataset)} holds {dataset.dtype}: expected numbers")
     if 0 in dataset.shape:
         return np.empty(dataset.shape, dataset.dtype)
-    check_size(dataset, where)
+    check_size(dataset)
     return dataset[()]
 
 
-def check_size(dataset: Any, where: str) -> None:
+def check_size(dataset: Any) -> None:
     """Refuse an array that declares more than its file can hold. A chunk may be larger than the array, and is unpacked whole."""
     if 0 in dataset.shape:
         return
@@ -120,69 +115,47 @@ def check_size(dataset: Any, where: str) -> None:
     stored = min(dataset.id.get_storage_size(), os.path.getsize(dataset.file.filename))
     unfolded = max(stored * MOST_UNFOLDED, SMALL if stored else 0)
     packed = dataset.id.get_create_plist().get_nfilters()
-    check_declared_size(where, values * dataset.dtype.itemsize, unfolded if packed else stored)
+    check_declared_size(where_of(dataset), values * dataset.dtype.itemsize, unfolded if packed else stored)
 
 
-def _check_words(file: Any, name: str, path: Path) -> None:
-    """Refuse damaged strings, once while the file is the same: HDF5 walks through a damaged heap for ever, and takes memory for
-    whatever length an attribute declares before it looks for the string."""
+def where_of(dataset: Any) -> str:
+    """File and name of an array, for messages."""
+    return f"{dataset.file.filename}: {dataset.name.rsplit('/', 1)[-1]}"
+
+
+def attribute_text(text: str) -> str:
+    """A text as an attribute can hold it: HDF5 ends text at a NUL, and a file name that is not UTF-8 is written with escapes."""
+    return text.replace("\0", "").encode(errors="backslashreplace").decode()
+
+
+def _check_strings(file: Any, name: str) -> None:
+    """Refuse damaged strings, once per version of the file.
+
+    HDF5 walks through a damaged heap for ever, and takes memory for whatever length an attribute declares before it looks for
+    the string.
+    """
+    path = Path(file.filename)
     state = path.stat()
     version = (str(path), state.st_ino, state.st_size, state.st_mtime_ns)
-    known: dict[str, Check] = {"": _heaps_end, name: partial(_lengths_fit, name=name.encode())}
-    checks = [(of, check) for of, check in known.items() if (*version, of) not in _CHECKED]
-    if not checks or file.id.get_create_plist().get_sizes() != (8, 8):
+    unchecked = [attribute for attribute in ("", name) if (*version, attribute) not in _CHECKED]
+    if not unchecked or file.id.get_create_plist().get_sizes() != (8, 8):
         return
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        parts = list(_between_values(file, path, len(held)))
-        for of, check in checks:
-            if not all(check(held, start, end) for start, end in parts):
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        parts = list(_between_values(file, len(content)))
+        for attribute in unchecked:
+            mark = attribute.encode() + b"\0" if attribute else _HEAP
+            fits = _lengths_fit if attribute else _heap_ends
+            if not all(fits(content, at, mark) for part in parts for at in _positions(content, mark, *part)):
                 raise CarmilError(f"{path} has damaged attributes: {AGAIN}")
-            _CHECKED.add((*version, of))
+            _CHECKED.add((*version, attribute))
 
 
-def _heaps_end(held: mmap.mmap, start: int, end: int) -> bool:
-    """Whether the objects of every global heap in a part of a file lead to the heap's end."""
-    mark = b"GCOL\1\0\0\0"
-    return all(_ends(held, at) for at in _found(held, mark, start, end))
-
-
-def _lengths_fit(held: mmap.mmap, start: int, end: int, name: bytes) -> bool:
-    """Whether all attributes of this name in a part of a file declare strings of at most _LARGEST_ATTRIBUTE bytes.
-
-    An attribute is: version, flags, the sizes of name, type and space, (from version 3 on) the alphabet, then name, type, space
-    and values. A value that is a string of variable length is its length and its place in a global heap.
-    """
-    for at in _found(held, name + b"\0", start, end):
-        for head in (8, 9):
-            begin = at - head
-            if begin < 0 or held[begin] not in ((1, 2) if head == 8 else (3,)):
-                continue
-            version, flags, *sizes = struct.unpack_from("<BBHHH", held, begin)
-            kind, space, value = at + np.cumsum([-(-size // 8) * 8 if version == 1 else size for size in sizes])
-            if sizes[0] != len(name) + 1 or value + 16 > len(held) or not (flags & 1 or held[kind] & 15 == _VARIABLE):
-                continue
-            rank, first = held[space + 1], space + (8 if held[space] == 1 else 4)
-            many = math.prod(struct.unpack_from(f"<{rank}Q", held, first)) if first + 8 * rank <= value else 1
-            values = range(int(value), int(min(value + 16 * many, len(held) - 16, value + _LARGEST_ATTRIBUTE)) + 1, 16)
-            if any(struct.unpack_from("<I", held, place)[0] > _LARGEST_ATTRIBUTE for place in values[:many]):
-                return False
-    return True
-
-
-def _found(held: mmap.mmap, mark: bytes, start: int, end: int) -> Iterator[int]:
-    at = held.find(mark, start, end)
-    while at >= 0:
-        yield at
-        at = held.find(mark, at + 1, end)
-
-
-def _between_values(file: Any, path: Path, length: int) -> Iterator[tuple[int, int]]:
-    """The parts of the file that are not the values of an array in one piece: a search need not go through those."""
+def _between_values(file: Any, length: int) -> Iterator[tuple[int, int]]:
+    """The parts of the file outside the values of contiguous arrays: only these need to be searched."""
     import h5py
 
     start = 0
-    names = names_of(file, path=path)
-    arrays = [file[name] for name in names if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+    arrays = [file[name] for name in names_of(file) if isinstance(file.get(name, getlink=True), h5py.HardLink)]
     offsets = {item.id.get_offset(): item.id.get_storage_size() for item in arrays if isinstance(item, h5py.Dataset)}
     for offset in sorted(offset for offset in offsets if offset is not None):
         yield start, offset
@@ -190,20 +163,44 @@ def _between_values(file: Any, path: Path, length: int) -> Iterator[tuple[int, i
     yield start, length
 
 
-def _ends(held: mmap.mmap, heap: int) -> bool:
-    """Whether the objects of a global heap, each with its length in front, lead to the heap's end."""
-    (size,) = struct.unpack_from("<Q", held, heap + 8)
+def _positions(content: mmap.mmap, mark: bytes, start: int, end: int) -> Iterator[int]:
+    at = content.find(mark, start, end)
+    while at >= 0:
+        yield at
+        at = content.find(mark, at + 1, end)
+
+
+def _heap_ends(content: mmap.mmap, heap: int, mark: bytes) -> bool:
+    """Whether the objects of a global heap, each with its length in front, lead to the end of the heap."""
+    (size,) = struct.unpack_from("<Q", content, heap + len(mark))
     at, end = heap + 16, heap + size
-    if end > len(held):
+    if end > len(content):
         return False
     while at + 16 <= end:
-        number, length = struct.unpack_from("<H6xQ", held, at)
+        number, length = struct.unpack_from("<H6xQ", content, at)
         if number == 0 and length < 16:
             return False
         at += length if number == 0 else 16 + -(-length // 8) * 8
     return at <= end
 
 
-def attribute_text(text: str) -> str:
-    """A text as an attribute may hold it: HDF5's end at a NUL, and a name of a file that is no UTF-8 is written as escapes."""
-    return text.replace("\0", "").encode(errors="backslashreplace").decode()
+def _lengths_fit(content: mmap.mmap, at: int, mark: bytes) -> bool:
+    """Whether an attribute whose name is at this place, if it is one, declares strings of at most _LARGEST_ATTRIBUTE bytes.
+
+    An attribute is: version, flags, the sizes of name, type and space, (from version 3 on) the alphabet, then name, type, space
+    and values. A value that is a string of variable length is its length and its place in a global heap.
+    """
+    for head in (8, 9):
+        begin = at - head
+        if begin < 0 or content[begin] not in ((1, 2) if head == 8 else (3,)):
+            continue
+        version, flags, *sizes = struct.unpack_from("<BBHHH", content, begin)
+        kind, space, value = at + np.cumsum([-(-size // 8) * 8 if version == 1 else size for size in sizes])
+        if sizes[0] != len(mark) or value + 16 > len(content) or not (flags & 1 or content[kind] & 15 == _VARIABLE):
+            continue
+        rank, first = content[space + 1], space + (8 if content[space] == 1 else 4)
+        many = math.prod(struct.unpack_from(f"<{rank}Q", content, first)) if first + 8 * rank <= value else 1
+        values = range(int(value), int(min(value + 16 * many, len(content) - 16, value + _LARGEST_ATTRIBUTE)) + 1, 16)
+        if any(struct.unpack_from("<I", content, place)[0] > _LARGEST_ATTRIBUTE for place in values[:many]):
+            return False
+    return True

@@ -1,6 +1,6 @@
 """Label tables, and the bags they belong to.
 
-Which column holds what is guessed where it is not named, and every guess is said: a wrong one must not pass unseen.
+Which column holds what is guessed where it is not named, and every guess is notes: a wrong one must not pass unseen.
 """
 
 import re
@@ -17,13 +17,12 @@ from carmil.bags.tables import (
     PATIENT_COLUMNS,
     SLIDE_COLUMNS,
     SPLIT_COLUMNS,
-    an_example,
     bare_id,
     plain_name,
     read_table,
 )
 from carmil.errors import CarmilError, unknown
-from carmil.words import plural
+from carmil.words import examples, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +49,7 @@ class LabelTable:
     official what a column of the table says about train, val and test, or None
     left_out slides that the table lists with an empty label, or with one that is dropped
     columns  the columns of slides and of labels, for messages: "column 'label'", "column 'label' (guessed)"
-    said     each guess and each thing left out, one sentence each
+    notes     each guess and each thing left out, one sentence each
     """
 
     path: Path
@@ -62,7 +61,7 @@ class LabelTable:
     official: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
     columns: tuple[str, str] = ("the column of slides", "the column of labels")
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Matched:
     unlabelled: tuple[str, ...]
     left_out: tuple[str, ...]
     missing: tuple[str, ...]
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def read_labels(
@@ -114,35 +113,37 @@ def read_labels(
     """
     path = Path(path)
     frame = read_table(path)
-    said = list(frame.attrs["said"])
+    notes = list(frame.attrs["notes"])
     by_barcode = site == "tcga" and "tcga" not in frame.columns
     named = {"slide": slide, "patient": patient, "label": label, "split": split, "site": None if by_barcode else site}
-    columns = _columns(frame, path, named, said)
+    columns = _columns(frame, path, named, notes)
 
     slide_column, label_column = (_described(columns[kind], named[kind]) for kind in ("slide", "label"))
     whole = frame
-    frame = _labelled(frame, path, columns["label"], label_column, said)
-    slides, patients = _ids(frame, path, columns, said)
-    labels = _mapped(_tidy_labels(list(frame[columns["label"]]), said), mapping or {}, f"{path}: {label_column}", said)
+    frame = _labelled(frame, path, columns["label"], label_column, notes)
+    slides, patients = _ids(frame, path, columns, notes)
+    labels = _mapped(
+        _tidy_labels(list(frame[columns["label"]]), notes), mapping or {}, f"{path}: {label_column}", notes
+    )
     sites = _sites(frame, path, slides, columns["site"]) if site else [""] * len(frame)
     parts = list(frame[columns["split"]]) if columns["split"] else [""] * len(frame)
     rows = _once(
-        [_Row(*row) for row in zip(frame.index, slides, patients, labels, sites, parts, strict=True)], path, said
+        [_Row(*row) for row in zip(frame.index, slides, patients, labels, sites, parts, strict=True)], path, notes
     )
     rows = [row for row in rows if row.label]
     kept = {row.slide for row in rows}
-    _say_mixed_patients(rows, said)
+    _say_mixed_patients(rows, notes)
     return LabelTable(
         path=path,
         slides=tuple(row.slide for row in rows),
         patients=tuple(row.patient for row in rows),
         labels=tuple(row.label for row in rows),
-        classes=_classes([row.label for row in rows], f"{path}: {label_column}", positive, classes, said),
+        classes=_classes([row.label for row in rows], f"{path}: {label_column}", positive, classes, notes),
         sites=tuple(row.site for row in rows) if site else None,
         official=tuple(row.split for row in rows) if columns["split"] else None,
         left_out=tuple(sorted({bare_id(text) for text in whole[columns["slide"]]} - kept - {""})),
         columns=(slide_column, label_column),
-        said=tuple(said),
+        notes=tuple(notes),
     )
 
 
@@ -155,13 +156,13 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> Matched:
         bags[name] = position
     if not bags:
         raise CarmilError(f"no bags to match with the labels of {table.path}: expected at least one")
-    said: list[str] = []
+    notes: list[str] = []
     rows = {slide: row for row, slide in enumerate(table.slides)}
     found = {bags[slide]: row for slide, row in rows.items() if slide in bags}
-    found |= _written_as_floats(rows, bags, said)
+    found |= _written_as_floats(rows, bags, notes)
     own_id = {position: name for name, position in bags.items()}
     if not found:
-        found = _by_beginning(rows, bags, said)
+        found = _by_beginning(rows, bags, notes)
         own_id = {position: table.slides[row] for position, row in found.items()}
     if not found:
         raise CarmilError(_no_match(table, list(bags)))
@@ -176,10 +177,10 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> Matched:
     unlabelled = tuple(bag for bag in without if bag not in set(left_out))
     used = set(taken)
     missing = tuple(slide for row, slide in enumerate(table.slides) if row not in used)
-    _say_match(table, unlabelled=unlabelled, missing=missing, bags=len(bags), said=said)
-    _say_alike(missing, unlabelled, said)
+    _say_match(table, unlabelled=unlabelled, missing=missing, bags=len(bags), notes=notes)
+    _say_alike(missing, unlabelled, notes)
     for empty in sorted(set(table.classes) - {table.labels[row] for row in used}):
-        said.append(f"WARNING: no bag has the label {empty!r}")
+        notes.append(f"WARNING: no bag has the label {empty!r}")
     return Matched(
         bags=tuple(positions),
         slides=tuple(names[position] for position in positions),
@@ -193,11 +194,13 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> Matched:
         unlabelled=unlabelled,
         left_out=left_out,
         missing=missing,
-        said=tuple(said),
+        notes=tuple(notes),
     )
 
 
-def _columns(frame: "pd.DataFrame", path: Path, named: dict[str, str | None], said: list[str]) -> dict[str, str | None]:
+def _columns(
+    frame: "pd.DataFrame", path: Path, named: dict[str, str | None], notes: list[str]
+) -> dict[str, str | None]:
     """The column of slide, patient, label, split and site; None for what the table does not have."""
     found: dict[str, str | None] = {
         kind: None if name is None else _named(frame, path, kind, name) for kind, name in named.items()
@@ -209,15 +212,15 @@ def _columns(frame: "pd.DataFrame", path: Path, named: dict[str, str | None], sa
 
     def take(kind: str, choice: list[str]) -> None:
         found[kind] = choice[0]
-        others = f"; {an_example(choice[1:])} would do too" if choice[1:] else ""
-        said.append(f"{kind} column: {choice[0]!r} (guessed{others})")
+        others = f"; {examples(choice[1:])} would do too" if choice[1:] else ""
+        notes.append(f"{kind} column: {choice[0]!r} (guessed{others})")
 
     if not found["slide"] and (choice := candidates(SLIDE_COLUMNS)):
         take("slide", choice)
     if not found["patient"] and (choice := candidates(PATIENT_COLUMNS)):
         take("patient", choice)
     if not found["slide"]:
-        found["slide"] = _only_id(frame, path, found, said)
+        found["slide"] = _only_id(frame, path, found, notes)
     if not found["label"]:
         take("label", _label_choice(frame, path, candidates(LABEL_COLUMNS), found))
     if not found["split"]:
@@ -238,17 +241,17 @@ def _named(frame: "pd.DataFrame", path: Path, kind: str, name: str) -> str:
     return alike[0]
 
 
-def _only_id(frame: "pd.DataFrame", path: Path, found: dict[str, str | None], said: list[str]) -> str:
+def _only_id(frame: "pd.DataFrame", path: Path, found: dict[str, str | None], notes: list[str]) -> str:
     """Without a column for slides, the patients' ids are the slides'; without those, a first column may be ids."""
     if patient := found["patient"]:
-        said.append(f"slide column: {patient!r}, the only column of ids; each one is its own patient")
+        notes.append(f"slide column: {patient!r}, the only column of ids; each one is its own patient")
         return patient
     first = frame.columns[0]
     if first in found.values() or not frame[first].is_unique or "" in set(frame[first]):
         raise CarmilError(
             f"{path}: no column of slide ids found among {', '.join(map(repr, frame.columns))}; name it with --slide"
         )
-    said.append(f"slide column: {first!r} (guessed: the first column, and all its values differ)")
+    notes.append(f"slide column: {first!r} (guessed: the first column, and all its values differ)")
     return first
 
 
@@ -283,7 +286,9 @@ def _described(column: str | None, named: str | None) -> str:
     return f"column {column!r}" if named else f"column {column!r} (guessed)"
 
 
-def _labelled(frame: "pd.DataFrame", path: Path, column: str | None, described: str, said: list[str]) -> "pd.DataFrame":
+def _labelled(
+    frame: "pd.DataFrame", path: Path, column: str | None, described: str, notes: list[str]
+) -> "pd.DataFrame":
     empty = frame[column].str.casefold().isin(_NO_LABEL)
     if empty.all():
         raise CarmilError(
@@ -293,32 +298,32 @@ def _labelled(frame: "pd.DataFrame", path: Path, column: str | None, described: 
         many = plural(int(empty.sum()), "slide has", "slides have")
         be = "is" if empty.sum() == 1 else "are"
         loud = _HALF if 2 * empty.sum() > len(frame) else ""
-        said.append(f"{loud}{many} an empty label in {described} and {be} left out ({_lines(frame.index[empty])})")
+        notes.append(f"{loud}{many} an empty label in {described} and {be} left out ({_lines(frame.index[empty])})")
     return frame[~empty].copy()
 
 
-def _mapped(labels: list[str], mapping: Mapping[str, str], where: str, said: list[str]) -> list[str]:
+def _mapped(labels: list[str], mapping: Mapping[str, str], where: str, notes: list[str]) -> list[str]:
     """Labels by their new names, "" for those that are dropped."""
     counts = Counter(labels)
     for name, new in mapping.items():
         if name not in counts:
             raise CarmilError(f"{where}: {unknown('label to map', name, counts)}")
         slides = plural(counts[name], "slide")
-        said.append(f"{slides} labelled {name!r} {f'taken as {new!r}' if new else 'left out'}")
+        notes.append(f"{slides} labelled {name!r} {f'taken as {new!r}' if new else 'left out'}")
     if all(mapping.get(label, label) == "" for label in counts):
         raise CarmilError(f"{where}: every label is dropped; expected two or more to remain")
     return [mapping.get(label, label) for label in labels]
 
 
 def _ids(
-    frame: "pd.DataFrame", path: Path, columns: dict[str, str | None], said: list[str]
+    frame: "pd.DataFrame", path: Path, columns: dict[str, str | None], notes: list[str]
 ) -> tuple[list[str], list[str]]:
     written = list(frame[columns["slide"]])
     slides = [bare_id(text) for text in written]
     _check_ids(slides, frame.index, path, columns["slide"])
     if folders := [text for text in written if "/" in text or "\\" in text]:
         many = plural(len(folders), "slide id is a path", "slide ids are paths")
-        said.append(f"{many}: only the file name counts ({bare_id(folders[0])!r})")
+        notes.append(f"{many}: only the file name counts ({bare_id(folders[0])!r})")
     if columns["patient"] and columns["patient"] != columns["slide"]:
         patients = list(frame[columns["patient"]])
         _check_ids(patients, frame.index, path, columns["patient"])
@@ -327,12 +332,12 @@ def _ids(
     if all(barcodes):
         patients = [barcode[1] for barcode in barcodes if barcode]
         if patients != slides:
-            said.append(f"no patient column: patients are read from the TCGA barcodes ({patients[0]!r})")
+            notes.append(f"no patient column: patients are read from the TCGA barcodes ({patients[0]!r})")
         return slides, patients
     if not columns["patient"]:
         alone = "no patient column: each slide is its own patient"
         spare = [column for column in frame.columns if column not in columns.values()]
-        said.append(
+        notes.append(
             f"WARNING: {alone}; is it {' or '.join(map(repr, spare[:4]))}? Name it with --patient" if spare else alone
         )
     return slides, slides
@@ -349,12 +354,12 @@ def _check_ids(ids: list[str], lines: Iterable[int], path: Path, column: str | N
             )
 
 
-def _tidy_labels(labels: list[str], said: list[str]) -> list[str]:
+def _tidy_labels(labels: list[str], notes: list[str]) -> list[str]:
     """Whole numbers that went through pandas as floats, 0.0 and 1.0, are 0 and 1 again."""
     whole = [re.fullmatch(r"([+-]?\d+)(\.0*)?", label) for label in labels]
     if not all(whole) or not any("." in label for label in labels):
         return labels
-    said.append(
+    notes.append(
         f"labels are whole numbers written like {next(la for la in labels if '.' in la)!r}: read without the point"
     )
     return [number[1] for number in whole if number]
@@ -377,7 +382,7 @@ def _sites(frame: "pd.DataFrame", path: Path, slides: list[str], column: str | N
     return sites
 
 
-def _once(rows: list[_Row], path: Path, said: list[str]) -> list[_Row]:
+def _once(rows: list[_Row], path: Path, notes: list[str]) -> list[_Row]:
     """One row a slide. Rows that repeat a slide must agree about it."""
     first: dict[str, _Row] = {}
     repeated = []
@@ -394,22 +399,22 @@ def _once(rows: list[_Row], path: Path, said: list[str]) -> list[_Row]:
                 )
     if repeated:
         many = plural(len(repeated), "row repeats a slide and is", "rows repeat a slide and are")
-        said.append(f"{many} counted once ({an_example(repeated)})")
+        notes.append(f"{many} counted once ({examples(repeated)})")
     return list(first.values())
 
 
-def _say_mixed_patients(rows: list[_Row], said: list[str]) -> None:
+def _say_mixed_patients(rows: list[_Row], notes: list[str]) -> None:
     labels: dict[str, set[str]] = {}
     for row in rows:
         labels.setdefault(row.patient, set()).add(row.label)
     if mixed := [patient for patient, different in labels.items() if len(different) > 1]:
-        said.append(
-            f"{plural(len(mixed), 'patient has', 'patients have')} slides of different labels ({an_example(mixed)})"
+        notes.append(
+            f"{plural(len(mixed), 'patient has', 'patients have')} slides of different labels ({examples(mixed)})"
         )
 
 
 def _classes(
-    labels: list[str], where: str, positive: str | None, known: Sequence[str], said: list[str]
+    labels: list[str], where: str, positive: str | None, known: Sequence[str], notes: list[str]
 ) -> tuple[str, ...]:
     counts = Counter(labels)
     numeric = all(_NUMBER.fullmatch(label) for label in counts)
@@ -441,15 +446,15 @@ def _classes(
             raise CarmilError(f"{where} has {len(classes)} classes: a positive one can be named of two; leave it out")
         classes.sort(key=lambda c: c == positive)
     classes.sort(key=lambda c: known.index(c) if c in known else len(known))
-    said.append("classes: " + ", ".join(f"{c!r} ({plural(counts[c], 'slide')})" for c in classes))
+    notes.append("classes: " + ", ".join(f"{c!r} ({plural(counts[c], 'slide')})" for c in classes))
     if positive is None and not known and len(classes) == 2 and not numeric:
-        said.append(
+        notes.append(
             f"positive class: {classes[1]!r} (guessed: the last in the alphabet; `carmil train --positive` names the other)"
         )
     return tuple(classes)
 
 
-def _written_as_floats(rows: dict[str, int], bags: dict[str, int], said: list[str]) -> dict[int, int]:
+def _written_as_floats(rows: dict[str, int], bags: dict[str, int], notes: list[str]) -> dict[int, int]:
     """Ids like 123.0, which a table gets when pandas takes its ids for numbers."""
     found = {
         bags[slide[:-2]]: row
@@ -459,7 +464,7 @@ def _written_as_floats(rows: dict[str, int], bags: dict[str, int], said: list[st
     if found:
         example = next(slide for slide, row in rows.items() if row in found.values())
         many = plural(len(found), "slide id ends", "slide ids end")
-        said.append(f"{many} in '.0' (saved as numbers): {example!r} read as {example[:-2]!r}")
+        notes.append(f"{many} in '.0' (saved as numbers): {example!r} read as {example[:-2]!r}")
     return found
 
 
@@ -468,7 +473,7 @@ def _beginnings(bag: str) -> list[str]:
     return [bag, *(bag[:cut] for cut in range(len(bag) - 1, 0, -1) if bag[cut] in "-_.")]
 
 
-def _by_beginning(rows: dict[str, int], bags: dict[str, int], said: list[str]) -> dict[int, int]:
+def _by_beginning(rows: dict[str, int], bags: dict[str, int], notes: list[str]) -> dict[int, int]:
     """Bags named like TCGA-A2-A0CM-01Z-00-DX1 for a table of TCGA-A2-A0CM: the longest beginning in the table."""
     found = {}
     for bag, position in bags.items():
@@ -476,7 +481,7 @@ def _by_beginning(rows: dict[str, int], bags: dict[str, int], said: list[str]) -
         if row is not None:
             found[position] = row
     if found:
-        said.append(
+        notes.append(
             f"the table's ids are taken as patients: {plural(len(found), 'bag is', 'bags are')} named after "
             f"{len(set(found.values()))} of them"
         )
@@ -496,7 +501,7 @@ def _no_match(table: LabelTable, bags: list[str]) -> str:
 
 
 def _say_match(
-    table: LabelTable, *, unlabelled: Sequence[str], missing: Sequence[str], bags: int, said: list[str]
+    table: LabelTable, *, unlabelled: Sequence[str], missing: Sequence[str], bags: int, notes: list[str]
 ) -> None:
     for lost, of, one, many in (
         (unlabelled, bags, "bags has no label and is left out", "bags have no label and are left out"),
@@ -509,10 +514,10 @@ def _say_match(
     ):
         if lost:
             loud = _HALF if 2 * len(lost) > of else ""
-            said.append(f"{loud}{len(lost)} of {of} {one if len(lost) == 1 else many} ({an_example(lost)})")
+            notes.append(f"{loud}{len(lost)} of {of} {one if len(lost) == 1 else many} ({examples(lost)})")
 
 
-def _say_alike(missing: Sequence[str], unlabelled: Sequence[str], said: list[str]) -> None:
+def _say_alike(missing: Sequence[str], unlabelled: Sequence[str], notes: list[str]) -> None:
     """Ids that are the same but for the case of letters, the signs between them and zeros before a number."""
 
     def bare(name: str) -> str:
@@ -521,7 +526,7 @@ def _say_alike(missing: Sequence[str], unlabelled: Sequence[str], said: list[str
     bags = {bare(bag): bag for bag in unlabelled}
     if alike := [(name, bags[bare(name)]) for name in missing if bare(name) in bags]:
         (label, bag), many = alike[0], plural(len(alike), "label has", "labels have")
-        said.append(
+        notes.append(
             f"WARNING: {many} no bag, and a bag with nearly their id has no label: {label!r} in the table, "
             f"{bag!r} among the bags; write them alike"
         )

@@ -1,177 +1,168 @@
 """Cohorts in one matrix: features.npy with instances.csv beside it, or an npz with X and bag.
 
-A row is an instance; the table, or the array `bag`, names the bag of each. Table and npz are read once a process,
-features.npy is mapped.
+Each row is an instance; the table, or the array `bag`, names its bag. Tables and npz files are read once per process, features.npy
+is mapped.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from carmil.bags.arrays import (
-    Contents,
-    Held,
-    as_features,
+    ArrayFile,
+    StoredArray,
     as_labels,
     as_text,
-    dtype_when_read,
+    feature_layout,
     kind_of,
-    one_of,
-    opened,
-    owned,
-    rows_and_width,
-    some,
-    whole_numbers,
+    open_arrays,
+    read_features,
+    read_instance_labels,
 )
-from carmil.bags.sources import Bag, Header, Source
+from carmil.bags.sources import Bag, BagHeader, CohortFiles, Source
 from carmil.bags.tables import MOST_COLUMNS
 from carmil.errors import CarmilError
 from carmil.untrusted import one_line_errors
-from carmil.words import plural
+from carmil.words import examples, plural
+
+BAG_COLUMNS = ("bag", "bag_name", "slide_id", "slide", "patient_id", "case_id")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Which rows belong to which bag, and what is known of each instance."""
+class _Matrix:
+    """The rows of each bag, the labels of bags and the truth about instances where they are known.
+
+    features: those of an npz, which cannot be mapped; None for features.npy.
+    """
 
     path: Path
     rows: dict[str, np.ndarray]
-    length: int
     truth: np.ndarray | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    features: np.ndarray | None = None
 
-    def rows_of(self, source: Source) -> np.ndarray:
-        if source.inside not in self.rows:
-            raise CarmilError(f"{self.path} has no bag {source.inside!r} any more: look for its bags again")
-        return self.rows[source.inside]
-
-
-@dataclass(frozen=True, eq=False)
-class NpzMatrix:
-    """All of an npz; `labels` by the name of the bag, where it has them."""
-
-    features: np.ndarray
-    table: Table
-    labels: dict[str, str]
+    def label(self, bag: str) -> str | None:
+        """The label of a bag; without one, whether any of its instances is positive."""
+        if self.labels.get(bag) or self.truth is None:
+            return self.labels.get(bag) or None
+        return str(int((self.truth[self.rows[bag]] > 0).any()))
 
 
-def header_of_matrix(source: Source) -> Header:
-    """What `peek` tells of a bag in a matrix."""
-    if source.layout == "matrix_npz":
-        matrix = npz_matrix(source.path, _column(source, "truth"))
-        return Header(len(matrix.table.rows_of(source)), matrix.features.shape[1], str(matrix.features.dtype), None)
-    with opened(source.path) as contents:
-        held = contents.get("")
-        _, width = rows_and_width(held)
-        return Header(len(_table_of(source).rows_of(source)), width, dtype_when_read(held), None)
-
-
-def bag_of_matrix(source: Source) -> Bag:
-    """The rows of one bag, in memory."""
-    if source.layout == "matrix":
-        table = _table_of(source)
-        rows = table.rows_of(source)
-        features = _rows_of_matrix(source.path, table, rows)
-    else:
-        matrix = npz_matrix(source.path, _column(source, "truth"))
-        table = matrix.table
-        rows = table.rows_of(source)
-        features = matrix.features[rows]
-    return Bag(source.id, features, instance_labels=None if table.truth is None else table.truth[rows])
-
-
-def is_matrix(contents: Contents) -> bool:
+def is_matrix(file: ArrayFile) -> bool:
     """Whether an npz holds a whole cohort."""
-    names = set(contents.names)
-    return kind_of(contents.path) == "npz" and bool(names & {"bag", "bags"} and names & {"X", "features"})
+    names = set(file.names)
+    return kind_of(file.path) == "npz" and bool(names & {"bag", "bags"} and names & {"X", "features"})
 
 
-def instance_table(csv: Path, bag: str, *, truth: str | None) -> Table:
-    """instances.csv by its column `bag`, and the truth about each instance by its column `truth`."""
-    return _instance_table(csv, bag, truth, *_stamp(csv))
+def find_in_matrix(path: Path, truth: str | None) -> CohortFiles:
+    """The bags of features.npy or of an npz. truth: the column, or the array, with the truth about each instance."""
+    layout, notes = "matrix_npz", list[str]()
+    companions = [] if truth is None else [(f"truth:{truth}", path)]
+    if kind_of(path) != "npz":
+        table, layout = path.parent / "instances.csv", "matrix"
+        columns = _read_columns(table)
+        usable = [name for name in BAG_COLUMNS if name in columns]
+        if not usable:
+            expected = " or ".join(BAG_COLUMNS)
+            raise CarmilError(f"{table} names no bags: expected a column {expected}, found {examples(columns, 6)}")
+        companions = [(f"bag:{usable[0]}", table), *((role, table) for role, _ in companions)]
+        others = f", which has {', '.join(usable[1:])} as well" if usable[1:] else ""
+        notes.append(f"a bag is a {usable[0]} of {table.name}{others}")
+    matrix = _matrix_of(Source("", path, layout, tuple(companions)))
+    if matrix.features is None:
+        with open_arrays(path) as file:
+            _mapped(file, matrix)
+    sources = (Source(bag, path, layout, tuple(companions), bag, matrix.label(bag)) for bag in matrix.rows)
+    return CohortFiles(tuple(sources), layout, tuple(notes))
 
 
-def npz_matrix(path: Path, truth: str | None) -> NpzMatrix:
-    """The npz, and the truth about each instance by its array `truth`."""
-    return _npz_matrix(path, truth, *_stamp(path))
+def read_matrix_header(source: Source) -> BagHeader:
+    """The header of one bag in a matrix."""
+    matrix, rows = _rows_of(source)
+    if matrix.features is not None:
+        return BagHeader(len(rows), matrix.features.shape[1], str(matrix.features.dtype), None)
+    with open_arrays(source.path) as file:
+        _, width, dtype = feature_layout(file.array(""))
+        return BagHeader(len(rows), width, dtype, None)
 
 
-def columns_of(csv: Path) -> dict[str, np.ndarray]:
-    """Every column as words: 007 stays 007."""
+def read_matrix_bag(source: Source) -> Bag:
+    """The rows of one bag, in memory."""
+    matrix, rows = _rows_of(source)
+    truth = None if matrix.truth is None else matrix.truth[rows]
+    if matrix.features is not None:
+        return Bag(source.id, matrix.features[rows], instance_labels=truth)
+    with open_arrays(source.path) as file:
+        return Bag(source.id, read_features(_mapped(file, matrix), rows), instance_labels=truth)
+
+
+def _rows_of(source: Source) -> tuple[_Matrix, np.ndarray]:
+    matrix = _matrix_of(source)
+    if source.key not in matrix.rows:
+        raise CarmilError(f"{matrix.path} no longer has the bag {source.key!r}: run the command again")
+    return matrix, matrix.rows[source.key]
+
+
+def _mapped(file: ArrayFile, matrix: _Matrix) -> StoredArray:
+    """features.npy, if it is as long as its table."""
+    array, length = file.array(""), sum(len(rows) for rows in matrix.rows.values())
+    if (rows := feature_layout(array)[0]) != length:
+        raise CarmilError(
+            f"{file.path} has {plural(rows, 'row')} and {matrix.path.name} {length:,}: expected one line per row"
+        )
+    return array
+
+
+def _matrix_of(source: Source) -> _Matrix:
+    columns = dict(role.split(":", 1) for role, _ in source.companions)
+    path = source.path if source.layout == "matrix_npz" else source.companions[0][1]
+    with one_line_errors(path):
+        version = path.stat()
+    return _read_matrix(path, columns.get("bag"), columns.get("truth"), version.st_mtime_ns, version.st_size)
+
+
+@lru_cache(maxsize=2)
+def _read_matrix(path: Path, bag: str | None, truth: str | None, mtime: int, size: int) -> _Matrix:
+    """The table by its columns, or the npz; read once per process and version of the file."""
+    if bag is None:
+        return _read_npz(path, truth)
+    columns = _read_columns(path)
+    for column in (bag, truth):
+        if column is not None and column not in columns:
+            raise CarmilError(f"{path} has no column {column!r}: found {examples(columns, 6)}")
+    if empty := int((columns[bag] == "").sum()):
+        raise CarmilError(f"{path} has {plural(empty, 'line')} without a {bag}: fill them in or leave those rows out")
+    known = None if truth is None else _truth_column(columns[truth], f"{path}: {truth}")
+    return _Matrix(path, _rows_by_bag(columns[bag]), known)
+
+
+def _read_columns(table: Path) -> dict[str, np.ndarray]:
+    """Every column as text: 007 stays 007."""
     import pandas as pd
 
-    with one_line_errors(csv):
-        with csv.open("rb") as stream:
+    with one_line_errors(table):
+        with table.open("rb") as stream:
             columns = stream.readline().count(b",") + 1
         if columns > MOST_COLUMNS:
             raise CarmilError(
-                f"{csv} has {columns:,} columns: expected at most {MOST_COLUMNS:,}, and one row per instance"
+                f"{table} has {columns:,} columns: expected at most {MOST_COLUMNS:,}, and one row per instance"
             )
-        frame = pd.read_csv(csv, dtype=str, keep_default_na=False)
+        frame = pd.read_csv(table, dtype=str, keep_default_na=False)
         return {str(name): frame[name].to_numpy(dtype=object) for name in frame}
-
-
-def one_line_a_row(path: Path, rows: int, table: Table) -> None:
-    """Refuses a table that is not as long as its matrix."""
-    if rows != table.length:
-        raise CarmilError(
-            f"{path} has {plural(rows, 'row')} and {table.path.name} {table.length:,}: expected one line a row"
-        )
-
-
-def _rows_of_matrix(path: Path, table: Table, rows: np.ndarray) -> np.ndarray:
-    with opened(path) as contents:
-        held = contents.get("")
-        length, width = rows_and_width(held)
-        dtype = dtype_when_read(held)
-        one_line_a_row(path, length, table)
-        with np.errstate(over="ignore"):
-            return owned(held.read().reshape(length, width)[rows], dtype)
-
-
-def _table_of(source: Source) -> Table:
-    csv = next(path for role, path in source.companions if role.startswith("bag:"))
-    bag, truth = _column(source, "bag"), _column(source, "truth")
-    assert bag is not None
-    return instance_table(csv, bag, truth=truth)
-
-
-def _column(source: Source, role: str) -> str | None:
-    return next((name.removeprefix(f"{role}:") for name, _ in source.companions if name.startswith(f"{role}:")), None)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Changes when the file does."""
-    with one_line_errors(path):
-        stat = path.stat()
-        return stat.st_mtime_ns, stat.st_size
-
-
-@lru_cache(maxsize=4)
-def _instance_table(csv: Path, bag: str, truth: str | None, mtime: int, size: int) -> Table:
-    """instances.csv, read once a process and version of the file."""
-    columns = columns_of(csv)
-    for column in (bag, truth):
-        if column is not None and column not in columns:
-            raise CarmilError(f"{csv} has no column {column!r}: found {some(columns)}")
-    names = columns[bag]
-    if (empty := int((names == "").sum())) > 0:
-        raise CarmilError(f"{csv} has {plural(empty, 'line')} without a {bag}: fill them in or leave those rows out")
-    known = None if truth is None else _truth_column(columns[truth], f"{csv}: {truth}")
-    return Table(csv, _rows_by_bag(names), len(names), known)
 
 
 def _truth_column(words: np.ndarray, where: str) -> np.ndarray:
     numbers = {}
     for word in set(words):
         try:
-            numbers[word] = {"true": 1.0, "false": 0.0}.get(word.lower()) if word.isalpha() else float(word)
-        except ValueError:
-            numbers[word] = None
-        if numbers[word] is None:
-            raise CarmilError(f"{where} holds {word!r}: expected whole numbers, 1 where the instance is positive")
+            numbers[word] = {"true": 1.0, "false": 0.0}[word.lower()] if word.isalpha() else float(word)
+        except (KeyError, ValueError):
+            raise CarmilError(
+                f"{where} holds {word!r}: expected whole numbers, 1 where the instance is positive"
+            ) from None
     return as_labels(np.array([numbers[word] for word in words], dtype=np.float64), where)
 
 
@@ -182,30 +173,29 @@ def _rows_by_bag(names: np.ndarray) -> dict[str, np.ndarray]:
     return {str(name): rows for name, rows in zip(ids, np.split(order, ends[:-1]), strict=True)}
 
 
-@lru_cache(maxsize=2)
-def _npz_matrix(path: Path, truth: str | None, mtime: int, size: int) -> NpzMatrix:
-    """An npz cannot be mapped: it is read once a process and version of the file."""
-    with opened(path) as contents:
-        features = as_features(one_of(contents, ("X", "features")))
-        names = one_of(contents, ("bag", "bags"))
+def _read_npz(path: Path, truth: str | None) -> _Matrix:
+    with open_arrays(path) as file:
+        features = read_features(file.one_of(("X", "features")))
+        names = file.one_of(("bag", "bags"))
         if names.shape != (len(features),) or not re.fullmatch(r"(u?int\d+|[<>|=]?U\d+)", names.dtype):
             raise CarmilError(
-                f"{names.where} is {names.dtype} of shape {names.shape}: expected the bag's number or name for each of "
+                f"{names.where} is {names.dtype} of shape {names.shape}: expected the number or name of the bag for each of "
                 f"{len(features):,} instances"
             )
         bags = names.read()
-        known = None if truth is None else whole_numbers(one_of(contents, (truth,)), len(features))
-        labels = next((name for name in ("y_bag", "labels") if name in contents.names), None)
-        label_of = {} if labels is None else _npz_labels(contents.get(labels), bags)
-    return NpzMatrix(features, Table(path, _rows_by_bag(bags), len(bags), known), label_of)
+        known = None if truth is None else read_instance_labels(file.one_of((truth,)), len(features))
+        labels = file.find(("y_bag", "labels"))
+        return _Matrix(path, _rows_by_bag(bags), known, {} if labels is None else _bag_labels(labels, bags), features)
 
 
-def _npz_labels(held: Held, bags: np.ndarray) -> dict[str, str]:
-    """Label i is bag number i's; of bags that are no numbers from 0, the i-th in a row both sorted and as they come."""
+def _bag_labels(labels: StoredArray, bags: np.ndarray) -> dict[str, str]:
+    """Label i belongs to bag number i; where bags are not numbered from 0, to the i-th, if they are sorted."""
     ids, first = np.unique(bags, return_index=True)
-    if held.shape != (len(ids),):
-        raise CarmilError(f"{held.where} has the shape {held.shape}: expected ({len(ids)},), a label for each bag")
+    if labels.shape != (len(ids),):
+        raise CarmilError(f"{labels.where} has the shape {labels.shape}: expected ({len(ids)},), one label per bag")
     counted = bags.dtype.kind in "iu" and np.array_equal(ids, np.arange(len(ids)))
     if not counted and (np.diff(first) < 0).any():
-        raise CarmilError(f"{held.where} has labels, but the bags are neither numbered from 0 nor in order: sort them")
-    return {str(name): as_text(label) or "" for name, label in zip(ids, held.read(), strict=True)}
+        raise CarmilError(
+            f"{labels.where} has labels, but the bags are neither numbered from 0 nor in order: sort them"
+        )
+    return {str(name): as_text(label) or "" for name, label in zip(ids, labels.read(), strict=True)}

@@ -1,20 +1,19 @@
 """A store written straight from bags in memory, for cohorts that carmil makes itself. `building` packs other tools' files."""
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from carmil.bags.conversion import rounded
+from carmil.bags.conversion import round_features
 from carmil.bags.pictures import Pictures
 from carmil.bags.sources import Bag
-from carmil.bags.store import VERSION, Dtype, Entry, Store, checksum, fingerprint_of, is_store, open_store
+from carmil.bags.store import VERSION, Dtype, Entry, Store, StoreIndex, checksum, fingerprint_of, is_store, open_store
 from carmil.errors import CarmilError
-from carmil.files import atomic_folder, write_text
+from carmil.files import atomic_folder
 from carmil.provenance import config_key
-from carmil.untrusted import read_json
+from carmil.truth import UNKNOWN
 
 
 def write_store(
@@ -28,69 +27,90 @@ def write_store(
 ) -> Store:
     """Write a store at `out`, in place of one that is there.
 
-    key: whatever it was made from; see `is_made_from`. truth_classes: the classes of signed truth, in the order in which a study
-    numbers them: that of their names.
+    key: what the bags were made from; see `is_made_from`. truth_classes: the classes of signed truth, in the order in which a
+    study numbers them: that of their names.
     """
+    index = StoreIndex(
+        version=VERSION,
+        dtype=dtype,
+        width=1,
+        encoder=None,
+        bags=(),
+        empty=(),
+        left_out=(),
+        origin=out.name,
+        fingerprint="",
+        signature=config_key({"key": key}),
+        layout="made by carmil",
+        truth_classes=None if truth_classes is None else tuple(truth_classes),
+    )
+    return _write(bags, out, index, pictures)
+
+
+def is_made_from(out: Path, key: object) -> bool:
+    """Whether `write_store` wrote the store at `out` with the same key."""
+    return is_store(out) and open_store(out).index.signature == config_key({"key": key})
+
+
+def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
+    """A store at `out` with one bag per group (bag id -> group id) of this one's bags. Bags without a group are left out."""
+    signature = checksum(repr((store.fingerprint, sorted(groups.items()))).encode())
+    if is_store(out):
+        grouped = open_store(out)
+        if grouped.index.signature != signature:
+            raise CarmilError(f"{out} holds other bags or other groups of them: choose another --out or remove it")
+        return grouped
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(store.ids):
+        if name in groups:
+            members.setdefault(groups[name], []).append(i)
+    bags = (store.merged_bag(members[group], group) for group in sorted(members))
+    return _write(bags, out, replace(store.index, signature=signature), None)
+
+
+def _write(bags: Iterable[Bag], out: Path, index: StoreIndex, pictures: Pictures | None) -> Store:
+    """Write the bags, with the other facts of the index."""
     entries: list[Entry] = []
-    truth: list[np.ndarray] = []
+    labels: list[np.ndarray | None] = []
+    width = 0
     with atomic_folder(out) as aside:
-        with (aside / "features.bin").open("wb") as features, (aside / "coordinates.bin").open("wb") as places:
+        with (aside / "features.bin").open("wb") as features, (aside / "coordinates.bin").open("wb") as coordinates:
             for bag in bags:
-                stored = rounded(np.ascontiguousarray(bag.features), dtype)
+                stored = round_features(np.ascontiguousarray(bag.features), index.dtype)
                 features.write(stored.data)
                 xy = np.zeros((len(stored), 2)) if bag.coordinates is None else bag.coordinates
-                places.write(np.ascontiguousarray(xy, dtype=np.float32).data)
-                if bag.instance_labels is not None:
-                    truth.append(bag.instance_labels)
-                entries.append(_entry(bag, stored))
+                coordinates.write(np.ascontiguousarray(xy, dtype=np.float32).data)
+                labels.append(bag.instance_labels)
+                entries.append(Entry.of(bag, stored))
+                width = stored.shape[1]
         if not entries:
             raise CarmilError(f"{out}: no bag to write; expected at least one")
-        columns = () if truth_classes is None else (len(truth_classes),)
-        if truth and (len(truth) < len(entries) or any(one.shape[1:] != columns for one in truth)):
-            raise CarmilError(f"{out}: some bags have instance labels of another shape, or none; expected one for all")
-        if truth:
-            labels = np.concatenate(truth).astype(np.int8 if columns else np.int64)
-            (aside / "instance_labels.bin").write_bytes(labels.data)
+        _write_truth(aside / "instance_labels.bin", labels, [entry.rows for entry in entries], index.truth_classes)
         if pictures is not None:
             if len(pictures.index) != (rows := sum(entry.rows for entry in entries)):
                 raise CarmilError(f"{out}: pictures of {len(pictures.index):,} instances; expected {rows:,}")
             (aside / "pictures.bin").write_bytes(np.ascontiguousarray(pictures.images).data)
             (aside / "picture_index.bin").write_bytes(np.ascontiguousarray(pictures.index, dtype=np.int32).data)
-        facts = {
-            "version": VERSION,
-            "dtype": dtype,
-            "width": bag.features.shape[1],
-            "encoder": entries[0].encoder,
-            "layout": "made by carmil",
-            "origin": out.name,
-            "signature": config_key({"key": key}),
-            "fingerprint": fingerprint_of(entries),
-            "truth_classes": None if truth_classes is None else list(truth_classes),
-            "pictures": None if pictures is None else list(pictures.images.shape),
-            "empty": [],
-            "left_out": [],
-            "bags": [asdict(entry) for entry in entries],
-        }
-        write_text(aside / "index.json", json.dumps(facts))
+        replace(
+            index,
+            width=width,
+            encoder=entries[0].encoder,
+            bags=tuple(entries),
+            fingerprint=fingerprint_of(entries),
+            pictures=None if pictures is None else pictures.images.shape,
+        ).write(aside)
     return open_store(out)
 
 
-def is_made_from(out: Path, key: object) -> bool:
-    """Whether `write_store` wrote the store at `out` with the same key."""
-    return is_store(out) and read_json(out / "index.json").get("signature") == config_key({"key": key})
-
-
-def _entry(bag: Bag, stored: np.ndarray) -> Entry:
-    return Entry(
-        id=bag.id,
-        rows=len(stored),
-        unit=bag.coordinate_unit,
-        tile_size=bag.tile_size,
-        encoder=bag.encoder,
-        truth=bag.instance_labels is not None,
-        checksum=checksum(stored.tobytes()),
-        pooling=bag.pooling,
-        tile_pixels=bag.geometry.tile_pixels,
-        tile_mpp=bag.geometry.tile_mpp,
-        **asdict(bag.slide_file),
-    )
+def _write_truth(path: Path, labels: list[np.ndarray | None], rows: list[int], classes: tuple[str, ...] | None) -> None:
+    """Write the instance labels, UNKNOWN for a bag without them; nothing if no bag has any."""
+    if all(known is None for known in labels):
+        return
+    columns = () if classes is None else (len(classes),)
+    filled = []
+    for known, n in zip(labels, rows, strict=True):
+        if known is not None and known.shape != (n, *columns):
+            expected = (n, *columns)
+            raise CarmilError(f"{path.parent}: instance labels of the shape {known.shape}: expected {expected}")
+        filled.append(np.full((n, *columns), UNKNOWN) if known is None else known)
+    path.write_bytes(np.concatenate(filled).astype(np.int8 if columns else np.int64).data)

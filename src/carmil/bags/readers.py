@@ -1,39 +1,36 @@
-"""Bags out of the files that other tools write: CLAM, TRIDENT, STAMP, torchmil, slideflow, ACMIL, and plain arrays.
+"""Bags from the files that other tools write: CLAM, TRIDENT, STAMP, torchmil, slideflow, ACMIL, and plain arrays.
 
-`read_bag` reads one bag that `find_bags` has found, `peek` tells its size without reading it. A bag has n instances of
-d features.
+`read_bag` reads one bag of those that `find_bags` lists, `read_header` its header alone. A bag has n instances of d features.
 """
 
-import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from carmil.bags.arrays import (
-    Contents,
-    Held,
-    as_features,
+    ArrayFile,
+    StoredArray,
     as_number,
     as_text,
-    dtype_when_read,
+    feature_layout,
+    in_memory,
     kind_of,
-    one_of,
-    opened,
-    owned,
-    rows_and_width,
-    some,
-    whole_numbers,
+    open_arrays,
+    read_features,
+    read_instance_labels,
 )
 from carmil.bags.geometry import UNKNOWN, TileGeometry
-from carmil.bags.matrices import bag_of_matrix, header_of_matrix, is_matrix
+from carmil.bags.matrices import is_matrix, read_matrix_bag, read_matrix_header
 from carmil.bags.slide_file import SlideFile
-from carmil.bags.sources import READERS, Bag, Header, Source
+from carmil.bags.sources import READERS, Bag, BagHeader, Source
 from carmil.errors import CarmilError
 from carmil.files import safe_name
-from carmil.untrusted import one_line_errors
+from carmil.untrusted import one_line_errors, read_json
+from carmil.words import examples
 
 if TYPE_CHECKING:
     from carmil.bags.bags import Unit
@@ -43,142 +40,184 @@ COORDINATE_NAMES = ("coords", "coordinates")
 INSTANCE_LABEL_NAMES = ("instance_labels", "inst_labels", "patch_labels", "y_inst")
 
 _UNITS: dict[str, "Unit"] = {"um": "um", "\u00b5m": "um", "\u03bcm": "um", "level0_px": "level0_px"}
+_Place = tuple[np.ndarray | None, "Unit | None", float | None]  # coordinates, their unit, the side of a tile in it
 
 
-def peek(source: Source) -> Header:
-    """Size, type and encoder of a bag, from its file's header."""
-    if source.layout in ("matrix", "matrix_npz"):
-        return header_of_matrix(source)
+def read_header(source: Source) -> BagHeader:
+    """Size, type, encoder and tile geometry of a bag, without reading its features."""
+    if source.layout.startswith("matrix"):
+        return read_matrix_header(source)
     if source.layout in READERS:
-        bag = read_bag(source)
-        rows, width = bag.features.shape
-        return Header(rows, width, str(bag.features.dtype), bag.encoder, bag.pooling, bag.geometry)
-    with opened(source.path, source.inside if source.layout == "acmil" else "") as contents:
-        held = _features_in(contents)
-        rows, width = rows_and_width(held)
-        made = _encoder(contents, held, source), _pooling(contents, held)
-        return Header(rows, width, dtype_when_read(held), *made, _geometry(contents, source))
+        return BagHeader.of(_read_registered(source))
+    with open_arrays(source.path, source.key) as file:
+        bag = _BagFile.open(file, source)
+        layout = feature_layout(bag.features)
+        return BagHeader(*layout, bag.encoder(), bag.pooling(), bag.geometry())
 
 
 def read_bag(source: Source) -> Bag:
     """The whole bag, in memory."""
-    if source.layout in ("matrix", "matrix_npz"):
-        return bag_of_matrix(source)
+    if source.layout.startswith("matrix"):
+        return read_matrix_bag(source)
     if source.layout in READERS:
-        return _read_by_own(source)
-    with opened(source.path, source.inside) as contents:
-        held = _features_in(contents)
-        features = as_features(held)
-        place = _place(contents, source, len(features))
-        labels = _instance_labels(contents, source, len(features))
-        made = _pooling(contents, held), _geometry(contents, source), _slide_file(contents)
-        return Bag(source.id, features, *place, _encoder(contents, held, source), labels, *made)
+        return _read_registered(source)
+    with open_arrays(source.path, source.key) as file:
+        bag = _BagFile.open(file, source)
+        features = read_features(bag.features)
+        place, labels = bag.place(len(features)), bag.instance_labels(len(features))
+        return Bag(source.id, features, *place, bag.encoder(), labels, bag.pooling(), bag.geometry(), bag.slide_file())
 
 
-def _read_by_own(source: Source) -> Bag:
-    """What a registered reader gives, if it is a bag."""
+def _read_registered(source: Source) -> Bag:
+    """The bag that a registered reader returns, if it is one."""
     with one_line_errors(source.path):
         bag = READERS[source.layout].read(source.id, source.path)
     features = bag.features
     if features.ndim != 2 or features.dtype not in (np.float16, np.float32):
         raise CarmilError(
-            f"{source.path}: the reader of {source.layout} gave {features.dtype} of shape {features.shape}: "
+            f"{source.path}: the reader of {source.layout} returned {features.dtype} of shape {features.shape}: "
             "expected float16 or float32 (instances, features)"
         )
     return bag
 
 
-def written_by_stamp(contents: Contents) -> bool:
+def written_by_stamp(file: ArrayFile) -> bool:
     """Whether STAMP wrote the file."""
     marks = ("stamp_version", "extractor", "feat_type")
-    return kind_of(contents.path) == "h5" and any(contents.told(mark) is not None for mark in marks)
+    return kind_of(file.path) == "h5" and any(file.attribute(mark) is not None for mark in marks)
 
 
-def _features_in(contents: Contents) -> Held:
-    if is_matrix(contents):
-        raise CarmilError(f"{contents.path} holds a whole cohort, not one bag: give the path of this file alone")
-    names = (*FEATURE_NAMES, "arr_0", "X", "") if kind_of(contents.path) != "h5" else FEATURE_NAMES
-    name = next((name for name in names if name in contents.names), None)
-    if name is None:
-        raise CarmilError(
-            f"{contents.path} has no features: expected one of {', '.join(FEATURE_NAMES)}, found {some(contents.names)}"
-        )
-    return contents.get(name)
+@dataclass(frozen=True)
+class _BagFile:
+    """The open file of one bag."""
+
+    file: ArrayFile
+    source: Source
+    features: StoredArray
+    coordinates: StoredArray | None
+    companions: dict[str, Path]
+
+    @classmethod
+    def open(cls, file: ArrayFile, source: Source) -> "_BagFile":
+        if is_matrix(file):
+            raise CarmilError(f"{file.path} holds a whole cohort, not one bag: give the path of this file alone")
+        names = FEATURE_NAMES if kind_of(file.path) == "h5" else (*FEATURE_NAMES, "arr_0", "X", "")
+        if (features := file.find(names)) is None:
+            expected = ", ".join(FEATURE_NAMES)
+            raise CarmilError(
+                f"{file.path} has no features: expected one of {expected}, found {examples(file.names, 6)}"
+            )
+        return cls(file, source, features, file.find(COORDINATE_NAMES), dict(source.companions))
+
+    def place(self, rows: int) -> _Place:
+        """Coordinates, their unit, and the side of a tile in that unit."""
+        if (coords := self.companions.get("coords")) is not None:
+            return _read_coordinates(coords, rows), "level0_px", None
+        patches = self.companions.get("patches")
+        tile_size = None if patches is None else _clam_tile_size(patches)
+        if self.coordinates is None:
+            return (None, None, None) if patches is None else (_read_coordinates(patches, rows), "level0_px", tile_size)
+        attribute, coordinates = self.file.attribute, _as_coordinates(self.coordinates, rows)
+        if written_by_stamp(self.file):
+            return self._stamp_place(coordinates)
+        unit = attribute("coordinate_unit") or attribute("unit") or self.coordinates.attribute("unit")
+        side = self.coordinates.attribute("patch_size_level0")
+        side = as_number(attribute("tile_size") if side is None else side, f"{self.file.path}: the size of a tile")
+        return coordinates, self._unit(unit), side or tile_size
+
+    def _unit(self, recorded: object) -> "Unit":
+        name = as_text(recorded)
+        if name is None:
+            return "level0_px"  # the unit of every tool but STAMP, which none of them records
+        if name not in _UNITS:
+            raise CarmilError(f"{self.file.path} has coordinates in {name!r}: expected 'um' or 'level0_px'")
+        return _UNITS[name]
+
+    def _stamp_place(self, coordinates: np.ndarray) -> _Place:
+        path, attribute = self.file.path, self.file.attribute
+        if (kind := as_text(attribute("feat_type")) or "tile") != "tile":
+            raise CarmilError(f"{path} holds STAMP features of a whole {kind}: expected those of its tiles")
+        if attribute("unit") is None:
+            if len(coordinates) and (stride := _stride(coordinates)) != 224:
+                raise CarmilError(
+                    f"{path} is an old STAMP file without a unit: its tiles are {stride} apart where 224 was expected; "
+                    "extract it again with a newer STAMP"
+                )
+            return coordinates * np.float32(256 / 224), "um", 256.0  # as STAMP itself reads these files
+        if (unit := self._unit(attribute("unit"))) != "um":
+            raise CarmilError(f"{path} is by STAMP with coordinates in {unit!r}: expected 'um'")
+        side = attribute("tile_size_um")
+        return coordinates, unit, as_number(attribute("tile_size") if side is None else side, f"{path}: tile_size")
+
+    def instance_labels(self, rows: int) -> np.ndarray | None:
+        if (path := self.companions.get("instance_labels")) is not None:
+            with open_arrays(path) as file:
+                return read_instance_labels(file.one_of((*INSTANCE_LABEL_NAMES, "labels", "arr_0", "")), rows)
+        labels = self.file.find(INSTANCE_LABEL_NAMES)
+        return None if labels is None else read_instance_labels(labels, rows)
+
+    def encoder(self) -> str | None:
+        folder = self.source.path.parent.name
+        if self.source.layout == "trident" and folder.startswith("features_"):
+            name, recorded = folder.removeprefix("features_"), as_text(self.features.attribute("encoder"))
+            if recorded is not None and safe_name(recorded) == name:
+                return recorded  # a folder cannot have every name
+            return None if name == "unknown" else name
+        if (config := self.companions.get("config")) is not None:
+            return _slideflow_config(config)[0]
+        owners = (self.features.attribute, self.file.attribute)
+        names = (as_text(attribute(name)) for attribute in owners for name in ("encoder", "extractor"))
+        return next((name for name in names if name is not None), None)
+
+    def pooling(self) -> str | None:
+        return as_text(self.features.attribute("pooling")) or as_text(self.file.attribute("pooling"))
+
+    def geometry(self) -> TileGeometry:
+        """What the coordinates, the file and the files beside it record, in this order."""
+        if written_by_stamp(self.file) and self.file.attribute("unit") is None:
+            return TileGeometry(224, 256 / 224)  # as STAMP itself reads these files
+        recorded = UNKNOWN
+        if self.coordinates is not None:
+            recorded = _recorded_geometry(self.coordinates.attribute, self.file.path)
+        recorded = recorded.filled_from(_recorded_geometry(self.file.attribute, self.file.path))
+        if (config := self.companions.get("config")) is not None:
+            recorded = recorded.filled_from(_slideflow_config(config)[1])
+        if (patches := self.companions.get("patches")) is not None and not recorded.known:
+            with open_arrays(patches) as file:
+                attribute = file.one_of(COORDINATE_NAMES).attribute
+                recorded = recorded.filled_from(_recorded_geometry(attribute, patches))
+        return recorded
+
+    def slide_file(self) -> SlideFile:
+        """What files of carmil record of the slide; TRIDENT's coordinates have its width and height."""
+
+        def number(name: str, trident: str = "") -> float | None:
+            value = self.file.attribute(name)
+            if value is None and trident and self.coordinates is not None:
+                value = self.coordinates.attribute(trident)
+            return as_number(value, f"{self.file.path}: {name}")
+
+        numbers = number("slide_bytes"), number("slide_width", "level0_width"), number("slide_height", "level0_height")
+        size, width, height = (None if value is None else round(value) for value in numbers)
+        return SlideFile(size, number("slide_mtime"), width, height)
 
 
-def _place(contents: Contents, source: Source, rows: int) -> "tuple[np.ndarray | None, Unit | None, float | None]":
-    """Coordinates, their unit, and the edge of a tile in that unit."""
-    companions = dict(source.companions)
-    patches = companions.get("patches")
-    name = next((name for name in COORDINATE_NAMES if name in contents.names), None)
-    if "coords" in companions:
-        return _coordinates_of_file(companions["coords"], rows), "level0_px", None
-    if name is None:
-        return (_coordinates_of_file(patches, rows), "level0_px", _clam_tile_size(patches)) if patches else (None,) * 3
-    held = contents.get(name)
-    coordinates = _coordinates(held, rows)
-    if written_by_stamp(contents):
-        return _stamp_place(contents, coordinates)
-    unit = _unit(contents, contents.told("coordinate_unit") or contents.told("unit") or held.told("unit"))
-    told = held.told("patch_size_level0")
-    size = as_number(contents.told("tile_size") if told is None else told, f"{contents.path}: the size of a tile")
-    return coordinates, unit, size or (_clam_tile_size(patches) if patches else None)
+def _read_coordinates(path: Path, rows: int) -> np.ndarray:
+    with open_arrays(path) as file:
+        return _as_coordinates(file.one_of((*COORDINATE_NAMES, "arr_0", "")), rows)
 
 
-def _coordinates(held: Held, rows: int) -> np.ndarray:
-    shape = held.shape[1:] if len(held.shape) == 3 and held.shape[0] == 1 else held.shape
+def _as_coordinates(array: StoredArray, rows: int) -> np.ndarray:
+    shape = array.shape[1:] if len(array.shape) == 3 and array.shape[0] == 1 else array.shape
     if rows == 0 and 0 in shape:
         return np.empty((0, 2), np.float32)
     if shape != (rows, 2):
         raise CarmilError(
-            f"{held.where} has the shape {held.shape}: expected ({rows}, 2), an x and y for each instance"
+            f"{array.where} has the shape {array.shape}: expected ({rows}, 2), an x and y for each instance"
         )
-    if not re.fullmatch(r"[<>=|]?(u?int\d+|float\d+|[iuf]\d)", held.dtype):
-        raise CarmilError(f"{held.where} holds {held.dtype}: expected numbers")
-    return owned(held.read().reshape(shape), "float32")
-
-
-def _coordinates_of_file(path: Path, rows: int) -> np.ndarray:
-    with opened(path) as contents:
-        return _coordinates(one_of(contents, (*COORDINATE_NAMES, "arr_0", "")), rows)
-
-
-def _clam_tile_size(patches: Path) -> float | None:
-    """CLAM's features say nothing of the tile; the file of patches does, in pixels of the level it was cut at."""
-    with opened(patches) as contents:
-        told = one_of(contents, COORDINATE_NAMES).told
-        whole = as_number(told("patch_size_level0"), f"{patches}: patch_size_level0")
-        size = as_number(told("patch_size"), f"{patches}: patch_size")
-        downsample = as_number(told("downsample"), f"{patches}: downsample")
-    if whole is None and size is not None and downsample is not None:
-        return size * downsample
-    return whole
-
-
-def _unit(contents: Contents, told: object) -> "Unit":
-    name = as_text(told)
-    if name is None:
-        return "level0_px"  # what every tool but STAMP writes, and none of them says
-    if name not in _UNITS:
-        raise CarmilError(f"{contents.path} has coordinates in {name!r}: expected 'um' or 'level0_px'")
-    return _UNITS[name]
-
-
-def _stamp_place(contents: Contents, coordinates: np.ndarray) -> "tuple[np.ndarray, Unit, float | None]":
-    told, where = contents.told, f"{contents.path}: the size of a tile"
-    if (kind := as_text(told("feat_type")) or "tile") != "tile":
-        raise CarmilError(f"{contents.path} holds STAMP features of a whole {kind}: expected those of its tiles")
-    if told("unit") is None:
-        if len(coordinates) and _stride(coordinates) != 224:
-            raise CarmilError(
-                f"{contents.path} is an old STAMP file without a unit: its tiles are {_stride(coordinates)} apart where "
-                "224 was expected; extract it again with a newer STAMP"
-            )
-        return coordinates * np.float32(256 / 224), "um", 256.0  # as STAMP itself takes these files
-    if (unit := _unit(contents, told("unit"))) != "um":
-        raise CarmilError(f"{contents.path} is by STAMP with coordinates in {unit!r}: expected 'um'")
-    size = told("tile_size_um")
-    return coordinates, unit, as_number(told("tile_size") if size is None else size, where)
+    if not re.fullmatch(r"[<>=|]?(u?int\d+|float\d+|[iuf]\d)", array.dtype):
+        raise CarmilError(f"{array.where} holds {array.dtype}: expected numbers")
+    return in_memory(array.read().reshape(shape), "float32")
 
 
 def _stride(coordinates: np.ndarray) -> int:
@@ -186,73 +225,22 @@ def _stride(coordinates: np.ndarray) -> int:
     return round(min((float(step.min()) for step in steps if len(step)), default=224))
 
 
-def _instance_labels(contents: Contents, source: Source, rows: int) -> np.ndarray | None:
-    beside = dict(source.companions).get("instance_labels")
-    if beside is not None:
-        with opened(beside) as labels:
-            return whole_numbers(one_of(labels, (*INSTANCE_LABEL_NAMES, "labels", "arr_0", "")), rows)
-    name = next((name for name in INSTANCE_LABEL_NAMES if name in contents.names), None)
-    return None if name is None else whole_numbers(contents.get(name), rows)
+def _clam_tile_size(patches: Path) -> float | None:
+    """The side of a tile, which CLAM's features lack; its file of patches has it in pixels of the level it was cut at."""
+    with open_arrays(patches) as file:
+        attribute = file.one_of(COORDINATE_NAMES).attribute
+        names = ("patch_size_level0", "patch_size", "downsample")
+        level0, size, downsample = (as_number(attribute(name), f"{patches}: {name}") for name in names)
+    return size * downsample if level0 is None and size is not None and downsample is not None else level0
 
 
-def _encoder(contents: Contents, held: Held, source: Source) -> str | None:
-    if source.layout == "trident" and source.path.parent.name.startswith("features_"):
-        name, words = source.path.parent.name.removeprefix("features_"), as_text(held.told("encoder"))
-        if words is not None and safe_name(words) == name:
-            return words  # a folder cannot have every name
-        return None if name == "unknown" else name
-    if (config := dict(source.companions).get("config")) is not None:
-        return _slideflow_encoder(config)
-    for told in (held.told, contents.told):
-        for attribute in ("encoder", "extractor"):
-            if (words := as_text(told(attribute))) is not None:
-                return words
-    return None
-
-
-def _pooling(contents: Contents, held: Held) -> str | None:
-    return as_text(held.told("pooling")) or as_text(contents.told("pooling"))
-
-
-def _slide_file(contents: Contents) -> SlideFile:
-    """What files of carmil record of the slide; TRIDENT's coordinates have its width and height."""
-    coords = next((contents.get(name) for name in COORDINATE_NAMES if name in contents.names), None)
-
-    def number(name: str, theirs: str = "") -> float | None:
-        told = contents.told(name)
-        if told is None and theirs and coords is not None:
-            told = coords.told(theirs)
-        return as_number(told, f"{contents.path}: {name}")
-
-    numbers = number("slide_bytes"), number("slide_width", "level0_width"), number("slide_height", "level0_height")
-    size, width, height = (None if value is None else round(value) for value in numbers)
-    return SlideFile(size, number("slide_mtime"), width, height)
-
-
-def _geometry(contents: Contents, source: Source) -> TileGeometry:
-    """What the file, its coordinates and the files beside it record, the nearest first."""
-    companions = dict(source.companions)
-    if written_by_stamp(contents) and contents.told("unit") is None:
-        return TileGeometry(224, 256 / 224)  # as STAMP itself takes these files
-    found = UNKNOWN
-    if (name := next((name for name in COORDINATE_NAMES if name in contents.names), None)) is not None:
-        found = _recorded_geometry(contents.get(name).told, contents.path)
-    found = found.completed_by(_recorded_geometry(contents.told, contents.path))
-    if (config := companions.get("config")) is not None:
-        found = found.completed_by(_slideflow_geometry(config))
-    if (patches := companions.get("patches")) is not None and not found.known:
-        with opened(patches) as beside:
-            found = found.completed_by(_recorded_geometry(one_of(beside, COORDINATE_NAMES).told, patches))
-    return found
-
-
-def _recorded_geometry(told: Callable[[str], object], path: Path) -> TileGeometry:
-    """Of attributes: tile_pixels and tile_mpp are ours, patch_size and target_magnification TRIDENT's (CLAM has the first),
-    tile_size_px and tile_size_um STAMP's. A magnification of 10 is one micrometre per pixel.
+def _recorded_geometry(attribute: Callable[[str], Any], path: Path) -> TileGeometry:
+    """The geometry in attributes of carmil (tile_pixels, tile_mpp), of TRIDENT (patch_size, which CLAM has too, and
+    target_magnification) and of STAMP (tile_size_px, tile_size_um). A magnification of 10 is one micrometre per pixel.
     """
 
     def number(name: str) -> float | None:
-        return as_number(told(name), f"{path}: {name}")
+        return as_number(attribute(name), f"{path}: {name}")
 
     pixels = number("tile_pixels") or number("tile_size_px") or number("patch_size")
     mpp = number("tile_mpp")
@@ -263,22 +251,15 @@ def _recorded_geometry(told: Callable[[str], object], path: Path) -> TileGeometr
     return TileGeometry(None if pixels is None else round(pixels), mpp)
 
 
-def _slideflow_geometry(config: Path) -> TileGeometry:
-    """Of tile_px and tile_um, which may be a magnification such as 20x."""
-    with one_line_errors(config):
-        told = json.loads(config.read_text(encoding="utf-8")) or {}
-        pixels = as_number(told.get("tile_px"), f"{config}: tile_px")
-        words = as_text(told.get("tile_um")) or ""
-        mpp = None
-        if words.lower().endswith("x"):
-            mpp = 10 / float(words[:-1])
-        elif words and pixels is not None:
-            mpp = float(words) / pixels
-        return TileGeometry(None if pixels is None else round(pixels), mpp)
-
-
-def _slideflow_encoder(config: Path) -> str | None:
-    with one_line_errors(config):
-        extractor = (json.loads(config.read_text(encoding="utf-8")) or {}).get("extractor") or {}
-        name = as_text(extractor.get("class"))
-    return None if name is None else name.rsplit(".", 1)[-1]
+def _slideflow_config(path: Path) -> tuple[str | None, TileGeometry]:
+    """The encoder and the geometry in bags_config.json; tile_um may be a magnification such as 20x."""
+    with one_line_errors(path):
+        config = read_json(path) or {}
+        encoder = as_text((config.get("extractor") or {}).get("class"))
+        pixels = as_number(config.get("tile_px"), f"{path}: tile_px")
+        side, mpp = as_text(config.get("tile_um")) or "", None
+        if side.lower().endswith("x"):
+            mpp = 10 / float(side[:-1])
+        elif side and pixels is not None:
+            mpp = float(side) / pixels
+        return encoder and encoder.rsplit(".", 1)[-1], TileGeometry(None if pixels is None else round(pixels), mpp)

@@ -1,4 +1,4 @@
-"""A bag, before and after it is read: where it is, what its header tells, and what is in it.
+"""A bag before and after it is read: where it is, what its header says, and what is in it.
 
 A bag has n instances of d features.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bag:
-    """One slide as it was found.
+    """One slide as its file has it.
 
-    features        (n, d) float16 or float32; nobody has looked yet whether they are finite
-    coordinates     (n, 2) float32, or None; `coordinate_unit` says in what, `tile_size` is a tile's edge in the same unit
+    features        (n, d) float16 or float32, which may still hold NaN
+    coordinates     (n, 2) float32 in `coordinate_unit`, or None; `tile_size` is the side of a tile in the same unit
     instance_labels (n) int64, or signed truth per class (n, k), or None
-    pooling         how the encoder made one vector of a tile's tokens, in words, or None where that is not recorded
+    pooling         how the encoder made one vector of a tile's tokens, or None where the file does not say
     geometry        pixels of a tile and micrometres per pixel, as far as they are recorded
-    slide_file      the file that the features were made from, as far as it is recorded
+    slide_file      the slide that the features were made from, as far as it is recorded
     """
 
     id: str
@@ -43,25 +43,25 @@ class Bag:
 
 @dataclass(frozen=True)
 class Source:
-    """Where one bag is, and how to read it.
+    """Where a bag is, and how to read it.
 
-    companions  other files it needs, by what they are for: coords, labels, patches, config; of a matrix the table,
-                as bag:COLUMN and truth:COLUMN
-    inside      the group of an h5 file, or the bag's name in a matrix that holds many
-    label       the bag's label where the layout itself knows it
+    companions  other files it needs, by their role: coords, labels, patches, config; for a matrix the table, as bag:COLUMN and
+                truth:COLUMN
+    key         the group of an h5 file, or the name of the bag in a matrix of many
+    label       the label of the bag, where the layout itself knows it
     """
 
     id: str
     path: Path
     layout: str
     companions: tuple[tuple[str, Path], ...] = ()
-    inside: str = ""
+    key: str = ""
     label: str | None = None
 
 
 @dataclass(frozen=True)
-class Header:
-    """What can be told of a bag without reading its features; `dtype` is the one they will have when read."""
+class BagHeader:
+    """What is known of a bag without reading its features; `dtype` is the type they will have."""
 
     rows: int
     width: int
@@ -70,26 +70,32 @@ class Header:
     pooling: str | None = None
     geometry: TileGeometry = UNKNOWN
 
+    @classmethod
+    def of(cls, bag: Bag) -> "BagHeader":
+        rows, width = bag.features.shape
+        return cls(rows, width, str(bag.features.dtype), bag.encoder, bag.pooling, bag.geometry)
+
 
 @dataclass(frozen=True)
-class Found:
-    """The bags of a folder or file, sorted by id, and in plain sentences what was guessed or left aside.
+class CohortFiles:
+    """The bags of a folder or file, sorted by id.
 
-    hidden: names of files of features that were left out because they begin with a dot.
+    notes: one sentence per guess, and per kind of file that was left out. hidden: files of features whose names begin with a
+    dot, which are left out.
     """
 
     sources: tuple[Source, ...]
     layout: str
-    said: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How files of one's own are read.
+    """A registered layout.
 
-    find    the file of each bag in a folder (or a file) by the bag's name, or None where this is not such a folder
-    read    one of these bags
+    find    returns the file of each bag in a folder (or file) by the name of the bag; None for a folder of another layout
+    read    reads one of these bags
     """
 
     find: Callable[[Path], Mapping[str, Path] | None]
@@ -102,5 +108,5 @@ READERS: dict[str, Reader] = {}
 def register_reader(
     layout: str, *, find: Callable[[Path], Mapping[str, Path] | None], read: Callable[[str, Path], Bag]
 ) -> None:
-    """Makes files of one's own known, before all layouts that carmil knows. They are read by the process that registers."""
+    """Add a layout, which takes precedence over those that carmil knows. Its files are read by this process alone."""
     READERS[layout] = Reader(find, read)

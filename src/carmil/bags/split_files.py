@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from carmil.bags.splits import NAMES, TEST, TRAIN, UNUSED, VALIDATION, Cohort, Splits, completed, role_of
-from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_table
+from carmil.bags.tables import PART_OF_WORD, bare_id, read_table
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
 from carmil.untrusted import short_message
-from carmil.words import plural
+from carmil.words import examples, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,13 +40,13 @@ def read_splits(
 ) -> Splits:
     """The folds in a file or folder of ours, CLAM, Patho-Bench, STAMP or torchmil, which is found by looking.
 
-    A fold without a validation part gets one out of its training patients. What does not fit the cohort is said.
+    A fold without a validation part gets one out of its training patients. What does not fit the cohort is notes.
     `classes` are the names of the labels, for messages.
     """
     path = Path(path)
     cohort = Cohort.checked(slides, patients, labels, classes)
     listing = _listing(path, cohort)
-    roles, said = _placed(listing, cohort, path)
+    roles, notes = _placed(listing, cohort, path)
     return completed(
         cohort,
         roles,
@@ -54,7 +54,7 @@ def read_splits(
         seed=seed,
         where=str(path),
         inner=listing.inner,
-        said=(*listing.said, *said),
+        notes=(*listing.notes, *notes),
     )
 
 
@@ -113,7 +113,7 @@ class _Listing:
 
     folds: tuple[tuple[tuple[str, int], ...], ...]
     inner: int = 1
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def _listing(path: Path, cohort: Cohort) -> _Listing:
@@ -154,13 +154,13 @@ def _folder(path: Path, cohort: Cohort) -> _Listing:
             f"{path}: no splits in this folder; expected splits_0.csv, ... (CLAM), k=all.tsv (Patho-Bench), "
             "splits.json (STAMP), splits.csv (torchmil) or splits.tsv (carmil)"
         )
-    folds, said = [], []
+    folds, notes = [], []
     for number in sorted(numbered):
         frame = read_table(numbered[number], counter=True)
         folds.append(_clam(numbered[number], frame, {column.casefold(): column for column in frame.columns}))
     if sorted(numbered) != list(range(len(numbered))):
-        said.append(f"{path.name} holds the splits {', '.join(map(str, sorted(numbered)))}: some numbers are missing")
-    return _Listing(tuple(folds), said=tuple(said))
+        notes.append(f"{path.name} holds the splits {', '.join(map(str, sorted(numbered)))}: some numbers are missing")
+    return _Listing(tuple(folds), notes=tuple(notes))
 
 
 def _clam(path: Path, frame: "pd.DataFrame", columns: dict[str, str]) -> tuple[tuple[str, int], ...]:
@@ -251,7 +251,7 @@ def _known_as(name: str, ids: Container[str]) -> str | None:
 
 
 def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, list[str]]:
-    """Roles (f, s), and what had to be said about ids."""
+    """Roles (f, s), and what had to be notes about ids."""
     slides: dict[str, list[int]] = {}
     patients: dict[str, list[int]] = {}
     for i, (slide, patient) in enumerate(zip(cohort.slides, cohort.patients, strict=True)):
@@ -273,15 +273,15 @@ def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, 
             f"the cohort slides like {cohort.slides[0]!r} and patients like {cohort.patients[0]!r}; "
             "take the splits of this cohort"
         )
-    said = [] if what == "slides" or set(slides) == set(patients) else [f"the ids of {path.name} are patients"]
+    notes = [] if what == "slides" or set(slides) == set(patients) else [f"the ids of {path.name} are patients"]
     if repaired := [name for name in known if name.endswith(".0") and known[name] == name[:-2]]:
-        said.append(
+        notes.append(
             f"{plural(len(repaired), 'id ends', 'ids end')} in '.0' (saved as numbers): {repaired[0]!r} "
             f"read as {known[repaired[0]]!r}"
         )
     if strangers := [name for name in names if name not in known]:
-        said.append(
-            f"{len(strangers)} of {plural(len(names), 'id')} of {path.name} not in the cohort ({an_example(strangers)})"
+        notes.append(
+            f"{len(strangers)} of {plural(len(names), 'id')} of {path.name} not in the cohort ({examples(strangers)})"
         )
 
     roles = np.zeros((len(listing.folds), len(cohort.slides)), dtype=np.int8)
@@ -294,7 +294,7 @@ def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, 
                         "expected in one part only; take it out of one"
                     )
                 roles[row, i] = role
-    return roles, said
+    return roles, notes
 
 
 def _write_carmil(path: Path, splits: Splits) -> None:

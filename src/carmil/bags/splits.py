@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carmil.bags.tables import PART_OF_WORD, an_example
+from carmil.bags.tables import PART_OF_WORD
 from carmil.errors import CarmilError
-from carmil.words import plural
+from carmil.words import examples, plural
 
 UNUSED, TRAIN, VALIDATION, TEST = 0, 1, 2, 3
 NAMES = ("", "train", "val", "test")
@@ -31,7 +31,7 @@ class Splits:
     patients: tuple[str, ...]
     roles: np.ndarray
     inner: int = 1
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         s = len(self.slides)
@@ -125,16 +125,16 @@ def make_splits(
     """
     cohort = Cohort.checked(slides, patients, labels, classes)
     _check_arguments(folds, inner, validation, seed)
-    groups, said = _groups(cohort, sites, folds)
+    groups, notes = _groups(cohort, sites, folds)
     everyone = np.ones(len(cohort.slides), dtype=bool)
     _check_patients(cohort, everyone, folds)
     how = (
         f"{inner} inner folds" if inner > 1 else f"{validation:.0%} of the training patients of a class for validation"
     )
-    said = [f"{folds} folds of {plural(len(cohort.strata), 'patient')} by class, {how} (seed {seed})", *said]
+    notes = [f"{folds} folds of {plural(len(cohort.strata), 'patient')} by class, {how} (seed {seed})", *notes]
     for draw in range(_DRAWS):
         roles = _drawn(cohort, groups, folds=folds, inner=inner, validation=validation, seed=(seed, draw))
-        splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(said))
+        splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(notes))
         errors, _ = audit(splits, cohort.labels, cohort.classes)
         if not errors:
             return splits
@@ -197,7 +197,7 @@ def audit(splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[
             if which.any():
                 named = [splits.slides[i] for i in np.flatnonzero(which)]
                 be = "is" if len(named) == 1 else "are"
-                remarks.append(f"{len(named)} of {plural(len(times), 'slide')} {be} {how} ({an_example(named)})")
+                remarks.append(f"{len(named)} of {plural(len(times), 'slide')} {be} {how} ({examples(named)})")
     return errors, remarks
 
 
@@ -209,11 +209,11 @@ def completed(
     seed: int,
     where: str,
     inner: int = 1,
-    said: Iterable[str] = (),
+    notes: Iterable[str] = (),
 ) -> Splits:
     """Folds that came from outside: with a validation part each, and audited."""
     _check_validation(validation, seed)
-    said = list(said)
+    notes = list(notes)
     without = [row for row in range(len(roles)) if not (roles[row] == VALIDATION).any()]
     # a patient torn between two parts must be found as the file has it, before the validation part is taken
     torn = (_in_two_parts("patient", cohort.patients, parts, f"fold {row}") for row, parts in enumerate(roles))
@@ -221,7 +221,7 @@ def completed(
     for row in without:
         roles[row, _validation_of(cohort, roles[row] == TRAIN, validation, (seed, row))] = VALIDATION
     if without:
-        said.append(
+        notes.append(
             f"{len(without)} of {plural(len(roles), 'fold')} without a validation part: {validation:.0%} of the training patients "
             f"of each class are taken for it (seed {seed})"
         )
@@ -233,8 +233,8 @@ def completed(
         if which.any():
             named = [cohort.slides[i] for i in np.flatnonzero(which)]
             be = "is" if len(named) == 1 else "are"
-            said.append(f"{len(named)} of {plural(len(cohort.slides), 'slide')} {be} {how} ({an_example(named)})")
-    splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(said))
+            notes.append(f"{len(named)} of {plural(len(cohort.slides), 'slide')} {be} {how} ({examples(named)})")
+    splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(notes))
     _refuse(audit(splits, cohort.labels, cohort.classes)[0], where)
     return splits
 
@@ -314,14 +314,14 @@ def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np
         raise CarmilError(
             f"{plural(len(counts), 'site')} for {folds} folds: expected at least one per fold; ask for fewer folds"
         )
-    said = [f"{len(counts)} sites, each in the test part of one fold only"]
+    notes = [f"{len(counts)} sites, each in the test part of one fold only"]
     largest, patients = counts.most_common(1)[0]
     if 2 * patients > len(site_of):
-        said.append(
+        notes.append(
             f"WARNING: site {largest!r} has {patients} of {len(site_of)} patients: "
             "the fold that tests it trains on little"
         )
-    return np.unique(np.asarray(sites, dtype=object), return_inverse=True)[1], said
+    return np.unique(np.asarray(sites, dtype=object), return_inverse=True)[1], notes
 
 
 def _drawn(

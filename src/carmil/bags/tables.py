@@ -8,7 +8,6 @@ import io
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,20 +51,20 @@ _EXTENSIONS = {
 def read_table(path: Path, *, counter: bool = False) -> "pd.DataFrame":
     """CSV, TSV or Parquet with every cell as text, empty ones as "". The index is the line in the file.
 
-    `attrs["said"]` holds what had to be guessed. A column of numbers without a name is dropped, unless `counter`.
+    `attrs["notes"]` holds what had to be guessed. A column of numbers without a name is dropped, unless `counter`.
     """
     import pandas as pd
 
     path = Path(path)
-    said: list[str] = []
+    notes: list[str] = []
     head = _first_bytes(path)
     if head.startswith(b"PAR1"):
         header, lines = _parquet_cells(path)
     else:
-        header, lines = _text_cells(path, said)
+        header, lines = _text_cells(path, notes)
         if _is_headerless(header, [row for _, row in lines]):
             header, lines = ["slide", "label"], [(1, header), *lines]
-            said.append(f"{path.name} has no header line: its two columns are taken as slide and label")
+            notes.append(f"{path.name} has no header line: its two columns are taken as slide and label")
     if not lines:
         raise CarmilError(f"{path}: has a header but no rows; expected one row a slide")
 
@@ -83,7 +82,7 @@ def read_table(path: Path, *, counter: bool = False) -> "pd.DataFrame":
         raise CarmilError(f"{path}: column {twice[0]!r} is there twice; rename or delete one of them")
     index = pd.Index([line for line, _ in lines], name="line")
     frame = pd.DataFrame(dict(zip(names, columns.values(), strict=True)), index=index, dtype=str)
-    frame.attrs["said"] = tuple(said)
+    frame.attrs["notes"] = tuple(notes)
     return frame
 
 
@@ -103,12 +102,6 @@ def bare_id(text: str) -> str:
     while (dot := name.rfind(".")) > 0 and name[dot:].casefold() in _EXTENSIONS:
         name = name[:dot]
     return name
-
-
-def an_example(what: Sequence[str]) -> str:
-    """'a', 'b' and 7 more"""
-    shown = ", ".join(repr(name) for name in what[:2])
-    return shown + (f" and {len(what) - 2} more" if len(what) > 2 else "")
 
 
 def plain_name(name: str) -> str:
@@ -146,17 +139,17 @@ def _parquet_cells(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return names, [(number, list(row)) for number, row in enumerate(rows, start=1)]
 
 
-def _text_cells(path: Path, said: list[str]) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def _text_cells(path: Path, notes: list[str]) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Header, and the cells of each line under it with its number; blank lines are left out."""
     content = path.read_bytes()
     try:
         text = content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("latin-1")
-        said.append(f"{path.name} is not UTF-8: read as Latin-1; look at ids and labels with special letters")
+        notes.append(f"{path.name} is not UTF-8: read as Latin-1; look at ids and labels with special letters")
     comments, text = _comments_and_rest(text)
     if comments:
-        said.append(
+        notes.append(
             f"{path.name}: {plural(comments, 'line of comments at its top is', 'lines of comments at its top are')} left out"
         )
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)

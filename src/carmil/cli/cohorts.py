@@ -20,7 +20,7 @@ from carmil.cli.options import (
     log,
 )
 from carmil.errors import CarmilError
-from carmil.words import plural
+from carmil.words import examples, plural
 
 AllowDuplicates = Annotated[
     bool,
@@ -72,7 +72,7 @@ def cohort_build(
             truth=truth,
             workers=workers,
             skip_broken=skip_broken,
-            say=log,
+            log=log,
             on_bag=on_bag,
         )
     typer.echo(
@@ -94,7 +94,6 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
     from collections import Counter
     from statistics import median
 
-    from carmil.bags.arrays import some
     from carmil.bags.store import open_store
     from carmil.tables import ResultTable, print_tables
 
@@ -102,7 +101,7 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
     sizes = [entry.rows for entry in found.entries]
     middle = f"{median(sizes):,.1f}".removesuffix(".0")
     units = Counter(entry.unit for entry in found.entries)
-    without = some(entry.id for entry in found.entries if entry.unit is None)
+    without = examples((entry.id for entry in found.entries if entry.unit is None), 6)
     coordinates = (
         next(iter(units)) or "none"
         if len(units) == 1
@@ -122,9 +121,9 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
         ("coordinates", coordinates),
         ("instance labels", truth),
         ("labels", "labels.csv" if found.labels else "none"),
-        ("packed from", found.origin),
-        ("empty slides", ", ".join(found.empty) or "none"),
-        ("left out", ", ".join(found.left_out) or "none"),
+        ("packed from", found.index.origin),
+        ("empty slides", ", ".join(found.index.empty) or "none"),
+        ("left out", ", ".join(found.index.left_out) or "none"),
         ("fingerprint", found.fingerprint),
     )
     print_tables([ResultTable(str(store), ("what", "value"), lines, names=2)])
@@ -158,9 +157,8 @@ def cohort_check(
         check_bags,
         check_labels,
         check_store,
-        coordinates_line,
-        duplicates_line,
-        instance_labels_line,
+        duplicates_note,
+        remarks_on,
     )
     from carmil.bags.finding import find_bags
     from carmil.bags.labels import read_labels
@@ -173,15 +171,11 @@ def cohort_check(
             store = open_store(source)
             ids, problems = store.ids, check_store(store, on_bag=on_bag)
             checksums = store.checksums
-            for line in (
-                coordinates_line({entry.id: entry.unit for entry in store.entries}),
-                instance_labels_line({entry.id: entry.truth for entry in store.entries}),
-            ):
-                if line is not None:
-                    log(line)
+            for line in remarks_on(store.entries, store.dtype):
+                log(line)
         else:
             found = find_bags(source, truth=truth)
-            for line in found.said:
+            for line in found.notes:
                 log(line)
             ids = tuple(bag.id for bag in found.sources)
             checked = check_bags(found, dtype=dtype, workers=workers, on_bag=on_bag)
@@ -194,7 +188,7 @@ def cohort_check(
         problems += more
         for line in remarks:
             log(line)
-    elif twins := duplicates_line(checksums):
+    elif twins := duplicates_note(checksums):
         log(twins)
     if not problems:
         typer.echo(f"{plural(len(ids), 'bag')}, no problems")
@@ -281,7 +275,7 @@ def split(
         for file in replaced_files(out, form):
             file_for(file, labels, bags)
     table = read_labels(labels, slide=slide, patient=patient, label=label, site=site)
-    for line in table.said:
+    for line in table.notes:
         log(line)
     if bags is not None:
         store = open_store(bags)
@@ -298,7 +292,7 @@ def split(
             *cases, folds=folds, inner=inner, validation=validation, seed=seed, sites=sites, classes=table.classes
         )
     errors, remarks = audit(splits, numbers, table.classes)
-    for line in (*splits.said, *remarks):
+    for line in (*splits.notes, *remarks):
         log(line)
     if errors:
         raise CarmilError(f"{errors[0]}{f' (and {len(errors) - 1} more)' if len(errors) > 1 else ''}")

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmil.bags.tables import PART_OF_WORD, an_example, bare_id, read_cells
+from carmil.bags.tables import PART_OF_WORD, bare_id, read_cells
 from carmil.csv_files import csv_text
 from carmil.datasets.paper_cohorts import Class, Dataset
 from carmil.errors import CarmilError
-from carmil.words import plural
+from carmil.words import examples, plural
 
 _CASE = r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}"
 _SLIDE_OF_CASE = re.compile(_CASE + r"-\d\d[A-Z]-\d\d-[A-Z]{2}", re.IGNORECASE)
@@ -236,7 +236,7 @@ def _from_mutations(dataset: Dataset, tables: Sequence[_Table], lists: Sequence[
         cases = {_line(row[table.ids], "").patient for table in lists for row in table.rows}
         if left := sorted(set(status) - cases):
             said.append(
-                f"{len(left)} cases of the mutation table are in no list of cases and are left out ({an_example(left)})"
+                f"{len(left)} cases of the mutation table are in no list of cases and are left out ({examples(left)})"
             )
         status = {case: status.get(case, False) for case in sorted(cases)}
     elif all(status.values()):

@@ -215,7 +215,7 @@ def _packed(
             assert store is not None
             write_bag(store.bag(i), work, "safetensors", names=names)
     with atomic_folder(out) as aside:
-        build_store(work, aside, say=say)
+        build_store(work, aside, log=say)
     shutil.rmtree(work)
     if not any(work.parent.iterdir()):
         work.parent.rmdir()

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from carmil.bags.arrays import hidden_line
+from carmil.bags.finding import hidden_note
 from carmil.errors import CarmilError
 from carmil.slides.slide import Slide
 
@@ -68,7 +68,7 @@ def slides_in(paths: Sequence[Path], *, log: Callable[[str], None] = lambda line
         if path.is_dir():
             files = [file for file in sorted(path.rglob("*")) if _has_suffix(file) and file.name[:8] != ".carmil-"]
             if hidden := [file.name for file in files if not is_slide(file)]:
-                log(f"{path}: {hidden_line(hidden)}")
+                log(f"{path}: {hidden_note(hidden)}")
             inside = [file for file in files if is_slide(file)]
             if not inside:
                 raise CarmilError(f"{path} holds no slide: expected files like {', '.join(SUFFIXES)}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from carmil.bags.arrays import as_number, as_text, opened, owned
+from carmil.bags.arrays import as_number, as_text, in_memory, open_arrays
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.hdf5 import attribute_text, new_hdf5
 from carmil.errors import CarmilError, unknown
@@ -71,7 +71,7 @@ def cut(
 
 
 def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
-    """Whether tiles can be so, before any slide is opened."""
+    """Whether tiles can be so, before any slide is open_arrays."""
     if not 8 <= pixels <= 16384:
         raise CarmilError(f"tiles of {pixels} pixels: expected 8 to 16384")
     if not 0.05 <= mpp <= 20:
@@ -161,9 +161,11 @@ def read_more(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     """Corners (n, 2), and the attributes that the file has."""
-    with opened(path) as contents:
-        coords = contents.get("coords")
+    with open_arrays(path) as file:
+        coords = file.array("coords")
         if len(coords.shape) != 2 or coords.shape[1] != 2 or np.dtype(coords.dtype).kind not in "iu":
             raise CarmilError(f"{path}: coords are {coords.dtype} {coords.shape}: expected whole numbers (tiles, 2)")
-        attributes = {name: coords.told(name) for name in _ATTRIBUTES}
-        return owned(coords.read(), "int64"), {name: value for name, value in attributes.items() if value is not None}
+        attributes = {name: coords.attribute(name) for name in _ATTRIBUTES}
+        return in_memory(coords.read(), "int64"), {
+            name: value for name, value in attributes.items() if value is not None
+        }

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.bags.building import build_store, regroup
+from carmil.bags.building import build_store
 from carmil.bags.duplicates import judge_duplicates, labelled_duplicates
 from carmil.bags.labels import LabelTable, match, read_labels
+from carmil.bags.packing import regroup
 from carmil.bags.split_files import read_splits
 from carmil.bags.splits import Splits, audit, make_splits, official_splits
 from carmil.bags.store import Dtype, Store, is_store, open_store
@@ -123,7 +124,7 @@ def open_bags(
     if path.exists():
         log(f"{path} is packed once into {aside}; `carmil cohort build` would make a store to share between runs")
     with count_progress(f"packing {path.name}", "bags") as on_bag:
-        return build_store(path, aside, dtype=dtype, truth=truth, skip_broken=skip_broken, say=log, on_bag=on_bag)
+        return build_store(path, aside, dtype=dtype, truth=truth, skip_broken=skip_broken, log=log, on_bag=on_bag)
 
 
 def label_cohort(
@@ -136,7 +137,7 @@ def label_cohort(
     found = match(table, store.ids)
     checksums = store.checksums
     pairs = labelled_duplicates(table, found, store.ids, checksums)
-    for line in (*table.said, *found.said, *judge_duplicates(pairs, allowed=allow_duplicates)):
+    for line in (*table.notes, *found.notes, *judge_duplicates(pairs, allowed=allow_duplicates)):
         log(line)
     patients, official = found.patients, found.official
     labels = dict(zip((store.ids[i] for i in found.bags), found.labels, strict=True))
@@ -222,7 +223,7 @@ def split_cohort(cohort: Cohort, settings: Settings, *, log: Log) -> list[Splits
             make_splits(*who, folds=settings.folds, inner=settings.inner, sites=sites, **{**common, "seed": seed})
             for seed in seeds
         ]
-    for line in splits[0].said:
+    for line in splits[0].notes:
         log(line)
     return splits
 

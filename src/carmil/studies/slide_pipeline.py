@@ -114,7 +114,7 @@ def check_encoder_name(run_folder: Path, encoder: str) -> None:
 def _settings(run: Run, preset: str, log: Log) -> TileSettings:
     """The settings that cut tiles as the run's were cut; the defaults for what a run does not record."""
     default = TileSettings(preset=preset)
-    geometry = run.data.geometry.completed_by(TileGeometry(default.pixels, default.mpp))
+    geometry = run.data.geometry.filled_from(TileGeometry(default.pixels, default.mpp))
     if not run.data.geometry.known:
         log(
             f"the run {run.folder} does not record the size of its tiles: they are cut as {geometry}; if it was trained on "
