@@ -141,7 +141,7 @@ def test_localisation_leaves_out_slides_and_tiles_that_nobody_knows(tmp_path):
         pq.write_table(pa.table({"evidence_b": part.numpy()}), path)
     subjects = [Subject(str(i), i, (0,)) for i in range(3)]
     found = localisation_figures(bags, subjects, files, {"path": "evidence_b"}, {})["path"]
-    assert found["auprc_plus"]["value"] == 0.75
-    assert found["auprc_plus"]["slides"] == 2
-    assert found["froc"]["slides"] == 2
+    assert found["auprc_plus"].value == 0.75
+    assert found["auprc_plus"].slides == 2
+    assert found["froc"].slides == 2
     assert "auprc_both_mirror" not in found  # unknown is not against

@@ -1,4 +1,4 @@
-"""carmil reproduce overview, shift, theory, correlations, heat-maps: the paper's figures of the method and its attention."""
+"""carmil reproduce shift, theory, heat-maps: the paper's figures of attention."""
 
 from itertools import product
 from pathlib import Path
@@ -15,21 +15,6 @@ from carmil.cli.options import (
 )
 from carmil.cli.reproduce import reproduce
 from carmil.errors import CarmilError, unknown
-
-
-@reproduce.command()
-@of_a_recipe
-def overview(words: dict[str, Any], out: OutOption = Path("overview")) -> None:
-    """Figure 2: the method, drawn from our own architecture, and a bag of digits as a trained model sees it.
-
-    Needs no data. Writes OUT/overview.md, overview.json and overview.png.
-
-    Example: carmil reproduce overview --out overview
-    """
-    from carmil.reproduce import overview as recipe
-
-    request = request_in(out, words)
-    show_finding("overview", request, recipe.reproduce(request))
 
 
 @reproduce.command()
@@ -83,22 +68,6 @@ def theory(
 
     chosen, request = tasks_in(tasks), request_in(out, words)
     show_finding("theory", request, recipe.reproduce(request, tasks=chosen))
-
-
-@reproduce.command()
-@of_a_recipe
-def correlations(words: dict[str, Any], out: OutOption = Path("correlations")) -> None:
-    """Section 6 and Figure 6: how alike ABMIL's, the factual and the counterfactual attention are.
-
-    On a cohort of slides with several classes where there is one, and on Four Bags. Writes OUT/correlations.md,
-    correlations.json and correlations.png.
-
-    Example: carmil reproduce correlations --data DIR --fast
-    """
-    from carmil.reproduce import correlations as recipe
-
-    request = request_in(out, words)
-    show_finding("correlations", request, recipe.reproduce(request))
 
 
 @reproduce.command()

@@ -34,7 +34,7 @@ AT_ONCE = 2**17  # instances
 class MapAgreement:
     """Agreement of the maps of one explainer, negative evidence scored by one of NEGATIVE_RULES.
 
-    measures: some of MEASURES, (r, b, c) each; NaN where a bag has none, or nothing but, of the instances to be found. AUROC is
+    measures: each of MEASURES, (r, b, c); NaN where a bag has none, or nothing but, of the instances to be found. AUROC is
     the mean over the positive and the negative instances, as AUPRC± is, where both exist. NDCG's gain is the truth + 1, or 1 for
     a positive instance where no truth is negative.
     """
@@ -44,14 +44,7 @@ class MapAgreement:
     measures: Mapping[str, Tensor]
 
 
-def agreement(
-    models: Sequence[BagModel],
-    bags: Bags,
-    chosen: Tensor,
-    explainers: Sequence[str],
-    *,
-    measures: Sequence[str] = tuple(MEASURES),
-) -> list[MapAgreement]:
+def agreement(models: Sequence[BagModel], bags: Bags, chosen: Tensor, explainers: Sequence[str]) -> list[MapAgreement]:
     """Agreement of the models' maps on the chosen bags (positions, b of them), by each of the explainers that fits the models.
 
     Empty where no truth is known, or where a single truth meets more than two classes. Every map is computed once; attention has
@@ -65,20 +58,38 @@ def agreement(
         rule for name in explainers if EXPLAINERS[name].fits(models[0]) for rule in _rules(name, models[0], signed)
     ]
     device = next(models[0].parameters()).device
-    parts: dict[tuple[str, str], list[dict[str, Tensor]]] = {rule[:2]: [] for rule in rules}
-    for part in bags.parts(AT_ONCE, chosen):
+    measurable = torch.tensor([_measurable(bags, place) for place in chosen.tolist()])  # nothing else is explained
+    shape = (len(models), len(chosen), 1 if truth.ndim == 1 else truth.shape[1])
+    found = [
+        MapAgreement(name, rule, {measure: torch.full(shape, torch.nan, dtype=torch.float64) for measure in MEASURES})
+        for name, rule, _ in rules
+    ]
+    if not measurable.any():
+        return found
+    parts: list[list[dict[str, Tensor]]] = [[] for _ in rules]
+    for part in bags.parts(AT_ONCE, chosen[measurable]):
         on_device = part.to(device)  # copied once, for all models and maps
         maps: dict[str, Tensor] = {}
-        for name, rule, negatives in rules:
+        for values, (name, rule, negatives) in zip(parts, rules, strict=True):
             for needed in {name, negatives} - {*maps}:
                 columns = slice(1, 2) if truth.ndim == 1 else slice(None)
                 maps[needed] = torch.stack([explain(model, on_device, needed)[:, columns] for model in models])
             refuting = -maps[name] if rule == "mirror" else maps[negatives]
-            parts[name, rule].append(_measured(maps[name], refuting, on_device, signed, measures))
-    return [
-        MapAgreement(name, rule, {measure: torch.cat([one[measure] for one in found], 1) for measure in measures})
-        for (name, rule), found in parts.items()
-    ]
+            values.append(_measured(maps[name], refuting, on_device, signed))
+    for one, values in zip(found, parts, strict=True):
+        for measure, tensor in one.measures.items():
+            tensor[:, measurable] = torch.cat([part[measure] for part in values], 1)
+    return found
+
+
+def _measurable(bags: Bags, place: int) -> bool:
+    """Whether some but not all known instances of a bag are positive, or negative, for any class."""
+    assert bags.instance_labels is not None
+    truth = bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])]
+    truth = truth.reshape(len(truth), -1)
+    truth = truth[(truth != UNKNOWN).all(-1)]
+    counts = torch.stack([(truth > 0).sum(0), (truth < 0).sum(0)])
+    return bool(((counts > 0) & (counts < len(truth))).any())
 
 
 def map_figures(
@@ -87,7 +98,7 @@ def map_figures(
     """AUPRC+ of the maps of MAPS on each chosen bag, (b): the mean over the models at `rows`, and over classes if the truth is
     of several."""
     models = [population.member(row) for row in rows]
-    found = agreement(models, bags, chosen, MAPS, measures=("auprc_plus",))
+    found = agreement(models, bags, chosen, MAPS)
     return {
         f"auprc_{one.explainer}": one.measures["auprc_plus"].mean(0).nanmean(-1).numpy()
         for one in found
@@ -158,30 +169,23 @@ def _rules(name: str, model: BagModel, signed: bool) -> list[tuple[str, str, str
     return rules
 
 
-def _measured(
-    supporting: Tensor, refuting: Tensor, bags: Bags, signed: bool, measures: Sequence[str]
-) -> dict[str, Tensor]:
-    """(r, b, c) each of the measures; maps (r, n, c)."""
+def _measured(supporting: Tensor, refuting: Tensor, bags: Bags, signed: bool) -> dict[str, Tensor]:
+    """Every measure (r, b, c) of maps (r, n, c); every bag has known instances."""
     assert bags.instance_labels is not None
     truth = bags.instance_labels if bags.instance_labels.ndim == 2 else bags.instance_labels.unsqueeze(-1)
     known, offsets = known_instances(truth, bags.offsets)
-    shape = (len(supporting), len(bags), truth.shape[1])
-    values = {measure: torch.full(shape, torch.nan, dtype=torch.float64) for measure in measures}
-    if not known.any():
-        return values
-    there = torch.stack([part.any() for part in known.split(bags.sizes.tolist())]).cpu()
     supporting, refuting = (side.to(truth.device)[:, known] for side in (supporting, refuting))
     truth = truth[known]
+    gains = truth + 1 if signed else (truth > 0).long()
     positive, both = agreement_by_bag(supporting, refuting, truth, offsets)
-    found = {"auprc_plus": positive, "auprc_both": both}
-    if "auroc" in measures:
-        found["auroc"] = agreement_by_bag(supporting, refuting, truth, offsets, auroc)[1]
-    if "ndcg" in measures:
-        gains = truth + 1 if signed else (truth > 0).long()
-        found["ndcg"] = ndcg(supporting, gains, offsets).where(~both.isnan(), torch.nan)
-    for measure in measures:
-        values[measure][:, there] = found[measure].double().cpu()
-    return values
+    _, areas = agreement_by_bag(supporting, refuting, truth, offsets, auroc)
+    values = {
+        "auprc_plus": positive,
+        "auprc_both": both,
+        "auroc": areas,
+        "ndcg": ndcg(supporting, gains, offsets).where(~both.isnan(), torch.nan),
+    }
+    return {measure: tensor.double().cpu() for measure, tensor in values.items()}
 
 
 def known_instances(truth: Tensor, starts: Tensor) -> tuple[Tensor, Offsets]:
