@@ -19,8 +19,8 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from carmil.bags.hdf5 import attribute_of, check_size, item_of, names_of, open_hdf5, values_of
 from carmil.errors import CarmilError
+from carmil.hdf5 import attribute_of, check_size, item_of, names_of, open_hdf5, values_of
 from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, check_declared_size, one_line_errors
 from carmil.words import examples
 

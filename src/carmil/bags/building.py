@@ -18,7 +18,7 @@ from carmil.bags.conversion import convert_features
 from carmil.bags.finding import find_bags
 from carmil.bags.geometry import UNKNOWN
 from carmil.bags.readers import read_bag, read_header
-from carmil.bags.sources import BagHeader, CohortFiles, Source
+from carmil.bags.sources import BagHeader, CohortFiles, Source, worker_count
 from carmil.bags.store import (
     ITEM_SIZE,
     VERSION,
@@ -32,11 +32,11 @@ from carmil.bags.store import (
     is_store,
     open_store,
 )
-from carmil.bags.workers import in_parallel, worker_count
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.files import name_write_errors, write_text
 from carmil.locks import folder_lock
+from carmil.processes import in_parallel
 from carmil.words import examples, plural
 
 _OR_SKIP = "fix the file and run again, or leave it out with `carmil cohort build --skip-broken`"

@@ -11,10 +11,10 @@ from carmil.bags.duplicates import find_duplicates, judge_duplicates, labelled_d
 from carmil.bags.geometry import FARTHEST, UNKNOWN, TileGeometry
 from carmil.bags.labels import LabelTable, match
 from carmil.bags.readers import read_bag
-from carmil.bags.sources import Bag, CohortFiles, Source
+from carmil.bags.sources import Bag, CohortFiles, Source, worker_count
 from carmil.bags.store import ITEM_SIZE, Dtype, Entry, OnBag, Store, checksum, fingerprint_of
-from carmil.bags.workers import in_parallel, worker_count
 from carmil.errors import CarmilError
+from carmil.processes import in_parallel
 from carmil.words import examples, plural
 
 if TYPE_CHECKING:

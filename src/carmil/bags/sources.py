@@ -3,7 +3,9 @@
 A bag has n instances of d features.
 """
 
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +60,9 @@ class Source:
     key: str = ""
     label: str | None = None
 
+    def __str__(self) -> str:
+        return str(self.path)
+
 
 @dataclass(frozen=True)
 class BagHeader:
@@ -110,3 +115,13 @@ def register_reader(
 ) -> None:
     """Add a layout, which takes precedence over those that carmil knows. Its files are read by this process alone."""
     READERS[layout] = Reader(find, read)
+
+
+def worker_count(workers: int | None, sources: Sequence[Source]) -> int:
+    """One process per core. A small cohort, or one that a registered reader reads, is read by this process alone."""
+    if any(source.layout in READERS for source in sources) or getattr(sys, "frozen", False) or not sys.executable:
+        return 1
+    if workers is not None:
+        return max(1, workers)
+    size = sum(path.stat().st_size for path in {source.path for source in sources} if path.exists())
+    return 1 if size < 2**28 else min(os.cpu_count() or 1, 16)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from carmil.bags.hdf5 import attribute_text, new_hdf5
 from carmil.bags.names import write_names
 from carmil.bags.sources import Bag
 from carmil.errors import CarmilError
 from carmil.files import atomic_file, safe_name, write_text
+from carmil.hdf5 import attribute_text, new_hdf5
 
 
 def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] | None = None) -> Path:

@@ -10,9 +10,9 @@ import numpy as np
 
 from carmil.bags.arrays import as_number, as_text, in_memory, open_arrays
 from carmil.bags.geometry import TileGeometry
-from carmil.bags.hdf5 import attribute_text, new_hdf5
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
+from carmil.hdf5 import attribute_text, new_hdf5
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tissue import Tissue
 from carmil.untrusted import one_line_errors

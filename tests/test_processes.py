@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carmil.bags import workers
+from carmil import processes
 from carmil.bags.sources import Bag, Source
-from carmil.bags.workers import in_parallel
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.processes import in_parallel
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def jobs(tmp_path):
 
 
 def test_a_reader_that_never_comes_back_is_named(jobs, monkeypatch):
-    monkeypatch.setattr(workers, "_PATIENCE", 2)
+    monkeypatch.setattr(processes, "_PATIENCE", 2)
     with pytest.raises(CarmilError, match=r"no file was read within 2 s; one of these is damaged: .*0\.h5"):
         list(in_parallel(time.sleep, jobs(60), 2))
 
@@ -106,7 +106,7 @@ def test_no_worker_outlives_an_interrupted_or_killed_script(tmp_path, sign):
 import time
 from pathlib import Path
 from carmil.bags.sources import Source
-from carmil.bags.workers import in_parallel
+from carmil.processes import in_parallel
 list(in_parallel(time.sleep, [(Source(f"{i}", Path("a.h5"), "h5"), (3600 if i else 0,)) for i in range(3)], 2))
 """
     script = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Files read by several processes at once. A process imports this package and never the caller's script.
+"""Work spread over several processes. A process imports this package and never the caller's script.
 
 A process receives functions with their arguments and returns the results, pickled, through the pipes of its standard input and
 output. It ends when its input does, so that none outlives the process that started it.
@@ -10,63 +10,55 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, TypeVar
 
-from carmil.bags.sources import READERS, Source
 from carmil.errors import CarmilError
 from carmil.untrusted import short_message
 
+Key = TypeVar("Key")
+
 _PATIENCE = 300  # seconds without a single result
 _READY = "ready"
-_COMMAND = ("-P", "-c", "from carmil.bags.workers import serve; serve()")
+_COMMAND = ("-P", "-c", "from carmil.processes import serve; serve()")
 _Process = subprocess.Popen[bytes]
 
 
-def worker_count(workers: int | None, sources: Sequence[Source]) -> int:
-    """One process per core. A small cohort, or one that a registered reader reads, is read by this process alone."""
-    if any(source.layout in READERS for source in sources) or getattr(sys, "frozen", False) or not sys.executable:
-        return 1
-    if workers is not None:
-        return max(1, workers)
-    size = sum(path.stat().st_size for path in {source.path for source in sources} if path.exists())
-    return 1 if size < 2**28 else min(os.cpu_count() or 1, 16)
-
-
 def in_parallel(
-    work: Callable[..., Any], jobs: Iterable[tuple[Source, tuple[Any, ...]]], workers: int
-) -> Iterator[tuple[Source, Any]]:
-    """Yield (source, work(*arguments)) for every job, in the order in which they finish. `work` is a module's function.
+    work: Callable[..., Any], jobs: Iterable[tuple[Key, tuple[Any, ...]]], workers: int
+) -> Iterator[tuple[Key, Any]]:
+    """Yield (key, work(*arguments)) for every job (key, arguments), in the order in which they finish.
 
+    `work` is a function of a module. The keys name the files that are read, in messages.
     Where the work raises an error in another process, the result is that error as a `CarmilError`.
     """
     if workers == 1:
-        yield from ((source, work(*arguments)) for source, arguments in jobs)
+        yield from ((key, work(*arguments)) for key, arguments in jobs)
         return
     remaining, processes = iter(jobs), list[_Process]()
-    running: dict[_Process, Source] = {}
+    running: dict[_Process, Key] = {}
     try:
         first = list(islice(remaining, workers))
         processes += (_start() for _ in first)
-        for process, (source, arguments) in zip(processes, first, strict=True):
+        for process, (key, arguments) in zip(processes, first, strict=True):
             if _receive(process) != _READY:
                 raise CarmilError(f"a process to read files could not be started ({sys.executable}): use --workers 1")
-            running[process] = source
+            running[process] = key
             _send(process, (work, arguments))
         while running:
             for process in _finished(running):
-                source, result = running.pop(process), _receive(process)
+                key, result = running.pop(process), _receive(process)
                 if result is _DIED:
                     raise CarmilError(
-                        f"a process died while it read {source.path}: it ran out of memory, or the file is damaged; "
+                        f"a process died while it read {key}: it ran out of memory, or the file is damaged; "
                         "the slides packed so far are kept"
                     )
                 if (job := next(remaining, None)) is not None:
                     running[process] = job[0]
                     _send(process, (work, job[1]))
-                yield source, result
+                yield key, result
     finally:
         for process in processes:
             process.kill()
@@ -139,12 +131,12 @@ def _receive(process: _Process) -> Any:
         return _DIED
 
 
-def _finished(running: dict[_Process, Source]) -> list[_Process]:
+def _finished(running: dict[_Process, Key]) -> list[_Process]:
     """Wait for the processes that answer next."""
     answers = {process.stdout.fileno(): process for process in running if process.stdout is not None}
     ready = wait(list(answers), timeout=_PATIENCE)
     if not ready:  # a damaged h5 file can make its library loop for ever
-        names = ", ".join(str(source.path) for source in list(running.values())[:4])
+        names = ", ".join(str(key) for key in list(running.values())[:4])
         raise CarmilError(
             f"no file was read within {_PATIENCE} s; one of these is damaged: {names}; the slides packed so far are kept"
         )

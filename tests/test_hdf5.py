@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import carmil
-from carmil.bags import hdf5
+from carmil import hdf5
 from carmil.bags.arrays import open_arrays
 from carmil.bags.finding import find_bags
-from carmil.bags.hdf5 import attribute_of, item_of, open_hdf5, values_of
 from carmil.bags.readers import read_bag
 from carmil.errors import CarmilError
+from carmil.hdf5 import attribute_of, item_of, open_hdf5, values_of
 from carmil.slides.slide import Tiles
 from carmil.slides.tiling import read_more, read_tiles, write_tiles
 
@@ -171,7 +171,7 @@ def test_no_other_file_of_the_package_opens_hdf5():
         for line in path.read_text(encoding="utf-8").splitlines()
         if opening.search(line)
     }
-    assert set(found) == {"bags/hdf5.py"}, found
+    assert set(found) == {"hdf5.py"}, found
 
 
 @pytest.mark.finding(n=13)
@@ -180,7 +180,7 @@ def test_hdf5_that_the_disk_does_not_take_is_one_line_and_no_crash_at_exit(tmp_p
 import resource
 from pathlib import Path
 import numpy as np
-from carmil.bags.hdf5 import new_hdf5
+from carmil.hdf5 import new_hdf5
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 with new_hdf5(Path("a.h5")) as file:
     file.create_dataset("x", data=np.ones((500, 64)), chunks=(1, 64), maxshape=(None, 64))

@@ -1,7 +1,7 @@
 """The one way to read and write HDF5 files: no link is followed, and nothing unfolds to more than its file can hold.
 
 `open_hdf5` opens, `item_of` looks a name up, `attribute_of` and `values_of` read; `new_hdf5` writes. No other module opens HDF5
-files; tests/bags/test_hdf5.py checks that.
+files; tests/test_hdf5.py checks that.
 """
 
 import io
