@@ -145,8 +145,8 @@ def test_a_pipe_or_a_folder_is_never_replaced_by_a_file(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "pipe")  # as /dev/stdout is
     (tmp_path / "folder").mkdir()
     for name, message in (
-        ("pipe", "is a pipe, socket or device: expected a file, or a name that is free"),
-        ("link", "is a pipe, socket or device: expected a file, or a name that is free"),
+        ("pipe", "is a pipe, socket or device: expected a file, or a new name"),
+        ("link", "is a pipe, socket or device: expected a file, or a new name"),
         ("folder", "is a folder: expected the name of a file; choose another name"),
     ):
         with pytest.raises(CarmilError, match=f"{name} {message}"):

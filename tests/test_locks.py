@@ -38,7 +38,7 @@ def lock(tmp_path):
 
 @pytest.mark.finding(n=13)
 def test_a_second_process_is_refused_and_told_which_has_it(holder, lock, tmp_path):
-    words = rf"out is being written by process {holder.pid} \({MACHINE}, since 20.*\): wait until it has ended"
+    words = rf"out is being written by process {holder.pid} \({MACHINE}, since 20.*\): wait until it ends"
     with pytest.raises(CarmilError, match=words), lock:
         pass
     assert json.loads((tmp_path / "out.lock").read_text())["process"] == holder.pid

@@ -45,7 +45,7 @@ GOOD: dict[str, Any] = {"name": "x", "level": "slide", "figures": {"auc": {"mean
         ({"level": []}, "run.json: level is a list: expected one of slide, patient"),
         ({"figures": {"auc": {"mean": "x"}}}, "run.json: figures.auc.mean is 'x': expected a number"),
         ({"figures": {"auc": {}}}, "run.json: figures.auc.mean is missing"),
-        ({"figures": {"auc": {"mean": float("nan")}}}, "run.json: it holds NaN or an infinite number"),
+        ({"figures": {"auc": {"mean": float("nan")}}}, "run.json: it contains NaN or an infinite number"),
         ({"figures": {"auc": 3}}, "run.json: figures.auc is 3: expected an object"),
         ({"figures": []}, "run.json: figures is a list: expected an object"),
         ({"counts": [1, True]}, "run.json: counts[1] is True: expected a whole number"),
@@ -105,7 +105,9 @@ def test_a_parquet_file_that_repeats_itself_is_refused_before_memory_is_taken(tm
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([word]))
     pq.write_table(pa.table({"slide": column}), path)
     assert path.stat().st_size < 50_000
-    with pytest.raises(CarmilError, match=rf"a\.parquet.* declares {declared} bytes, and the file holds 67,108,864"):
+    with pytest.raises(
+        CarmilError, match=rf"a\.parquet.* declares {declared} bytes, but the file holds at most 67,108,864"
+    ):
         read_parquet(path)
 
 
@@ -129,7 +131,7 @@ def test_a_number_of_too_many_digits_is_called_that(tmp_path):
 def test_a_parquet_table_with_lists_or_a_column_twice_is_refused_in_one_line(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"slide": ["a"], "x": [[1, 2]]}), path)
-    with pytest.raises(CarmilError, match=r"a\.parquet: x holds list<element: int64>: expected numbers or words"):
+    with pytest.raises(CarmilError, match=r"a\.parquet: x holds list<element: int64>: expected numbers or text"):
         read_parquet(path)
     pq.write_table(pa.table([["a"], ["b"]], names=["slide", "slide"]), path)
     with pytest.raises(CarmilError, match=r"a\.parquet has the column 'slide' twice"):
@@ -169,7 +171,7 @@ def library(path):
     ids=["library", "json", "parquet", "annotations", "checkpoint"],
 )
 def test_a_pipe_is_refused_and_not_waited_for(read, pipe):
-    with pytest.raises(CarmilError, match=r"pipe is a pipe, socket or device: expected a file; save the data in one"):
+    with pytest.raises(CarmilError, match=r"pipe is a pipe, socket or device: expected a file; save the data to one"):
         read(pipe)
 
 

@@ -1,4 +1,4 @@
-"""carmil: what speaks for a prediction on a bag of instances, and what speaks against it."""
+"""carmil: multiple-instance learning that shows the evidence for and against each prediction."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
-# Looked up when first asked for, so that `import carmil` does not wait for torch.
+# Imported on first use, so that `import carmil` does not import torch.
 _HOMES = {
     "Bags": "bags",
     "TASKS": "datasets.digits",
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker would take any name to be there
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

@@ -1,8 +1,7 @@
-"""Tables as CSV. A spreadsheet takes a cell that begins with = + - or @ for a formula, and would run it.
+"""Tables as CSV, without formulas. A spreadsheet runs a cell that begins with = + - or @ as a formula.
 
-In a table for people such a text gets an apostrophe in front; numbers stay numbers, negative ones too. A table that carmil or
-another tool reads again (labels, splits, instances) keeps every name as it is: import
-them into a spreadsheet as text.
+In a table for people such text gets an apostrophe in front; numbers, also negative ones, stay as they are. Tables that carmil or
+another tool reads again (labels, splits, instances) keep every name unchanged: import them into a spreadsheet as text.
 """
 
 import csv
@@ -25,29 +24,29 @@ _FORMULA = (
     "\uff0b",
     "\uff0d",
     "\uff20",
-)  # the last four: of full width
+)  # the last four are full-width characters
 
 
 def csv_text(rows: Iterable[Sequence[object]], *, delimiter: str = ",", for_people: bool) -> str:
-    """One line per row, None as an empty cell. for_people: no cell is a formula."""
+    """Return one line per row, with None as an empty cell. for_people: escape formulas."""
     return "".join(_line([escape_formula(cell) for cell in row] if for_people else row, delimiter) for row in rows)
 
 
 def frame_text(frame: "pd.DataFrame") -> str:
-    """A frame as CSV for people: names of columns first, then one line per row."""
+    """Return a frame as CSV for people: the column names, then one line per row."""
     cells = frame.astype(object).where(frame.notna(), None)
     return csv_text([list(frame.columns), *cells.itertuples(index=False, name=None)], for_people=True)
 
 
 def _line(row: Sequence[object], delimiter: str) -> str:
-    """A line that ends in a line feed. Asked for both, the writer puts quotes around every cell that holds either character."""
+    """Return a line that ends in a line feed. With \\r\\n as terminator the writer quotes cells that contain either character."""
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter, lineterminator="\r\n").writerow(row)
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def escape_formula(cell: object) -> object:
-    """The cell with an apostrophe in front, if a spreadsheet would take it for a formula."""
+    """Put an apostrophe in front of text that a spreadsheet would run as a formula."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _is_number(cell):
         return cell
     return f"'{cell}"

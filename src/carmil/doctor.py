@@ -1,4 +1,4 @@
-"""What is installed, which slides can be read, which device is seen, and what to do about what is missing."""
+"""Check of the installation: packages, readable slide formats, devices, and how to install what is missing."""
 
 import importlib
 import os
@@ -29,7 +29,7 @@ _OPENSLIDE = "Aperio .svs, Hamamatsu .ndpi .vms, Leica .scn, MIRAX .mrxs, Philip
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: whether it is well, what was seen, and what to do if it is not."""
+    """One check: whether it passed, what was found, and what to do if it failed."""
 
     what: str
     well: bool
@@ -38,7 +38,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order in which one would ask. Needs no extra, and opens no file."""
+    """Run all checks. Needs no extra, and opens no file."""
     from carmil import __version__
 
     about = f"carmil {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"

@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all: written aside, then renamed. Names of files, made of any text.
+"""Atomic writing of files and folders (under a temporary name, then renamed), and safe file names.
 
-What is written aside is called .carmil-MACHINE-PROCESS-RANDOM until it is whole. A killed process leaves such files behind;
-the next one that writes into the same folder removes them.
+The temporary name is .carmil-MACHINE-PROCESS-RANDOM. A killed process leaves such files behind; the next process that writes into
+the same folder removes them.
 """
 
 import errno
@@ -23,12 +23,12 @@ from carmil.errors import CarmilError
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Gives a path to write to; what was written there takes `path`'s name when the block ends well."""
+    """Yield a temporary path to write to, which is renamed to `path` if the block raises nothing."""
     with name_write_errors(path):
         if path.is_dir():
             raise CarmilError(f"{path} is a folder: expected the name of a file; choose another name")
         if path.exists() and not path.is_file():
-            raise CarmilError(f"{path} is a pipe, socket or device: expected a file, or a name that is free")
+            raise CarmilError(f"{path} is a pipe, socket or device: expected a file, or a new name")
     with _beside(path) as names:
         handle, name = tempfile.mkstemp(prefix=names, suffix=path.suffix, dir=path.parent)
     os.close(handle)
@@ -44,10 +44,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Gives an empty folder to fill; it takes `path`'s name, and the place of what was there, when the block ends well."""
+    """Yield an empty temporary folder to fill, which replaces `path` if the block raises nothing."""
     with name_write_errors(path):
         if path.exists() and not path.is_dir():
-            raise CarmilError(f"{path} is not a folder: expected a folder, or a name that is free")
+            raise CarmilError(f"{path} is not a folder: expected a folder, or a new name")
     with _beside(path) as names:
         aside = Path(tempfile.mkdtemp(prefix=names, dir=path.parent))
     try:
@@ -57,7 +57,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             old = Path(tempfile.mkdtemp(prefix=names, dir=path.parent))
             try:
                 if path.exists():
-                    os.replace(path, old)  # onto an empty folder: the old one steps aside, and is never half there
+                    os.replace(path, old)  # onto an empty folder, so that `path` is never half written
                 os.replace(aside, path)
             finally:
                 shutil.rmtree(old, ignore_errors=True)
@@ -67,7 +67,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[Path]:
-    """Gives an empty folder in `folder` that is removed when the block ends."""
+    """Yield an empty folder in `folder` that is removed after the block."""
     with _beside(folder / "passing") as names:
         aside = Path(tempfile.mkdtemp(prefix=names, dir=folder))
     try:
@@ -77,16 +77,16 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file. Characters that no UTF-8 has (names of files on other systems) are written as escapes."""
+    """Write a text file. Characters that UTF-8 cannot encode (from file names of other systems) are written as escapes."""
     with atomic_file(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 @contextmanager
 def name_write_errors(path: Path, aside: Path | None = None) -> Iterator[None]:
-    """Turns a failure to write in the block into one line that names `path`. aside: what it is called while it is written.
+    """Turn a failure to write in the block into a CarmilError that names `path`. aside: its temporary path.
 
-    An error that names another file passes as it is.
+    Errors about other files are raised unchanged.
     """
     try:
         yield
@@ -97,7 +97,7 @@ def name_write_errors(path: Path, aside: Path | None = None) -> Iterator[None]:
 
 
 def _failed(error: Exception, path: Path, aside: Path | None) -> Path | None:
-    """The file that could not be written; None if the error is about something else."""
+    """Return the file that could not be written; None if the error is about something else."""
     if not isinstance(error, OSError):
         # safetensors, torch and HDF5 report a full disk by exceptions of their own
         return path if not isinstance(error, CarmilError) and _FULL.search(str(error)) else None
@@ -115,7 +115,7 @@ _FULL = re.compile(
 
 
 def _reason(error: Exception) -> str:
-    """The system's words, if they are in it; else the first line of what the library says."""
+    """Return the message of the operating system if the error contains it, else its first line."""
     if found := re.search(
         "No space left on device|File too large|Disk quota exceeded|Read-only file system", str(error)
     ):
@@ -127,7 +127,7 @@ def _reason(error: Exception) -> str:
 def _remedy(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.EACCES, errno.EPERM, errno.EROFS) or "Read-only" in str(error):
-        return "choose a folder that may be written to"
+        return "choose a writable folder"
     if number == errno.EFBIG or "File too large" in str(error):
         return "the file system or a limit (`ulimit -f`) allows no larger file; raise it or choose another folder"
     return "check that there is room on the disk, or choose another folder"
@@ -135,21 +135,21 @@ def _remedy(error: Exception) -> str:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[str]:
-    """How names begin beside `path` of what is not whole yet; the folder is made, and rid of what killed processes left."""
+    """Yield the prefix of temporary names next to `path`; create the folder and remove what killed processes left in it."""
     with name_write_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _sweep(path.parent)
             yield f".carmil-{MACHINE}-{os.getpid()}-"
         except OSError as error:
-            error.filename = str(path)  # not that of a temporary file
+            error.filename = str(path)  # instead of the temporary file
             raise
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what killed processes left in the folder; a process looks once into each.
+    """Remove what killed processes left in the folder; once per process and folder.
 
-    Processes of other machines cannot be asked whether they live: theirs is removed when nothing has touched it for a week.
+    Files of other machines, whose processes cannot be checked, are removed a week after their last change.
     """
     place = os.path.abspath(folder)
     if place in _SWEPT:
@@ -169,7 +169,7 @@ def _sweep(folder: Path) -> None:
 
 
 def is_process_alive(process: int) -> bool:
-    """Whether a process of this machine is running. Where that cannot be known it is taken to be."""
+    """Whether a process of this machine is running; True where that cannot be determined."""
     if os.name != "posix":
         return True
     try:
@@ -182,10 +182,10 @@ def is_process_alive(process: int) -> bool:
 
 
 def safe_name(text: str, *, taken: Collection[str] = ()) -> str:
-    """A file's name for any text; leave room for an ending. An ordinary text stays as it is.
+    """Return a file name for any text, short enough for an extension. Ordinary text is returned unchanged.
 
-    Characters that a file system, a shell or a page could misread become _. A name that was changed, or is `taken` (case
-    does not count), ends in ~ and a checksum of the text. No unchanged name has a ~, so no two texts get the same name.
+    Characters that a file system, a shell or a web page could misread become _. A name that was changed, or is `taken` (ignoring
+    case), ends in ~ and a checksum of the text. No unchanged name contains ~, so no two texts get the same name.
     """
     plain = "".join(letter if _ordinary(letter) else "_" for letter in unicodedata.normalize("NFC", text)).strip(". ")
     while len(plain.encode()) > _LONGEST:
@@ -198,7 +198,7 @@ def safe_name(text: str, *, taken: Collection[str] = ()) -> str:
 
 
 def safe_names(texts: Iterable[str], *, taken: Collection[str] = ()) -> dict[str, str]:
-    """The file name of each text. No two differ only in case, which some file systems ignore."""
+    """Return the file name of each text. No two differ only in case, which some file systems ignore."""
     texts = list(dict.fromkeys(texts))
     alike = Counter(text.casefold() for text in texts)
     return {text: safe_name(text, taken=[*taken, *([text] if alike[text.casefold()] > 1 else [])]) for text in texts}
@@ -208,8 +208,8 @@ def _ordinary(letter: str) -> bool:
     return letter in " ._-()[]+,=@" or unicodedata.category(letter)[0] in "LNM"
 
 
-_LONGEST = 150  # bytes of a name; of 255 that a file system takes, for endings and the checksum
-_DEVICES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # of Windows, with any ending
+_LONGEST = 150  # bytes; file systems allow 255, the rest is for the checksum and extensions
+_DEVICES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # reserved by Windows, with any extension
 _WEEK = 7 * 24 * 3600
 _SWEPT: set[str] = set()
 _ASIDE = re.compile(r"\.carmil-(?P<machine>[A-Za-z0-9.]+)-(?P<process>\d+)-")
@@ -222,10 +222,10 @@ def _read_umask() -> int:
 
 
 def _machine() -> str:
-    """The host, and the space of its process ids: containers of one name have their own."""
+    """Return the host name and the namespace of its process ids, which differs between containers of one name."""
     space = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0
     return f"{re.sub('[^A-Za-z0-9]', '', socket.gethostname())[:32]}.{space}"
 
 
-_UMASK = _read_umask()  # once: it can be read by setting it only, which threads that write files would see
+_UMASK = _read_umask()  # once: reading the umask sets it, which would affect threads that write files
 MACHINE = _machine()

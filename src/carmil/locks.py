@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder."""
+"""Locks that let one process at a time write into a folder."""
 
 import errno
 import json
@@ -15,14 +15,14 @@ from carmil.files import MACHINE, is_process_alive, name_write_errors
 
 @contextmanager
 def folder_lock(path: Path, what: Path) -> Iterator[None]:
-    """Holds the lock file `path` while the block writes `what`; a second process is refused in one line.
+    """Hold the lock file `path` while the block writes `what`; a second process gets a CarmilError.
 
-    The system gives the lock back when its process ends, also when it is killed or the machine restarts: a file that was left
-    behind is no lock, and is taken over. Where a file system has no locks, the process named in the file decides.
+    The system releases the lock when the process ends, also when it is killed or the machine restarts: a leftover file is no lock.
+    On a file system without locks, the folder counts as locked while the process named in the file runs.
     """
     with name_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = _taken(path, what)
+        file = _acquire(path, what)
     try:
         with name_write_errors(path):
             file.truncate(0)
@@ -35,11 +35,11 @@ def folder_lock(path: Path, what: Path) -> Iterator[None]:
         file.close()
 
 
-def _taken(path: Path, what: Path) -> IO[str]:
+def _acquire(path: Path, what: Path) -> IO[str]:
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
-            if not _lock(file) and _lives(holder := _holder(path)):
+            if not _lock(file) and _is_alive(holder := _holder(path)):
                 raise _busy(what, holder)
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
@@ -49,11 +49,11 @@ def _taken(path: Path, what: Path) -> IO[str]:
         except BaseException:
             file.close()
             raise
-        file.close()  # its holder removed it between opening and locking: there is another one by now, or none
+        file.close()  # its holder removed it between opening and locking: try again
 
 
 def _lock(file: IO[str]) -> bool:
-    """Whether it is locked now; False where system or file system have no locks, BlockingIOError if another process has it."""
+    """Lock the file. Return False where locks are not supported; raise BlockingIOError if another process holds it."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -71,13 +71,13 @@ def _lock(file: IO[str]) -> bool:
 
 def _holder(path: Path) -> dict[str, object]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        holder = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return holder if isinstance(holder, dict) else {}
 
 
-def _lives(holder: dict[str, object]) -> bool:
+def _is_alive(holder: dict[str, object]) -> bool:
     process = holder.get("process")
     return holder.get("machine") == MACHINE and isinstance(process, int) and is_process_alive(process)
 
@@ -89,5 +89,5 @@ def _busy(what: Path, holder: dict[str, object]) -> CarmilError:
         else ""
     )
     return CarmilError(
-        f"{what} is being written by {words or 'another process'}: wait until it has ended, or choose another --out"
+        f"{what} is being written by {words or 'another process'}: wait until it ends, or choose another --out"
     )

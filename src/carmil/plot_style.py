@@ -1,4 +1,4 @@
-"""The style of pictures: the pages' colours, in light, the font of drawn words, and how a matplotlib figure is saved."""
+"""Style of figures: the colours of the HTML pages, the font of drawn text, and saving of matplotlib figures."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -26,14 +26,14 @@ STYLE: dict[Any, Any] = {
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write the figure on white; the file appears whole or not at all."""
+    """Write the figure atomically, on a white background."""
     with atomic_file(path) as aside:
         figure.savefig(aside, dpi=150, facecolor="white")
 
 
 @lru_cache(maxsize=64)
 def picture_font(size: int, bold: bool = False) -> "FreeTypeFont":
-    """Return the font for words in pictures drawn with Pillow. It has the letters that Pillow's own font lacks, such as ü."""
+    """Return the font for text drawn with Pillow. Unlike Pillow's default font it has letters such as ü."""
     import matplotlib
     from PIL import ImageFont
 

@@ -1,4 +1,4 @@
-"""Progress bars with time left, on stderr. Where that is no terminal, as in a job's log, a line now and then instead."""
+"""Progress bars on stderr, with the remaining time. Where stderr is no terminal, as in the log of a job, periodic lines."""
 
 import threading
 import time
@@ -23,8 +23,8 @@ Log = Callable[[str], None]  # takes one line for the user
 EVERY = 30.0  # seconds between two lines
 
 
-class _NowAndThen:
-    """A line every half minute about what takes longer, where there is no bar."""
+class _PeriodicLine:
+    """Prints a line every half minute where there is no bar."""
 
     def __init__(self, title: str, things: str, *, left: str = "about") -> None:
         self.title, self.things, self.left = title, things, left
@@ -37,16 +37,15 @@ class _NowAndThen:
             return
         before, there = self._since
         if not console.is_terminal and now - before >= EVERY and done > there:
-            seconds = (
-                (now - before) / (done - there) * (total - done)
-            )  # by the last half minute: what was kept took no time
+            # by the pace of the last half minute, since resumed parts took no time
+            seconds = (now - before) / (done - there) * (total - done)
             line = f"{self.title}: {done:,} of {total:,} {self.things}{more}, {self.left} {_clock(seconds)} left"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._since = now, done
 
 
 def _clock(seconds: float) -> str:
-    """As people say it: 40 s, 12 min, 3 h 20 min."""
+    """Format a duration: 40 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -54,25 +53,25 @@ def _clock(seconds: float) -> str:
 
 
 class _Trainings:
-    """One display for all trainings under way, which may be several, each in a thread of its own."""
+    """One display for all running trainings, each of which may have its own thread."""
 
     def __init__(self) -> None:
-        self._lock, self.under_way = threading.Lock(), 0
+        self._lock, self.running = threading.Lock(), 0
         self.interrupted = False
 
     @contextmanager
-    def shown(self) -> Iterator[Progress]:
+    def display(self) -> Iterator[Progress]:
         with self._lock:
-            if self.under_way == 0:
+            if self.running == 0:
                 self._progress = Progress(*_COLUMNS, console=console, transient=True, disable=not console.is_terminal)
                 self._progress.start()
-            self.under_way += 1
+            self.running += 1
         try:
             yield self._progress
         finally:
             with self._lock:
-                self.under_way -= 1
-                if self.under_way == 0:
+                self.running -= 1
+                if self.running == 0:
                     self._progress.stop()
                     self.interrupted = False
 
@@ -94,17 +93,17 @@ _trainings = _Trainings()
 
 @contextmanager
 def training_progress(title: str, epochs: int, models: int) -> Iterator[Callable[[int, dict[str, float], int], None]]:
-    """Gives an `on_epoch` for carmil.training.fit. Models stop early, so the time left is the most it can be."""
-    with _trainings.shown() as progress:
+    """Yield an `on_epoch` for carmil.training.fit. Models stop early, so the remaining time is an upper bound."""
+    with _trainings.display() as progress:
         task = progress.add_task(title, total=epochs, losses="", running=f"{plural(models, 'model')} running")
-        line = _NowAndThen(title, "epochs", left="at most")
+        line = _PeriodicLine(title, "epochs", left="at most")
 
         def on_epoch(epoch: int, losses: dict[str, float], running: int) -> None:
             if _trainings.interrupted:
                 raise KeyboardInterrupt
-            shown = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+            terms = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
             of = f"{running} of {plural(models, 'model')} running"
-            progress.update(task, completed=epoch + 1, losses=shown, running=of)
+            progress.update(task, completed=epoch + 1, losses=terms, running=of)
             line(epoch + 1, epochs, f", {of}")
 
         try:
@@ -114,18 +113,18 @@ def training_progress(title: str, epochs: int, models: int) -> Iterator[Callable
 
 
 def interrupt_trainings() -> None:
-    """Ends all trainings that are shown, each after its present epoch."""
-    _trainings.interrupted = _trainings.under_way > 0
+    """Stop all displayed trainings, each after its current epoch."""
+    _trainings.interrupted = _trainings.running > 0
 
 
 def progress_bar(steps: Iterable[int], title: str) -> Iterable[int]:
-    """`steps`, with a bar."""
+    """Iterate over `steps` with a progress bar."""
     return track(steps, title, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
 def count_progress(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to be told (done, in all) of things that are done one by one."""
+    """Yield a function to call with (done, total) after each thing."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -136,7 +135,7 @@ def count_progress(title: str, things: str) -> Iterator[Callable[[int, int], Non
         TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task, line = progress.add_task(title, total=None), _NowAndThen(title, things)
+        task, line = progress.add_task(title, total=None), _PeriodicLine(title, things)
 
         def on_thing(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
@@ -147,7 +146,7 @@ def count_progress(title: str, things: str) -> Iterator[Callable[[int, int], Non
 
 @contextmanager
 def encoding_progress(slides: int, tiles: int) -> Iterator[tuple[Callable[[str, int], None], Callable[[int], None]]]:
-    """Gives two functions: to be told (name, number) of the slide that begins, and how many more tiles are done."""
+    """Yield two functions: one to call with (name, number) when a slide begins, one with the number of tiles just encoded."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=10),
@@ -157,7 +156,7 @@ def encoding_progress(slides: int, tiles: int) -> Iterator[tuple[Callable[[str, 
         TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task, line, done = progress.add_task("encoding", total=tiles, speed=""), _NowAndThen("encoding", "tiles"), 0
+        task, line, done = progress.add_task("encoding", total=tiles, speed=""), _PeriodicLine("encoding", "tiles"), 0
 
         def on_slide(name: str, number: int) -> None:
             progress.update(task, description=f"slide {number}/{slides} {name[:16]}")

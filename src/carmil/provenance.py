@@ -1,4 +1,4 @@
-"""Where figures come from: fingerprints of what was asked, the machine, and numbers as JSON has them."""
+"""Provenance of results: fingerprints of configurations, the machine, and values as JSON."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ import torch
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """A fingerprint of what was asked for: the same config gives the same key."""
+    """Return a fingerprint of a configuration: equal configurations have equal keys."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def machine() -> dict[str, str]:
-    """What the figures of this run were measured on."""
+    """Return the versions and hardware that results are measured on."""
     facts = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -36,7 +36,7 @@ def machine_line() -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Dataclasses as objects, tensors as nested lists; NaN and infinity, which JSON does not know, as null."""
+    """Convert dataclasses to objects, tensors to nested lists, and NaN and infinity, which JSON does not have, to null."""
     if is_dataclass(value) and not isinstance(value, type):
         return to_json(asdict(value))
     if isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `plain` made of numbers, read back: null is NaN."""
+    """Read numbers back that `to_json` wrote: null is NaN."""
     if isinstance(value, dict):
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):

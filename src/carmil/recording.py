@@ -1,7 +1,7 @@
-"""What a GPU is asked for again and again, recorded as a CUDA graph.
+"""Repeated GPU work, recorded as CUDA graphs.
 
-A pass is hundreds of operations, which take longer to ask for than to compute unless bags and population are large. What comes
-again is run the first time, recorded the second, and replayed from then on.
+A pass is hundreds of operations, which take longer to launch than to compute unless bags and population are large. Repeated work is
+run the first time, recorded the second time, and replayed from then on.
 """
 
 import threading
@@ -12,18 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_BROKEN: list[torch.cuda.CUDAGraph] = []  # recordings that could not be ended: torch goes on asking after them
-_RECORDING = threading.Lock()  # meanwhile torch can give no memory back, whichever thread asks for it
+_BROKEN: list[torch.cuda.CUDAGraph] = []  # captures that could not be ended: torch still refers to them
+_RECORDING = threading.Lock()  # held during a capture, in which no thread may release memory
 
-_MINE = threading.local()  # the streams of each thread
+_THREAD = threading.local()  # the streams of each thread
 
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Calling it does the work again, on whatever lies by now where it read when it was recorded: keep that. The next call
-    overwrites its result."""
+    """Calling it repeats the work on the current content of the memory that it read when it was recorded; keep that memory.
+
+    The next call overwrites its result.
+    """
 
     graph: torch.cuda.CUDAGraph
     outputs: Tensor
@@ -34,17 +36,17 @@ class Recording:
 
 
 class Recorder:
-    """Recordings that share their memory, since one is replayed at a time. `full`: it does not suffice for another one."""
+    """Recordings that share their memory, since one is replayed at a time. `full`: there is no memory for another one."""
 
     def __init__(self) -> None:
         self.full = False
         self._pool: Any = None
 
     def record(self, work: Callable[[], Tensor]) -> Recording | None:
-        """The work, which must have been done before, recorded and not done; None if memory does not suffice."""
+        """Record the work, which must have been run before, without running it; None if memory does not suffice."""
         for _ in range(2):
             try:
-                return self._recorded(work)
+                return self._capture(work)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -52,10 +54,10 @@ class Recorder:
         self.full = True
         return None
 
-    def _recorded(self, work: Callable[[], Tensor]) -> Recording:
+    def _capture(self, work: Callable[[], Tensor]) -> Recording:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        # One stream for all: what was used on one is kept for that one, and would be taken anew for another.
+        # One stream for all recordings: torch's allocator caches memory per stream.
         graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), thread_stream("recording")
         side.wait_stream(here)
         with _RECORDING, torch.cuda.stream(side):
@@ -63,7 +65,7 @@ class Recorder:
             try:
                 outputs = work()
             except BaseException:
-                try:  # a recording left open would spoil everything after it
+                try:  # an open capture would break all later work
                     graph.capture_end()
                 except RuntimeError:
                     _BROKEN.append(graph)
@@ -74,25 +76,25 @@ class Recorder:
 
 
 def release_cached_memory() -> None:
-    """Gives memory of the GPU back that torch keeps and nothing uses: trainings that have ended leave most of theirs so."""
+    """Release GPU memory that torch caches and nothing uses, such as that of finished trainings."""
     with _RECORDING:
-        if not _BROKEN:  # to torch, these are being recorded still
+        if not _BROKEN:  # torch considers these as being captured
             torch.cuda.empty_cache()
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Is it memory that does not suffice, the GPU's or the machine's? Drivers and libraries say so in their own words."""
+    """Whether the error is a shortage of memory, of the GPU or the machine, in the words of any driver or library."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
 def thread_stream(use: str) -> "torch.cuda.Stream":
     """Return this thread's stream for `use` on the current GPU: always the same one.
 
-    torch hands out the same 32 streams again and again. Threads that took a new one for every purpose would share one, and the
-    operations of one thread would become part of what another records.
+    torch reuses a pool of 32 streams. If threads took a new one each time, two of them would share a stream, and the operations of
+    one thread would become part of the other's recording.
     """
-    mine: dict[tuple[str, int], torch.cuda.Stream] = _MINE.__dict__.setdefault("streams", {})
+    streams: dict[tuple[str, int], torch.cuda.Stream] = _THREAD.__dict__.setdefault("streams", {})
     key = (use, torch.cuda.current_device())
-    if key not in mine:
-        mine[key] = torch.cuda.Stream()
-    return mine[key]
+    if key not in streams:
+        streams[key] = torch.cuda.Stream()
+    return streams[key]

@@ -1,4 +1,4 @@
-"""A table of results, for the terminal, for a document, for a page."""
+"""A table of results for the terminal, for markdown and for HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Cells are text already; the first `names` columns name a line, the others are figures."""
+    """A table of text. The first `names` columns name a row, the others are figures."""
 
     title: str
     heads: tuple[str, ...]

@@ -1,3 +1,3 @@
-"""What the truth about an instance can be, as a number: 1 speaks for the class, 0 for nothing, -1 against it."""
+"""Values of the truth about an instance: 1 is evidence for the class, -1 against it, 0 neither."""
 
-UNKNOWN = -128  # nobody knows
+UNKNOWN = -128  # not annotated

@@ -1,7 +1,7 @@
-"""Files that others wrote: they may be cut short, damaged, or made to do harm.
+"""Reading of files from others, which may be truncated, damaged or malicious.
 
-Every reader goes through here, so that whatever a library raises leaves as one `CarmilError` that names the file, and a
-header cannot ask for more memory than its file can fill.
+Every reader uses this module: whatever a library raises becomes one `CarmilError` that names the file, and no header can request
+more memory than its file can fill.
 """
 
 import difflib
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AGAIN = "it may be cut short or damaged; copy or extract it again"
-MOST_UNFOLDED = 100  # features do not compress a hundredfold; a bomb does
-HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # an escape that is one only beside another: \ud83d\ude00
-SMALL = 64 * 2**20  # bytes that may unfold from next to nothing, e.g. labels that are all zero
+AGAIN = "it may be truncated or damaged; copy or extract it again"
+MOST_UNFOLDED = 100  # features do not compress a hundredfold; a decompression bomb does
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # one half of a surrogate pair: \ud83d\ude00
+SMALL = 64 * 2**20  # bytes that are always allowed, e.g. labels that are all zero
 
 
 @contextmanager
 def one_line_errors(path: Path, advice: str = AGAIN, *, streams: bool = False) -> Iterator[None]:
     """Turn every error raised while a library reads `path` into one `CarmilError`.
 
-    Pipes and devices are refused, which a reader might wait for without end, unless `streams` may be meant.
+    Pipes and devices, on which a reader might wait forever, are refused unless `streams` is true.
 
-    The libraries document no list of what they raise on garbage (observed: OSError, KeyError, ValueError, RuntimeError,
+    The libraries do not document what they raise on invalid files (observed: OSError, KeyError, ValueError, RuntimeError,
     EOFError, IndexError, OverflowError, AssertionError, BadZipFile, SafetensorError, zlib.error, SyntaxError, ...).
-    Wrap the library's call in it, not our own logic.
+    Wrap only the call of the library, not our own code.
     """
     try:
         if not streams:
@@ -44,23 +44,23 @@ def one_line_errors(path: Path, advice: str = AGAIN, *, streams: bool = False) -
     except CarmilError:
         raise
     except FileNotFoundError as error:
-        raise CarmilError(f"{path} is not there: it was moved or deleted, or a link leads nowhere") from error
+        raise CarmilError(f"{path} does not exist: it was moved or deleted, or is a broken link") from error
     except PermissionError as error:
-        raise CarmilError(f"{path} may not be read by this user: change its permissions (chmod u+r)") from error
+        raise CarmilError(f"{path} is not readable by this user: change its permissions (chmod u+r)") from error
     except MemoryError as error:
-        raise CarmilError(f"{path} asks for more memory than there is: {advice}") from error
+        raise CarmilError(f"{path} needs more memory than there is: {advice}") from error
     except Exception as error:
         raise CarmilError(f"{path} cannot be read ({short_message(error)}): {advice}") from error
 
 
 def check_not_stream(path: Path) -> None:
-    """Refuse a pipe, socket or device; what is not there passes."""
+    """Refuse a pipe, socket or device; a missing file passes."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise CarmilError(f"{path} is a pipe, socket or device: expected a file; save the data in one")
+        raise CarmilError(f"{path} is a pipe, socket or device: expected a file; save the data to one")
 
 
 def short_message(error: BaseException) -> str:
-    """The library's own message on one line of bounded length."""
+    """Return the message of a library on one line of bounded length."""
     words = " ".join(str(error).split())
     if "int_max_str_digits" in words:
         words = "a whole number of too many digits"
@@ -68,36 +68,38 @@ def short_message(error: BaseException) -> str:
 
 
 def check_declared_size(where: str, declared: int, limit: int) -> None:
-    """Refuse `declared` bytes of values where the file can hold `limit` at most, before memory is taken."""
+    """Refuse `declared` bytes of values if the file can hold at most `limit`, before memory is allocated."""
     if declared > limit:
-        raise CarmilError(f"{where} declares {declared:,} bytes, and the file holds {limit:,} at most: {AGAIN}")
+        raise CarmilError(f"{where} declares {declared:,} bytes, but the file holds at most {limit:,}: {AGAIN}")
 
 
 def read_json(path: Path, advice: str = AGAIN) -> Any:
-    """The content of a JSON file, with or without a byte order mark."""
+    """Return the content of a JSON file, with or without a byte order mark."""
     with one_line_errors(path, advice):
         text = path.read_text(encoding="utf-8-sig")
         try:
             found = json.loads(text, parse_int=_whole_number)
             if HALF_CHARACTER.search(text):
-                json.dumps(found, ensure_ascii=False).encode()  # half a character is no text: no table can hold it
+                json.dumps(
+                    found, ensure_ascii=False
+                ).encode()  # half a surrogate pair is not text: no table can store it
         except RecursionError:
-            raise CarmilError(f"{path} is nested too deeply to be read: {advice}") from None
+            raise CarmilError(f"{path} is nested too deeply: {advice}") from None
         return found
 
 
 def _whole_number(digits: str) -> int:
-    """A whole number of 64 bits: no library takes longer ones, and some take minutes to read them."""
+    """Parse a 64-bit integer: no library accepts longer ones, and some take minutes to read them."""
     if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
         raise ValueError("a whole number of too many digits")
     return number
 
 
 def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
-    """The table of a Parquet file. Every column has a name of its own, and no lists or structs.
+    """Return the table of a Parquet file. Column names must be unique, and no column may hold lists or structs.
 
-    A file repeats a value, or a word of its dictionary, as often as it likes: what that unfolds to is counted before memory is
-    taken. What the file says of its column chunks is not looked at: pyarrow ends the process where that is damaged.
+    A file can repeat a value or a dictionary word any number of times, so the decoded size is checked before memory is allocated.
+    The statistics of column chunks are not used: pyarrow aborts the process if they are damaged.
     """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -112,7 +114,7 @@ def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
                 raise CarmilError(f"{path} has the column {describe_value(twice)} twice: {advice}")
             for field in file.schema_arrow:
                 if kinds.is_nested(field.type):
-                    raise CarmilError(f"{path}: {field.name} holds {field.type}: expected numbers or words; {advice}")
+                    raise CarmilError(f"{path}: {field.name} holds {field.type}: expected numbers or text; {advice}")
             words = [field.name for field in file.schema_arrow if _is_words(field.type)]
         table = pq.read_table(path, read_dictionary=words)
         for at, field in enumerate(table.schema):
@@ -124,7 +126,7 @@ def read_parquet(path: Path, advice: str = AGAIN) -> "pa.Table":
             ]
             check_declared_size(f"{path}: {field.name}", sum(lengths), limit)
             table = table.set_column(at, field.name, column.cast(field.type.value_type))
-        table.validate(full=True)  # that words are UTF-8, among other things
+        table.validate(full=True)  # among other things, that text is UTF-8
         return table
 
 
@@ -135,21 +137,21 @@ def _is_words(kind: "pa.DataType") -> bool:
 
 
 def parse_as(value: Any, kind: type[T], where: str, advice: str = "") -> T:
-    """Return a value of JSON or YAML as `kind`, a dataclass, TypedDict or plain type; refuse it where it does not fit.
+    """Return a value of JSON or YAML as `kind`, a dataclass, TypedDict or plain type; refuse it if it is invalid.
 
-    `where` begins the message, which names the place of the first value that does not fit, what it is and what was expected.
-    Types are strict (true is no number, 1 is no text), numbers are finite, and keys that `kind` does not have are ignored.
+    The message begins with `where` and names the first invalid value and what was expected. Types are strict (true is not a number,
+    1 is not text), numbers are finite, and unknown keys are ignored.
     """
     from pydantic import TypeAdapter, ValidationError
 
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
-        raise CarmilError(f"{where}: it holds NaN or an infinite number{_then(advice)}") from None
+        raise CarmilError(f"{where}: it contains NaN or an infinite number{_then(advice)}") from None
     except TypeError:
-        raise CarmilError(
-            f"{where}: expected text, numbers, lists and objects, and found {_odd(value) or 'a key that is no text'}{_then(advice)}"
-        ) from None
+        found = _foreign(value) or "a key that is not text"
+        expected = "expected text, numbers, lists and objects"
+        raise CarmilError(f"{where}: {expected}, and found {found}{_then(advice)}") from None
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -167,16 +169,16 @@ def validated(value: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 def read_json_as(path: Path, kind: type[T], words: str = "cannot be read", advice: str = AGAIN) -> T:
-    """Return the content of a JSON file as `kind`, see `parsed`; `words` say of the file what is wrong."""
+    """Return the content of a JSON file as `kind`, see `parse_as`; `words` describe the problem of the file."""
     return parse_as(read_json(path, advice), kind, f"{path} {words}", advice)
 
 
-def _odd(value: Any) -> str:
-    """What JSON does not know in a value of YAML: a date, say, or a key that is no text."""
+def _foreign(value: Any) -> str:
+    """Describe the first value of YAML that JSON does not have, such as a date."""
     if isinstance(value, dict):
-        return next((_odd(item) for item in value.values() if _odd(item)), "")
+        return next((_foreign(item) for item in value.values() if _foreign(item)), "")
     if isinstance(value, list):
-        return next((_odd(item) for item in value if _odd(item)), "")
+        return next((_foreign(item) for item in value if _foreign(item)), "")
     return "" if isinstance(value, str | int | float | types.NoneType) else describe_value(value)
 
 
@@ -185,7 +187,7 @@ def _then(advice: str) -> str:
 
 
 def _problem(error: "ValidationError", value: Any) -> str:
-    """The first problem in words: its place, what is there, what was expected (of a union: any of its kinds)."""
+    """Describe the first problem: its place, the value, and what was expected (for a union, any of its types)."""
     problems: dict[str, list[str]] = {}
     found: dict[str, str] = {}
     for one in error.errors(include_url=False):
@@ -217,7 +219,7 @@ def _choice(expected: str, value: Any) -> str:
 
 
 def _lowered(message: str) -> str:
-    """A message of pydantic as it stands after "expected"."""
+    """Turn a message of pydantic into the words after "expected"."""
     for begin in ("Input should be ", "Value error, ", "Input should "):
         message = message.removeprefix(begin)
     return message[:1].lower() + message[1:]
@@ -240,7 +242,7 @@ _EXPECTED = {
 
 
 def describe_value(value: Any) -> str:
-    """A value for a message: words and numbers as they are, of anything else the kind."""
+    """Describe a value in a message: text and numbers themselves, otherwise the type."""
     if isinstance(value, int) and abs(value) >= 2**63:
         return "a whole number of too many digits"
     if isinstance(value, str | int | float | types.NoneType):

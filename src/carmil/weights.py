@@ -1,4 +1,4 @@
-"""Weights of networks, out of files that somebody else wrote. No pickle is ever executed."""
+"""Weights of networks, read from files of others. No pickle is ever executed."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from carmil.errors import CarmilError
 from carmil.files import atomic_file
 
-_AROUND = ("state_dict", "model")  # what the tensors may be wrapped in
+_AROUND = ("state_dict", "model")  # keys that may contain the state dict
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict of a .safetensors file, or of one that torch.save wrote (.pt, .pth, .bin)."""
+    """Read a state dict from a .safetensors file, or from one that torch.save wrote (.pt, .pth, .bin)."""
     if not path.is_file():
         raise CarmilError(f"{path} is not a file: expected weights (.safetensors, .pt, .pth or .bin)")
     try:
@@ -26,7 +26,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         for name in _AROUND:
             state = state[name] if isinstance(state.get(name), dict) else state
         if not state or not all(isinstance(value, Tensor) for value in state.values()):
-            raise TypeError("it holds other things than tensors")
+            raise TypeError("it contains values that are not tensors")
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CarmilError(f"{path} cannot be read as weights ({reason}): expected a state dict of tensors") from error
@@ -34,7 +34,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, str] | None = None) -> None:
-    """A .safetensors file that appears whole; the only place that writes one. words: its metadata."""
+    """Write a .safetensors file atomically; the only function that writes one. words: its metadata."""
     from safetensors.torch import save_file
 
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -43,7 +43,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str,
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Eight letters that change with any weight, whatever file it came in."""
+    """Return eight characters that depend on all weights, and not on the file they came from."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if not name.endswith("num_batches_tracked"):

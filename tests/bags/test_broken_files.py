@@ -508,7 +508,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refused)  # root may read everything, so chmod proves nothing there
-    with pytest.raises(CarmilError, match=r"s\.npy may not be read by this user"):
+    with pytest.raises(CarmilError, match=r"s\.npy is not readable by this user"):
         read_bag(source)
 
 

@@ -400,7 +400,7 @@ def test_a_second_build_into_one_store_is_refused_and_the_first_goes_on(features
 
     def second(done, total):
         with pytest.raises(
-            CarmilError, match=r"store is being written by process \d+ .*: wait until it has ended"
+            CarmilError, match=r"store is being written by process \d+ .*: wait until it ends"
         ) as error:
             build_store(features, tmp_path / "store")
         refused.append(error)
@@ -441,7 +441,7 @@ def test_a_store_that_does_not_fit_on_the_disk_names_the_file_and_can_be_built_l
         (lambda facts: facts["bags"][0].update(vanished=7), "bags[0].vanished is 7: expected less"),
         (lambda facts: facts.update(bags={}), "bags is an object: expected a list"),
         (lambda facts: facts["bags"][0].update(rows=-3), "bags[0].rows is -3: expected greater"),
-        (lambda facts: facts["bags"][0].update(rows=1e400), "it holds NaN or an infinite number"),
+        (lambda facts: facts["bags"][0].update(rows=1e400), "it contains NaN or an infinite number"),
         (lambda facts: facts["bags"][0].update(id=None), "bags[0].id is None: expected text"),
         (lambda facts: facts["bags"][0].update(id="01"), "two bags of one name"),
         (lambda facts: facts["bags"][0].update(unit="furlong"), "unit is 'furlong'"),

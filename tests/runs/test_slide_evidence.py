@@ -79,7 +79,7 @@ def test_a_file_says_the_answer_its_probability_the_label_and_the_rule(tmp_path)
         ('{"line": {"p_a": [1]}}', {}, "line.p_a is a list"),
         ('{"coordinate_unit": 3}', {}, "coordinate_unit is 3: expected text"),
         (None, {"x": ["a", "b"]}, "x holds object: expected numbers"),
-        (None, {"u": [[1], [2]]}, "u holds list<element: int64>: expected numbers or words"),
+        (None, {"u": [[1], [2]]}, "u holds list<element: int64>: expected numbers or text"),
         (None, {"evidence_a": [b"a", b"b"]}, "evidence_a holds object: expected numbers"),
         (None, {"u": pa.array([1, 2], pa.timestamp("s"))}, "expected numbers"),
     ],

@@ -361,6 +361,6 @@ def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, 
 def test_a_second_training_into_one_folder_is_refused(files, tmp_path):
     with (
         folder_lock(tmp_path / "run" / "checkpoint.lock", tmp_path / "run"),
-        pytest.raises(CarmilError, match=r"run is being written by process \d+ .*: wait until it has ended"),
+        pytest.raises(CarmilError, match=r"run is being written by process \d+ .*: wait until it ends"),
     ):
         run_study(files.settings(tmp_path / "run"))
