@@ -36,12 +36,12 @@ def machine_line() -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Convert dataclasses to objects, tensors to nested lists, and NaN and infinity, which JSON does not have, to null."""
+    """Convert dataclasses to objects, tensors and arrays to nested lists, and NaN and infinity, which JSON does not have, to null."""
     if is_dataclass(value) and not isinstance(value, type):
         return to_json(asdict(value))
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor | np.ndarray):
         return to_json(value.tolist())
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]

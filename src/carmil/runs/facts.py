@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from carmil.bags.geometry import TileGeometry
 
+WIDEST = 2**24  # features per tile
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -25,9 +26,9 @@ class Data:
     any fold, with a short checksum of their features; None in runs of 0.1.0.
     """
 
-    fingerprint: str
+    fingerprint: Annotated[str, Field(validation_alias="data")]
     store: str
-    width: int
+    width: Annotated[int, Field(ge=1, le=WIDEST)]
     classes: tuple[str, ...]
     slides: Count
     patients: Count
@@ -61,7 +62,9 @@ class FoldModel:
     rule: str | None = None
     validation_sensitivity: Number = math.nan
     validation_specificity: Number = math.nan
-    threshold_said: str | None = None
+    threshold_note: Annotated[str | None, Field(validation_alias=AliasChoices("threshold_note", "threshold_said"))] = (
+        None
+    )
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from carmil.models.contract import BagModel
 from carmil.models.scaled_model import ScaledModel
 from carmil.provenance import config_key
 from carmil.runs.decision import Decision
-from carmil.runs.facts import Count, Data, FoldModel, Learning, Metrics
+from carmil.runs.facts import Data, FoldModel, Learning, Metrics
 from carmil.runs.settings import WHERE, Settings, Value, current_names
 from carmil.training.population import Member, Population
 from carmil.untrusted import check_not_stream, one_line_errors, parse_as, read_json, read_json_as, read_parquet
@@ -44,14 +44,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TRAIN_AGAIN = "remove the run and train again"
-WIDEST = 2**24  # features per tile
 SHORT = 16  # letters of a slide's checksum that a run keeps
 # Settings that are paths: where data lie does not make a run another one.
 PATHS = ("bags", "labels", "splits", "warm_start")
-DATA = (  # fields of `Data` that are keys of run.json
-    *("store", "store_type", "trained_on", "truth", "encoder", "pooling", "width", "classes", "slides", "patients"),
-    *("class_counts", "splits"),
-)
 # What makes a run or a sweep another one.
 KEYED = ("data", "truth", "classes", "splits", "warm_start", "over")
 
@@ -254,28 +249,15 @@ def finished(folder: Path) -> bool:
     return (folder / "metrics.json").is_file()
 
 
-@dataclass(frozen=True)
-class _RunFile:
+@dataclass(frozen=True, kw_only=True)
+class _RunFile(Data):
     """run.json."""
 
     carmil: str
     key: str
     machine: Mapping[str, str]
     settings: dict[str, Value]
-    data: str
-    store: str
-    width: int
-    classes: tuple[str, ...]
-    slides: Count
-    patients: Count
-    class_counts: tuple[Count, ...]
-    splits: tuple[tuple[tuple[int, ...], ...], ...]
     said: tuple[str, ...]
-    truth: str | None = None
-    encoder: str | None = None
-    pooling: str | None = None
-    store_type: str | None = None
-    trained_on: Mapping[str, str] | None = None
     tile_pixels: int | None = None
     tile_mpp: float | None = None
 
@@ -328,16 +310,13 @@ def _data(facts: _RunFile, path: Path) -> Data:
     classes, splits = facts.classes, facts.splits
     if len(set(classes)) != len(classes) or len(classes) < 2 or len(facts.class_counts) != len(classes):
         raise CarmilError(f"{path}: classes and class_counts do not fit: expected two or more different classes")
-    if not 1 <= facts.width <= WIDEST:
-        raise CarmilError(f"{path}: width is {facts.width}: expected 1 to {WIDEST:,}")
     if not splits or any(not division or len(division) != len(splits[0]) or not all(division) for division in splits):
         raise CarmilError(f"{path}: splits are empty or of different lengths: {TRAIN_AGAIN}")
     try:
         geometry = TileGeometry(facts.tile_pixels, facts.tile_mpp)
     except ValueError as error:
         raise CarmilError(f"{path}: {error}") from None
-    same = {name: getattr(facts, name) for name in DATA}
-    return Data(fingerprint=facts.data, geometry=geometry, **same)
+    return Data(**{field.name: getattr(facts, field.name) for field in fields(Data)} | {"geometry": geometry})
 
 
 def _metrics(raw: Any, path: Path, words: str) -> Metrics:

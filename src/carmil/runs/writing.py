@@ -12,7 +12,7 @@ from carmil.errors import CarmilError
 from carmil.files import atomic_file, write_text
 from carmil.provenance import machine, to_json
 from carmil.runs.facts import Data, FoldModel, Metrics, Spread
-from carmil.runs.run import DATA, PATHS, TRAIN_AGAIN, key_of
+from carmil.runs.run import PATHS, TRAIN_AGAIN, key_of
 from carmil.runs.settings import Settings, Value
 from carmil.training.history import History
 from carmil.training.population import Population
@@ -57,7 +57,7 @@ def begin_run(
     """
     facts = {
         "data": data.fingerprint,
-        **{name: getattr(data, name) for name in DATA},
+        **{name: value for name, value in vars(data).items() if name not in ("fingerprint", "geometry")},
         "tile_pixels": data.geometry.tile_pixels,
         "tile_mpp": data.geometry.tile_mpp,
         "warm_start": warm_start,

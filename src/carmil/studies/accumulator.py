@@ -4,10 +4,9 @@ e maps, b slides, S steps, k classes, r random orders, t twins: copies of a mode
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from carmil.runs.facts import SlideMean
@@ -70,17 +69,18 @@ class Accumulator:
         self.random_answers[:, where] += at_random.numpy()
         self.twins[:, where] += twins.numpy()[:, :, None]
 
-    def kept(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
-        figures = {name: [self._sums[name].tolist(), self._counts[name].tolist()] for name in self._sums}
-        return {"figures": figures, **{name: getattr(self, name).tolist() for name in SLIDES_ARE}}
+    def state(self) -> dict[str, Floats]:
+        """Everything, by name."""
+        sums = {f"{name} sum": values for name, values in self._sums.items()}
+        counts = {f"{name} count": values for name, values in self._counts.items()}
+        return {**{name: getattr(self, name) for name in SLIDES_ARE}, **sums, **counts}
 
-    def take(self, where: NDArray[np.int64], kept: Mapping[str, Any]) -> None:
-        """What was kept of some slides, put where they stand among these."""
+    def add_state(self, where: NDArray[np.int64], state: Mapping[str, ArrayLike]) -> None:
+        """Add the state of another accumulator, whose slides are at `where` among these."""
         for name, axis in SLIDES_ARE.items():
-            getattr(self, name)[(slice(None),) * axis + (where,)] += np.asarray(kept[name])
-        for name, (sums, counts) in kept["figures"].items():
-            self._add(name, where, np.asarray(sums), np.asarray(counts))
+            getattr(self, name)[(slice(None),) * axis + (where,)] += np.asarray(state[name])
+        for name in [name.removesuffix(" sum") for name in state if name.endswith(" sum")]:
+            self._add(name, where, np.asarray(state[f"{name} sum"]), np.asarray(state[f"{name} count"]))
 
     def figures(self, patients: Sequence[str]) -> list[dict[str, SlideMean]]:
         """Of each map, by name: the mean over the slides of the mean over their models."""

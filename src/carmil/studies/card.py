@@ -140,7 +140,7 @@ def choices(run: Run) -> ResultTable:
         heads += ["threshold", "sensitivity there", "specificity there"]
     if abstains:
         heads.append("no answer if nearer than")
-    if any(model.threshold_said for model in run.models):
+    if any(model.threshold_note for model in run.models):
         heads.append("remark")
     lines = []
     for fold, model in zip(run.tested_folds, run.models, strict=True):
@@ -152,7 +152,7 @@ def choices(run: Run) -> ResultTable:
         if abstains:
             cells.append(_number(model.abstain_below))
         if "remark" in heads:
-            cells.append(model.threshold_said or "–")
+            cells.append(model.threshold_note or "–")
         lines.append(tuple(cells))
     return ResultTable("What each model chose", tuple(heads), tuple(lines), names=1 + len(named))
 

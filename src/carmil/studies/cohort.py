@@ -73,12 +73,12 @@ class Cohort:
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What a study works on: its cohort, the folds, `roles` (d, f, b) as `roles_of` gives them, and all that was said."""
+    """What a study works on: its cohort, the folds, `roles` (d, f, b) as `roles_of` gives them, and what was noted on the way."""
 
     cohort: Cohort
     splits: list[Splits]
     roles: Tensor
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
     @property
     def divisions(self) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -8,7 +8,6 @@ OUT/asked/RUN-i.json   what the i-th group of models gave, those that were teste
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from carmil.runs.compute_once import compute_once
 from carmil.runs.faithfulness import MapFaithfulness, RemovalFigures, RunFaithfulness
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.studies import faithfulness_probe
-from carmil.studies.accumulator import Accumulator
+from carmil.studies.accumulator import Accumulator, Floats
 from carmil.studies.decisions import decision_of
 from carmil.studies.faithfulness_probe import TWINS, ProbeSettings, probe
 from carmil.studies.subjects import Subject, check_complete, group_by_models, open_run_store, own_subjects, pack_bags
@@ -117,14 +116,17 @@ def _measure_run(
     with count_progress(f"asking {name}", "answers") as on_answers:
         for i, (rows, group) in enumerate(group_by_models(subjects).items()):
 
-            def measure(rows: tuple[int, ...] = rows, group: list[Subject] = group, done: int = done) -> dict[str, Any]:
+            def measure(
+                rows: tuple[int, ...] = rows, group: list[Subject] = group, done: int = done
+            ) -> dict[str, Floats]:
                 members = {row: population.member(row) for row in rows}
                 return _group(run, members, bags, group, probe_settings, lambda more: on_answers(done + more, total))
 
             where = np.array([at[subject.slide] for subject in group])
             mine = key | {"models": rows, "slides": [subject.slide for subject in group]}
-            found, _ = compute_once(cache / f"{safe_name(name)}-{i}.json", mine, measure, device=device)
-            accumulator.take(where, found)
+            path = cache / f"{safe_name(name)}-{i}.json"
+            found, _ = compute_once(path, mine, measure, device=device, kind=dict[str, list])
+            accumulator.add_state(where, found)
             done += len(rows) * len(group)
             on_answers(done, total)
     return _summarise(run, name, probe_settings.methods, accumulator, labels, patients)
@@ -148,7 +150,7 @@ def _group(
     group: Sequence[Subject],
     probe_settings: ProbeSettings,
     on_answers: Callable[[int], None],
-) -> dict[str, Any]:
+) -> dict[str, Floats]:
     """What some models gave that were tested on the same slides; every model has twins of its own."""
     accumulator, done = _empty(run, len(group), probe_settings), 0
     at = {subject.slide: i for i, subject in enumerate(group)}
@@ -165,7 +167,7 @@ def _group(
             alike = stability(torch.stack(every), part.offsets)
             accumulator.add("stability", where, alike.spearman.mean(0).T)
             accumulator.add("overlap", where, alike.overlap.mean(0).T)
-    return accumulator.kept()
+    return accumulator.state()
 
 
 def _summarise(

@@ -101,7 +101,7 @@ def run_together(
     """
     configure_process()
     data = _data(material)
-    keys = [begin_run(study.out, study, data, warm_start=_start_of(study), notes=material.said) for study in studies]
+    keys = [begin_run(study.out, study, data, warm_start=_start_of(study), notes=material.notes) for study in studies]
     where = Checkpoint(checkpoint, config_key({"studies": keys}))
     if not all(finished(study.out) for study in studies):
         with folder_lock(checkpoint.with_suffix(".lock"), checkpoint.parent):
