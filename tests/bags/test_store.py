@@ -399,9 +399,7 @@ def test_a_second_build_into_one_store_is_refused_and_the_first_goes_on(features
     refused = []
 
     def second(done, total):
-        with pytest.raises(
-            CarmilError, match=r"store is being written by process \d+ .*: wait until it ends"
-        ) as error:
+        with pytest.raises(CarmilError, match=r"store is being written by process \d+ .*: wait until it ends") as error:
             build_store(features, tmp_path / "store")
         refused.append(error)
 
