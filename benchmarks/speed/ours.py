@@ -80,7 +80,7 @@ def our_step(
                 fed.rows,
                 share,
                 learners,
-                feeder.like(positions) if recorded else None,
+                feeder.graph_key(positions) if recorded else None,
             )
             for positions, fed in zip(plan, feeder.feed(plan), strict=True)
         ]

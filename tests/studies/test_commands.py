@@ -778,4 +778,4 @@ def test_features_that_are_no_numbers_get_no_answer(trained, tmp_path, said, com
     path.write_bytes(np.full(path.stat().st_size // 4, np.nan, dtype=np.float32).tobytes())
     words = (command, str(trained / "abmil"), "--bags", str(store.path), "--out", str(tmp_path / "out"))
     status, _, error = said(*words, "--device", "cpu")
-    assert status == 2 and "'000-0' has an answer that is not a number" in error
+    assert status == 2 and "'000-0' has a prediction that is not a number" in error

@@ -108,9 +108,9 @@ class Killer(threading.Thread):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:9", "--cluster 127.0.0.1:9: nobody answers there"),
-        ("nowhere.invalid:6379", "--cluster nowhere.invalid:6379: nobody answers there"),
-        ("127.0.0.1:123456", "nobody answers there"),
+        ("127.0.0.1:9", "--cluster 127.0.0.1:9: nothing answers there"),
+        ("nowhere.invalid:6379", "--cluster nowhere.invalid:6379: nothing answers there"),
+        ("127.0.0.1:123456", "nothing answers there"),
         ("ray://head:10001", "expected host:port"),
         ("head", "expected host:port"),
     ],
@@ -178,7 +178,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
     killer.start()
     try:
         with connected(nodes.address) as ray:
-            cluster = Cluster(ray, bags, say=said.append, on_part=lambda *told: counts.append(told))
+            cluster = Cluster(ray, bags, log=said.append, on_part=lambda *told: counts.append(told))
             assert cluster.at_most(8) == 4
             found = trained(bags(), lasting, at_most=4, engine=cluster, checkpoint=where)
     finally:
@@ -191,9 +191,9 @@ def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
     assert torch.equal(found.history.validation, local.history.validation)
     assert torch.equal(found.history.best_epoch, local.history.best_epoch)
     assert found.select().models == local.select().models
-    assert said[0] == "parts to train: 2, on cpu; nodes of the cluster: 3"
+    assert said[0] == "training 2 parts on cpu; nodes in the cluster: 3"
     # Ray may tell of the lost node only after the last part has ended.
-    assert said[1:] in ([], ["nodes lost: 1 of 3; what they trained goes on elsewhere"])
+    assert said[1:] in ([], ["nodes lost: 1 of 3; their parts resume elsewhere"])
     assert counts == [(0, 2), (1, 2), (2, 2)]
 
 

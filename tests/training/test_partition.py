@@ -181,7 +181,7 @@ def test_parts_of_another_training_are_refused(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     train = partial(fit_in_parts, population(), bags(), roles(), Recipe(epochs=1), at_most=5)
     train(checkpoint=Checkpoint(path, "mine"))
-    with pytest.raises(CarmilError, match="is of another training"):
+    with pytest.raises(CarmilError, match="belongs to another training"):
         train(checkpoint=Checkpoint(path, "theirs"))
 
 
@@ -189,7 +189,7 @@ def test_a_folder_that_is_not_seen_is_named(tmp_path):
     where = Checkpoint(tmp_path / "nowhere" / "checkpoint.safetensors", "mine")
     part = Part(torch.tensor([0, 1]), population().subset(torch.tensor([0, 1])), roles()[:2], RECIPE, where)
     with pytest.raises(
-        CarmilError, match=r"checkpoint.parts is not there: a run's folder must lie where every machine"
+        CarmilError, match=r"checkpoint.parts does not exist here: put the run's folder where every training machine"
     ):
         part.train(bags(), "cpu")
 

@@ -251,7 +251,7 @@ def test_warm_start_takes_the_baseline_and_leaves_the_branch():
         (lambda: Recipe(optimizer="lion"), "unknown optimizer 'lion'"),
         (lambda: fit(population(MEMBERS), bags(), roles(30), QUICK), "expected (4 models, 40 bags)"),
         (lambda: fit(population(MEMBERS), bags(), torch.full((40,), TRAIN), QUICK), "model 0 has no validation bag"),
-        (lambda: population(MEMBERS).load_state({}), "these weights are of another model"),
+        (lambda: population(MEMBERS).load_state({}), "these weights belong to another model"),
     ],
 )
 def test_what_cannot_be_trained_is_named(make, words):

@@ -30,7 +30,7 @@ def batch(seed: int = 0) -> Batch:
     feeder, chosen = Feeder(bags, torch.device("cpu")), torch.tensor([0])
     (fed,) = feeder.feed([chosen])
     share, learners = torch.ones(2, 1), torch.ones(2, dtype=torch.bool)
-    return Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, feeder.like(chosen))
+    return Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, feeder.graph_key(chosen))
 
 
 def test_where_memory_does_not_suffice_to_record_steps_are_run_as_they_are(monkeypatch):
@@ -64,7 +64,7 @@ def test_what_is_recorded_reads_the_bag_that_is_given(monkeypatch):
     monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(work))
     plain, recorded = stepper(), stepper()
     for seed in (0, 1, 2, 3):
-        given = replace(batch(seed), like="bags of one size")
+        given = replace(batch(seed), graph_key="bags of one size")
         one = plain(given)
         other = recorded(replace(given, features=given.features.as_subclass(SaysItIsOnAGpu)))
         torch.testing.assert_close(torch.as_tensor(other), one)
@@ -76,7 +76,7 @@ def test_passes_of_different_kinds_are_recorded_apart(monkeypatch):
     run, plain = [], Stepper._step
 
     def seen(self, batch):
-        run.append(self._population.passing)
+        run.append(self._population.pass_key)
         return plain(self, batch)
 
     monkeypatch.setattr(Stepper, "_step", seen)

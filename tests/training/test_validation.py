@@ -45,7 +45,7 @@ def test_what_is_replayed_follows_the_weights_and_the_models_that_are_left(monke
     made = []
     monkeypatch.setattr(Recorder, "record", lambda self, work: made.append(Replayed(work)) or made[-1])
     plain, replayed = judges()
-    replayed._comes_again = True
+    replayed._records = True
     for epoch in range(4):
         for judge in (plain, replayed):
             judge.state.population.weights *= 0.9
@@ -69,7 +69,7 @@ def test_where_memory_does_not_suffice_it_is_asked_as_ever(monkeypatch):
 
     monkeypatch.setattr(Recorder, "record", too_much)
     plain, full = judges()
-    full._comes_again = True
+    full._records = True
     for _ in range(4):
         torch.testing.assert_close(full(), plain(), rtol=0, atol=0)
     assert len(tried) == 1
@@ -79,11 +79,11 @@ def test_what_a_recorded_pass_reads_is_kept(monkeypatch):
     """A graph does not own what it reads: memory that was given back would be somebody else's by the next epoch."""
     monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(lambda: torch.zeros(2)))  # forgets the work
     (judge,) = judges(1)
-    judge._comes_again = True
+    judge._records = True
     judge()
-    read = [weakref.ref(tensor) for fed, _ in judge._met.values() for tensor in (fed.rows, fed.labels, fed.offsets)]
+    read = [weakref.ref(tensor) for fed, _ in judge._passes.values() for tensor in (fed.rows, fed.labels, fed.offsets)]
     judge()
     judge()
     gc.collect()
     assert len(read) == 6 and all(one() is not None for one in read)
-    assert [fed.features.untyped_storage().nbytes() for fed, _ in judge._met.values()] == [0, 0]  # features are many
+    assert [fed.features.untyped_storage().nbytes() for fed, _ in judge._passes.values()] == [0, 0]  # features are many

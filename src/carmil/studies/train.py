@@ -233,7 +233,7 @@ def _trained(
     assert cohort.bags.labels is not None
     store = partial(worker_bags, cohort.store.path.absolute(), cohort.store.fingerprint, cohort.bags.labels)
     with connected(settings.cluster) as ray, count_progress(settings.model, "parts") as on_part:
-        cluster = Cluster(ray, store, device=settings.device, say=log, on_part=on_part)
+        cluster = Cluster(ray, store, device=settings.device, log=log, on_part=on_part)
         return train(at_most=settings.models_at_once or cluster.at_most(models), engine=cluster)
 
 

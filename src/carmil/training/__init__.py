@@ -1,4 +1,4 @@
-"""Many models at once: the population, its optimizers, the loop, the folder a run leaves behind."""
+"""Training of many models at once: the population, its optimizers, the loop, and the protocol of folds and seeds."""
 
 from carmil.training.loop import History, fit
 from carmil.training.population import Member, Population

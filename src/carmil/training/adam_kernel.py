@@ -1,4 +1,4 @@
-"""Adam's step of a population as one Triton kernel: every number is read and written once."""
+"""The Adam step of a population as one Triton kernel, which reads and writes every number once."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ def adam(
 ):  # fmt: skip
     """Columns first:first+count of these rows of weights, mean and square (r, width) from their gradient, in place.
 
-    gradient (rows, count). Each row has its own learning rate and has taken `steps` so far; one that is not active stays.
+    gradient (rows, count). Each row has its own learning rate and step count; a row that is not active is left unchanged.
     """
     given = tl.program_id(1)
     model = tl.load(rows + given)

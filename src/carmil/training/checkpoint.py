@@ -1,11 +1,10 @@
-"""Where a training that was killed goes on."""
+"""The checkpoint from which an interrupted training resumes."""
 
 import json
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from carmil.weights import write_tensors
 
 
 class Checkpoint:
-    """A file with everything between two epochs, written whole. `key` says what is trained: another key does not go on.
+    """A file with the state between two epochs. `key` identifies the training: a checkpoint with another key is refused.
 
     `parts` is the folder for the files of a training in parts (carmil.training.partition).
     """
@@ -28,18 +27,18 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def begun(self) -> bool:
-        """Whether there is anything to go on with."""
+        """Whether there is anything to resume from."""
         return self.path.exists() or self.parts.is_dir()
 
     def load(self, state: TrainingState, curves: HistoryBuilder) -> int:
-        """Puts state and curves where they were, and gives the epoch to go on with; 0 if there is no such file."""
+        """Restore state and curves, and return the next epoch; 0 if there is no checkpoint."""
         if not self.path.exists():
             return 0
-        kept, facts = read_keyed(self.path, self.key)
+        tensors, facts = read_keyed(self.path, self.key)
         curves.tables = {
-            name.removeprefix("curve."): kept.pop(name) for name in list(kept) if name.startswith("curve.")
+            name.removeprefix("curve."): tensors.pop(name) for name in list(tensors) if name.startswith("curve.")
         }
-        state.restore(kept)
+        state.restore(tensors)
         return int(facts["epoch"]) + 1
 
     def save_if_due(self, epoch: int, state: TrainingState, curves: HistoryBuilder) -> None:
@@ -56,13 +55,13 @@ class Checkpoint:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-def write_keyed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Tensors and a few facts, among them the `key` of the training they are of, as one file that appears whole."""
+def write_keyed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str | int]) -> None:
+    """Write tensors and facts, among them the `key` of their training, as one file."""
     write_tensors(path, tensors, {"carmil": json.dumps(facts)})
 
 
-def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_keyed` wrote; a file with another key is refused."""
+def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str | int]]:
+    """Read what `write_keyed` wrote; refuse a file with another key."""
     from safetensors import SafetensorError, safe_open
 
     check_not_stream(path)
@@ -70,7 +69,7 @@ def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["carmil"])
             if facts["key"] != key:
-                raise CarmilError(f"{path} is of another training: choose another --out or remove it")
+                raise CarmilError(f"{path} belongs to another training: choose another --out or remove it")
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CarmilError(f"{path} cannot be read ({short_message(error)}): remove it to begin anew") from error
+        raise CarmilError(f"{path} cannot be read ({short_message(error)}): remove it to start again") from error

@@ -1,4 +1,4 @@
-"""Who is still running, since when nothing got better, and the best weights so far. r models."""
+"""Early stopping: which models still run, and the best weights of each so far. r models."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
 
-FEW_ON_A_GPU = 8  # of so few, half are not left out: all steps would be recorded anew, which takes as long as it saves
+FEW_ON_A_GPU = 8  # a population this small is not halved: recording all steps again would cost what halving saves
 
 
 class TrainingState:
-    """Early stopping and best weights of every model; `population` holds those still running, `rows` says which.
+    """Early stopping and best weights of every model. `population` holds the models still running, `rows` their positions.
 
-    `active` says who of them takes steps; `running` is the same where Python can read it for nothing.
+    `active` marks those of them that take steps; `running` is its copy on the CPU.
     """
 
     def __init__(self, population: Population, recipe: Recipe) -> None:
@@ -33,15 +33,15 @@ class TrainingState:
             population.weights, lr, weight_decay=recipe.weight_decay, **options
         )
 
-    def after_epoch(self, epoch: int, judged: Tensor) -> int:
-        """Books the epoch's validation losses (models in the population); says how many models go on."""
+    def after_epoch(self, epoch: int, losses: Tensor) -> int:
+        """Record the validation losses of the models in the population; return how many models continue."""
         rows = self.rows
         self.epochs_run[rows] += self.active.long()
         if epoch >= self.recipe.warmup or epoch == self.recipe.epochs - 1:
-            better = self.active & (judged < self.best_loss[rows])
+            better = self.active & (losses < self.best_loss[rows])
             self.best[rows[better]] = self.population.weights[better]
             self.best_buffers[rows[better]] = self.population.buffers[better]
-            self.best_loss[rows[better]] = judged[better]
+            self.best_loss[rows[better]] = losses[better]
             self.best_epoch[rows[better]] = epoch
             self.waited[rows] = torch.where(better, 0, self.waited[rows] + 1)
             self.active &= self.waited[rows] < self.recipe.patience
@@ -53,36 +53,36 @@ class TrainingState:
         return running
 
     def _compact(self) -> None:
-        """Half of the models have stopped: leave them out. Halving keeps the number of shapes small."""
+        """Drop the models that have stopped. Done at each halving only, to keep the number of shapes small."""
         keep = at_least_two(self.active)
         self.population = self.population.subset(keep)
         self.optimizer.take(keep)
         self.rows, self.active, self.running = self.rows[keep], self.active[keep], self.running[keep.cpu()]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a training which is to go on later must know."""
+        """Everything that a resumed training needs."""
         population = self.population
-        kept = {name: getattr(self, name) for name in _KEPT}
-        kept |= {"weights": population.weights, "buffers": population.buffers, "steps": population.noise.steps}
-        return kept | {f"optimizer.{i}": tensor for i, tensor in enumerate(self.optimizer.state)}
+        tensors = {name: getattr(self, name) for name in _SAVED}
+        tensors |= {"weights": population.weights, "buffers": population.buffers, "steps": population.noise.steps}
+        return tensors | {f"optimizer.{i}": tensor for i, tensor in enumerate(self.optimizer.state)}
 
-    def restore(self, kept: dict[str, Tensor]) -> None:
-        """Takes up where `tensors` was asked."""
-        rows = kept["rows"].to(self.rows.device)
+    def restore(self, saved: dict[str, Tensor]) -> None:
+        """Restore the state that `tensors` returned."""
+        rows = saved["rows"].to(self.rows.device)
         if len(rows) < len(self.rows):
             self.population = self.population.subset(rows)
             self.optimizer.take(rows)
             self.rows, self.active = rows, self.active[rows]
         for name, tensor in self.tensors().items():
-            tensor.copy_(kept[name])
+            tensor.copy_(saved[name])
         self.running = self.active.cpu()
 
 
 def at_least_two(active: Tensor) -> Tensor:
-    """The rows of the active models; if it is one among several, one more. active (r) bool.
+    """The rows of the active models; if only one of several is active, one more. active (r) bool.
 
-    A product for one model alone is computed in another order than the same product in company: with two or more, what a
-    model becomes does not depend on when its neighbours stop.
+    A product for a single model sums in another order than the same product for two or more: with at least two, a model's
+    training does not depend on when the others stop.
     """
     rows = active.nonzero().squeeze(-1)
     if len(rows) == 1 and len(active) > 1:
@@ -90,4 +90,4 @@ def at_least_two(active: Tensor) -> Tensor:
     return rows
 
 
-_KEPT = ("rows", "active", "best", "best_buffers", "best_loss", "best_epoch", "waited", "epochs_run")
+_SAVED = ("rows", "active", "best", "best_buffers", "best_loss", "best_epoch", "waited", "epochs_run")

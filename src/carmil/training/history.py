@@ -1,4 +1,4 @@
-"""Learning curves. r models."""
+"""Learning curves of a population. r models."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,25 @@ from carmil.training.early_stopping import TrainingState
 
 @dataclass(frozen=True)
 class History:
-    """What happened: loss terms by epoch and model, (epochs, r), NaN after a model stopped; and each model's best epoch."""
+    """Loss terms by epoch and model, (epochs, r), NaN after a model stopped; each model's best epoch and number of epochs."""
 
     train: dict[str, Tensor]
     validation: Tensor
     best_epoch: Tensor
     epochs_run: Tensor
 
+    @classmethod
+    def from_tables(cls, tables: dict[str, Tensor], best_epoch: Tensor, epochs_run: Tensor) -> "History":
+        train = {name: table for name, table in tables.items() if name != "validation"}
+        return cls(train, tables["validation"], best_epoch, epochs_run)
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """All curves by name, `validation` among them."""
+        return {**self.train, "validation": self.validation}
+
     def of(self, rows: Tensor) -> "History":
-        """These models' only, as long as the longest of them ran."""
+        """The history of some models, as long as the longest of them ran."""
         run = self.epochs_run[rows]
         last = int(run.max())
         train = {name: table[:last, rows] for name, table in self.train.items()}
@@ -26,23 +36,21 @@ class History:
 
 
 class HistoryBuilder:
-    """A history in the making: tables of all epochs, NaN where nothing is known yet."""
+    """Collects a history: tables of all epochs, NaN in epochs still to come."""
 
     def __init__(self, epochs: int, models: int) -> None:
         self._shape = (epochs, models)
         self.tables: dict[str, Tensor] = {}
 
-    def add(self, epoch: int, losses: dict[str, Tensor], judged: Tensor, rows: Tensor) -> None:
-        """Books an epoch of the models `rows`."""
-        for name, values in {**losses, "validation": judged}.items():
+    def add(self, epoch: int, losses: dict[str, Tensor], validation: Tensor, rows: Tensor) -> None:
+        """Record an epoch of the models `rows`."""
+        for name, values in {**losses, "validation": validation}.items():
             table = self.tables.setdefault(name, torch.full(self._shape, float("nan")))
             table[epoch, rows.cpu()] = values.detach().float().cpu()
 
     def history(self, state: TrainingState) -> History:
         run = state.epochs_run.cpu()
         last = int(run.max())
-        gone = torch.arange(last).unsqueeze(-1) >= run
-        tables = {name: table[:last].masked_fill(gone, float("nan")) for name, table in self.tables.items()}
-        return History(
-            validation=tables.pop("validation"), train=tables, best_epoch=state.best_epoch.cpu(), epochs_run=run
-        )
+        stopped = torch.arange(last).unsqueeze(-1) >= run
+        tables = {name: table[:last].masked_fill(stopped, float("nan")) for name, table in self.tables.items()}
+        return History.from_tables(tables, state.best_epoch.cpu(), run)

@@ -34,26 +34,26 @@ def fit(
     on_epoch: OnEpoch | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> History:
-    """Trains every model on its TRAIN bags and leaves it with the weights of its best epoch on its VALIDATION bags.
+    """Train every model on its TRAIN bags; keep the weights of its best epoch on its VALIDATION bags.
 
     roles (r, b) or (b). After `warmup` epochs a strictly lower mean validation cross-entropy is a new best; `patience`
-    epochs without one, and the model stops. `on_epoch(epoch, mean losses, models still running)` is told of progress.
-    With a `checkpoint`, a training that was killed goes on from it, and on a CPU ends with the same bits.
+    epochs without one, and the model stops. `on_epoch(epoch, mean losses, models still running)` is called after each epoch.
+    With a `checkpoint`, an interrupted training resumes from it, and on a CPU ends with the same bits.
     trained_on (b): the bags that some model of the study trains on; batches are made of these, by default of all bags.
-    A model that never had a finite validation loss is an error: there are no weights of it to keep.
+    A model that never had a finite validation loss is an error: it has no weights to keep.
     """
     roles = _checked_roles(population, bags, roles).cpu()
     configure_process()
     state = TrainingState(population, recipe)
-    judged_by = validation_parts(bags, roles == VALIDATION, population.at_once)
+    parts = validation_parts(bags, roles == VALIDATION, population.instances_per_pass)
     weights = _bag_weights(bags, roles == TRAIN, recipe).to(population.device)
     largest = bags.sizes.topk(min(recipe.batch, len(bags))).indices
     population.smooth_labels(recipe.label_smoothing)
     curves = HistoryBuilder(recipe.epochs, len(population))
-    begun = 0 if checkpoint is None else checkpoint.load(state, curves)
-    with open_feeder(population, bags, [largest, *(part.bags for part in judged_by)]) as feeder:
-        step, judge = Stepper(state), Validator(state, feeder, judged_by)
-        for epoch in range(begun, recipe.epochs):
+    first = 0 if checkpoint is None else checkpoint.load(state, curves)
+    with open_feeder(population, bags, [largest, *(part.bags for part in parts)]) as feeder:
+        step, validate = Stepper(state), Validator(state, feeder, parts)
+        for epoch in range(first, recipe.epochs):
             if not state.running.any():
                 break
             population.train()
@@ -64,36 +64,36 @@ def fit(
                 sums = torch.zeros((), device=population.device)
                 for batch in _batches(feeder, weights[state.rows], state.running, trained_on, recipe, epoch):
                     sums = sums + step(batch)
-                *means, _ = sums / sums[-1]  # no step was taken by a model that has stopped: its losses become NaN
+                *means, _ = sums / sums[-1]  # a stopped model took no step: its losses become NaN
                 losses |= dict(zip(step.terms, means, strict=False))
             population.train(False)
             state.population.begin("validation", epoch)
-            judged = judge()
-            curves.add(epoch, losses, judged, state.rows)
-            running = state.after_epoch(epoch, judged)
+            validation = validate()
+            curves.add(epoch, losses, validation, state.rows)
+            running = state.after_epoch(epoch, validation)
             if on_epoch is not None:
                 on_epoch(epoch, {name: float(value.nanmean()) for name, value in losses.items()}, running)
             if checkpoint is not None:
                 checkpoint.save_if_due(epoch, state, curves)
-    lost = (state.best_epoch < 0).nonzero().flatten().tolist()
-    if lost:
+    failed = (state.best_epoch < 0).nonzero().flatten().tolist()
+    if failed:
         raise CarmilError(
-            f"model {lost[0]} (of {len(lost)} such) never had a finite validation loss: lower its learning rate "
-            f"({population.members[lost[0]].lr:g}) or look at its features"
+            f"model {failed[0]} (of {len(failed)} such) never had a finite validation loss: lower its learning rate "
+            f"({population.members[failed[0]].lr:g}) or check its features"
         )
     population.weights, population.buffers = state.best, state.best_buffers
     return curves.history(state)
 
 
 def _bag_weights(bags: Bags, train: Tensor, recipe: Recipe) -> Tensor:
-    """(r, b) how much a bag counts to a model that trains on it, 0 to the others; balanced: each class alike, in all one a bag."""
+    """(r, b) the weight of a bag for each model that trains on it, 0 for the others; balanced: equal per class, 1 on average."""
     weights = train.float()
     if recipe.class_weights == "balanced":
         assert bags.labels is not None
-        one = one_hot(bags.labels.cpu(), bags.classes)  # (b, k)
-        counts = weights @ one
+        labels = one_hot(bags.labels.cpu(), bags.classes)  # (b, k)
+        counts = weights @ labels
         weights = weights * (
-            (weights.sum(-1, keepdim=True) / (counts > 0).sum(-1, keepdim=True) / counts.clamp_min(1)) @ one.mT
+            (weights.sum(-1, keepdim=True) / (counts > 0).sum(-1, keepdim=True) / counts.clamp_min(1)) @ labels.mT
         )
     return weights
 
@@ -101,10 +101,10 @@ def _bag_weights(bags: Bags, train: Tensor, recipe: Recipe) -> Tensor:
 def _batches(
     feeder: Feeder, weights: Tensor, running: Tensor, trained_on: Tensor | None, recipe: Recipe, epoch: int
 ) -> Iterator[Batch]:
-    """One pass over the bags that somebody trains on. weights (r, b), 0 where a model does not; running (r): who has not stopped.
+    """One pass over the training bags. weights (r, b), 0 where a model does not train on a bag; running (r) bool.
 
-    Order and division into batches depend on (study seed, epoch) and the cohort alone; a bag that nobody who is running trains
-    on is then left out. So a model meets its bags in the same steps whoever else is in the population.
+    Order and batches depend on (study seed, epoch) and the cohort alone; bags that no running model trains on are then left
+    out. So a model meets its bags in the same steps whichever other models are in the population.
     """
     order = torch.arange(weights.shape[1])
     if recipe.shuffle:
@@ -117,13 +117,13 @@ def _batches(
     plan = [chosen[used[chosen]] for chosen in order.split(recipe.batch)]
     plan = [chosen for chosen in plan if len(chosen) > 0]
     shares = _shares(weights, plan)
-    for chosen, share, fed in zip(plan, shares, feeder.feed(plan), strict=True):
+    for chosen, share, bags in zip(plan, shares, feeder.feed(plan), strict=True):
         learners = learns[:, chosen].any(1)
-        yield Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, feeder.like(chosen))
+        yield Batch(bags.features, bags.labels, bags.offsets, bags.rows, share, learners, feeder.graph_key(chosen))
 
 
 def _shares(weights: Tensor, plan: list[Tensor]) -> tuple[Tensor, ...]:
-    """(r, bags of the batch), one a batch: a bag's weight, divided by how many bags of the batch the model trains on."""
+    """(r, bags of the batch) for each batch: a bag's weight divided by the number of its bags that the model trains on."""
     lengths = [len(chosen) for chosen in plan]
     ordered = weights[:, torch.cat(plan).to(weights.device)]
     batch_of = torch.repeat_interleave(torch.arange(len(plan)), torch.tensor(lengths)).to(weights.device)
@@ -133,7 +133,7 @@ def _shares(weights: Tensor, plan: list[Tensor]) -> tuple[Tensor, ...]:
 
 def _checked_roles(population: Population, bags: Bags, roles: Tensor) -> Tensor:
     if bags.labels is None:
-        raise CarmilError("bags without labels cannot be trained on")
+        raise CarmilError("the bags have no labels to train on")
     roles = roles.expand(len(population), -1) if roles.ndim == 1 else roles
     if roles.shape != (len(population), len(bags)):
         raise CarmilError(

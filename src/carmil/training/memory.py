@@ -1,6 +1,6 @@
-"""How many models are trained at once: as many as there is memory for.
+"""How many models fit into memory at once.
 
-What a model keeps for its gradient grows with the instances of a step. It is counted on two small bags, not guessed.
+What a model keeps for its gradient grows with the instances of a step; it is measured on two small bags.
 """
 
 import os
@@ -16,26 +16,26 @@ from carmil.training.population import Population
 from carmil.training.recipe import Recipe
 
 USED = 0.8  # of the free memory
-BESIDE = 3.0  # what lies in memory at the worst moment, beside what is kept for the gradient alone
-COPIES = 7  # of the weights: theirs, the best so far, two of Adam's, the gradient, one in 16 bits, one of a subset
+PEAK = 3.0  # peak memory, as a multiple of what is kept for the gradient
+COPIES = 7  # of the weights: the weights, the best so far, two of Adam, the gradient, one in 16 bits, one of a subset
 FEW, SOME = 64, 192  # instances of the two bags
 
 
 def models_that_fit(population: Population, bags: Bags, recipe: Recipe, device: torch.device | str) -> int:
-    """How many models like these, at least 1, can take a step on the largest bags of the cohort."""
+    """How many models of this kind, at least 1, can take a step on the largest bags of the cohort."""
     instances = int(bags.sizes.topk(min(recipe.batch, len(bags))).values.sum())
     kept = [_kept_for_gradient(population, bags.width, count) for count in (FEW, SOME)]
-    for_an_instance = max(0.0, (kept[1] - kept[0]) / (SOME - FEW))
-    for_a_model = BESIDE * for_an_instance * instances + COPIES * 4 * population.weights.shape[1]
+    per_instance = max(0.0, (kept[1] - kept[0]) / (SOME - FEW))
+    per_model = PEAK * per_instance * instances + COPIES * 4 * population.weights.shape[1]
     free = USED * free_memory(device)
-    if torch.device(device).type == "cuda":  # features stay there if they take no more than half
+    if torch.device(device).type == "cuda":  # features stay on the GPU if they take no more than half
         features = bags.features.numel() * 2
         free = free - features if features < free / 2 else free
-    return max(1, int(free / for_a_model))
+    return max(1, int(free / per_model))
 
 
 def free_memory(device: torch.device | str) -> int:
-    """Bytes that may still be asked for: of the GPU, of the machine, or of the share of it that we are given."""
+    """Bytes that can still be allocated: on the GPU, on the machine, or within its cgroup limit."""
     if torch.device(device).type == "cuda":
         release_cached_memory()
         return torch.cuda.mem_get_info(device)[0]
@@ -46,7 +46,7 @@ def free_memory(device: torch.device | str) -> int:
 
 
 def _number(path: str, name: str = "", unit: int = 1) -> int | None:
-    """The number in the line that begins with this name; None where there is no such file, line or number."""
+    """The number on the line that starts with `name`, times `unit`; None if the file, the line or the number is missing."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:
@@ -56,7 +56,7 @@ def _number(path: str, name: str = "", unit: int = 1) -> int | None:
 
 
 def _kept_for_gradient(population: Population, width: int, instances: int) -> int:
-    """Bytes that one of the models keeps for its gradient on a bag of so many instances; the features themselves not counted."""
+    """Bytes that one model keeps for its gradient on a bag of this size, without the features."""
     two = population.subset(torch.arange(min(2, len(population)), device=population.device))
     features = torch.zeros(instances, width, device=population.device)
     storages: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Optimizers of a population: one matrix of weights (r, p), row by row its own learning rate and step count.
+"""Optimizers of a population: one matrix of weights (r, p), each row with its own learning rate and step count.
 
 A row that is not active takes no step, no decay and no momentum.
 """
@@ -14,7 +14,7 @@ from carmil.models import fused
 
 
 class Optimizer(ABC):
-    """State is a list of tensors whose first axis is the population's, so that it can be compacted with it."""
+    """`state` is a list of tensors whose first axis is the population's, so that rows can be dropped with it."""
 
     def __init__(self, weights: Tensor, lr: Tensor, *, weight_decay: float = 0.0) -> None:
         self.full_lr = lr
@@ -23,14 +23,14 @@ class Optimizer(ABC):
         self.state: list[Tensor] = []
 
     def slow_down(self, pace: float) -> None:
-        """Sets every row's learning rate to this part of its full one, in place: a recorded step reads it too."""
+        """Set each learning rate to this share of its full value, in place: a recorded step reads it too."""
         self.lr.copy_(self.full_lr * pace)
 
     @torch.no_grad()
     def step(self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None) -> None:
-        """Changes the active rows of `weights` (r, p) in place. active (r) bool.
+        """Update the active rows of `weights` (r, p) in place. active (r) bool.
 
-        gradients: columns of the gradient, (r, p1), (r, p2), ...; if `rows` are given, of these rows only.
+        gradients: columns of the gradient, (r, p1), (r, p2), ...; with `rows`, of these rows only.
         """
         gradient = torch.cat(list(gradients), dim=1)
         if rows is not None:
@@ -63,7 +63,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Kingma and Ba's, with bias correction by each row's own step count; weight decay is L2, as torch's Adam."""
+    """Adam (Kingma and Ba) with bias correction by each row's own step count; weight decay is L2, as in torch's Adam."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Adam(Optimizer):
     def step_by_kernel(
         self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None
     ) -> None:
-        """For GPUs. May be recorded: it is the same operations whoever is active."""
+        """One kernel per tensor, for GPUs. Safe to record: the operations do not depend on which rows are active."""
         from carmil.training import adam_kernel
 
         rows = torch.arange(len(weights), device=weights.device) if rows is None else rows
@@ -111,10 +111,10 @@ class Adam(Optimizer):
     def _step_of_active(
         self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None
     ) -> None:
-        """torch's fused kernel on the active rows: where memory is slow, passes over (r, p) are what a step costs."""
-        given = range(len(weights)) if rows is None else rows.tolist()
+        """torch's fused kernel on the active rows: on a CPU, passes over (r, p) dominate the cost of a step."""
+        positions = range(len(weights)) if rows is None else rows.tolist()
         stepping, rates = active.tolist(), self.lr.tolist()
-        at = {row: i for i, row in enumerate(given) if stepping[row]}
+        at = {row: i for i, row in enumerate(positions) if stepping[row]}
         sizes = [gradient.shape[1] for gradient in gradients]
         mean, square, steps = self.state
         steps += active.unsqueeze(-1)

@@ -1,9 +1,9 @@
-"""A population trained in parts, as many models at a time as there is room for; a part that has ended is kept in a file.
+"""Training a population in parts, as many models at a time as fit into memory; a trained part is kept in a file.
 
-r models in all, q models of a part, b bags, p parameters. Where a step is one bag, a model becomes the same on a CPU, bit by
-bit, whichever others are in its part, as long as there is one (see `at_least_two`). The last digits follow the division where
-a step is several bags (those that nobody in the part trains on are left out of its sums), and in gated attention whose width
-is no multiple of 32 (the remainder of a vector is another sigmoid).
+r models in all, q models of a part, b bags, p parameters. With one bag per step, a model's training on a CPU is the same bit by
+bit whichever other models are in its part, as long as there is one (see `at_least_two`). The last digits depend on the partition
+where a step has several bags (those that no model of the part trains on are left out of its sums), and in gated attention whose
+width is no multiple of 32 (the remainder of a vector takes another sigmoid).
 """
 
 import math
@@ -28,7 +28,7 @@ from carmil.training.recipe import Recipe
 
 @dataclass(frozen=True, eq=False)
 class TrainedPart:
-    """Models whose training has ended: which `rows` (q) of the whole they are, what they became and how."""
+    """Trained models: their `rows` (q) in the whole population, their weights and their history."""
 
     rows: Tensor
     weights: Tensor
@@ -38,9 +38,9 @@ class TrainedPart:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some models, `rows` (q) of the whole, and all that is needed to train them, here or elsewhere.
+    """Some models, `rows` (q) of the whole population, and all that is needed to train them, here or elsewhere.
 
-    `population` is on the CPU; `checkpoint` and the bags `trained_on` (b) are the whole training's.
+    `population` is on the CPU; `checkpoint` and the bags `trained_on` (b) are those of the whole training.
     """
 
     rows: Tensor
@@ -51,21 +51,23 @@ class Part:
     trained_on: Tensor | None = None
 
     def train(self, bags: Bags, device: torch.device | str, *, on_epoch: OnEpoch | None = None) -> TrainedPart:
-        """Goes on where it was killed; a part that has ended before is read."""
+        """Train the part, or resume it; a part that was trained before is read."""
         if self.checkpoint is None:
-            return self._trained(bags, device, on_epoch, None)
+            return self._fit(bags, device, on_epoch, None)
         folder, key = self.checkpoint.parts, self.checkpoint.key
         if not folder.is_dir():
-            raise CarmilError(f"{folder} is not there: a run's folder must lie where every machine that trains sees it")
+            raise CarmilError(
+                f"{folder} does not exist here: put the run's folder where every training machine sees it"
+            )
         name = config_key({"rows": self.rows.tolist()})
-        there = folder / f"{name}{_ENDED}"
-        if not there.exists():
+        path = folder / f"{name}{_ENDED}"
+        if not path.exists():
             begun = Checkpoint(folder / f"{name}.begun.safetensors", f"{key} {name}", every=self.checkpoint.every)
-            _write(there, key, self._trained(bags, device, on_epoch, begun))
+            _write(path, key, self._fit(bags, device, on_epoch, begun))
             begun.remove()
-        return _read(there, key)
+        return _read(path, key)
 
-    def _trained(
+    def _fit(
         self, bags: Bags, device: torch.device | str, on_epoch: OnEpoch | None, checkpoint: Checkpoint | None
     ) -> TrainedPart:
         population = self.population.subset(torch.arange(len(self.rows))).to(device)
@@ -81,7 +83,7 @@ class Part:
         return TrainedPart(self.rows, population.weights.cpu(), population.buffers.cpu(), history)
 
 
-Engine = Callable[[Sequence[Part]], Iterable[TrainedPart]]  # trains parts, in any order and at any place
+Engine = Callable[[Sequence[Part]], Iterable[TrainedPart]]  # trains parts, in any order, on any machine
 _ENDED = ".ended.safetensors"
 
 
@@ -98,19 +100,17 @@ def fit_in_parts(
     on_epoch: OnEpoch | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> tuple[Population, History]:
-    """`fit` with at most this many models at once, one part after the other on `device`, or all parts by the engine.
+    """`fit` with at most `at_most` models at once (by default as many as fit), part by part on `device`, or by an engine.
 
-    Without a number, as many as fit.
-
-    roles (r, b). Gives the trained population: on `device` if all its models were trained at once, else on the CPU.
-    With a `checkpoint`, parts that ended before a training was killed are not trained again, also if the number of models
-    at once is another now. `on_epoch` is told of an epoch that grows over all parts.
+    roles (r, b). The trained population is on `device` if all its models were trained at once, else on the CPU. With a
+    `checkpoint`, parts that were trained before an interruption are not trained again, even if `at_most` has changed.
+    `on_epoch` counts epochs over all parts.
     """
     if at_most is None and engine is None:
         at_most = models_that_fit(population, bags, recipe, device)
-    ended = [] if checkpoint is None else _ended_before(checkpoint)
-    divided = partition(roles, at_most, done=[row for part in ended for row in part.rows.tolist()])
-    if engine is None and not ended and len(divided) == 1:
+    finished = [] if checkpoint is None else _finished_parts(checkpoint)
+    divided = partition(roles, at_most, done=[row for part in finished for row in part.rows.tolist()])
+    if engine is None and not finished and len(divided) == 1:
         population = population.to(device)
         history = fit(population, bags, roles, recipe, trained_on=trained_on, on_epoch=on_epoch, checkpoint=checkpoint)
         return population, history
@@ -118,81 +118,75 @@ def fit_in_parts(
         checkpoint.parts.mkdir(parents=True, exist_ok=True)
     population = population.to("cpu")
     parts = [Part(rows, population.subset(rows), roles[rows], recipe, checkpoint, trained_on) for rows in divided]
-    ended += _one_by_one(parts, bags, device, on_epoch, len(population)) if engine is None else engine(parts)
-    for part in ended:
+    finished += _one_by_one(parts, bags, device, on_epoch, len(population)) if engine is None else engine(parts)
+    for part in finished:
         population.weights[part.rows], population.buffers[part.rows] = part.weights, part.buffers
-    return population, _joined(ended, len(population))
+    return population, _join_histories(finished, len(population))
 
 
 def partition(roles: Tensor, at_most: int | None, *, done: Sequence[int] = ()) -> list[Tensor]:
     """The rows of each part: nearly equal in number, models with the same bags together. roles (r, b).
 
-    At most `at_most` in a part, but never one alone: it has another model beside it, trained once more. Rows that
-    are done are left out; the parts that remain are those there would have been.
+    At most `at_most` models per part, but never a single one: it gets a second model, which is trained again. Rows that
+    are done are left out; the remaining parts are the same as without them.
     """
-    everyone = torch.arange(len(roles))
+    rows = torch.arange(len(roles))
     order = roles.unique(dim=0, return_inverse=True)[1].argsort(stable=True)
     missing = order[~torch.isin(order, torch.tensor(done, dtype=torch.long))]
     if len(missing) == 0:
         return []
     count = 1 if at_most is None else math.ceil(len(missing) / max(2, at_most))
-    return [at_least_two(torch.isin(everyone, part)) for part in missing.tensor_split(count)]
+    return [at_least_two(torch.isin(rows, part)) for part in missing.tensor_split(count)]
 
 
 def _one_by_one(
     parts: Sequence[Part], bags: Bags, device: torch.device | str, on_epoch: OnEpoch | None, models: int
 ) -> Iterator[TrainedPart]:
-    waiting = sum(len(part.rows) for part in parts)
+    queued = sum(len(part.rows) for part in parts)
     for part in parts:
-        waiting -= len(part.rows)
-        yield part.train(bags, device, on_epoch=_over_all(on_epoch, part, waiting, models))
+        queued -= len(part.rows)
+        yield part.train(bags, device, on_epoch=_overall_progress(on_epoch, part, queued, models))
 
 
-def _over_all(on_epoch: OnEpoch | None, part: Part, waiting: int, models: int) -> OnEpoch | None:
-    """Tells of a part as of all models: those done have run all epochs, those waiting none; who waits still runs."""
+def _overall_progress(on_epoch: OnEpoch | None, part: Part, queued: int, models: int) -> OnEpoch | None:
+    """Report the progress of a part as that of all models; queued models count as running."""
     if on_epoch is None:
         return None
     epochs, here = part.recipe.epochs, len(part.rows)
-    before = max(0, models - waiting - here)
+    before = max(0, models - queued - here)
 
-    def told(epoch: int, losses: dict[str, float], running: int) -> None:
-        on_epoch((before * epochs + here * epoch) // models, losses, running + waiting)
+    def report(epoch: int, losses: dict[str, float], running: int) -> None:
+        on_epoch((before * epochs + here * epoch) // models, losses, running + queued)
 
-    return told
+    return report
 
 
-def _joined(ended: Sequence[TrainedPart], models: int) -> History:
-    """One history of all models, as long as the longest; NaN where a part's was over."""
-    last = max(len(part.history.validation) for part in ended)
+def _join_histories(parts: Sequence[TrainedPart], models: int) -> History:
+    """One history of all models, as long as the longest; NaN after the end of a part's own."""
+    last = max(len(part.history.validation) for part in parts)
     tables: dict[str, Tensor] = {}
     best_epoch, epochs_run = torch.zeros(2, models, dtype=torch.long)
-    for part in ended:
-        for name, table in _tables(part.history).items():
+    for part in parts:
+        for name, table in part.history.tables.items():
             whole = tables.setdefault(name, torch.full((last, models), float("nan")))
             whole[: len(table), part.rows] = table
         best_epoch[part.rows], epochs_run[part.rows] = part.history.best_epoch, part.history.epochs_run
-    return History(validation=tables.pop("validation"), train=tables, best_epoch=best_epoch, epochs_run=epochs_run)
+    return History.from_tables(tables, best_epoch, epochs_run)
 
 
-def _tables(history: History) -> dict[str, Tensor]:
-    return {**history.train, "validation": history.validation}
-
-
-def _write(path: Path, key: str, ended: TrainedPart) -> None:
-    history = ended.history
-    tensors = {name: getattr(ended, name) for name in ("rows", "weights", "buffers")}
+def _write(path: Path, key: str, part: TrainedPart) -> None:
+    history = part.history
+    tensors = {name: getattr(part, name) for name in ("rows", "weights", "buffers")}
     tensors |= {"best_epoch": history.best_epoch, "epochs_run": history.epochs_run}
-    write_keyed(path, tensors | {f"curve.{name}": table for name, table in _tables(history).items()}, {"key": key})
+    write_keyed(path, tensors | {f"curve.{name}": table for name, table in history.tables.items()}, {"key": key})
 
 
 def _read(path: Path, key: str) -> TrainedPart:
-    kept, _ = read_keyed(path, key)
-    tables = {name.removeprefix("curve."): kept[name] for name in kept if name.startswith("curve.")}
-    history = History(
-        validation=tables.pop("validation"), train=tables, best_epoch=kept["best_epoch"], epochs_run=kept["epochs_run"]
-    )
-    return TrainedPart(kept["rows"], kept["weights"], kept["buffers"], history)
+    tensors, _ = read_keyed(path, key)
+    tables = {name.removeprefix("curve."): tensors[name] for name in tensors if name.startswith("curve.")}
+    history = History.from_tables(tables, tensors["best_epoch"], tensors["epochs_run"])
+    return TrainedPart(tensors["rows"], tensors["weights"], tensors["buffers"], history)
 
 
-def _ended_before(checkpoint: Checkpoint) -> list[TrainedPart]:
+def _finished_parts(checkpoint: Checkpoint) -> list[TrainedPart]:
     return [_read(path, checkpoint.key) for path in sorted(checkpoint.parts.glob(f"*{_ENDED}"))]

@@ -1,4 +1,4 @@
-"""A population: r models of one architecture whose parameters are rows of one matrix and are stepped together.
+"""A population: r models of one architecture, whose parameters are the rows of one matrix and are stepped together.
 
 r models, p parameters each, q buffered values (running statistics). A single model is a population of one.
 """
@@ -18,14 +18,14 @@ from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
 from carmil.models.registry import seed_lock
 
-# bfloat16: on a GPU, matrix products over instances in 16 bits; softmax, scores, answers, losses and the optimizer stay in
+# bfloat16: on a GPU, matrix products over instances in 16 bits; softmax, scores, logits, losses and the optimizer stay in
 # float32, as does everything on a CPU, where 16 bits would be slower.
 PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Member:
-    """What sets one model of a population apart: its seed, its learning rate, and how much each loss term counts."""
+    """What distinguishes one model of a population: its seed, its learning rate, and the weights of its loss terms."""
 
     seed: int = 0
     lr: float = 1e-3
@@ -37,7 +37,7 @@ class Member:
 
 
 class Population:
-    """`weights` (r, p): row i is model i. `model` is the architecture; bound to the weights it answers for all r at once."""
+    """`weights` (r, p): row i is model i. `model` is the architecture; bound to the weights it computes all r at once."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Population:
             for term, default in model.coefficients.items()
         }
         self.terms = {term for term, value in self.coefficients.items() if bool(value.any())}
-        self.passing: Hashable = None
+        self.pass_key: Hashable = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -88,13 +88,13 @@ class Population:
 
     @property
     def in_half(self) -> bool:
-        """Whether products are computed in 16 bits."""
+        """Whether matrix products are computed in 16 bits."""
         return self.precision == "bfloat16" and self.weights.is_cuda
 
-    def at_once(self, models: int | None = None) -> int:
-        """How many instances these many models, or all, may be asked about at once: few for memory, enough to be quick.
+    def instances_per_pass(self, models: int | None = None) -> int:
+        """How many instances a pass of this many models, or of all, may hold: few enough for memory, enough to be fast.
 
-        On a CPU the same for any number of models: what they answer depends on it in its last bits.
+        On a CPU the same for any number of models: the last bits of the logits depend on it.
         """
         return max(1, 2**20 // (models or len(self))) if self.weights.is_cuda else 2**12
 
@@ -107,10 +107,10 @@ class Population:
         rows: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> Prediction:
-        """What every model answers; all tensors of the prediction have the population's axis in front.
+        """The predictions of all models; every tensor has the population's axis in front.
 
-        leaves: what `leaves()` gave, to differentiate by. rows (n): which instances of the cohort these are, for the noise.
-        counted (r, b): which bags a model may learn statistics from, all of them if not given.
+        leaves: the result of `leaves()`, to differentiate by. rows (n): positions of the instances in the cohort, for the noise.
+        counted (r, b): the bags that a model may learn statistics from, by default all.
         """
         self.noise.rows = rows
         self._bind(leaves)
@@ -124,7 +124,7 @@ class Population:
         return self.model.losses(prediction, labels, self.terms)
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """The weighted sum of each model's loss terms (r), which is what it is trained on."""
+        """The weighted sum of each model's loss terms (r): its training objective."""
         weighted = [self.coefficients[name] * value for name, value in terms.items() if name in self.terms]
         return torch.stack(weighted).sum(0) if weighted else torch.zeros_like(next(iter(terms.values())))
 
@@ -137,57 +137,57 @@ class Population:
                 module.label_smoothing = share
 
     def begin(self, phase: str, epoch: int) -> None:
-        """Tells the architecture which pass comes next; it may reset its buffers. `passing` is then of what kind that is."""
+        """Announce the next pass to the architecture, which may reset its buffers; `pass_key` then identifies the kind of pass."""
         self._bind()
-        self.passing = phase, self.model.begin(phase, epoch)
+        self.pass_key = phase, self.model.begin(phase, epoch)
 
     def member(self, row: int) -> BagModel:
-        """Model `row` by itself, on the population's device, ready to predict."""
+        """Model `row` as a module of its own, on the population's device, in evaluation mode."""
         with seed_lock, torch.random.fork_rng(devices=[]):
             model = self.build().to(self.device)
         model.load_state_dict({name: stacked[row] for name, stacked in self.state().items()})
         return model.eval()
 
     def state(self) -> dict[str, Tensor]:
-        """Every parameter by name, stacked: (r, ...)."""
+        """Every parameter and buffer by name, stacked: (r, ...)."""
         return {name: tensor.detach().clone() for name, tensor in self._named().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over stacked parameters that `state` wrote. What does not fit is named."""
+        """Load stacked parameters from `state`; names that do not match are refused."""
         names = set(self._named())
         missing, surplus = sorted(names - set(state)), sorted(set(state) - names)
         if missing or surplus:
             raise CarmilError(
-                f"these weights are of another model: missing {missing or 'none'}, unknown {surplus or 'none'}"
+                f"these weights belong to another model: missing {missing or 'none'}, unknown {surplus or 'none'}"
             )
         self._load_some(state)
 
     def warm_start(self, state: Mapping[str, Tensor]) -> None:
-        """Starts from a trained baseline of the same model without the branch, row by row; the branch stays as it is.
+        """Start from a trained baseline of the same model without the branch, row by row; the branch keeps its weights.
 
         A baseline of one row serves all models.
         """
         names = list(self._named())
-        outer = "model." if any(name.startswith("model.branch.") for name in names) else ""  # a scale around it
-        mine = {
+        outer = "model." if any(name.startswith("model.branch.") for name in names) else ""  # inside a ScaledModel
+        renamed = {
             outer + name.removeprefix(outer + "model.") if name.startswith(outer + "model.") else name: name
             for name in names
             if not name.startswith(outer + "branch.")
         }
-        if set(mine) != set(state):
+        if set(renamed) != set(state):
             raise CarmilError(
                 "the baseline is not this model without its branch: "
-                f"it has {', '.join(sorted(state))}; expected {', '.join(sorted(mine))}"
+                f"it has {', '.join(sorted(state))}; expected {', '.join(sorted(renamed))}"
             )
-        self._load_some({mine[name]: tensor for name, tensor in state.items()})
+        self._load_some({renamed[name]: tensor for name, tensor in state.items()})
 
-    def subset(self, rows: Tensor, *, who: Sequence[int] | None = None) -> "Population":
-        """These models only, in this order, with weights of their own. The architecture is shared: call one at a time.
+    def subset(self, rows: Tensor, *, indices: Sequence[int] | None = None) -> "Population":
+        """These models only, in this order, with their own weights. The architecture is shared: use one population at a time.
 
-        who: the same rows where Python can read them; given, nothing waits for the device.
+        indices: the same rows on the CPU, so that nothing waits for the device.
         """
         part = copy.copy(self)
-        part.members = [self.members[row] for row in (rows.tolist() if who is None else who)]
+        part.members = [self.members[row] for row in (rows.tolist() if indices is None else indices)]
         part.weights, part.buffers = self.weights.index_select(0, rows), self.buffers.index_select(0, rows)
         part.noise = Noise(self.noise.seeds[rows], self.noise.steps[rows])
         part.coefficients = {term: value[rows] for term, value in self.coefficients.items()}
@@ -204,17 +204,20 @@ class Population:
         return copied
 
     def leaves(self) -> list[Tensor]:
-        """The parameters one by one, stacked (r, ...), that gradients can be asked for; those of products in their precision."""
+        """The parameters one by one, stacked (r, ...), as leaves for autograd; those of matrix products in their precision."""
         return [
             (stacked.to(torch.bfloat16) if self.in_half and slot.of_products else stacked.detach()).requires_grad_()
             for slot, stacked in _stacked(self.weights, self._weight_slots)
         ]
 
     def _bind(self, leaves: Sequence[Tensor] | None = None) -> None:
-        """Makes the architecture speak for this population's weights, or these leaves of them, its buffers and its noise."""
-        here = _stacked(self.weights, self._weight_slots) if leaves is None else []
-        named = here or list(zip(self._weight_slots, leaves or [], strict=True))
-        for slot, stacked in [*named, *_stacked(self.buffers, self._buffer_slots)]:
+        """Bind the architecture to this population's weights (or leaves), buffers and noise."""
+        stacked_weights = (
+            _stacked(self.weights, self._weight_slots)
+            if leaves is None
+            else list(zip(self._weight_slots, leaves, strict=True))
+        )
+        for slot, stacked in [*stacked_weights, *_stacked(self.buffers, self._buffer_slots)]:
             setattr(slot.module, slot.attribute, stacked)
         for noisy in self._noisy:
             noisy.noise = self.noise
@@ -234,7 +237,7 @@ class Population:
             views[name].copy_(tensor)
 
     def _release(self) -> None:
-        """From here on the model's parameters and buffers are plain attributes, which `__call__` sets to stacked views."""
+        """Turn the model's parameters and buffers into plain attributes, which `__call__` sets to stacked views."""
         for slot in self._weight_slots:
             del slot.module._parameters[slot.attribute]
         for slot in self._buffer_slots:
@@ -247,7 +250,7 @@ class Population:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a parameter or buffer lives in the architecture."""
+    """The place of a parameter or buffer in the architecture."""
 
     name: str
     module: nn.Module
@@ -257,7 +260,7 @@ class _Slot:
 
     @property
     def of_products(self) -> bool:
-        """Is it the matrix of a product that is computed in 16 bits where these are asked for?"""
+        """Whether it is the matrix of a product that bfloat16 computes in 16 bits."""
         return isinstance(self.module, Linear) and self.attribute == "weight" and in_half(self.shape[0])
 
 

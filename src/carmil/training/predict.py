@@ -1,4 +1,4 @@
-"""What a trained population answers. r models, b bags, n instances, k classes, h heads, m counterfactual maps."""
+"""Predictions of a trained population. r models, b bags, n instances, k classes, h heads, m counterfactual maps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from carmil.training.population import Population
 
 @dataclass(frozen=True)
 class Predictions:
-    """probabilities (r, b, k); if it attends, scores u (r, n, h); with a learned branch u_cf (r, n, m, h) and its answers
-    (r, b, m, k)."""
+    """probabilities (r, b, k); scores u (r, n, h) if the model attends; with a learned branch u_cf (r, n, m, h) and its
+    probabilities (r, b, m, k)."""
 
     probabilities: Tensor
     scores: Tensor | None
@@ -33,15 +33,15 @@ def predict(
     maps: bool = True,
     on_part: Callable[[Prediction], None] = lambda prediction: None,
 ) -> Predictions:
-    """Answers of every model for every bag, or for the chosen ones (positions), on the CPU.
+    """Predict every bag, or the chosen ones (positions), with every model; results are on the CPU.
 
-    Without `maps` only the answers for the bags are kept: the scores of all instances of a large cohort are large.
+    Without `maps` only the probabilities are kept: the scores of all instances of a large cohort are large.
     on_part: called with the prediction of each part, in order, while it is on the device.
     """
     was_training = population.model.training
     population.train(False)
     parts = []
-    for part in bags.parts(population.at_once(), chosen):
+    for part in bags.parts(population.instances_per_pass(), chosen):
         prediction = population(part.features.to(population.device), Offsets(part.offsets, population.device))
         on_part(prediction)
         cf = prediction.counterfactual
@@ -55,16 +55,16 @@ def predict(
         )
     population.train(was_training)
     joined = [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*parts, strict=True)]
-    answers = Predictions(*joined)  # type: ignore[arg-type]
-    check_finite(answers.probabilities, bags.ids if chosen is None else [bags.ids[i] for i in chosen.tolist()])
-    return answers
+    predictions = Predictions(*joined)  # type: ignore[arg-type]
+    check_finite(predictions.probabilities, bags.ids if chosen is None else [bags.ids[i] for i in chosen.tolist()])
+    return predictions
 
 
 def check_finite(answers: Tensor, names: Sequence[str]) -> None:
-    """Refuse answers (..., b, k) that are not numbers, by the name of the first such bag: they would look like a class."""
+    """Refuse predictions (..., b, k) that are not finite, naming the first such bag: argmax would make a class of them."""
     odd = ~answers.isfinite().all(-1).reshape(-1, len(names)).all(0)
     if odd.any():
         raise CarmilError(
-            f"{names[int(odd.nonzero()[0])]!r} has an answer that is not a number: its features are damaged or far too large; look "
-            "at them with `carmil cohort check`, and build the cohort again"
+            f"{names[int(odd.nonzero()[0])]!r} has a prediction that is not a number: its features are damaged or far too large; "
+            "check them with `carmil cohort check`, and build the cohort again"
         )

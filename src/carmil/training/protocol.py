@@ -1,7 +1,7 @@
-"""The protocol: folds x seeds x grid as one population; what is chosen is chosen on validation bags.
+"""The protocol: folds x seeds x grid trained as one population; hyper-parameters are selected on validation bags.
 
-f folds (rows of roles), s seeds, g points of the grid, r = f s g models, b bags, m = f s models that are kept.
-Nothing here can name a test bag: roles know TRAIN, VALIDATION and UNUSED only.
+f folds (rows of roles), s seeds, g grid points, r = f s g models, b bags, m = f s selected models.
+Nothing here can name a test bag: roles are TRAIN, VALIDATION and UNUSED only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,19 +24,19 @@ from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Hyper-parameters that differ between the models of one population; `settings` is how the user said it."""
+    """Hyper-parameters that differ between the models of one population; `settings` are the user's own words for them."""
 
     lr: float
     coefficients: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        Member(lr=self.lr)  # refuses a learning rate that no model can be trained with
+        Member(lr=self.lr)  # refuses an invalid learning rate
 
 
 @dataclass(frozen=True)
 class SelectedModel:
-    """One of the models that are kept: which fold and seed, which point of the grid, and what it was chosen by."""
+    """A selected model: its fold and seed, its grid point, and the validation loss it was selected by."""
 
     fold: int
     inner: int
@@ -48,7 +48,7 @@ class SelectedModel:
 
 @dataclass(frozen=True)
 class Selection:
-    """`population` has one model a fold and seed, in the order of `models`; `history` is of all that were chosen from."""
+    """`population` has one model per fold and seed, in the order of `models`; `history` covers all candidates."""
 
     population: Population
     models: tuple[SelectedModel, ...]
@@ -57,9 +57,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class Candidates:
-    """All r models, trained: seed by seed, fold by fold (inner folds of an outer one together), point by point.
+    """All r trained models: seed by seed, fold by fold (inner folds of an outer one together), point by point.
 
-    Those that are kept answer on `device`.
+    Selected models are moved to `device`.
     """
 
     population: Population
@@ -70,25 +70,25 @@ class Candidates:
     device: torch.device | str
 
     def select(self, points: Sequence[int] | None = None) -> Selection:
-        """Keeps, for each fold and seed, the grid point with the lowest validation loss; among these points, or all.
+        """Select, for each fold and seed, the grid point with the lowest validation loss, among these points or all.
 
-        A point is judged by its mean over the inner folds, and all inner models of the chosen point are kept. Points
-        are counted within those chosen from, as if no others had been trained.
+        A point is judged by its mean over the inner folds, and all inner models of the selected point are kept. Points
+        are numbered within the given ones, as if no others had been trained.
         """
         points = range(self.points) if points is None else points
         every = torch.arange(len(self.population)).reshape(len(self.seeds), -1, self.inner, self.points)
         rows = every[..., list(points)]  # (s, outer, inner, points)
         losses = _lowest(self.history)[rows]
         chosen = losses.mean(2).argmin(-1)  # (s, outer)
-        kept, keep = [], []
+        models, selected = [], []
         for i, fold, inner in product(*map(range, rows.shape[:3])):
             point = int(chosen[i, fold])
             row = int(rows[i, fold, inner, point])
-            keep.append(row)
+            selected.append(row)
             epoch, loss = int(self.history.best_epoch[row]), float(losses[i, fold, inner, point])
-            kept.append(SelectedModel(fold, inner, self.seeds[i], point, epoch, loss))
-        population = self.population.subset(torch.tensor(keep, device=self.population.device))
-        return Selection(population.to(self.device), tuple(kept), self.history.of(rows.flatten()))
+            models.append(SelectedModel(fold, inner, self.seeds[i], point, epoch, loss))
+        population = self.population.subset(torch.tensor(selected, device=self.population.device))
+        return Selection(population.to(self.device), tuple(models), self.history.of(rows.flatten()))
 
 
 def train_protocol(
@@ -108,11 +108,11 @@ def train_protocol(
     checkpoint: Checkpoint | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Candidates:
-    """Trains all models at once, or in parts of at most so many, here or by an engine; `Candidates.select` then chooses.
+    """Train all models at once, or in parts of at most `at_most`, here or by an engine; `Candidates.select` then selects.
 
     roles (f, b), or (s, f, b) where each seed has folds of its own. In nested folds (`inner` > 1) rows come outer fold by
     outer fold.
-    `prepare` may look at the population and its roles before the training (a warm start, statistics of training bags).
+    `prepare` is called with the population and its roles before training (warm start, feature scaling).
     """
     roles = roles.expand(len(seeds), -1, -1) if roles.ndim == 2 else roles
     folds = roles.shape[1]
@@ -124,18 +124,18 @@ def train_protocol(
         for _ in range(folds)
         for point in grid
     ]
-    everyone = roles.flatten(0, 1).repeat_interleave(len(grid), 0)
+    all_roles = roles.flatten(0, 1).repeat_interleave(len(grid), 0)
     population = Population(build, members, precision=precision)
-    prepare(population, everyone)
+    prepare(population, all_roles)
     population, history = fit_in_parts(
         population,
         bags,
-        everyone,
+        all_roles,
         recipe,
         device=device,
         at_most=at_most,
         engine=engine,
-        trained_on=(everyone == TRAIN).any(0),
+        trained_on=(all_roles == TRAIN).any(0),
         on_epoch=on_epoch,
         checkpoint=checkpoint,
     )

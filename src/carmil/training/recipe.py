@@ -1,4 +1,4 @@
-"""What is asked of a training: which bags are for what, and how to go about it."""
+"""How to train: the roles of bags, and the settings of the optimizer, the schedule and early stopping."""
 
 import math
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from carmil.errors import CarmilError
 from carmil.training.optimizers import OPTIMIZERS
 
-# What a bag is to a model. A test bag has no role: it cannot be named here.
+# The role of a bag for a model. A test bag has none: it cannot be named here.
 UNUSED, TRAIN, VALIDATION = 0, 1, 2
-MOST_EPOCHS = 1_000_000  # the curves of all of them are kept
+MOST_EPOCHS = 1_000_000  # the curves of all epochs are kept
 
 
 def first_eligible_epoch(warmup: int | None, epochs: int) -> int:
-    """The first epoch whose weights a study may keep: the one after `warmup`, by default after half of them.
+    """The first epoch whose weights a study may keep: the one after `warmup`, by default half of all epochs.
 
-    Early on the learning rate is high and the validation loss jumps: the lowest of many noisy values is a lucky one. On slides
+    Early on the learning rate is high and the validation loss noisy: the lowest of many noisy values is a lucky one. On slides
     with few informative tiles it was lowest before anything had been learned (docs/choosing.md).
     """
     return min(epochs // 2 if warmup is None else warmup, epochs - 1)
@@ -60,5 +60,5 @@ class Recipe:
             raise CarmilError(f"unknown schedule {self.schedule!r}: expected constant or cosine")
 
     def pace(self, epoch: int) -> float:
-        """What the learning rates are multiplied by in this epoch; a cosine falls from 1 towards 0 over all epochs."""
+        """The factor of the learning rates in this epoch; a cosine falls from 1 towards 0 over all epochs."""
         return 0.5 * (1 + math.cos(math.pi * epoch / self.epochs)) if self.schedule == "cosine" else 1.0

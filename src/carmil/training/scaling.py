@@ -1,4 +1,4 @@
-"""The scale of each model's features, from its own training bags. r models, b bags, d features."""
+"""Feature scaling of each model, from its own training bags. r models, b bags, d features."""
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ ROWS = 2**14  # instances in float64 at a time
 
 
 def fit_scales(population: Population, bags: Bags, roles: Tensor, scale: str) -> None:
-    """Set the mean and deviation of every Scaled model. roles (r, b).
+    """Set the mean and deviation of every ScaledModel of the population. roles (r, b).
 
-    The cohort is read once, whatever the number of folds: sums of every bag are kept, and added up for each model.
+    The cohort is read once, whatever the number of folds: sums of each bag are kept, and added up per model.
     """
     trained = roles == TRAIN
     used = trained.any(0).nonzero().squeeze(-1)

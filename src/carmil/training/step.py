@@ -1,4 +1,4 @@
-"""One training step of a population, run as it is or, on a GPU, recorded and replayed. r models, b bags, n instances."""
+"""One training step of a population; on a GPU recorded as a CUDA graph and replayed. r models, b bags, n instances."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -11,15 +11,16 @@ from carmil.recording import Recorder, Recording
 from carmil.training.early_stopping import TrainingState, at_least_two
 from carmil.training.population import Population
 
-MOST_RECORDED = 2000  # steps; the driver keeps some two hundred operations for each, of TransMIL some thousand
+MOST_RECORDED = 2000  # steps; the driver holds some two hundred operations for each, for TransMIL some thousand
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some bags on the device: `rows` (n) are their instances in the cohort; `share` (r, b) says who trains on which
-    bag, and sums to 1 for a model that has one here. `learners` (r), where Python can read it: who has one.
+    """Some bags on the device; `rows` (n) are the positions of their instances in the cohort.
 
-    Batches with the same `like` can be stepped on by the same recorded operations; None: not worth recording.
+    share (r, b): the weight of each bag for each model, 0 where it does not train on it.
+    learners (r), on the CPU: the models that train on some bag of the batch.
+    graph_key: batches with equal keys can share a recorded step; None: not worth recording.
     """
 
     features: Tensor
@@ -28,57 +29,53 @@ class Batch:
     rows: Tensor
     share: Tensor
     learners: Tensor
-    like: Hashable = None
+    graph_key: Hashable = None
 
 
 class Stepper:
-    """One training step of the population, recorded on a GPU where it is of a kind that comes again."""
+    """Steps the population on a batch; on a GPU, steps that recur are recorded and replayed."""
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
-        self.terms: list[str] = []  # what a step gives, row by row
+        self.terms: list[str] = []  # names of the rows that a step returns
         self._begin()
 
     def _begin(self) -> None:
-        """With the models that are in the population now."""
+        """Start afresh with the models that are in the population now."""
         self._population = self.state.population
-        # Of every kind of step that was met how its bags lie, and then what it reads as it is replayed.
-        self._met: dict[Hashable, Offsets | tuple[Batch, Recording, list[str]]] = {}
+        # Offsets of each step that was run once, by graph key; then the recorded step and the batch it reads.
+        self._steps: dict[Hashable, Offsets | tuple[Batch, Recording, list[str]]] = {}
         self._rows: dict[bytes, Tensor] = {}
         self._recorder = Recorder()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Steps on the batch; each model's losses on it, one of `terms` a row, zero for a model that took no step. (t, r)
+        """Take a step on the batch. Return each model's losses on it, one row per term, zero where it took no step: (t, r).
 
         The last term, `steps`, is 1 for a model that took one.
         """
-        if self._population is not self.state.population:  # models that had stopped were left out
+        if self._population is not self.state.population:  # stopped models were dropped
             self._begin()
-        if batch.like is None or not batch.features.is_cuda or self._recorder.full:
+        if batch.graph_key is None or not batch.features.is_cuda or self._recorder.full:
             return self._step(batch)
-        like = (batch.like, batch.learners.numpy().tobytes(), self._population.passing)
-        met = self._met.get(like)
-        if met is None:
-            if len(self._met) < MOST_RECORDED:
-                self._met[like] = batch.offsets
+        key = (batch.graph_key, batch.learners.numpy().tobytes(), self._population.pass_key)
+        known = self._steps.get(key)
+        if known is None:
+            if len(self._steps) < MOST_RECORDED:
+                self._steps[key] = batch.offsets
             return self._step(batch)
-        if isinstance(met, Offsets):
-            kept = self._kept(replace(batch, offsets=met))
-            self._on_device(at_least_two(self.state.running & batch.learners))  # somebody may have stopped since
-            recorded = self._recorder.record(lambda: self._step(kept))
+        if isinstance(known, Offsets):
+            fixed = self._fix(replace(batch, offsets=known))
+            self._on_device(at_least_two(self.state.running & batch.learners))  # some model may have stopped since
+            recorded = self._recorder.record(lambda: self._step(fixed))
             if recorded is None:
-                self._met = {}  # gives back the memory that is missing
+                self._steps = {}  # frees the memory that is missing
                 return self._step(batch)
-            met = self._met[like] = kept, recorded, self.terms
-        reads, recorded, self.terms = met
-        for there, given in (
-            (reads.features, batch.features),
-            (reads.labels, batch.labels),
-            (reads.rows, batch.rows),
-            (reads.share, batch.share),
-        ):
-            if there.data_ptr() != given.data_ptr():
-                there.copy_(given)
+            known = self._steps[key] = fixed, recorded, self.terms
+        fixed, recorded, self.terms = known
+        for name in ("features", "labels", "rows", "share"):
+            target, source = getattr(fixed, name), getattr(batch, name)
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
         return recorded()
 
     def _step(self, batch: Batch) -> Tensor:
@@ -87,14 +84,14 @@ class Stepper:
         on = active.to(batch.share.dtype)
         stepping = state.running & batch.learners
         if bool(stepping.all()):
-            means, gradients = self._differentiated(population, batch)
+            means, gradients = self._differentiate(population, batch)
             state.optimizer.step(population.weights, gradients, active)
             losses = torch.stack(list(means.values()))
-        else:  # nothing is computed for a model that takes no step: another fold's bag, or stopped
-            who = at_least_two(stepping)
-            rows = self._on_device(who)
-            some = population.subset(rows, who=who.tolist())
-            means, gradients = self._differentiated(some, replace(batch, share=batch.share[rows]))
+        else:  # models that take no step are left out: another fold's bag, or stopped
+            indices = at_least_two(stepping)
+            rows = self._on_device(indices)
+            some = population.subset(rows, indices=indices.tolist())
+            means, gradients = self._differentiate(some, replace(batch, share=batch.share[rows]))
             population.buffers[rows] = some.buffers
             state.optimizer.step(population.weights, gradients, active, rows)
             losses = on.new_zeros(len(means), len(on)).index_copy_(1, rows, torch.stack(list(means.values())))
@@ -103,15 +100,15 @@ class Stepper:
         return torch.cat([torch.where(active, losses, 0.0), on.unsqueeze(0)])
 
     def _on_device(self, rows: Tensor) -> Tensor:
-        """Rows of the population where it is; sent there once, since nothing can be sent while a step is recorded."""
-        name = rows.numpy().tobytes()
-        if name not in self._rows:
-            self._rows[name] = rows.to(self.state.population.device)
-        return self._rows[name]
+        """Rows on the population's device; sent there once, since nothing can be sent while a step is recorded."""
+        key = rows.numpy().tobytes()
+        if key not in self._rows:
+            self._rows[key] = rows.to(self.state.population.device)
+        return self._rows[key]
 
     @classmethod
-    def _differentiated(cls, population: Population, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Each model's mean losses (r) on its bags of the batch, and the gradients of their total, one a parameter (r, ...)."""
+    def _differentiate(cls, population: Population, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Each model's mean losses (r) on its bags of the batch, and the gradients of their total, one per parameter."""
         leaves = population.leaves()
         means = cls.means(population, batch, leaves)
         gradients = torch.autograd.grad(means["total"].sum(), leaves, allow_unused=True, materialize_grads=True)
@@ -127,8 +124,8 @@ class Stepper:
         return {**means, "total": population.total(means)}
 
     @staticmethod
-    def _kept(batch: Batch) -> Batch:
-        """What a recorded step reads, each time it is replayed."""
-        if not isinstance(batch.like, int):  # another batch of this kind brings its own features
+    def _fix(batch: Batch) -> Batch:
+        """The tensors that a recorded step reads each time it is replayed."""
+        if not isinstance(batch.graph_key, int):  # the next batch with this key has other features
             batch = replace(batch, features=batch.features.clone(), labels=batch.labels.clone())
         return replace(batch, rows=batch.rows.clone(), share=batch.share.clone())

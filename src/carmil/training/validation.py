@@ -1,4 +1,4 @@
-"""Validation: by what a model's epochs are judged, and when it stops. r models, b bags."""
+"""Validation losses, by which epochs are compared. r models, b bags."""
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
@@ -15,103 +15,106 @@ from carmil.training.population import Population
 
 @dataclass(frozen=True)
 class ValidationPart:
-    """Validation bags (positions) of the models (r, bool) that validate on just the same bags: as many as are answered at once."""
+    """Validation bags (positions), few enough for one pass, and the models (r, bool) that validate on exactly these."""
 
     bags: Tensor
     models: Tensor
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Some bags, and who of the population is asked about them: `rows` of it, in `who` where Python can read them. `judging` is
-    1 for a model that is judged by them, 0 for one that is asked for company."""
+class _Query:
+    """A pass over some bags by the models `rows` of the population, in `indices` on the CPU.
+
+    counts: 1 for a model that validates on these bags, 0 for one that is only there as a second model (`at_least_two`).
+    """
 
     bags: Tensor
     rows: Tensor
-    who: list[int]
-    judging: Tensor
+    indices: list[int]
+    counts: Tensor
 
 
-def validation_parts(bags: Bags, validated: Tensor, at_once: Callable[[int], int]) -> list[ValidationPart]:
-    """validated (r, b) cut so that every bag is answered by those who validate on it. at_once: instances for so many models.
+def validation_parts(bags: Bags, validated: Tensor, pass_size: Callable[[int], int]) -> list[ValidationPart]:
+    """Divide the validation bags (r, b) into passes. pass_size: instances per pass for a number of models.
 
-    Which bags are answered together depends on the model's own bags alone: so do, on a CPU, the last bits of the answer.
+    Which bags share a pass depends on the model's own bags alone, and so, on a CPU, do the last bits of the logits.
     """
     parts = []
     for row in validated.unique(dim=0):
         models = (validated == row).all(1)
         chosen = row.nonzero().squeeze(-1)
-        runs = runs_of(bags.sizes[chosen].tolist(), at_once(int(models.sum())))
+        runs = runs_of(bags.sizes[chosen].tolist(), pass_size(int(models.sum())))
         parts += [ValidationPart(chosen[first:last], models) for first, last in runs]
     return parts
 
 
 class Validator:
-    """The mean cross-entropy of each running model's answers for its own validation bags; the same measure for every method."""
+    """The mean loss of each running model on its own validation bags; the same measure for every method."""
 
     def __init__(self, state: TrainingState, feeder: Feeder, parts: list[ValidationPart]) -> None:
         self.state, self.feeder, self.parts = state, feeder, parts
-        on_gpu = state.population.device.type == "cuda"
-        self._comes_again = on_gpu and feeder.resident
+        self._records = state.population.device.type == "cuda" and feeder.resident
         self._begin()
 
     def _begin(self) -> None:
-        """With the models that are in the population now."""
-        here, device = self.state.rows.cpu(), self.state.population.device
+        """Start afresh with the models that are in the population now."""
+        present, device = self.state.rows.cpu(), self.state.population.device
         self._population: Population = self.state.population
-        self._asked: list[_Asked] = []
+        self._queries: list[_Query] = []
         for part in self.parts:
-            mine = part.models[here]
-            if mine.any():
-                rows = at_least_two(mine)
-                self._asked.append(_Asked(part.bags, rows.to(device), rows.tolist(), mine[rows].float().to(device)))
-        self._met: dict[
+            validating = part.models[present]
+            if validating.any():
+                rows = at_least_two(validating)
+                self._queries.append(
+                    _Query(part.bags, rows.to(device), rows.tolist(), validating[rows].float().to(device))
+                )
+        self._passes: dict[
             Hashable, tuple[DeviceBags, Recording | None]
-        ] = {}  # what a recorded pass reads must stay where it is
+        ] = {}  # tensors that a recorded pass reads must stay in place
         self._recorder = Recorder()
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
         """(r) of the models in the population."""
-        if self._population is not self.state.population:  # models that had stopped were left out
+        if self._population is not self.state.population:  # stopped models were dropped
             self._begin()
         sums, counts = torch.zeros(2, len(self._population), device=self._population.device)
-        for asked, losses in zip(self._asked, self._losses(), strict=True):
-            sums.index_add_(0, asked.rows, losses * asked.judging)
-            counts.index_add_(0, asked.rows, len(asked.bags) * asked.judging)
+        for query, losses in zip(self._queries, self._losses(), strict=True):
+            sums.index_add_(0, query.rows, losses * query.counts)
+            counts.index_add_(0, query.rows, len(query.bags) * query.counts)
         return sums / counts
 
     def _losses(self) -> Iterator[Tensor]:
-        """Part by part, the sum over its bags of the loss of those who are asked."""
-        if self._comes_again:
-            passing = self._population.passing
-            yield from (self._again((i, passing), asked) for i, asked in enumerate(self._asked))
+        """For each query, the sum of the losses over its bags."""
+        if self._records:
+            yield from (self._replay((i, self._population.pass_key), query) for i, query in enumerate(self._queries))
         else:
-            feeding = self.feeder.feed([asked.bags for asked in self._asked])
-            for asked, fed in zip(self._asked, feeding, strict=True):
-                yield self._summed(asked, fed)
+            batches = self.feeder.feed([query.bags for query in self._queries])
+            for query, batch in zip(self._queries, batches, strict=True):
+                yield self._loss_sum(query, batch)
 
-    def _again(self, like: Hashable, asked: _Asked) -> Tensor:
-        if like not in self._met:
-            (fed,) = self.feeder.feed([asked.bags])
-            # Features, which may be many, are taken anew each time: not even a view of them is kept.
-            self._met[like] = replace(fed, features=fed.features.new_empty(0, fed.features.shape[1])), None
-            return self._summed(asked, fed)
-        fed, recorded = self._met[like]
+    def _replay(self, key: Hashable, query: _Query) -> Tensor:
+        """Run a pass the first time, record it the second time, then replay it."""
+        if key not in self._passes:
+            (batch,) = self.feeder.feed([query.bags])
+            # Features may be large: they are gathered again each time, and not even a view of them is kept.
+            self._passes[key] = replace(batch, features=batch.features.new_empty(0, batch.features.shape[1])), None
+            return self._loss_sum(query, batch)
+        batch, recorded = self._passes[key]
 
         def work() -> Tensor:
-            return self._summed(asked, replace(fed, features=self.feeder.features[fed.rows]))
+            return self._loss_sum(query, replace(batch, features=self.feeder.features[batch.rows]))
 
         if recorded is None:
             recorded = None if self._recorder.full else self._recorder.record(work)
             if recorded is None:
-                self._met = {one: (kept, None) for one, (kept, _) in self._met.items()}  # gives memory back
+                self._passes = {known: (bags, None) for known, (bags, _) in self._passes.items()}  # frees memory
                 return work()
-            self._met[like] = fed, recorded
+            self._passes[key] = batch, recorded
         return recorded()
 
-    def _summed(self, asked: _Asked, fed: DeviceBags) -> Tensor:
-        whole = len(asked.who) == len(self._population)
-        population = self._population if whole else self._population.subset(asked.rows, who=asked.who)
-        logits = population(fed.features, fed.offsets).logits
-        return population.model.bag_loss(logits, fed.labels).sum(-1)
+    def _loss_sum(self, query: _Query, batch: DeviceBags) -> Tensor:
+        whole = len(query.indices) == len(self._population)
+        population = self._population if whole else self._population.subset(query.rows, indices=query.indices)
+        logits = population(batch.features, batch.offsets).logits
+        return population.model.bag_loss(logits, batch.labels).sum(-1)
