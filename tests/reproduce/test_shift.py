@@ -151,7 +151,7 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = shift.reproduce(request, points=(Point(), Point(1.0, 0.2)))
     assert any(
-        line.startswith("made, 3 classes: the probabilities of CAR-MIL (L1) are no closer") for line in found.lines
+        line.startswith("made, 3 classes: the probabilities of CAR-MIL (L1) are no better") for line in found.lines
     )
     facts = json.loads((request.out / "shift.json").read_text())
     counts = np.array(facts["four_bags"]["counts"]["grows most"])

@@ -237,13 +237,10 @@ def complexity(out: OutOption = Path("complexity")) -> None:
 
     Example: carmil reproduce complexity --out complexity
     """
-    from carmil.reproduce.complexity import EXPLANATION, run_complexity, table
-    from carmil.tables import print_tables
+    from carmil.reproduce import complexity as recipe
 
-    lines = run_complexity(folder_for(out))
-    print_tables([table(lines)])
-    typer.echo(EXPLANATION)
-    typer.echo(f"\nwritten: {out / 'complexity.md'}, {out / 'complexity.json'}")
+    request = request_in(out, {})
+    show_finding("complexity", request, recipe.reproduce(request))
 
 
 @reproduce.command()

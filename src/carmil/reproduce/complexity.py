@@ -1,26 +1,23 @@
-"""The paper's complexity table: parameters and multiply-adds, counted honestly.
+"""The paper's complexity table: parameters and multiply-adds.
 
 The paper says 10,000 instances; all twelve of its figures come out at 9,000, counting modules only (linear layers,
-convolutions, and 4 operations an element for LayerNorm, as the profiler thop does). An honest count has every matrix product:
+convolutions, and 4 operations per element for LayerNorm, as the profiler thop does). A full count has every matrix product:
 pooling, q.k products, Nystrom's products and its pseudo-inverse.
 
-`reference_*` count the published architectures analytically; what our implementation really does is measured by torch's
-own flop counter. 1024 features, 512 hidden units, 2 classes.
+References count the published architectures analytically; our implementation is measured by torch's own flop counter.
+1024 features, 512 hidden units, 2 classes.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
 
 from carmil.counterfactual import create_model
-from carmil.files import write_text
 from carmil.progress import progress_bar
-from carmil.reproduce.recipes import Finding, Request
+from carmil.reproduce.recipes import Finding, Request, write_finding
 from carmil.tables import ResultTable
 
 INSTANCES, PAPER_INSTANCES = 10_000, 9_000
@@ -51,6 +48,11 @@ def _embedding(n: int) -> Count:
     return Count(n * IN * HIDDEN)
 
 
+def _instance_scores(n: int) -> Count:
+    """Mean and max pooling of the instances' class scores."""
+    return _embedding(n) + Count(n * HIDDEN * CLASSES)
+
+
 def _abmil(n: int, *, gated: bool = True, size: int = 128) -> Count:
     return _embedding(n) + Count((1 + gated) * n * HIDDEN * size + n * size + HIDDEN * CLASSES, n * HIDDEN)
 
@@ -60,13 +62,13 @@ def _car_abmil(n: int) -> Count:
 
 
 def _dsmil_stream(n: int) -> Count:
-    """A query and what follows from it: likeness to the critical instances, pooling, the bag classifier."""
+    """A query, its similarity to the critical instances, pooling, the bag classifier."""
     modules = n * HIDDEN * 128 + CLASSES * HIDDEN * 128 + CLASSES * CLASSES * HIDDEN
     return Count(modules, n * 128 * CLASSES + n * HIDDEN * CLASSES)
 
 
-def _dsmil(n: int) -> Count:
-    return _embedding(n) + Count(n * HIDDEN * CLASSES) + _dsmil_stream(n)
+def _dsmil(n: int, *, streams: int = 1) -> Count:
+    return sum((_dsmil_stream(n) for _ in range(streams)), _instance_scores(n))
 
 
 def _nystrom_layer(tokens: int) -> Count:
@@ -90,7 +92,7 @@ def _car_transmil(n: int) -> Count:
     return _transmil(n) + _nystrom_layer(tokens) + Count(HIDDEN * CLASSES, 0, 4 * tokens * HIDDEN)
 
 
-def _clam(n: int, heads: int) -> Count:
+def _clam(n: int, *, heads: int) -> Count:
     return _embedding(n) + Count(2 * n * HIDDEN * 256 + n * 256 * heads + HIDDEN * CLASSES, n * HIDDEN * heads)
 
 
@@ -119,36 +121,50 @@ def _weno(n: int) -> Count:
     return Count(teacher + student, n * 1024)
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A published architecture: how to count it, and the paper's figures (multiply-adds in G, parameters in M) if it has any."""
-
-    count: Callable[[int], Count]
-    paper: tuple[float, float] | None = None
-
-
-REFERENCES: dict[str, Reference] = {
-    "mean": Reference(lambda n: _embedding(n) + Count(n * HIDDEN * CLASSES)),
-    "max": Reference(lambda n: _embedding(n) + Count(n * HIDDEN * CLASSES)),
-    "abmil.gated": Reference(_abmil, (5.899, 0.657)),
-    "car/abmil.gated": Reference(_car_abmil, (5.901, 0.657)),
-    "abmil": Reference(lambda n: _abmil(n, gated=False)),
-    "clam.sb": Reference(lambda n: _clam(n, 1)),
-    "clam.mb": Reference(lambda n: _clam(n, CLASSES)),
-    "additive": Reference(_additive),
-    "dsmil": Reference(_dsmil, (5.318, 0.594)),
-    "car/dsmil": Reference(lambda n: _dsmil(n) + _dsmil_stream(n), (5.908, 0.659)),
-    "transmil": Reference(_transmil, (24.796, 2.672)),
-    "car/transmil": Reference(_car_transmil, (34.653, 3.722)),
-    "acmil": Reference(_acmil),
-    "rrt": Reference(_rrt),
-    "weno": Reference(_weno),
+COUNTS: dict[str, Callable[[int], Count]] = {
+    "mean": _instance_scores,
+    "max": _instance_scores,
+    "abmil.gated": _abmil,
+    "car/abmil.gated": _car_abmil,
+    "abmil": partial(_abmil, gated=False),
+    "clam.sb": partial(_clam, heads=1),
+    "clam.mb": partial(_clam, heads=CLASSES),
+    "additive": _additive,
+    "dsmil": _dsmil,
+    "car/dsmil": partial(_dsmil, streams=2),
+    "transmil": _transmil,
+    "car/transmil": _car_transmil,
+    "acmil": _acmil,
+    "rrt": _rrt,
+    "weno": _weno,
 }
+PAPER = {  # multiply-adds in G, parameters in M
+    "abmil.gated": (5.899, 0.657),
+    "car/abmil.gated": (5.901, 0.657),
+    "dsmil": (5.318, 0.594),
+    "car/dsmil": (5.908, 0.659),
+    "transmil": (24.796, 2.672),
+    "car/transmil": (34.653, 3.722),
+}
+EXPLANATION = (
+    f"Multiply-adds in G of one bag of {IN} features, parameters in M. Ours is measured by torch's flop counter; the reference "
+    f"is counted analytically: in full, and modules only at {PAPER_INSTANCES:,} instances, which is what the paper's figures are "
+    "although it says 10,000."
+)
+HEADS = (
+    "model",
+    "parameters",
+    "parameters, paper",
+    f"ours, N = {INSTANCES:,}",
+    f"reference in full, N = {INSTANCES:,}",
+    f"reference, modules only, N = {PAPER_INSTANCES:,}",
+    "paper",
+)
 
 
 @dataclass(frozen=True)
 class Complexity:
-    """One line of the table; multiply-adds in all columns, parameters as they are."""
+    """One row of the table: multiply-adds, and parameters, as they are; the paper's in G and M."""
 
     model: str
     parameters: int
@@ -157,6 +173,12 @@ class Complexity:
     reference_profiled: int
     paper_gmacs: float | None
     paper_mparams: float | None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        ours = (self.measured, self.reference_full, self.reference_profiled)
+        figures = (self.parameters / 1e6, self.paper_mparams, *(count / 1e9 for count in ours), self.paper_gmacs)
+        return (self.model, *("–" if figure is None else f"{figure:.3f}" for figure in figures))
 
 
 def measure(name: str, instances: int = INSTANCES) -> tuple[int, int]:
@@ -171,62 +193,13 @@ def measure(name: str, instances: int = INSTANCES) -> tuple[int, int]:
 
 
 def reproduce(request: Request) -> Finding:
-    return Finding((table(run_complexity(request.out)),), conditions=(EXPLANATION,))
-
-
-def run_complexity(out: Path) -> list[Complexity]:
-    """Counts every model and writes complexity.md and complexity.json."""
-    names = list(REFERENCES)
-    lines = []
+    """Count every model."""
+    names, rows = list(COUNTS), []
     for i in progress_bar(range(len(names)), "counting"):
-        reference = REFERENCES[names[i]]
-        parameters, measured = measure(names[i])
-        gmacs, mparams = reference.paper or (None, None)
-        lines.append(
-            Complexity(
-                names[i],
-                parameters,
-                measured,
-                reference.count(INSTANCES).full,
-                reference.count(PAPER_INSTANCES).as_profiled,
-                gmacs,
-                mparams,
-            )
-        )
-    write_text(out / "complexity.json", json.dumps([asdict(line) for line in lines], indent=2))
-    write_text(out / "complexity.md", f"# Complexity\n\n{EXPLANATION}\n\n{table(lines).markdown()}")
-    return lines
-
-
-EXPLANATION = (
-    f"Multiply-adds in G of one bag of {IN} features, parameters in M. Ours is measured by torch's flop counter; the reference "
-    f"is counted analytically: in full, and modules only at {PAPER_INSTANCES:,} instances, which is what the paper's figures are "
-    "although it says 10,000."
-)
-
-
-def table(lines: list[Complexity]) -> ResultTable:
-    def shown(value: float | None) -> str:
-        return "–" if value is None else f"{value:.3f}"
-
-    def row(line: Complexity) -> tuple[Any, ...]:
-        return (
-            line.model,
-            shown(line.parameters / 1e6),
-            shown(line.paper_mparams),
-            shown(line.measured / 1e9),
-            shown(line.reference_full / 1e9),
-            shown(line.reference_profiled / 1e9),
-            shown(line.paper_gmacs),
-        )
-
-    heads = (
-        "model",
-        "parameters",
-        "parameters, paper",
-        f"ours, N = {INSTANCES:,}",
-        f"reference in full, N = {INSTANCES:,}",
-        f"reference, modules only, N = {PAPER_INSTANCES:,}",
-        "paper",
-    )
-    return ResultTable("Parameters and multiply-adds", heads, tuple(row(line) for line in lines))
+        name, count = names[i], COUNTS[names[i]]
+        gmacs, mparams = PAPER.get(name, (None, None))
+        references = count(INSTANCES).full, count(PAPER_INSTANCES).as_profiled
+        rows.append(Complexity(name, *measure(name), *references, gmacs, mparams))
+    table = ResultTable("Parameters and multiply-adds", HEADS, tuple(row.cells for row in rows))
+    finding = Finding((table,), conditions=(EXPLANATION,))
+    return write_finding("complexity", request, finding, {"models": [asdict(row) for row in rows]})
