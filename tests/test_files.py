@@ -116,7 +116,7 @@ def test_a_file_too_large_is_named_whichever_library_writes_it(writer, tmp_path)
 @pytest.mark.finding(n=13)
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "check that there is room"), (errno.EROFS, "may be written"), (errno.EFBIG, "ulimit -f")],
+    [(errno.ENOSPC, "check that there is room"), (errno.EROFS, "writable folder"), (errno.EFBIG, "ulimit -f")],
 )
 def test_a_failure_to_write_names_the_file_and_what_to_do(number, remedy, tmp_path):
     with pytest.raises(CarmilError, match=remedy) as failed, atomic_folder(tmp_path / "out") as aside:

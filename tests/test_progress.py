@@ -66,7 +66,7 @@ def test_tiles_are_told_with_their_slide(said):
 def test_a_terminal_has_its_bar(said, monkeypatch):
     stream, now = said
     monkeypatch.setattr(progress, "console", Console(file=stream, force_terminal=True, width=60))
-    line = progress._NowAndThen("packing", "slides")
+    line = progress._PeriodicLine("packing", "slides")
     for done in range(5):
         now[0] += 100
         line(done, 5)

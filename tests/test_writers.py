@@ -20,7 +20,7 @@ from carmil.maps.drawing import file_names
 from carmil.maps.tile_labels import TileLabels
 from carmil.maps.tile_maps import TileMap
 from carmil.maps.truth_files import write_truth
-from carmil.reproduce import slide_runs
+from carmil.reproduce.method_runs import runs_folder
 from carmil.runs.slide_evidence import evidence_file
 from carmil.slides import features, tile_cohort
 from carmil.slides.slide import Tiles
@@ -81,8 +81,8 @@ def encoded(out: Path, name: str) -> None:
 
 
 def reproduced(out: Path, name: str) -> None:
-    cohort, asked = SimpleNamespace(name="brca", encoder=name), SimpleNamespace(fast=True, shared=out, seed=0)
-    touched(slide_runs.runs_of(cohort, asked) / "file")
+    cohort, asked = SimpleNamespace(name="brca", encoder=name, folder=None), SimpleNamespace(fast=True, shared=out, seed=0)
+    touched(runs_folder(cohort, asked) / "file")
 
 
 WRITERS = {

@@ -485,7 +485,7 @@ def test_a_file_that_vanishes_is_named(tmp_path, suffix):
     (source,) = find_bags(path).sources
     path.unlink()
     for read in (read_header, read_bag):
-        with pytest.raises(CarmilError, match=rf"{path.name} is not there"):
+        with pytest.raises(CarmilError, match=rf"{path.name} does not exist"):
             read(source)
 
 
@@ -496,7 +496,7 @@ def test_a_bag_that_vanishes_from_a_matrix_is_named(tmp_path):
     with pytest.raises(CarmilError, match=r"instances\.csv no longer has the bag 'b'"):
         read_bag(source)
     (folder / "instances.csv").unlink()
-    with pytest.raises(CarmilError, match=r"instances\.csv is not there"):
+    with pytest.raises(CarmilError, match=r"instances\.csv does not exist"):
         read_bag(source)
 
 
