@@ -81,7 +81,10 @@ def encoded(out: Path, name: str) -> None:
 
 
 def reproduced(out: Path, name: str) -> None:
-    cohort, asked = SimpleNamespace(name="brca", encoder=name, folder=None), SimpleNamespace(fast=True, shared=out, seed=0)
+    cohort, asked = (
+        SimpleNamespace(name="brca", encoder=name, folder=None),
+        SimpleNamespace(fast=True, shared=out, seed=0),
+    )
     touched(runs_folder(cohort, asked) / "file")
 
 

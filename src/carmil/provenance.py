@@ -36,7 +36,7 @@ def machine_line() -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Convert dataclasses to objects, tensors and arrays to nested lists, and NaN and infinity, which JSON does not have, to null."""
+    """Convert dataclasses to objects, tensors and arrays to nested lists, and NaN and infinity, which JSON lacks, to null."""
     if is_dataclass(value) and not isinstance(value, type):
         return to_json(asdict(value))
     if isinstance(value, Mapping):

@@ -103,7 +103,7 @@ def test_a_class_of_fewer_than_five_patients_is_named_before_training(files, tmp
     ]
     status, _, err = said("train", *words, "--model", "abmil", "--out", str(tmp_path / "run"))
     assert status == 0
-    line = "class 'b' has 4 patients, fewer than five: what this study finds of it is mostly chance"
+    line = "class 'b' has 4 patients, fewer than five: figures of this class are mostly chance"
     assert line in err and "class 'a'" not in err
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert line in run["said"]

@@ -1,4 +1,4 @@
-"""What models answer as instances go, gathered slide by slide until figures, curves and the cohort's AUC are made of it.
+"""Sums of the models' answers as instances are removed, from which figures, curves and the cohort's AUC are computed.
 
 e maps, b slides, S steps, k classes, r random orders, t twins: copies of a model with shuffled weights.
 """
@@ -17,7 +17,7 @@ from carmil.studies.figures import mean_interval
 
 Floats = NDArray[np.float64]
 RESAMPLES = 500
-SLIDES_ARE = {  # which axis
+SLIDES_ARE = {  # the axis of the slides, by array
     "most": 1,
     "least": 1,
     "at_random": 0,
@@ -30,10 +30,10 @@ SLIDES_ARE = {  # which axis
 
 
 class Accumulator:
-    """Sums over the models of each slide. Maps are e of the models themselves, then e of their twins: 2 e.
+    """Sums over the models of each slide. Of 2 e maps the first e are the models' own, the others those of their twins.
 
-    most, least (2 e, b, S+1), at_random (b, S+1): p of the label, of rightly answered slides
-    answers (2 e, b, S+1, k), random_answers (r, b, S+1, k), twins (t, b, 1, k): p of every class, of all slides
+    most, least (2 e, b, S+1), at_random (b, S+1): p of the label, over rightly answered slides
+    answers (2 e, b, S+1, k), random_answers (r, b, S+1, k), twins (t, b, 1, k): p of every class, over all slides
     """
 
     def __init__(self, slides: int, maps: int, *, steps: int, random_orders: int, twins: int, classes: int) -> None:
@@ -47,7 +47,7 @@ class Accumulator:
         self._counts: dict[str, Floats] = {}
 
     def add(self, name: str, where: NDArray[np.int64], values: Tensor, *, only: Tensor | None = None) -> None:
-        """A figure (e or 2 e, some slides) of one model; NaN, and slides that are not among `only`, do not count."""
+        """Add a figure (e or 2 e, some slides) of one model. NaN, and slides that are not in the mask `only`, do not count."""
         found = values.double().numpy()
         there = ~np.isnan(found) & (True if only is None else only.numpy())
         self._add(name, where, np.where(there, found, 0.0), there)
@@ -55,7 +55,7 @@ class Accumulator:
     def add_curves(
         self, where: NDArray[np.int64], right: Tensor, *, most: Tensor, least: Tensor, at_random: Tensor
     ) -> None:
-        """p of the labels' classes by one model, as instances go; it answers the slides of `right` rightly."""
+        """Add p of the label of one model at each step. right: the mask of slides that it answers rightly."""
         counts = right.numpy()[:, None]
         self.most[:, where] += most.numpy() * counts
         self.least[:, where] += least.numpy() * counts
@@ -63,14 +63,14 @@ class Accumulator:
         self.rights[where] += counts[:, 0]
 
     def add_answers(self, where: NDArray[np.int64], by_maps: Tensor, *, at_random: Tensor, twins: Tensor) -> None:
-        """p of all classes by one model as instances go, and by its twins (t, b, k) of the whole slides."""
+        """Add p of all classes of one model at each step, and of its twins (t, b, k) for the whole slides."""
         self.models[where] += 1
         self.answers[:, where] += by_maps.numpy()
         self.random_answers[:, where] += at_random.numpy()
         self.twins[:, where] += twins.numpy()[:, :, None]
 
     def state(self) -> dict[str, Floats]:
-        """Everything, by name."""
+        """Return all sums by name."""
         sums = {f"{name} sum": values for name, values in self._sums.items()}
         counts = {f"{name} count": values for name, values in self._counts.items()}
         return {**{name: getattr(self, name) for name in SLIDES_ARE}, **sums, **counts}
@@ -83,7 +83,7 @@ class Accumulator:
             self._add(name, where, np.asarray(state[f"{name} sum"]), np.asarray(state[f"{name} count"]))
 
     def figures(self, patients: Sequence[str]) -> list[dict[str, SlideMean]]:
-        """Of each map, by name: the mean over the slides of the mean over their models."""
+        """Return the figures of each map by name: the mean over the slides of the mean over their models."""
         with np.errstate(invalid="ignore"):
             means = {name: self._sums[name] / self._counts[name] for name in self._sums}
         return [
@@ -96,7 +96,7 @@ class Accumulator:
             kept.setdefault(name, np.zeros((len(more), len(self.models))))[:, where] += more
 
     def band(self, sums: Floats, patients: Sequence[str], *, backwards: bool = False) -> Band:
-        """Of summed probabilities (b, S+1); backwards: instances come in instead of going."""
+        """Return the mean of summed probabilities (b, S+1) and its interval. backwards: instances are added instead of removed."""
         there = self.rights > 0
         curves = sums[there] / self.rights[there, None]
         curves = curves[:, ::-1] if backwards else curves
@@ -107,7 +107,8 @@ class Accumulator:
         return Band(*(tuple(values.tolist()) for values in found))
 
     def auc(self, labels: Sequence[int]) -> tuple[Floats, Floats, Floats]:
-        """The cohort's AUC at each step by each map, (2 e, S+1), the mean over the random orders, (S+1), and of twins, (t)."""
+        """Return the cohort's AUC at each step by map (2 e, S+1), its mean over the random orders (S+1), and that of the
+        twins (t)."""
 
         def curves(sums: Floats) -> Floats:
             p = (sums / self.models[:, None, None]).transpose(0, 2, 1, 3)

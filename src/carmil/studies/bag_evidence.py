@@ -1,7 +1,7 @@
-"""One slide explained by one or several models: its maps, column by column, and what there is to say about the slide.
+"""One slide explained by one or several models: its maps as columns, and the numbers of the slide.
 
-Several models: the mean of what each says, in its own units. Evidence is in logits, so that the mean of path evidence sums
-to the mean change of the models' logits; a is the mean of their attention, u of their scores.
+With several models every column is the mean of theirs, in its own units. Evidence is in logits, so that the mean of path
+evidence sums to the mean change of the models' logits; a is the mean of their attention weights, u of their scores.
 
 n instances of one bag, k classes, h heads.
 """
@@ -29,7 +29,7 @@ CONCENTRATION = ("entropy", "normalised_entropy", "gini", "effective")
 
 @dataclass
 class BagEvidence:
-    """columns: maps (n) by name; numbers: what can be averaged over models, a number each or (k)."""
+    """columns: maps (n) by name; numbers: quantities that can be averaged over models, scalars or (k)."""
 
     columns: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, Tensor] = field(default_factory=dict)
@@ -38,7 +38,10 @@ class BagEvidence:
 def explain_bag(
     models: Sequence[BagModel], bag: Bags, methods: Sequence[str], classes: Sequence[str], *, searched: bool
 ) -> BagEvidence:
-    """The bag by all models together; the first of `methods` is the evidence, the others are named after themselves."""
+    """Explain one bag by all models together.
+
+    The columns of the first of `methods` are called evidence_CLASS, those of the others METHOD_CLASS.
+    """
     each = [_explain_by(model, bag, methods, classes, searched) for model in models]
     found = BagEvidence(
         {name: torch.stack([one.columns[name] for one in each]).mean(0) for name in each[0].columns},
@@ -53,7 +56,7 @@ def explain_bag(
 
 
 def concentration_numbers(found: BagEvidence, bag: Bags, of: str) -> dict[str, Tensor]:
-    """How few instances carry the attention weights, and how few the evidence of class `of` by its size."""
+    """Concentration of the attention weights, and of the absolute evidence of class `of`."""
     maps = {"attention": found.columns.get("a"), "evidence": found.columns[f"evidence_{of}"].abs()}
     numbers: dict[str, Tensor] = {}
     for name, weights in maps.items():
@@ -103,7 +106,7 @@ def _explain_by(
 def _scores_and_weights(
     model: BagModel, scores: Tensor, offsets: Offsets, classes: Sequence[str], which: str
 ) -> dict[str, Tensor]:
-    """u and a as columns; where every class has a map of its own, a column a class. Several other heads are one map."""
+    """u and a as columns, one per class where every class has its own map. Other heads are merged into one map."""
     u = scores_by_class(model, scores, offsets)
     a = attention_weights(model, u, offsets)
     if Ability.MAP_PER_CLASS in model.abilities:
@@ -113,7 +116,7 @@ def _scores_and_weights(
 
 
 def _counterfactual_numbers(seen: Prediction, reading: CounterfactualChange, which: str) -> dict[str, Tensor]:
-    """What a counterfactual with one map says of the bag. The mean over models of p and of the change is what is read."""
+    """Numbers of a counterfactual with one map. p and the change of the logits are averaged over models before they are read."""
     change = reading.logit_change[0, 0].double()
     return {
         f"{which}_p": (seen.logits[0] + change).softmax(-1).cpu(),

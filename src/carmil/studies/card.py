@@ -1,4 +1,4 @@
-"""The card of a run: what was trained, on what, how it was judged, what it is not good for, and how to do it again."""
+"""The model card of a run: what was trained, on what, how it was evaluated, its limits, and the command that repeats it."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from carmil.words import plural
 
 CONFIG = "study.yaml"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
-YAML_ONLY = (  # settings that have no word on the command line
+YAML_ONLY = (  # settings without an option on the command line
     "options",
     "validation",
     "optimizer",
@@ -88,7 +88,7 @@ def trained(run: Run) -> dict[str, str]:
 
 
 def _objective(run: Run) -> dict[str, str]:
-    """Weights of the loss's terms, as the models that were kept have them; several where validation bags chose."""
+    """Weights of the terms of the loss in the models that were kept; several values where validation bags chose."""
     found = {}
     for name in ("alpha", "lambda_", "distance"):
         values = dict.fromkeys(_said(model.settings[name]) for model in run.models if name in model.settings)
@@ -112,7 +112,7 @@ def data(run: Run) -> dict[str, str]:
 
 
 def protocol(run: Run) -> list[str]:
-    """How the figures came about, and what they are of."""
+    """How the figures were obtained, and what they are of."""
     settings = run.settings
     selection = (
         "Epoch, hyper-parameters and threshold were chosen on validation bags only; a test fold was looked at once."
@@ -131,7 +131,7 @@ def protocol(run: Run) -> list[str]:
 
 
 def choices(run: Run) -> ResultTable:
-    """What each model that was kept chose on its validation bags."""
+    """One row per model that was kept: what it chose on its validation bags."""
     settings = list(dict.fromkeys(name for model in run.models for name in model.settings))
     named = [name for name in ("inner", "seed") if len({getattr(model, name) for model in run.models}) > 1]
     heads = ["fold", *named, "epoch (from 0)", "validation loss", *(name.rstrip("_") for name in settings)]
@@ -158,7 +158,7 @@ def choices(run: Run) -> ResultTable:
 
 
 def settings_shown(run: Run) -> dict[str, str]:
-    """All settings in words; of a path the last part, since the rest is about the machine."""
+    """All settings as text. Of a path only the last part, since the rest is about the machine."""
     return {
         name.rstrip("_"): PurePath(str(value)).name if name in PATHS and value else _said(value)
         for name, value in run.settings.lasting().items()
@@ -170,7 +170,7 @@ def machine(run: Run) -> dict[str, str]:
 
 
 def remarks(run: Run) -> list[str]:
-    """Everything that was said (guesses, slides left out), without the machine's folders."""
+    """The notes of the run (guesses, slides left out) without the folders of the machine."""
     folders = {
         str(Path(str(value)).parent) for name, value in run.settings.lasting().items() if name in PATHS and value
     }
@@ -184,12 +184,12 @@ def remarks(run: Run) -> list[str]:
 
 
 def command(run: Run) -> str:
-    """`carmil train` with what differs from its defaults, to be run in the folder that holds the run."""
+    """The `carmil train` command that repeats the run, to be typed in the folder that holds the run."""
     return command_of("train", run, run.folder)
 
 
 def command_of(verb: str, run: Run, out: Path, *, without: Collection[str] = (), extra: Sequence[str] = ()) -> str:
-    """A command of a study with a run's settings, to be run in the folder that holds `out`.
+    """The command of a study with the settings of a run, to be typed in the folder that holds `out`.
 
     without: settings to leave out. extra: further words. OUT/study.yaml holds what `yaml_part` returns, if anything.
     """
@@ -226,7 +226,7 @@ def _asked(run: Run, home: Path) -> dict[str, Value]:
 
 
 def _from_beside(home: Path, path: str) -> str:
-    """A path from the folder `home`; the last part where it is no longer there."""
+    """A path relative to `home`; only its last part if it no longer exists."""
     there = next((place for place in (Path(path), home / path) if place.exists()), None)
     return PurePath(path).name if there is None else os.path.relpath(there.resolve(), home)
 
@@ -275,7 +275,7 @@ def answer_rule(run: Run) -> str:
 
 
 def _merged(run: Run) -> str:
-    """By which rule slides become a patient's answer."""
+    """The rule by which slides become a patient's answer."""
     if run.metrics.level == "slide":
         return ", since slides of a patient have different labels" if run.data.patients < run.data.slides else ""
     return {
@@ -326,5 +326,5 @@ def _range(values: list[int]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text from a file as markdown that says just that: no tag, no cell of a table, no second line."""
+    """Escape text of a file, so that Markdown shows it as it is: no tag, no table cell, no second line."""
     return re.sub(r"([\\`*|])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")

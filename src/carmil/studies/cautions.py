@@ -1,4 +1,4 @@
-"""What a reader should know before using a run, in one line each: from numbers that were measured on its test folds."""
+"""What a reader should know before using a run, one line each, from what was measured on its test folds. c cases, k classes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,23 +13,22 @@ from carmil.statistics.calibration import cross_entropies
 from carmil.studies.figures import MEAN_OVER_FOLDS
 from carmil.words import plural
 
-LITTLE = (
-    0.01  # of the cross-entropy of the class frequencies: a model less than that below it is no better than they are
-)
-CHANCE = 0.5  # the AUC of scores that have nothing to do with the labels
-UNIFORM = 0.9  # of a slide's instances: attention that is spread over so many is nearly the same everywhere
+LITTLE = 0.01  # of the class frequencies' cross-entropy: the least by which an informed model is below it
+CHANCE = 0.5  # the AUC of scores that are independent of the labels
+UNIFORM = 0.9  # of a slide's instances: attention spread over this share is nearly uniform
 FEW = 5  # patients of a class
 
 
 def informed(cross_entropy: float, class_frequencies: float) -> bool:
-    """Whether probabilities are closer to the truth than always answering how common each class is."""
+    """Whether probabilities are better than always predicting the class frequencies."""
     return cross_entropy < (1 - LITTLE) * class_frequencies
 
 
 def readings(
     p: NDArray[np.float64], labels: NDArray[np.int64], moved: Sequence[float] = (), spread: Sequence[float] = ()
 ) -> dict[str, float]:
-    """What `cautions` judges by. p (c, k) and labels (c) of the test cases; moved and spread of each test slide, if known."""
+    """The measurements that `cautions` judges by. p (c, k) and labels (c) of the test cases; moved and spread of each test
+    slide."""
     given, shares = cross_entropies(p, labels)
     found = {"cross_entropy": given, "cross_entropy_of_class_frequencies": shares}
     for name, values in (("attention_moved", moved), ("attention_spread", spread)):
@@ -41,7 +40,7 @@ def readings(
 
 
 def answer_cautions(readings: Mapping[str, float], auc: Range | None, cases: str) -> list[str]:
-    """Cautions about answers alone. readings: see `readings`; auc: its interval, if known; cases: "test slides", say."""
+    """Cautions about answers alone. readings: see `readings`; auc: its interval, if known; cases: such as "test slides"."""
     lines = []
     given, shares = (readings.get(name, math.nan) for name in ("cross_entropy", "cross_entropy_of_class_frequencies"))
     if not math.isnan(given) and not math.isnan(shares) and not informed(given, shares):
@@ -58,7 +57,7 @@ def answer_cautions(readings: Mapping[str, float], auc: Range | None, cases: str
 
 
 def cautions(run: Run) -> list[str]:
-    """One line for each thing that is so; nothing of a run of version 0.1.0, which did not measure it."""
+    """One line per caution that applies; none for a run of version 0.1.0, which did not measure them."""
     found = run.metrics.readings
     auc = run.metrics.intervals.get("auc") if run.metrics.intervals_of == MEAN_OVER_FOLDS else None
     lines = answer_cautions(found, auc, f"test {run.metrics.level}s")
@@ -76,7 +75,7 @@ def cautions(run: Run) -> list[str]:
 
 
 def never_answered(run: Run) -> list[str]:
-    """One line for each class that is never the answer, whatever the truth."""
+    """One line per class that is never the answer, whatever the truth."""
     frame = run.predictions()
     answers = set(frame["answer"]) if "answer" in frame else set(run.classes)  # runs of 0.1.0 do not have them
     return [
@@ -87,7 +86,7 @@ def never_answered(run: Run) -> list[str]:
 
 
 def unmoved(median: float) -> str:
-    """The caution about a counterfactual attention that stays where the factual one is."""
+    """The caution about a counterfactual attention that hardly differs from the factual one."""
     return (
         f"the counterfactual attention did not move: on the median slide only {median:.3f} of the attention differs (2 is the "
         f"most; below {LEAST_MOVED:g} is negligible), so do not read the counterfactual maps of this run"
@@ -95,13 +94,13 @@ def unmoved(median: float) -> str:
 
 
 def few_patients(classes: Sequence[str], labels: Sequence[int], patients: Sequence[str]) -> list[str]:
-    """One line for each class with fewer than five patients."""
+    """One line per class with fewer than five patients."""
     lines = []
     for c, name in enumerate(classes):
         count = len({patient for patient, label in zip(patients, labels, strict=True) if label == c})
         if count < FEW:
             lines.append(
-                f"class {name!r} has {count} patient{'s' * (count != 1)}, fewer than five: what this study finds of it is "
+                f"class {name!r} has {count} patient{'s' * (count != 1)}, fewer than five: figures of this class are "
                 "mostly chance"
             )
     return lines

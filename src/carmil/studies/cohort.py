@@ -1,4 +1,4 @@
-"""The bags of a study with their labels and patients. b bags of the store, l of them with a label."""
+"""The bags of a study with their labels, patients and folds. b bags of the store, l of them with a label."""
 
 import hashlib
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from carmil.words import plural
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """`bags` are all of the store's; those at `known` (l) have a label, a patient and, in a study, a role.
+    """All bags of a store; those at the positions `known` (l) have a label, a patient and, in a study, a role.
 
-    checksums: of every bag with a label, the slides in it and the checksums of their features.
+    checksums: by bag with a label, the checksums of the features of its slides.
     """
 
     store: Store
@@ -53,27 +53,27 @@ class Cohort:
 
     @property
     def has_patients(self) -> bool:
-        """Whether patients can be judged: all slides of each have one label."""
+        """Whether figures can be of patients: all slides of each patient have the same label."""
         labels: dict[str, int] = {}
         pairs = zip(self.patients, self.labels.tolist(), strict=True)
         return all(labels.setdefault(patient, label) == label for patient, label in pairs)
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any feature, label or patient."""
+        """A checksum that changes with any feature, label or patient."""
         told = repr((self.store.fingerprint, self.slides, self.patients, self.labels.tolist(), self.classes))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     @property
     def truth(self) -> str | None:
-        """Changes with what is known of any instance; None where nothing is."""
+        """A checksum that changes with the truth of any instance; None where no truth is known."""
         known = self.bags.instance_labels
         return None if known is None else hashlib.sha256(known.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What a study works on: its cohort, the folds, `roles` (d, f, b) as `roles_of` gives them, and what was noted on the way."""
+    """What a study works on. roles (d, f, b): see `roles_of`. notes: what was guessed or left out on the way."""
 
     cohort: Cohort
     splits: list[Splits]
@@ -82,12 +82,12 @@ class Material:
 
     @property
     def divisions(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """What every labelled slide is in each fold of each division."""
+        """The role of every labelled slide in each fold of each division."""
         return tuple(tuple(tuple(fold) for fold in split.roles.tolist()) for split in self.splits)
 
 
 def open_material(settings: Settings, *, log: Log) -> Material:
-    """Opens a study's cohort and divides it into folds, soundly or not at all."""
+    """Open the cohort of a study and split it into folds. A cohort or split that is not sound is refused."""
     remarks: list[str] = []
 
     def tell(line: str) -> None:
@@ -118,7 +118,7 @@ def log_once(log: Log) -> Log:
 def open_bags(
     path: Path, aside: Path, *, dtype: Dtype, truth: str | None = None, skip_broken: bool = False, log: Log
 ) -> Store:
-    """The store at `path`; a folder of files is packed into one at `aside` first."""
+    """Open the store at `path`; pack a folder of files into a store at `aside` first."""
     if is_store(path):
         return open_store(path)
     if path.exists():
@@ -130,9 +130,9 @@ def open_bags(
 def label_cohort(
     store: Store, table: LabelTable, *, one_bag: Path | None, allow_duplicates: bool = False, log: Log
 ) -> Cohort:
-    """Joins bags and labels; refuses the same features under two patients, unless that is allowed.
+    """Join bags and labels. The same features under two patients are refused, unless allowed.
 
-    one_bag: all slides of a patient become one bag, in a store of that name if need be.
+    one_bag: where the store lies in which all slides of a patient are one bag.
     """
     found = match(table, store.ids)
     checksums = store.checksums
@@ -154,7 +154,7 @@ def label_cohort(
         slides = {patient: [] for patient in patients}
         for slide, patient in of.items():
             slides[patient].append(slide)
-        log(f"one bag a patient: {plural(len(of), 'slide')} of {plural(len(patients), 'patient')}")
+        log(f"one bag per patient: {plural(len(of), 'slide')} of {plural(len(patients), 'patient')}")
     if store.truth_classes not in (None, table.classes):
         raise CarmilError(
             f"{store.path} has the truth of instances about the classes {', '.join(store.truth_classes or ())}, the labels are "
@@ -169,10 +169,10 @@ def label_cohort(
 
 
 def open_cohort(settings: Settings, *, log: Log) -> Cohort:
-    """The cohort a study is about."""
+    """Open the bags of a study and join them with its labels."""
     out = settings.out
     if settings.labels is not None:
-        _table(settings, settings.labels)  # what is wrong with it is said before anything is packed
+        _table(settings, settings.labels)  # refused, if it cannot be read, before anything is packed
     store = open_bags(
         settings.bags,
         out / "cohort",
@@ -207,7 +207,7 @@ def _table(settings: Settings, labels: Path) -> LabelTable:
 
 
 def split_cohort(cohort: Cohort, settings: Settings, *, log: Log) -> list[Splits]:
-    """The folds of the study: one division for all seeds, or with `reshuffle` one for each."""
+    """Split a cohort into folds: once for all seeds, or with `reshuffle` once per seed."""
     who = (cohort.slides, cohort.patients, cohort.labels.tolist())
     common: dict[str, Any] = {"validation": settings.validation, "seed": settings.seed, "classes": cohort.classes}
     if settings.splits is not None:
@@ -229,7 +229,7 @@ def split_cohort(cohort: Cohort, settings: Settings, *, log: Log) -> list[Splits
 
 
 def roles_of(splits: Sequence[Splits], cohort: Cohort) -> Tensor:
-    """(d, f, b) what every bag of the store is in each fold of each division, as carmil.bags.splits numbers it."""
+    """(d, f, b) the role of every bag of the store in each fold of each division, as numbered in carmil.bags.splits."""
     at = {name: i for i, name in enumerate(cohort.bags.ids)}
     roles = torch.zeros(len(splits), len(splits[0].roles), len(cohort.bags), dtype=torch.long)
     for i, split in enumerate(splits):
@@ -239,7 +239,7 @@ def roles_of(splits: Sequence[Splits], cohort: Cohort) -> Tensor:
 
 
 def worker_bags(path: Path, fingerprint: str, labels: Tensor) -> Bags:
-    """The bags of a store, opened on another machine than the one that knows their labels."""
+    """The bags of a store, opened on another machine of a cluster than the one that read their labels."""
     if not is_store(path):
         raise CarmilError(f"the store {path} is not there: it must lie where every machine that trains sees it")
     store = open_store(path)
@@ -253,12 +253,12 @@ def replace_labels(bags: Bags, labels: Tensor) -> Bags:
 
 
 def _by_patient(of: dict[str, str], values: dict[str, Any], what: str) -> dict[str, Any]:
-    """One value a patient; two different ones are an error, since one bag has one."""
+    """One value per patient; different values are refused, since one bag has one value."""
     merged: dict[str, Any] = {}
     for slide, patient in of.items():
         if merged.setdefault(patient, values[slide]) != values[slide]:
             raise CarmilError(
-                f"patient {patient!r} has slides with different {what}: one bag a patient needs one; use --patients mean or max"
+                f"patient {patient!r} has slides with different {what}: one bag per patient needs one; use --patients mean or max"
             )
     return merged
 

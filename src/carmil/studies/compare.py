@@ -1,4 +1,4 @@
-"""`carmil compare`: is one run better than another, or luckier? Pairs of runs on the same cases, corrected for their number."""
+"""`carmil compare`: differences between runs on the same cases, with intervals and p values corrected for the number of pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OF_ANSWERS = ("auc", "f1_macro", "balanced_accuracy")
-AT_THRESHOLDS = ("f1_macro", "balanced_accuracy")  # of two classes; of more they are of the likeliest class
+AT_THRESHOLDS = (
+    "f1_macro",
+    "balanced_accuracy",
+)  # depend on the threshold of two classes; of more classes they are of the most probable class
 TESTS = ("t", "patients", "delong")
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedRun:
-    """What is compared: answers to test cases, the figures of each fold and seed, and the one of these to judge by.
+    """A run to compare: its answers to test cases, the figures of each fold and seed, and the measure to compare by.
 
-    A measure is one of OF_ANSWERS, or one that every slide has: AUPRC+ of a map.
+    The measure is one of OF_ANSWERS, or a figure of every slide: AUPRC+ of a map.
     """
 
     name: str
@@ -45,12 +48,12 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs: the difference of their figures, means over folds (first minus second), its interval over patients, and tests
-    of no difference; NaN where one does not apply.
+    """The difference between two runs (first minus second) of means over folds, its interval over patients, and tests of no
+    difference; NaN where a test does not apply.
 
-    p_t: paired t-test over folds, as the paper; of one fold over its seeds, where it tells what initialisation does and nothing
-    of other cases. p_patients: over patients, as the interval. p_delong: DeLong's test over patients, of the mean of the folds'
-    AUCs. p values are also given corrected for the number of comparisons (Holm).
+    p_t: paired t-test over folds, as in the paper; with one fold over its seeds, where it tests the initialisation only.
+    p_patients: over patients, as the interval. p_delong: DeLong's test over patients, of the mean of the folds' AUCs.
+    holm_...: p values corrected for the number of comparisons.
     """
 
     first: str
@@ -69,7 +72,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[Run], *, measure: str = "auc") -> list[Comparison]:
-    """Every run with every other."""
+    """Compare every run with every other."""
     if len(runs) < 2:
         raise CarmilError("one run cannot be compared: expected two or more")
     if len({run.name for run in runs}) < len(runs):
@@ -78,7 +81,7 @@ def compare_runs(runs: Sequence[Run], *, measure: str = "auc") -> list[Compariso
 
 
 def compare_pairs(pairs: Sequence[tuple[ComparedRun, ComparedRun]]) -> list[Comparison]:
-    """Each pair; p values are corrected for as many as there are."""
+    """Compare the runs of each pair; p values are corrected for the number of pairs."""
     found = [_compare(a, b) for a, b in pairs]
     corrected = {name: holm([getattr(pair, f"p_{name}") for pair in found]) for name in TESTS}
     return [
@@ -122,7 +125,7 @@ def comparison_table(found: Sequence[Comparison]) -> ResultTable:
 
 
 def each_fold(by_fold: Sequence[FoldFigures], measure: str) -> dict[int, float]:
-    """A figure by fold, the mean over its seeds; of one fold by seed. NaN where there is none."""
+    """A figure by fold, the mean over its seeds; with one fold, by seed. NaN where it is undefined."""
     several = len({line.fold for line in by_fold}) > 1
     values: dict[int, list[float]] = {}
     for line in by_fold:
@@ -168,8 +171,7 @@ def _compare(a: ComparedRun, b: ComparedRun) -> Comparison:
 
 
 def _answers(judged: ComparedRun) -> FoldAnswers:
-    """One row per patient (or slide), fold and seed, as the figures of the run are of; where a map is judged, one per slide
-    that it can be judged on."""
+    """One row per patient (or slide), fold and seed, as in the run's figures; of a map, one row per slide that has its measure."""
     run, measure, frame = judged.run, judged.measure, judged.answers
     if measure not in OF_ANSWERS:
         if measure not in frame:
@@ -189,12 +191,12 @@ def _answers(judged: ComparedRun) -> FoldAnswers:
 
 
 def _pairs(a: ComparedRun, b: ComparedRun) -> str:
-    """What a paired t-test is over."""
+    """The units of the paired t-test."""
     return "folds" if len({line.fold for line in (*a.by_fold, *b.by_fold)}) > 1 else "seeds"
 
 
 def _over_folds(a: ComparedRun, b: ComparedRun) -> Test | None:
-    """The paired t-test over the folds' figures, or over the seeds of one fold; only where both runs had the same folds."""
+    """The paired t-test over folds, or over the seeds of one fold; None unless both runs have the same folds."""
     if a.run.data.splits != b.run.data.splits:
         return None
     first, second = each_fold(a.by_fold, a.measure), each_fold(b.by_fold, b.measure)

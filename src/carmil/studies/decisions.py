@@ -1,9 +1,8 @@
-"""The decision rule of a run's models, and tables of answers that follow it.
+"""The decision rule of models that answer together, and tables of their answers.
 
-A slide of the run's own cohort is decided by the models that were tested on it, a new slide by all models: the mean of their
-probabilities is compared with the mean of the thresholds, and of the confidences below which there is no answer, that each of
-them chose on its validation bags. The mean of p - threshold has the sign that all models agree on, so that no answer overrules
-all of the models; the mean of p beside the median of the thresholds could.
+A slide of the run's own cohort is answered by the models that were tested on it, a new slide by all models: the mean of their
+probabilities is compared with the mean of their thresholds, and of the confidences below which they give no answer. The mean
+of p - threshold has the sign that all models agree on, if they agree; with the median of the thresholds it might not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +24,12 @@ from carmil.studies.subjects import Subject, group_by_models
 if TYPE_CHECKING:
     import pandas as pd
 
-JOINT = "joint_answer"  # beside the answers of single models: that of all models that were tested on the slide
+JOINT = "joint_answer"  # the column with the answer of all models that were tested on the slide
 MOST = 3  # rules on a terminal
 
 
 def decision_of(run: Run, models: Sequence[int] | None = None) -> Decision:
-    """The rule of some models (rows of `run.models`) that answer together; None: of all, for new slides."""
+    """The rule of some models (rows of `run.models`) that answer together; without `models` of all, for new slides."""
     rows = range(len(run.models)) if models is None else models
     each = run.decisions(rows)
     folds = run.tested_folds
@@ -55,7 +54,9 @@ def joint_decision(each: Sequence[Decision]) -> Decision:
 
 
 def joint_answers(frame: "pd.DataFrame", decisions: Mapping[tuple[int, int], Decision]) -> "pd.Series":
-    """What all models together answer for the slide of each row. frame: one row per slide, fold and seed; decisions: by these."""
+    """The answer of all models together for the slide of each row. frame: one row per slide, fold and seed; decisions: by
+    fold and seed.
+    """
     rules = [decisions[key] for key in zip(frame["fold"], frame["seed"], strict=True)]
     found = {}
     for slide, rows in frame.groupby("slide", sort=False).indices.items():
@@ -65,9 +66,9 @@ def joint_answers(frame: "pd.DataFrame", decisions: Mapping[tuple[int, int], Dec
 
 
 def answer_table(run: Run, bags: Bags, subjects: Sequence[Subject], device: str) -> "pd.DataFrame":
-    """One row per subject: slide, p_CLASS (and cf_CLASS), the answer, how many models gave it, and by which rule.
+    """One row per subject: slide, p_CLASS (and cf_CLASS), the answer, the number of models, and the rule.
 
-    The run's own slides have the probabilities that the run holds; the models are asked about the others.
+    The run's own slides have the probabilities that the run holds; those of other slides are computed.
     """
     import pandas as pd
 
@@ -91,12 +92,12 @@ def answer_table(run: Run, bags: Bags, subjects: Sequence[Subject], device: str)
 
 
 def distinct_rules(frame: "pd.DataFrame") -> list[str]:
-    """The rules of a table of answers, for people to read below it: the commonest first."""
+    """The rules in a table of answers, the most common first."""
     return [str(rule) for rule in frame[RULE].value_counts().index]
 
 
 def rule_lines(rules: Sequence[str]) -> list[str]:
-    """Rules for the terminal, one line each; of many the first."""
+    """Rules for the terminal, one line each; at most MOST of them."""
     found = [f"answer: {rule}" for rule in rules[:MOST]]
     if len(rules) > MOST:
         found.append(f"{len(rules) - MOST} more decision rules: see the column {RULE}")
@@ -104,7 +105,7 @@ def rule_lines(rules: Sequence[str]) -> list[str]:
 
 
 def _stored_probabilities(run: Run, subjects: Sequence[Subject]) -> "pd.DataFrame":
-    """The probabilities that the run's folder holds of its own slides."""
+    """The probabilities that the run's folder holds for its own slides."""
     import pandas as pd
 
     frame = pd.DataFrame({"slide": [subject.slide for subject in subjects]})
@@ -116,7 +117,7 @@ def _stored_probabilities(run: Run, subjects: Sequence[Subject]) -> "pd.DataFram
 
 
 def rule_origin(rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str) -> str:
-    """How the numbers of a decision rule were chosen, and in which test folds it holds, where it does not in all.
+    """How the numbers of a decision rule were chosen, and in which test folds it holds, unless in all.
 
     each: the rules of the models that answer together. rule, level and patients as in the run's settings and metrics.
     """

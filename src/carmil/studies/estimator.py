@@ -1,4 +1,4 @@
-"""A classifier of bags with scikit-learn's manners. b bags, n instances, k classes."""
+"""A classifier of bags with the interface of scikit-learn. b bags, n instances, k classes."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ SomeBags = Bags | Sequence[Any]
 
 
 class _Parameters(TypedDict):
-    """Of the constructor, as far as a loaded classifier is made of them."""
+    """The parameters of the constructor that a loaded classifier needs."""
 
     model: str
     lr: float
@@ -63,16 +63,19 @@ class _Config(TypedDict):
 class MILClassifier(ClassifierMixin, BaseEstimator):
     """Attention-based multiple-instance learning: `fit(bags, y).predict_proba(bags)`.
 
-    `bags` are a carmil.Bags, or a sequence of (instances, features) arrays, one a bag. A part of the bags, stratified and
-    if `groups` are given by group (patient), is kept aside to choose the epoch and the threshold. Several seeds answer together.
-    `scale` (halfway, own, common, none) centres and divides the features by those of the training bags, as `carmil train --scale`
-    does; `init` is xavier, or own for the model's own initial weights.
+    `bags` are a carmil.Bags, or a sequence of (instances, features) arrays, one per bag. A part of the bags, stratified and, if
+    `groups` are given, split by group (patient), is held out to choose the epoch and the threshold. Several seeds answer
+    together.
+    `scale` (halfway, own, common, none) centres and scales the features by statistics of the training bags, as `carmil train
+    --scale` does; `init` is xavier, or own for the model's own initial weights.
 
-    Of two classes `predict` answers `classes_[1]` where its probability is at least `threshold_`, as `carmil train` does: chosen
+    With two classes `predict` returns `classes_[1]` where its probability is at least `threshold_`, as `carmil train` does:
+    chosen
     on the validation bags by the rule `threshold` (balanced, f1, sensitivity=0.95, specificity=0.9), the mean over the seeds.
-    `decision_.rule` says it in words. threshold="0.5" answers as scikit-learn's own classifiers do; to choose a threshold
-    elsewhere, wrap the classifier in scikit-learn's FixedThresholdClassifier, which looks at `predict_proba` alone. Of more
-    classes the answer is the most probable.
+    `decision_.rule` states the rule in words. threshold="0.5" answers as scikit-learn's own classifiers do; to choose a
+    threshold
+    by other data, wrap the classifier in scikit-learn's FixedThresholdClassifier, which uses `predict_proba` alone. With more
+    classes the answer is the most probable class.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return cls(**parameters)
 
     def fit(self, bags: SomeBags, y: Sequence[Any] | np.ndarray | None = None, groups: Any = None) -> "MILClassifier":
-        """Trains on bags and their labels; without y the labels of the Bags."""
+        """Train on bags and their labels; without y on the labels of the Bags."""
         found = _as_bags(bags)
         if y is None:
             if found.labels is None:
@@ -193,12 +196,12 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict_proba(self, bags: SomeBags) -> np.ndarray:
-        """(b, k) in the order of `classes_`: the mean over the seeds."""
+        """Return (b, k) in the order of `classes_`: the mean over the seeds."""
         answers = predict(self._fitted(), self._same_width(_as_bags(bags)), maps=False)
         return answers.probabilities.mean(0).numpy()
 
     def predict(self, bags: SomeBags) -> np.ndarray:
-        """(b) the class that `decision_` answers."""
+        """Return (b) the class that `decision_` answers."""
         chosen = self.predict_proba(bags)
         return self.classes_[self.decision_.leading(chosen)]
 
@@ -214,7 +217,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return [part.numpy() for part in maps.split(found.sizes.tolist())]
 
     def save_pretrained(self, folder: str | Path, *, push_to: str | None = None) -> None:
-        """Writes config.json and weights.safetensors; with push_to="owner/name" also to the Hugging Face hub (carmil[hub])."""
+        """Write config.json and weights.safetensors; with push_to="owner/name" also to the Hugging Face hub (carmil[hub])."""
         population, folder = self._fitted(), Path(folder)
         facts = {
             "carmil": __version__,
@@ -230,7 +233,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, device: str = "auto") -> "MILClassifier":
-        """A classifier that `save_pretrained` wrote: a local folder, or the name of a repository on the Hugging Face hub."""
+        """Load a classifier that `save_pretrained` wrote: a local folder, or the name of a repository on the Hugging Face hub."""
         folder = Path(name)
         if not folder.is_dir():
             if str(name).count("/") != 1 or str(name).startswith((".", "/")):
@@ -247,7 +250,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             raise CarmilError(f"{path}: unknown parameter {min(surplus)!r}: {again}")
         if not 1 <= parameters.get("seeds", 1) <= 1000 or not 0 <= parameters.get("seed", 0) < 2**31:
             raise CarmilError(f"{path}: seeds or seed is outside its range: {again}")
-        as_before = {"scale": "none", "init": "own"}  # what 0.1.0 did, and did not write
+        as_before = {"scale": "none", "init": "own"}  # as 0.1.0 trained, which did not write them
         loaded = cls(
             **{**as_before, **parameters, "options": checked_options(parameters.get("options"), f"{path}: options")}
         )
@@ -264,7 +267,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
             advice=again,
         )
         two = len(loaded.classes_) == 2
-        loaded._decide_by(facts.get("threshold", 0.5 if two else None))  # none in what 0.1.0 wrote
+        loaded._decide_by(facts.get("threshold", 0.5 if two else None))  # 0.1.0 wrote none
         return loaded
 
     def __sklearn_tags__(self) -> Any:
@@ -280,7 +283,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         return build(self, self.n_features_in_, len(self.classes_))
 
     def _chosen(self, bags: Bags, labels: np.ndarray, validation: Tensor, rule: Rule) -> float | None:
-        """The threshold of two classes on the validation bags: the mean of those of the seeds."""
+        """Choose the threshold of two classes on the validation bags: the mean over the seeds."""
         if len(self.classes_) != 2:
             return None
         p = predict(self.population_, bags, chosen=validation, maps=False).probabilities[..., 1].double().cpu().numpy()
@@ -293,14 +296,14 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
         self.threshold_, self.decision_ = at, Decision(names, at, origin="" if at is None else origin)
 
     def _roles(self, bags: Bags, labels: np.ndarray, classes: Sequence[str], groups: Any) -> Tensor:
-        """(b) TRAIN, and VALIDATION for the part that chooses the epoch."""
+        """(1, b) VALIDATION for the part that chooses the epoch, TRAIN for the others."""
         names = tuple(str(i) for i in range(len(bags)))
         patients = names if groups is None else tuple(str(group) for group in groups)
         if len(patients) != len(bags):
             raise CarmilError(f"{plural(len(patients), 'group')} for {plural(len(bags), 'bag')}")
         if not 0 < self.validation < 1:
             raise CarmilError(f"validation={self.validation}: expected a share between 0 and 1, like 0.15")
-        # One of as many folds as give the share that is asked for; its test part validates.
+        # The test part of one of as many folds as give this share validates.
         folds = max(2, round(1 / self.validation))
         counts = [len({p for p, label in zip(patients, labels, strict=True) if label == c}) for c in np.unique(labels)]
         fewest = min(counts)
@@ -332,7 +335,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _check_labels(y: Any) -> None:
-    """Refuse labels that are missing. They are looked at before numpy makes the text 'nan' of them."""
+    """Refuse missing labels, before numpy turns them into the text 'nan'."""
     values = y.tolist() if hasattr(y, "tolist") else list(y)
     missing = [i for i, value in enumerate(values) if _is_missing(value)]
     if missing:
@@ -343,21 +346,21 @@ def _check_labels(y: Any) -> None:
 
 
 def _is_missing(value: Any) -> bool:
-    """None, NaN, and what pandas has in their place."""
+    """Whether a label is None, NaN, or a missing value of pandas."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
 def _native(value: Any) -> Any:
-    """A number of Python's where it is one of numpy's, as a grid of parameters has them."""
+    """A scalar of numpy, as a grid of parameters has them, as Python's own."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _as_bags(bags: SomeBags) -> Bags:
     if isinstance(bags, Bags):
         return bags
-    if len(bags) > 0 and isinstance(bags[0], Bags):  # what scikit-learn makes of Bags when it picks some
+    if len(bags) > 0 and isinstance(bags[0], Bags):  # scikit-learn makes a list of Bags when it selects some
         return Bags.concatenate(bags)
     return Bags.from_list([torch.as_tensor(_as_array(bag, i)) for i, bag in enumerate(bags)])
 

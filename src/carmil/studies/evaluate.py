@@ -1,4 +1,4 @@
-"""`carmil evaluate` and `carmil predict`: a run's models on bags they have never seen. k classes."""
+"""`carmil evaluate` and `carmil predict`: the models of a run on other bags. k classes."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an external cohort gave: figures of all models answering together, and of each by itself.
+    """Figures of a run on an external cohort: of all models together, and of each by itself.
 
     own: how many of the slides are the run's own, answered by the models that were tested on them.
     """
@@ -60,10 +60,10 @@ def predict_bags(
     skip_broken: bool = False,
     asked: Collection[str] | None = None,
 ) -> "pd.DataFrame":
-    """Answers for every bag by the run's decision rule; written to out/predictions.parquet and .csv.
+    """Answer for every bag by the run's decision rule; write out/predictions.parquet and .csv.
 
-    New slides are answered by all models together, the run's own by the models that were tested on them. asked: the slides
-    that messages are about, by default all.
+    New slides are answered by all models together, the run's own by the models that were tested on them. asked: the slides that
+    messages are about, by default all.
     """
     run = read_run(run_folder)
     check_no_run(out)
@@ -85,9 +85,9 @@ def evaluate_run(
     mapping: Mapping[str, str] | None = None,
     skip_broken: bool = False,
 ) -> Evaluation:
-    """The run's figures on another cohort. Thresholds are those the run chose on its validation bags; nothing is fitted.
+    """Measure a run on another cohort. Thresholds are those that the run chose on its validation bags; nothing is fitted.
 
-    mapping: what the run calls the labels of the table, "" for those to leave out.
+    mapping: from labels of the table to classes of the run, "" for labels to leave out.
     """
     run = read_run(run_folder)
     check_no_run(out)
@@ -95,7 +95,7 @@ def evaluate_run(
     store = open_fitting_store(run, bags, out, log, skip_broken=skip_broken)
     rule = run.metrics.rule
     one_bag = out / "patients" if rule == "one-bag" else None
-    cohort = label_cohort(store, table, one_bag=one_bag, allow_duplicates=True, log=log)  # nothing is divided here
+    cohort = label_cohort(store, table, one_bag=one_bag, allow_duplicates=True, log=log)  # there are no folds here
     subjects = {subject.place: subject for subject in store_subjects(run, cohort.store)}
     answering = [subjects[place] for place in cohort.known.tolist()]
     frame = _add_labels(answer_table(run, cohort.bags, answering, device), cohort)
@@ -142,7 +142,7 @@ def evaluate_run(
 
 
 def parse_map(words: Sequence[str]) -> dict[str, str]:
-    """{"tumor": "carcinoma", "unknown": ""} of "tumor=carcinoma" and "unknown="."""
+    """Parse "tumor=carcinoma" and "unknown=" into {"tumor": "carcinoma", "unknown": ""}."""
     mapping: dict[str, str] = {}
     for word in words:
         name, sign, new = (part.strip() for part in word.partition("="))
@@ -157,7 +157,7 @@ def parse_map(words: Sequence[str]) -> dict[str, str]:
 
 
 def _labels_of_run(run: Run, labels: Path, named: Mapping[str, str | None], mapping: Mapping[str, str]) -> LabelTable:
-    """A table of labels in the run's classes."""
+    """Read a table of labels, in the classes of the run."""
     for name, new in mapping.items():
         if new and new not in run.classes:
             raise CarmilError(f"--map {name}={new}: {unknown('class of the run', new, run.classes)}")
@@ -184,14 +184,14 @@ def open_fitting_store(
     skip_broken: bool = False,
     asked: Collection[str] | None = None,
 ) -> Store:
-    """The store of these bags, if it fits the run: the same width, encoder, pooling and tile geometry."""
+    """Open the store of these bags if it fits the run: the same width, encoder, pooling and tile geometry."""
     store = open_bags(bags, out / "cohort", dtype=run.settings.dtype, skip_broken=skip_broken, log=log)
     check_fits(run, store, bags, log, asked)
     return store
 
 
 def check_fits(run: Run, store: Store, bags: Path, log: Log, asked: Collection[str] | None = None) -> None:
-    """Refuses bags that the run's models cannot look at, and says which of those `asked` for may be known to the models."""
+    """Refuse bags that do not fit the run's models, and log which of the slides `asked` for the models may know already."""
     check_encoder(run, store.encoder, store.width, str(bags), log, pooling=store.pooling)
     check_tiles(run, store.geometry, str(bags), log)
     for line in _known_slides(run, store, set(store.ids if asked is None else asked)):
@@ -199,12 +199,12 @@ def check_fits(run: Run, store: Store, bags: Path, log: Log, asked: Collection[s
 
 
 def _known_slides(run: Run, store: Store, asked: set[str]) -> list[str]:
-    """What a user must know of slides whose features the run was trained on, under whatever name, and of equal names."""
+    """Lines about slides whose features the run was trained on, under whatever name, and about equal names."""
     tested = set(run.predictions()["slide"])
     found = same_features(run, store)
     if found is None:
         by_name = _equal_names(set(run.data.trained_on or tested) & asked, len(asked))
-        if run.data.trained_on is None:  # a run of carmil 0.1
+        if run.data.trained_on is None:  # a run of version 0.1.0
             return by_name
         types = f"{store.path} holds {store.dtype}, the run's own store {run.data.store_type}"
         return [f"{types}: slides are compared by name only", *by_name]
@@ -242,7 +242,7 @@ def check_tiles(run: Run, geometry: TileGeometry, what: str, log: Log) -> None:
 def check_encoder(
     run: Run, encoder: str | None, width: int, what: str, log: Log, *, pooling: str | None = None
 ) -> None:
-    """Refuses features (of `what`) that the run's models were not trained on, before or after they are made."""
+    """Refuse features (of `what`) of another encoder, width or pooling than the run was trained on."""
     mine = run.data.encoder
     if width != run.data.width:
         source = f"features by {mine}" if mine is not None else "features made as the run's were"
@@ -276,7 +276,7 @@ def _decisions(run: Run, cases: Sequence[str], case_of: Sequence[str], subjects:
 
 
 def _single_models(run: Run, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, Spread]:
-    """Mean and standard deviation of each figure over the models by themselves, each with its own threshold."""
+    """Mean and standard deviation of each figure over single models, each with its own threshold."""
     population = run.population(pick_device(device))
     lines: list[dict[str, Any]] = []
     for row in range(len(run.models)):

@@ -1,6 +1,6 @@
-"""What is made of trained models: thresholds on validation bags, then answers and figures of the test folds, once.
+"""From trained models to a finished run: thresholds on validation bags, then answers and figures of the test folds, once.
 
-b bags of the store, m models that are kept.
+b bags of the store, m models that were kept.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_folds(settings: Settings, material: Material, trained: Selection, grid: list[GridPoint]) -> None:
-    """Chooses thresholds on validation bags, then looks at the test folds, once, and writes the run's folder."""
+    """Choose thresholds on validation bags, then evaluate the test folds, once, and write the files of the run."""
     groups = _groups(trained, material.roles, settings)
     points = {group: _operating_point(group, trained, material.cohort, settings) for group in groups}
     _evaluate(settings, material.cohort, trained, grid, points)
@@ -75,7 +75,7 @@ def _groups(trained: Selection, roles: Tensor, settings: Settings) -> list[_Grou
 
 @dataclass(frozen=True)
 class _Point:
-    """What validation bags decided: where "yes" begins (two classes), and below which confidence there is no answer."""
+    """What validation bags chose: the threshold (two classes), and the confidence below which there is no answer."""
 
     at: OperatingPoint | None
     cut: float | None
@@ -107,7 +107,7 @@ def _with_labels(frame: "pd.DataFrame", cohort: Cohort, chosen: Tensor) -> "pd.D
 
 
 def _cases(frame: "pd.DataFrame", cohort: Cohort, settings: Settings) -> "pd.DataFrame":
-    """A line for everyone who is judged: a patient, or a slide where slides of a patient have different labels."""
+    """One row per case that figures are of: a patient, or a slide where slides of a patient have different labels."""
     if settings.patients == "one-bag" or not cohort.has_patients:
         return frame
     return merge_patients(frame, cohort.classes, settings.patients)
@@ -116,7 +116,7 @@ def _cases(frame: "pd.DataFrame", cohort: Cohort, settings: Settings) -> "pd.Dat
 def _evaluate(
     settings: Settings, cohort: Cohort, trained: Selection, grid: list[GridPoint], points: dict[_Group, _Point]
 ) -> None:
-    """The test folds are looked at here; nothing is chosen any more."""
+    """Evaluate the test folds. Nothing is chosen from here on."""
     import pandas as pd
 
     frames, by_fold = [], []

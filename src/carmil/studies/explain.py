@@ -61,7 +61,7 @@ def explain_run(
     log: Log,
     asked: Collection[str] | None = None,
 ) -> Explanation:
-    """Explain the run's own slides by the models that were tested on them, or new ones (`bags`) by all its models.
+    """Explain the run's own slides by the models that were tested on them, or new ones (`bags`) by all models.
 
     asked: the slides that messages are about, by default all.
     """
@@ -89,7 +89,7 @@ def explain_run(
 
 
 def _store(run: Run, bags: Path | None, out: Path, log: Log, asked: Collection[str] | None) -> tuple[Store, bool]:
-    """The slides to explain, and whether they are the run's own."""
+    """The store of the slides to explain, and whether they are the run's own."""
     if bags is None:
         return open_run_store(run), True
     store = open_store(pack_bags(run, bags, out, log=log))
@@ -104,7 +104,7 @@ def _store(run: Run, bags: Path | None, out: Path, log: Log, asked: Collection[s
 def _thresholds(
     run: Run, members: list[BagModel], store: Store, methods: tuple[str, ...], out: Path, device: str
 ) -> dict[str, list[float]]:
-    """Thresholds of Dice, by method and model: chosen once and kept."""
+    """Thresholds of Dice by method and model, chosen once and kept."""
     request = {"run": run.key, "weights": weights_key(run), "methods": list(methods), "searched": False}
     request |= {"thresholds": run.thresholds, "data": store.fingerprint}
 
@@ -124,7 +124,7 @@ def _explain_slides(
     out: Path,
     searched: bool,
 ) -> tuple[list[Row], int]:
-    """The rows of all slides, and how many were computed; complete files are read, the others written, one after the other."""
+    """Return the rows of all slides, and how many were computed. Slides whose file is complete are read, the others written."""
     rows, computed = [], 0
     names = safe_names((subject.slide for subject in subjects), taken=TAKEN)
     with count_progress(f"explaining {run.name}", "slides") as on_slide:

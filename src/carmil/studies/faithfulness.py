@@ -1,9 +1,9 @@
-"""`carmil faithfulness`: do the models need what their maps show? Several runs and explainers, asked alike.
+"""`carmil faithfulness`: whether models need what their maps show, measured alike for several runs and explainers.
 
-Every model is asked about the slides it was tested on, by its own map of the class it answers. A slide's figure is the mean
-over its models; deletion, insertion and what follows from them are over rightly answered slides, as the paper has it.
+Every model is probed on the slides it was tested on, by its own map of the class that it answers. The figure of a slide is the
+mean over its models; deletion, insertion and what follows from them are over rightly answered slides, as in the paper.
 
-OUT/asked/RUN-i.json   what the i-th group of models gave, those that were tested on the same slides: a killed command goes on
+OUT/asked/RUN-i.json   results of the i-th group of models that were tested on the same slides, so that the command resumes
 """
 
 from collections.abc import Callable, Sequence
@@ -44,9 +44,9 @@ def measure_faithfulness(
     log: Log,
     bags: Path | None = None,
 ) -> list[RunFaithfulness]:
-    """Every run by every method that fits it; by default its default explainer and attention.
+    """Measure every run by every method that fits it; without `methods` by its default explainer and attention.
 
-    bags: where the cohort of the runs has moved to. What was asked is kept in `out`.
+    bags: where the cohort of the runs has moved to. Intermediate results are kept in `out`.
     """
     if steps < 10 or steps % 10:
         raise CarmilError(f"--steps {steps}: expected a multiple of 10, so that a tenth of the tiles is a step")
@@ -92,7 +92,7 @@ def _fitting(run: Run, asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Names of the folders; a second one of the same name gets a number."""
+    """Names of the folders, with a number after the second of the same name."""
     names: list[str] = []
     for run in runs:
         same = sum(name.partition(" (")[0] == run.name for name in names)
@@ -151,7 +151,7 @@ def _group(
     probe_settings: ProbeSettings,
     on_answers: Callable[[int], None],
 ) -> dict[str, Floats]:
-    """What some models gave that were tested on the same slides; every model has twins of its own."""
+    """Probe models that were tested on the same slides; every model has twins of its own. on_answers: gets the answers so far."""
     accumulator, done = _empty(run, len(group), probe_settings), 0
     at = {subject.slide: i for i, subject in enumerate(group)}
     for part in bags.parts(AT_ONCE, torch.tensor([subject.place for subject in group])):

@@ -1,7 +1,7 @@
-"""One model asked about some slides by its maps, and by those of the same model with its weights shuffled: its twins.
+"""Probes of one model on some slides by its maps, and by the maps of its twins: copies with shuffled weights.
 
-A twin costs a pass. To judge the maps, the first of them are explained too, and instances are taken away in the order of the
-maps of still fewer, as that is what costs most.
+All twins answer. Only the first of them are explained, and instances are removed in the order of the maps of fewer still, since
+that costs most.
 
 e maps, b slides, S steps, n instances of these slides, k classes, r random orders, t twins whose maps are followed.
 """
@@ -33,7 +33,7 @@ SCORES = ("attention", "counterfactual_attention")  # maps that become weights b
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What every model is asked."""
+    """How every model is probed."""
 
     methods: tuple[str, ...]
     steps: int
@@ -42,7 +42,7 @@ class ProbeSettings:
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """In which instances go: by the own maps (e, n), by the maps of the twins (t, e, n), and at random (r, n)."""
+    """Orders of removal: by the own maps (e, n), by the maps of the twins (t, e, n), and random (r, n)."""
 
     own: Tensor
     twins: Tensor
@@ -54,12 +54,12 @@ class Orders:
 
     @property
     def laid_out(self) -> Tensor:
-        """As `judged` expects it: all maps, the same upside down, random orders."""
+        """As `judged` expects them: all maps, the same reversed, random orders."""
         maps = torch.cat([self.own, self.twins.flatten(0, 1)])
         return torch.cat([maps, -maps, self.chance])
 
     def twins_as_one(self, values: Tensor) -> Tensor:
-        """What was found by all maps (e + t e, ...) -> by the own ones, then the mean over the twins: (2 e, ...)."""
+        """Values of all maps (e + t e, ...) -> values of the own maps, then the mean over the twins: (2 e, ...)."""
         own, twins = values.split([len(self.own), self.maps - len(self.own)])
         return torch.cat([own, twins.unflatten(0, self.twins.shape[:2]).nanmean(0)])
 
@@ -74,7 +74,7 @@ def probe(
     decision: Decision,
     seeds: Iterable[int],
 ) -> Tensor:
-    """Asks about some slides and tells `gathered`; gives the model's maps of the labels' classes, (n, e).
+    """Probe a model on some slides and add the results to `gathered`; return its maps of the labels' classes, (n, e).
 
     decision: the model's own rule. seeds: those of its twins.
     """
@@ -141,6 +141,6 @@ def _curve_figures(found: Faithfulness) -> dict[str, Tensor]:
 
 
 def _weights(model: BagModel, method: str, scores: Tensor, offsets: Offsets) -> Tensor:
-    """A map (n) as weights that can be shared out: the softmax of attention scores, the size of evidence."""
+    """A map (n) as weights: the softmax of attention scores, the absolute value of evidence."""
     weights = attention_weights(model, scores.unsqueeze(-1), offsets).squeeze(-1) if method in SCORES else scores
     return weights.abs()

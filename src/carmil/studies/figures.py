@@ -1,4 +1,4 @@
-"""Figures of a study: fold by fold, then the mean over the folds, its interval and the folds' standard deviation. k classes."""
+"""Figures of a study: by fold, then the mean over the folds, its interval, and the standard deviation. k classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -41,7 +41,8 @@ MEAN_OVER_FOLDS = "mean over folds"  # what the intervals of a run are of; runs 
 def measure(
     frame: "pd.DataFrame", classes: Sequence[str], decisions: Decision | Sequence[Decision]
 ) -> dict[str, float]:
-    """Figures of some answers. decisions: the rule of all rows, or of each; where it may abstain, also the share answered.
+    """Figures of a table of answers. decisions: the rule of all rows, or of each; where it may abstain, also the share
+    answered.
 
     The class that leads counts as the answer of every row; `accuracy_answered` is over the rows that are answered.
     """
@@ -62,12 +63,12 @@ def measure(
 
 
 def leading_classes(p: NDArray[np.float64], decisions: Sequence[Decision]) -> NDArray[np.int64]:
-    """(b) the class that leads in each row of p (b, k), by the rule of the row."""
+    """(b) the leading class of each row of p (b, k), by the rule of the row."""
     return np.array([rule.leading(row[None])[0] for rule, row in zip(decisions, p, strict=True)], dtype=np.int64)
 
 
 def summarise_folds(by_fold: Sequence[FoldFigures]) -> dict[str, Spread]:
-    """Mean and standard deviation over the folds of each figure, each fold's being the mean over its seeds."""
+    """Mean and standard deviation of each figure over the folds; the figure of a fold is the mean over its seeds."""
     import pandas as pd
 
     folds = pd.DataFrame([one.figures for one in by_fold]).groupby([one.fold for one in by_fold]).mean()
@@ -76,7 +77,7 @@ def summarise_folds(by_fold: Sequence[FoldFigures]) -> dict[str, Spread]:
 
 
 def fold_answers(frame: "pd.DataFrame", classes: Sequence[str], decisions: Sequence[Decision]) -> FoldAnswers:
-    """Answers as intervals take them: one row per patient (or slide), and fold and seed where there are such columns.
+    """Answers in the form that intervals need: one row per patient (or slide), and fold and seed where these columns exist.
 
     decisions: the rule of each row. Where there is no answer, the class that leads counts.
     """
@@ -87,7 +88,7 @@ def fold_answers(frame: "pd.DataFrame", classes: Sequence[str], decisions: Seque
 
 
 def intervals(given: FoldAnswers) -> dict[str, Range]:
-    """95 % intervals of the figures that have one. The value is the mean over folds, each fold's the mean over its seeds."""
+    """95 % intervals of the figures that have one. The value is the mean over folds, that of a fold the mean over its seeds."""
     two = given.scores.shape[1] == 2
     found = {name: figure_interval(name, given) for name in WITH_INTERVAL if two or name not in OF_TWO_CLASSES}
     return {name: Range(interval.value, interval.low, interval.high) for name, interval in found.items()}
@@ -111,7 +112,7 @@ def calibration(frame: "pd.DataFrame", classes: Sequence[str]) -> Calibration:
 
 
 def mean_over_seeds(frame: "pd.DataFrame", classes: Sequence[str]) -> "pd.DataFrame":
-    """One line a slide or patient and fold: the mean of the answers that differ in their seed only."""
+    """One row per slide or patient and fold: the mean of the answers that differ in their seed only."""
     values = [name for name in frame.columns if name.startswith(("p_", "cf_"))]
     keys = [name for name in ("fold", "slide", "patient", "label") if name in frame]
     return frame.groupby(keys, sort=False)[values].mean().reset_index()

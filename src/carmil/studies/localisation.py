@@ -1,6 +1,6 @@
-"""Do the maps that were written find the instances that are known to matter? Two classes; the map is that of the second.
+"""Whether the maps that were written find the instances that are known to matter. Two classes; the map is that of the second.
 
-n instances of all slides together. One number an instance is kept, never features.
+n instances of all slides together. One number per instance is kept in memory, never features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +33,9 @@ def dice_thresholds(
     methods: Sequence[str],
     on_model: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, list[float]]:
-    """For each method the threshold of every model's map with the best Dice on the model's own validation bags.
+    """For each method, the threshold of every model's map with the best Dice on the model's own validation bags.
 
-    validated: of each model the places of these bags. NaN where they have no target; nothing where there is no truth to
-    choose by.
+    validated: the positions of these bags, by model. NaN where they have no target; empty where no truth is known.
     """
     if bags.instance_labels is None or members[0].classes != 2:
         return {}
@@ -60,10 +59,12 @@ def localisation_figures(
     columns: dict[str, str],
     thresholds: Mapping[str, Sequence[float]],
 ) -> dict[str, dict[str, SlideMean]]:
-    """Agreement with the truth of each method's map (`columns`: its column for the second class), with intervals over patients.
+    """Agreement with the truth of each method's map, with intervals over patients. columns: that of the second class, by
+    method.
 
-    AUPRC+, AUROC and NDCG are of slides with both kinds of instances, Dice of slides with targets, FROC of all; instances of
-    which nobody knows are left out.
+    AUPRC+, AUROC and NDCG are over slides with both kinds of instances, Dice over slides with targets, FROC over all;
+    instances of
+    unknown truth are left out.
     """
     known_somewhere = [bool((bag_truth(bags, subject.place) != UNKNOWN).any()) for subject in subjects]
     subjects, files = list(compress(subjects, known_somewhere)), list(compress(files, known_somewhere))
@@ -90,7 +91,7 @@ def localisation_figures(
 
 
 def bag_truth(bags: Bags, place: int) -> Tensor:
-    """(n) of one bag, for the second class; its features are not looked at."""
+    """(n) the truth of one bag; its features are not read."""
     assert bags.instance_labels is not None
     return second_class(bags.instance_labels[int(bags.offsets[place]) : int(bags.offsets[place + 1])])
 

@@ -1,4 +1,4 @@
-"""Which point of a sweep validation bags choose, and how well that does on the test folds."""
+"""Which point of a sweep validation bags choose, and its figures on the test folds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ ALIKE = ("splits", "classes", "class_counts", "patients")
 
 @dataclass(frozen=True)
 class Choice:
-    """What validation bags say of some runs.
+    """The choice between runs by validation bags. Nothing is chosen between runs that were validated on different bags.
 
-    losses: mean and standard deviation over the folds, a run. best: the run of the lowest mean. taken: the run that each
-    fold and seed takes by its own validation bags, as `carmil train` does with a list of values: no test bag has a say;
-    by_fold: test figures of these. Nothing is chosen between runs that were validated on different bags.
+    losses: mean and standard deviation over the folds, by run. best: the run with the lowest mean. taken: the run that each
+    fold
+    and seed takes by its own validation bags, as `carmil train` does with a list of values; no test bag is involved.
+    by_fold: the
+    test figures of these.
     """
 
     losses: list[Spread]
@@ -45,7 +47,7 @@ def choose(runs: Sequence[Run]) -> Choice:
 
 
 def validation_losses(run: Run) -> dict[tuple[int, int], float]:
-    """The loss on validation bags by test fold and seed, of a nested fold the mean over its inner ones."""
+    """The loss on validation bags by test fold and seed; of a nested fold the mean over its inner folds."""
     found: dict[tuple[int, int], list[float]] = {}
     for fold, model in zip(run.tested_folds, run.models, strict=True):
         found.setdefault((fold, model.seed), []).append(model.validation_loss)

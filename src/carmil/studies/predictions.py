@@ -1,4 +1,4 @@
-"""Answers as tables: slide by slide, and patient by patient by a stated rule. k classes."""
+"""Tables of answers: by slide, and by patient. k classes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ ATTENTION = ("attention_spread", "attention_moved")
 
 
 def probability_columns(classes: Sequence[str], prefix: str = "p") -> list[str]:
-    """Names of the columns that hold the classes' probabilities."""
+    """The columns with the probabilities of the classes."""
     return [f"{prefix}_{name}" for name in classes]
 
 
@@ -35,10 +35,11 @@ def predict_frame(
     *,
     attention: bool = False,
 ) -> "pd.DataFrame":
-    """What these models together (the mean of their probabilities) answer for the chosen bags; a line a bag.
+    """Predict the chosen bags by these models together (the mean of their probabilities); one row per bag.
 
-    With a counterfactual branch also what they would answer looking elsewhere: cf_..., the mean over its maps. attention: also
-    over which share of the instances it is spread and, with a branch, how far it moves (ATTENTION), the mean over the models.
+    With a counterfactual branch also cf_CLASS, the mean over its maps. attention: also the share of the instances that
+    attention
+    is spread over and, with a branch, how far it moves (ATTENTION), the means over the models.
     """
     import pandas as pd
 
@@ -66,9 +67,9 @@ def predict_frame(
 
 
 def merge_patients(frame: "pd.DataFrame", classes: Sequence[str], rule: str) -> "pd.DataFrame":
-    """One line a patient (and fold and seed, where there are such columns): the mean over the slides, or the largest.
+    """One row per patient (and fold and seed, where these columns exist): the mean over the slides, or the largest.
 
-    max: of two classes the largest probability of the second; of more the largest of each, scaled to sum to one.
+    max: with two classes the largest probability of the second; with more the largest of each, scaled to sum to one.
     """
     names = probability_columns(classes)
     keys = [key for key in ("fold", "seed", "patient", "label") if key in frame]

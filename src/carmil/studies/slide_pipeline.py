@@ -1,8 +1,8 @@
-"""From slides to what a run's models answer for them, and to the maps that show why.
+"""From slides to the answers of a run's models, and to the maps that explain them.
 
 OUT/tiles              as `carmil slides tile` writes them
 OUT/features           a store
-OUT/predictions.csv    what is answered for each slide; predictions.parquet
+OUT/predictions.csv    the answer for each slide; predictions.parquet
 OUT/evidence           as `carmil explain` writes it
 OUT/maps/SLIDE         pictures, and GeoJSON for QuPath
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SlideResults:
-    """answers: a line a slide; maps: the folder of each slide's pictures; broken: why, by the slide's file."""
+    """answers: one row per slide; maps: the folder of each slide's pictures; broken: the reason, by slide file."""
 
     answers: "pd.DataFrame"
     times: Times = field(default_factory=Times)
@@ -60,11 +60,12 @@ def run_slides(
     device: str,
     log: Log,
 ) -> SlideResults:
-    """Tiles, features, answers, evidence and maps of slides.
+    """Cut tiles, encode, predict, explain and draw slides.
 
     An `out` that holds answers of another run is refused: its maps would stay beside the new answers.
-    tiles: a folder of those that are cut already. preset: how tissue is found where they are cut here. longest: pixels of a
-    map's longer side; never more than the slide has. smoothing: of the maps that are drawn.
+    tiles: a folder of tiles that were cut before. preset: how tissue is found where tiles are cut here. longest: pixels of a
+    map's
+    longer side, at most those of the slide. smoothing: of the maps that are drawn.
     """
     if tiles is not None and preset != "default":
         raise CarmilError(
@@ -103,7 +104,7 @@ def run_slides(
 
 
 def check_encoder_name(run_folder: Path, encoder: str) -> None:
-    """Refuses an encoder by its name, before its weights are fetched."""
+    """Refuse an encoder by its name, before its weights are fetched."""
     mine = read_run(run_folder).data.encoder
     if mine is not None and not may_be(mine, encoder):
         raise CarmilError(
@@ -112,7 +113,7 @@ def check_encoder_name(run_folder: Path, encoder: str) -> None:
 
 
 def _settings(run: Run, preset: str, log: Log) -> TileSettings:
-    """The settings that cut tiles as the run's were cut; the defaults for what a run does not record."""
+    """The settings that cut tiles as the run's were cut; defaults for what a run does not record."""
     default = TileSettings(preset=preset)
     geometry = run.data.geometry.filled_from(TileGeometry(default.pixels, default.mpp))
     if not run.data.geometry.known:
@@ -134,7 +135,7 @@ def _tiles(
 
 
 def _draw(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing: Smoothing | None) -> Path:
-    """The evidence of the answer, attention weights, and the evidence of the other classes."""
+    """Draw the evidence of the answer, attention weights, and the evidence of the other classes."""
     maps = maps_of(out / "evidence", tiles, smoothing=smoothing)
     there = {one.name for one in maps if one.kind == "evidence"}
     if there and (others := [name for name in run.classes if name not in there]):

@@ -1,4 +1,4 @@
-"""A run's own slides, found again, each with the models that may be asked about it: those that were tested on it."""
+"""A run's own slides, each with the models that were tested on it and may answer for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from carmil.untrusted import short_message
 
 @dataclass(frozen=True)
 class Subject:
-    """A slide, its place in a store, and the rows of the models that answer for it and explain it.
+    """A slide, its position in a store, and the rows of the models that answer for it and explain it.
 
     label and patient where they are known. Of a slide that the run was tested on: the probabilities (k) that the run holds, and
     those of the counterfactual attention, each the mean over the models.
@@ -33,7 +33,7 @@ class Subject:
 
 
 def find_run_store(run: Run, given: Path | None = None) -> Store | None:
-    """The store the run was trained on, told by its fingerprint: the one given, or where the run left it. None if not there."""
+    """The store the run was trained on, recognised by its fingerprint: at `given`, or where the run left it. None if not found."""
     beside = run.folder.resolve().parents[1] / "data" if len(run.folder.resolve().parents) > 1 else run.folder
     places = [given] if given is not None else []
     places += [run.folder / "patients", run.folder / "cohort", Path(run.settings.bags)]
@@ -47,7 +47,7 @@ def find_run_store(run: Run, given: Path | None = None) -> Store | None:
 
 
 def open_run_store(run: Run, given: Path | None = None) -> Store:
-    """The run's own cohort, where it was or where it has moved to."""
+    """Open the run's own cohort, where it was or where it has moved to."""
     store = find_run_store(run, given)
     if store is None and given is not None:
         raise CarmilError(
@@ -63,7 +63,7 @@ def open_run_store(run: Run, given: Path | None = None) -> Store:
 
 
 def match_run_store(run: Run, store: Store) -> Store | None:
-    """The run's own cohort, if these bags are it or the slides that its patients' bags were made of. None if they are new."""
+    """The run's own cohort, if these bags are it, or the slides that its patients' bags were made of; None if they are new."""
     if store.fingerprint == run.data.store:
         return find_run_store(run) or store  # the run's copy may know more of its instances
     if run.settings.patients == "one-bag":
@@ -74,7 +74,8 @@ def match_run_store(run: Run, store: Store) -> Store | None:
 
 
 def pack_bags(run: Run, bags: Path, out: Path, *, log: Log) -> Path:
-    """Where the store of these bags is; files are packed into one in `out`, as the run's own were, so that these are known."""
+    """The path of a store of these bags. Files are packed into one in `out`, as the run's own were, so that they are
+    recognised."""
     if not is_store(bags):
         open_bags(bags, out / "cohort", dtype=run.settings.dtype, truth=None, log=log)
         return out / "cohort"
@@ -82,14 +83,14 @@ def pack_bags(run: Run, bags: Path, out: Path, *, log: Log) -> Path:
 
 
 def check_complete(run: Run) -> None:
-    """What is needed later is missed before anything is computed."""
+    """Refuse a run that lacks a file needed later, before anything is computed."""
     for name in ("weights.safetensors", "predictions.parquet", "splits.tsv"):
         if not (run.folder / name).is_file():
             raise CarmilError(f"the run {run.folder} lacks {name}: train again")
 
 
 def own_subjects(run: Run, store: Store) -> list[Subject]:
-    """Every slide that was tested, by all models of the folds in which it was."""
+    """Every tested slide, with all models of the folds in which it was tested."""
     subjects = _tested_subjects(run, {name: i for i, name in enumerate(store.ids)})
     if stranger := next((subject.slide for subject in subjects if subject.place < 0), None):
         raise CarmilError(
@@ -99,7 +100,7 @@ def own_subjects(run: Run, store: Store) -> list[Subject]:
 
 
 def _tested_subjects(run: Run, place: Mapping[str, int]) -> list[Subject]:
-    """`own_subjects` with the places of the slides, -1 where they are not known."""
+    """`own_subjects` with the positions of the slides, -1 where they are not known."""
     folds, frame = run.tested_folds, run.predictions()
     names, others = probability_columns(run.classes), probability_columns(run.classes, "cf")
     subjects = []
@@ -120,9 +121,9 @@ def _tested_subjects(run: Run, place: Mapping[str, int]) -> list[Subject]:
 
 
 def same_features(run: Run, store: Store) -> dict[str, str] | None:
-    """Bags of a store whose features a bag of the run has, and what they are called there; None where only names can tell.
+    """Bags of a store with the features of a bag of the run, and their names there; None where only names can be compared.
 
-    A run keeps checksums of the slides that train or validate in some fold; a run of carmil 0.1 keeps none.
+    A run keeps checksums of the slides that train or validate in some fold; a run of version 0.1.0 keeps none.
     """
     if store.fingerprint == run.data.store:
         return {name: name for name in store.ids}
@@ -148,7 +149,7 @@ def store_subjects(run: Run, store: Store) -> list[Subject]:
 
 
 def validation_places(run: Run, store: Store) -> list[list[int]]:
-    """For each model the places of its validation bags in the store."""
+    """The positions of the validation bags in the store, by model."""
     import pandas as pd
 
     from carmil.bags.splits import VALIDATION
@@ -172,7 +173,7 @@ def validation_places(run: Run, store: Store) -> list[list[int]]:
 
 
 def explainers_for(run: Run, asked: Sequence[str], *, log: Log) -> tuple[str, ...]:
-    """The default explainer of the run's model, then the others that were asked for. What does not fit is refused."""
+    """The default explainer of the run's model, then the others that were asked for. Those that do not fit are refused."""
     check_explainers(asked)
     model = run.model()
     fitting, default = explainers_of(model), default_explainer(model)

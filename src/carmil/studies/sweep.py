@@ -1,9 +1,9 @@
-"""`carmil sweep`: a grid over any settings of a study. Every point of it is a run, as `carmil train` would write it.
+"""`carmil sweep`: a grid over any settings of a study. Every point is a run, as `carmil train` would write it.
 
-sweep.json       what was asked, and at the end the figures of every point
-points/NAME/     a run folder a point
+sweep.json       the request, and at the end the figures of every point
+points/NAME/     one run per point
 data/            bags that are packed or regrouped first, once for all points
-checkpoint-*     where a killed training goes on; gone when its points have ended
+checkpoint-*     where an interrupted training resumes; removed when its points have ended
 sweep.md, sweep.png, report.html   for people
 
 Points that differ in EACH_ITS_OWN only are one population. p points of the grid.
@@ -45,13 +45,13 @@ class Point:
 
     @property
     def idle(self) -> bool:
-        """Does the counterfactual branch count for nothing? Then this is the plain model, trained beside it."""
+        """Whether the counterfactual branch has no weight in the loss: the plain model, trained beside it."""
         return all(point.coefficients and not any(point.coefficients.values()) for point in grid_of(self.study))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is asked for; `over` says which values every swept setting takes."""
+    """The request; `over` lists the values of every swept setting."""
 
     out: Path
     over: dict[str, list[Value]]
@@ -60,14 +60,14 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Swept:
-    """A finished sweep: a run a point, in the order of the points."""
+    """A finished sweep: one run per point, in the order of the points."""
 
     sweep: Sweep
     runs: tuple[Run, ...]
 
 
 def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
-    """{"alpha": ["0", "0.2"]} of "alpha=0,0.2"."""
+    """Parse "alpha=0,0.2" into {"alpha": ["0", "0.2"]}."""
     over: dict[str, list[str]] = {}
     for word in words:
         name, _, text = word.partition("=")
@@ -81,7 +81,7 @@ def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def sweep_of(given: Mapping[str, Value], over: Mapping[str, Sequence[Value]], *, where: str) -> Sweep:
-    """The points of the grid. `given`: words of a study, also `sweep` as names and values; `over` adds to these and wins."""
+    """The points of the grid. given: settings of a study, and `sweep` with names and values; `over` adds to these and wins."""
     words = {name: value for name, value in given.items() if name != "sweep"}
     grid = {**_value_lists(given.get("sweep") or {}, where), **over}
     if not grid:
@@ -107,7 +107,7 @@ def sweep_of(given: Mapping[str, Value], over: Mapping[str, Sequence[Value]], *,
 
 
 def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> Swept:
-    """Trains all points, population by population; goes on with a sweep that was begun, and reads one that has ended."""
+    """Train all points, population by population. A sweep that was begun is resumed, one that has ended is read."""
     for point in sweep.points:
         check(point.study)
     if (sweep.out / "run.json").exists():
@@ -135,7 +135,7 @@ def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> Swept:
 
 
 def models_of(study: Settings, material: Material) -> int:
-    """How many models are trained for a point: folds x seeds, and as many as its own grid has."""
+    """The number of models trained for a point: folds x seeds, times the size of the point's own grid."""
     return material.roles.shape[1] * study.seeds * len(grid_of(study))
 
 
@@ -179,7 +179,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _combine(words: Mapping[str, Value], values: Mapping[str, Value]) -> dict[str, Value]:
-    """The words of one point. `options.hidden` is one of the model's options, beside those that all points have."""
+    """The settings of one point. `options.hidden` is one of the model's options, beside those that all points have."""
     found = {**words, **{name: value for name, value in values.items() if not name.startswith("options.")}}
     swept = {name.removeprefix("options."): _option(value) for name, value in values.items() if name not in found}
     common = found.get("options")
@@ -189,7 +189,7 @@ def _combine(words: Mapping[str, Value], values: Mapping[str, Value]) -> dict[st
 
 
 def _option(value: Value) -> Value:
-    """What kind an option is only its model knows: text that is a number or true or false is taken for that."""
+    """Text that is a number, true or false becomes that: only the model knows the type of its options."""
     if not isinstance(value, str):
         return value
     for kind in (int, float):
@@ -215,7 +215,7 @@ def _distinct(values: Sequence[Value]) -> list[Value]:
 
 
 def _names(points: Sequence[Mapping[str, Value]]) -> list[str]:
-    """A folder's name a point, with numbers in front where the values' own would not do."""
+    """One folder name per point, numbered where the values alone would not do."""
     names = [folder_name(values) for values in points]
     if len({name.lower() for name in names}) < len(names) or max(map(len, names)) > LONGEST_NAME:
         return [f"{i},{name[:LONGEST_NAME]}" for i, name in enumerate(names)]
@@ -248,7 +248,7 @@ def _populations(sweep: Sweep) -> list[list[Point]]:
 
 
 def _materials(sweep: Sweep, points: Sequence[Point], *, log: Log) -> list[Material]:
-    """The bags and folds of each of these points, opened once where they are the same; what is said is said once."""
+    """The bags and folds of each of these points, opened once where they are the same. Each message is logged once."""
     found: dict[str, Material] = {}
     log = log_once(log)
     keys = [_key(point.study, only=(*COHORT, *FOLDS)) for point in points]

@@ -1,4 +1,4 @@
-"""A study's figures in words and tables."""
+"""Tables and lines for the figures of runs and evaluations."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -12,7 +12,7 @@ from carmil.words import plural
 
 
 def figures_table(runs: Sequence[Run]) -> ResultTable:
-    """A line a run: mean ± standard deviation over the folds, in per cent."""
+    """One row per run: mean ± standard deviation over the folds, in per cent."""
     names = [name for name in SHOWN if any(name in run.metrics.summary for run in runs)]
     lines = tuple(
         (run.name, *(line(run.metrics.summary, name) if name in run.metrics.summary else "–" for name in names))
@@ -26,7 +26,7 @@ def figures_table(runs: Sequence[Run]) -> ResultTable:
 
 
 def figures_lines(run: Run) -> list[str]:
-    """What the figures are of, how sure the AUC is, and what a reader should know before using the run."""
+    """What the figures are of, the interval of the AUC, and the cautions of the run."""
     data, settings = run.data, run.settings
     counts = ", ".join(
         f"{plural(n, 'slide')} of class {name}" for name, n in zip(run.classes, data.class_counts, strict=True)
@@ -59,7 +59,7 @@ def evaluation_lines(found: Evaluation) -> list[str]:
 
 
 def evaluation_table(found: Evaluation) -> ResultTable:
-    """The models' joint answers with the 95 % interval of that, in per cent; of new slides also each model by itself."""
+    """Figures of the joint answers with 95 % intervals, in per cent; for new slides also those of single models."""
     names = [name for name in SHOWN if name in found.figures]
     each = [(line(found.each, name) if name in found.each else "–",) if found.each else () for name in names]
     lines = [

@@ -42,7 +42,7 @@ EACH_ITS_OWN = ("lr", "alpha", "lambda_", "distance")  # in which the models of 
 
 
 def run_study(settings: Settings, *, log: Log = lambda line: None) -> Run:
-    """Trains, chooses, tests and writes the run; goes on with a run that was begun, and reads one that has ended."""
+    """Train, choose, test and write a run. A run that was begun is resumed, one that has ended is read."""
     check(settings)
     material = open_material(settings, log=log)
     check_fit(settings, material)
@@ -54,7 +54,7 @@ def run_study(settings: Settings, *, log: Log = lambda line: None) -> Run:
 
 
 def check(settings: Settings) -> None:
-    """Refuses what can be seen to be wrong before any bag is opened."""
+    """Refuse settings that can be seen to be wrong before any bag is opened."""
     check_model(settings.model)
     Rule.parse(settings.threshold)
     grid_of(settings)
@@ -69,7 +69,7 @@ def check_model(name: str) -> None:
 
 
 def check_fit(settings: Settings, material: Material) -> None:
-    """Refuses what does not go with the cohort: options no model has, a rule for two classes where there are more."""
+    """Refuse settings that do not fit the cohort: options no model has, a rule for two classes where there are more."""
     classes = len(material.cohort.classes)
     build(settings, material.cohort.store.width, classes)
     if classes > 2 and Rule.parse(settings.threshold).name != "balanced":
@@ -79,7 +79,7 @@ def check_fit(settings: Settings, material: Material) -> None:
 
 
 def _check_validation(settings: Settings, material: Material) -> None:
-    """A rate can be set on validation slides of both classes only: known before anything is trained."""
+    """Refuse, before training, a rate that needs validation slides of both classes where a fold lacks one."""
     labels = material.cohort.bags.labels
     assert labels is not None
     for division in material.roles:
@@ -95,9 +95,9 @@ def _check_validation(settings: Settings, material: Material) -> None:
 def run_together(
     studies: Sequence[Settings], material: Material, *, checkpoint: Path, log: Log = lambda line: None
 ) -> list[Run]:
-    """Trains studies that differ in EACH_ITS_OWN only (and `out`) as one population; each chooses and is tested by itself.
+    """Train studies that differ in EACH_ITS_OWN only (and `out`) as one population; each chooses and is tested by itself.
 
-    What they write is what each would have written alone.
+    They write what each would have written alone.
     """
     configure_process()
     data = _data(material)
@@ -192,7 +192,8 @@ def _start_of(settings: Settings) -> str | None:
 
 
 def _trained_on(material: Material) -> dict[str, str]:
-    """The slides that train or validate in any fold, with a short checksum of their features: `evaluate` knows them again."""
+    """The slides that train or validate in any fold, with a short checksum of their features, by which `evaluate` recognises
+    them."""
     used = ((material.roles == TRAIN) | (material.roles == VALIDATION)).any(0).any(0)
     checksums = material.cohort.checksums
     bags = [material.cohort.bags.ids[i] for i in used.nonzero().squeeze(-1).tolist()]
@@ -238,7 +239,7 @@ def _trained(
 
 
 def _baseline(folder: Path, material: Material, population: Population, points: int) -> dict[str, Tensor]:
-    """The weights of a run of the model without its branch, model by model: the same folds and seeds, or nothing."""
+    """The weights of a run of the model without its branch, model by model. Other folds or seeds are refused."""
     run = read_run(folder)
     if run.data.fingerprint != material.cohort.fingerprint or run.data.splits != material.divisions:
         raise CarmilError(f"{folder} was trained on other data or folds: its test bags would leak into this run")
