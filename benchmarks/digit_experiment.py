@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.datasets.digit_data import load_digits
+from carmil.datasets.digit_cohorts import load_digits
 from carmil.datasets.digits import DigitStudy
 from carmil.evidence import bag_auc
 from carmil.models.contract import BagModel
@@ -74,7 +74,8 @@ def train(
 
 def load_studies(tasks: str, mnist: str | None, features: Path | None) -> dict[str, DigitStudy]:
     """Digit bags of these tasks, separated by commas; their parts share images, as in the paper."""
-    return load_digits(tasks.split(","), mnist=mnist, features=features, pool="shared").studies
+    data = load_digits(mnist=mnist, features=features, pool="shared")
+    return {task: data.study(task) for task in tasks.split(",")}
 
 
 def write_rows(path: Path | None, rows: Iterable[Row]) -> None:

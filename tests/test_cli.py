@@ -110,7 +110,7 @@ def test_a_whole_process_ends_with_status_2_on_bad_input(tmp_path):
 def test_killed_and_started_again_it_goes_on(tmp_path):
     words = ["demo", "--fast", "--device", "cpu"]
     process = subprocess.Popen([sys.executable, "-m", "carmil", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    first = tmp_path / "demo" / "runs" / "four_bags" / "abmil" / "run.json"
+    first = tmp_path / "demo" / "runs" / "four_bags-fast" / "abmil" / "metrics.json"
     deadline = time.time() + 120
     while not first.exists() and time.time() < deadline:
         time.sleep(0.05)

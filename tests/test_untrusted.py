@@ -14,9 +14,7 @@ from carmil.errors import CarmilError
 from carmil.maps.annotations import read_annotations
 from carmil.runs.yaml_files import read_yaml
 from carmil.training.checkpoint import read_keyed
-from carmil.training.runs import read_run as read_digit_run
 from carmil.untrusted import one_line_errors, parse_as, read_json, read_parquet
-from carmil.viewer.digit_cases import is_digit_run
 
 
 class Inner(TypedDict):
@@ -173,15 +171,6 @@ def library(path):
 def test_a_pipe_is_refused_and_not_waited_for(read, pipe):
     with pytest.raises(CarmilError, match=r"pipe is a pipe, socket or device: expected a file; save the data to one"):
         read(pipe)
-
-
-@pytest.mark.finding(n=14)
-@pytest.mark.parametrize("name", ["run.json", "weights.safetensors"])
-def test_a_pipe_in_the_run_of_a_demo_is_refused(name, pipe):
-    pipe.rename(pipe.with_name(name))
-    assert not is_digit_run(pipe.parent)
-    with pytest.raises(CarmilError, match=f"{name} is a pipe, socket or device"):
-        read_digit_run(pipe.parent)
 
 
 def test_settings_may_come_through_a_pipe(tmp_path):

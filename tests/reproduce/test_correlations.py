@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from carmil.reproduce import correlations, digit_data, digit_models, slide_cohorts
+from carmil.reproduce import correlations, digits, slide_cohorts
 from carmil.reproduce.correlations import PAIRS, Alike
 from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Request
@@ -39,8 +40,8 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     home = tmp_path / "three"
     home.mkdir()
     cohort = make_cohort(home, classes=3, slides=27, stand_in=True)
-    monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
-    monkeypatch.setattr(digit_models, "training_of", lambda request: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
+    monkeypatch.setattr(digits, "FAST_SIZES", (60, 20, 30))
+    monkeypatch.setattr(digits, "FAST", replace(digits.FAST, fast_epochs=3))
     monkeypatch.setattr(slide_cohorts, "find_cohorts", lambda request: slide_cohorts.CohortSet((cohort,), ()))
     monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
     request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)

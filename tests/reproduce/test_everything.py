@@ -129,11 +129,6 @@ def test_data_that_is_no_folder_is_refused_in_one_line(said, tmp_path):
     assert status == 2 and err.count("\n") == 1 and "--data" in err
 
 
-def test_a_fast_look_keeps_its_digit_models_apart_from_the_real_ones(tmp_path):
-    fast, full = (Request(out=tmp_path, shared=tmp_path, fast=fast).digits for fast in (True, False))
-    assert fast != full and fast.parent == full
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -37,7 +37,6 @@ def test_the_bag_is_drawn_as_the_trained_model_sees_it(tmp_path, monkeypatch):
     bag, said = overview.seen_bag(request)
     assert bag.attention.sum() == pytest.approx(1, abs=1e-5) and bag.counterfactual.sum() == pytest.approx(1, abs=1e-5)
     assert bag.pictures.shape == (30, 28, 28)
-    assert bag.digits.tolist() == sorted(bag.digits) and {8, 9} <= set(bag.digits.tolist())
     before, after = torch.tensor(bag.logits), torch.tensor(bag.counterfactual_logits)
     label = torch.tensor(bag.label)
     assert bag.terms[0] == pytest.approx(float(torch.nn.functional.cross_entropy(before, label)), abs=1e-5)
@@ -52,4 +51,4 @@ def test_the_distance_that_is_drawn_is_the_mean_absolute_difference():
     terms = overview._terms(
         u, u_cf, torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([0]), Offsets(torch.tensor([0, 3]))
     )
-    assert terms.distance == pytest.approx(1.0)
+    assert terms[2] == pytest.approx(1.0)

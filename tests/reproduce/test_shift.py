@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
-from carmil.reproduce import digit_data, digit_models, shift, slide_cohorts
-from carmil.reproduce.digit_models import Point
+from carmil.reproduce import digits, shift, slide_cohorts
+from carmil.reproduce.digits import Point
+from carmil.reproduce.method_runs import runs_folder
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, shift_of
 from carmil.reproduce.shift_words import nearest_reading, reasons_lines, verdict
@@ -19,7 +21,7 @@ from carmil.studies import cautions
 
 from .small_cohorts import make_cohort
 
-NAMES = ("neither 8 nor 9", "an 8", "a 9", "8 and 9")
+NAMES = ("neither 8 nor 9", "some 8, no 9", "some 9, no 8", "some of both")
 
 
 def seen(before, after):
@@ -138,8 +140,8 @@ def test_so_few_slides_are_counted_with_a_decimal_place():
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 40))
-    monkeypatch.setattr(digit_models, "training_of", lambda request: {"repetitions": 2, "epochs": 4, "lr": 4e-3})
+    monkeypatch.setattr(digits, "FAST_SIZES", (60, 20, 40))
+    monkeypatch.setattr(digits, "FAST", replace(digits.FAST, fast_epochs=4))
 
 
 def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_path, monkeypatch):
@@ -165,7 +167,8 @@ def test_the_recipe_counts_digits_and_slides_and_writes_what_it_says(small, tmp_
     assert np.array(facts["slides"]["counts"]["grows most"]).shape == (2, 3, 3)  # a matrix a seed
     points = next(table for table in found.tables if "other weights" in table.title)
     assert [line[:3] for line in points.lines] == [("l1", "0.2", "1"), ("l1", "1", "0.2")]
-    assert (request.digits / "runs" / "four_bags" / "car-abmil").is_dir()  # where Table 1's is
+    (four,) = digits.digit_cohorts(request, ["four_bags"])
+    assert (runs_folder(four, request) / "car-abmil").is_dir()  # where Table 1's is
     assert all(picture.path.is_file() for picture in found.pictures)
     text = (request.out / "shift.md").read_text()
     assert all(line in text for line in (*found.lines, *found.conditions)) and "the figures mean nothing" in text

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,12 +8,11 @@ import torch
 from carmil.counterfactual import theory as closed_forms
 from carmil.counterfactual.branches import create_model
 from carmil.models.pooling import Offsets, bag_softmax
-from carmil.reproduce import digit_data, digit_models, theory
-from carmil.reproduce.digit_data import digits_of
-from carmil.reproduce.digit_models import digit_models as models_of
+from carmil.reproduce import digits, theory
+from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.theory_reading import _measured, _medians, followed, margin_gradient, margins
-from carmil.reproduce.two_branches import look
+from carmil.reproduce.two_branches import look, models_of_run
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_the_median_of_a_bag_is_its_middle_value():
 
 
 def test_the_recipe_measures_both_tasks_and_distances_and_says_what_it_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(digit_data, "FAST_SIZES", (60, 20, 30))
-    monkeypatch.setattr(digit_models, "training_of", lambda request: {"repetitions": 2, "epochs": 3, "lr": 4e-3})
+    monkeypatch.setattr(digits, "FAST_SIZES", (60, 20, 30))
+    monkeypatch.setattr(digits, "FAST", replace(digits.FAST, fast_epochs=3))
     request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
     found = theory.reproduce(request)
     facts = json.loads((request.out / "theory.json").read_text())["rows"]
@@ -84,14 +84,16 @@ def test_the_recipe_measures_both_tasks_and_distances_and_says_what_it_measured(
         ("Four Bags", "L1"),
         ("Four Bags", "cosine"),
     ]
-    again = models_of(request, digits_of(request, ["four_bags"]), "four_bags", "car/abmil")  # read, not trained
-    measured = followed(again)
+    run = train_model(digits.digit_cohorts(request, ["four_bags"])[0], "car/abmil", request)  # read, not trained
+    bags, models = models_of_run(run, "cpu")
+    tested = list(models)
+    measured = followed(bags, tested)
     row = next(r for r in facts if (r["task"], r["distance"], r["rival"]) == ("Four Bags", "L1", "all others"))
     assert row["pearson"] == pytest.approx(measured.interval("pearson"))
-    seen = look(again.models[0], again.bags)
+    seen = look(tested[0].model, bags, tested[0].places)
     promised = measured.margin[0]
     change = (seen.logits - seen.branch[1]).double()
-    y = again.bags.labels
+    y = tested[0].labels
     expected = change[torch.arange(30), y] - (change.sum(1) - change[torch.arange(30), y]) / 3
     assert promised.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
     mean, low, high = row["pearson"]

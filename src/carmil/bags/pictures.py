@@ -31,6 +31,10 @@ class Pictures:
                 f"instances name pictures {self.index.min()} to {self.index.max()}: expected 0 to {len(self.images) - 1}"
             )
 
+    def rows(self, first: int, last: int) -> "Pictures":
+        """The pictures of the instances of one bag."""
+        return Pictures(self.images, self.index[first:last])
+
     def rgb(self, row: int) -> np.ndarray:
         """The picture of one instance, (height, width, 3)."""
         image = self.images[self.index[row]]

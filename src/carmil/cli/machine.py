@@ -21,19 +21,18 @@ def demo(
     """Train on digit bags and write a report that shows the evidence for and against each prediction.
 
     Needs no data: handwritten digits come with a dependency. Takes about two minutes on two CPU cores. Writes OUT/report.html and
-    the trained models in OUT/runs. If interrupted, run the same command again to resume.
+    ordinary runs in OUT/runs. If interrupted, run the same command again to resume.
 
     Examples:
       carmil demo
       carmil demo --fast --view --out look
     """
     from carmil.reproduce.demo import run_demo
-    from carmil.reproduce.table1 import tables
     from carmil.tables import print_tables
 
-    report, rows = run_demo(folder_for(out), fast=fast, device=device_named(device))
-    print_tables(tables(rows))
-    typer.echo(f"\nreport: {report}")
+    found = run_demo(folder_for(out), fast=fast, device=device_named(device))
+    print_tables(found.tables)
+    typer.echo(f"\nreports: {', '.join(map(str, found.reports))}")
     if view:
         serve_run(out)
     else:

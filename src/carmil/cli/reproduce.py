@@ -1,6 +1,6 @@
 """carmil reproduce ...: the paper's tables and figures."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,9 @@ from carmil.cli.options import (
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
-    from carmil.tables import ResultTable
+    from carmil.datasets.study_cohort import StudyCohort
+    from carmil.reproduce.method_runs import Method
+    from carmil.reproduce.recipes import Request
 
 reproduce = typer.Typer(
     help="""The paper's tables and figures, one recipe each.
@@ -53,7 +55,7 @@ def _words_of_digits(
     ] = None,
     pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = "disjoint",
     tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
-    repetitions: Annotated[int, typer.Option(help="Initialisations of each model, trained together.")] = 10,
+    repetitions: Annotated[int, typer.Option(min=1, help="Initialisations of each model, trained together.")] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 100.")] = 1000,
     alpha: Annotated[
@@ -65,38 +67,65 @@ def _words_of_digits(
     distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = "l1",
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What table1's Settings are made of beside the models, and what load_digits is asked for."""
-    training = {
-        "repetitions": repetitions,
-        "lr": lr,
-        "epochs": epochs,
-        "alpha": numbers_in("--alpha", alpha, float),
-        "lambda_": numbers_in("--lambda", lambda_, float),
-        "distance": distance,
-    }
-    data = {
-        "tasks": tasks_in(tasks),
-        "mnist": mnist,
-        "features": features,
-        "encoder": encoder,
-        "weights": weights,
-        "pool": pool,
-        "seed": seed,
-        "device": device_named(device),
-    }
-    return training, data
+) -> "tuple[DigitOptions]":
+    """Options of every command about digit bags."""
+    data = DigitOptions(
+        tasks=tasks_in(tasks),
+        protocol={"seeds": repetitions, "lr": lr, "epochs": epochs},
+        points={
+            "alpha": numbers_in("--alpha", alpha, float),
+            "lambda_": numbers_in("--lambda", lambda_, float),
+            "distance": distance,
+        },
+        source={
+            "mnist": mnist,
+            "features": features,
+            "encoder": encoder,
+            "weights": weights,
+            "pool": pool,
+            "seed": seed,
+            "device": device_named(device),
+        },
+    )
+    return (data,)
 
 
-# A command about digit bags is called with `training`, for table1's Settings, and `data`, for load_digits.
-_of_digits = shared_options(_words_of_digits, "training", "data")
+@dataclass(frozen=True)
+class DigitOptions:
+    """protocol: what differs from that of digit bags. points: of CAR's objective. source: for load_digits."""
+
+    tasks: tuple[str, ...]
+    protocol: dict[str, Any]
+    points: dict[str, Any]
+    source: dict[str, Any]
+
+    def methods(self, models: str) -> "list[Method]":
+        from carmil.reproduce.digits import digit_methods
+        from carmil.reproduce.table1 import MODELS
+
+        return digit_methods(MODELS if models == "all" else names_in(models), **self.points)
+
+    def request(self, out: Path) -> "Request":
+        from carmil.reproduce.recipes import Request
+
+        out = folder_for(out)
+        return Request(out=out, shared=out, seed=self.source["seed"], device=self.source["device"])
+
+    def cohorts(self, request: "Request") -> "list[StudyCohort]":
+        from carmil.datasets.digit_cohorts import DIGITS, load_digits
+
+        digits, protocol = load_digits(**self.source), replace(DIGITS, **self.protocol)
+        return [digits.cohort(task, request.shared / "cohorts", protocol) for task in self.tasks]
+
+
+# A command about digit bags is called with its options as `digits`.
+_of_digits = shared_options(_words_of_digits, "digits")
 
 
 @reproduce.command()
 @_of_digits
 def table1(
-    training: dict[str, Any],
-    data: dict[str, Any],
+    digits: DigitOptions,
     models: Annotated[
         str,
         typer.Option(
@@ -107,63 +136,47 @@ def table1(
 ) -> None:
     """Table 1: digit bags with known truth; our figures beside the paper's, every negative rule named.
 
-    Writes OUT/table1.md, table1.json and the trained models, OUT/runs. Killed and started again, it goes on with the populations
-    that are not there yet.
+    Writes OUT/table1.md, table1.json, the cohorts, OUT/cohorts, and an ordinary run per task and model, OUT/runs. If interrupted,
+    run the same command again to resume.
 
     Examples:
       carmil reproduce table1
       carmil reproduce table1 --mnist DIR --features FILE.npy --pool shared
     """
-    from carmil.datasets.digit_data import load_digits
-    from carmil.reproduce.table1 import ALL_MODELS, Settings, run_table1, tables
+    from carmil.reproduce.table1 import run_table1
 
-    settings = Settings(models=ALL_MODELS if models == "all" else names_in(models), **training)
-    out = folder_for(out)
-    digits = load_digits(**data)
-    rows, lines = run_table1(digits.studies, settings, digits.about, out, device=data["device"])
-    _say(tables(rows), lines)
-    typer.echo(f"\nwritten: {out / 'table1.md'}, {out / 'table1.json'}, {out / 'runs'}")
+    methods, request = digits.methods(models), digits.request(out)
+    show_finding("table1", request, run_table1(digits.cohorts(request), methods, request))
 
 
 @reproduce.command()
 @_of_digits
 def interpretability(
-    training: dict[str, Any],
-    data: dict[str, Any],
+    digits: DigitOptions,
     models: Annotated[
         str, typer.Option(help="Names with commas between, or 'all' for every model of Table 1.")
     ] = "abmil,car/abmil",
-    explainers: Annotated[
-        str, typer.Option(help="Names with commas between.  [default: all that a model can be asked for]")
-    ] = "",
+    explainers: Annotated[str, typer.Option(help="Names with commas between.  [default: all that fit a model]")] = "",
     out: OutOption = Path("interpretability"),
 ) -> None:
-    """The interpretability table: every explainer a model can be asked for, every negative rule named.
+    """The interpretability table: every explainer that fits a model, every negative rule named.
 
     Writes OUT/interpretability.md, interpretability.json and OUT/runs. Models that table1 has trained with the same options are
-    used again if --out is its folder. Killed and started again, it goes on with what is not there yet.
+    used again if --out is its folder. If interrupted, run the same command again to resume.
 
     Example: carmil reproduce interpretability --mnist DIR --features FILE.npy --pool shared --out table1
     """
-    from carmil.datasets.digit_data import load_digits
-    from carmil.reproduce.interpretability import run_interpretability, tables
-    from carmil.reproduce.table1 import ALL_MODELS, Settings
+    from carmil.reproduce.interpretability import run_interpretability
 
-    settings = Settings(models=ALL_MODELS if models == "all" else names_in(models), **training)
-    out = folder_for(out)
-    digits = load_digits(**data)
-    rows, lines = run_interpretability(
-        digits.studies, settings, digits.about, out, explainers=names_in(explainers), device=data["device"]
-    )
-    _say(tables(rows), lines)
-    typer.echo(f"\nwritten: {out / 'interpretability.md'}, {out / 'interpretability.json'}, {out / 'runs'}")
+    methods, request = digits.methods(models), digits.request(out)
+    found = run_interpretability(digits.cohorts(request), methods, request, explainers=names_in(explainers))
+    show_finding("interpretability", request, found)
 
 
 @reproduce.command()
 @_of_digits
 def faithfulness(
-    training: dict[str, Any],
-    data: dict[str, Any],
+    digits: DigitOptions,
     models: Annotated[str, typer.Option(help="Names with commas between.")] = "abmil,cia/abmil,car/abmil",
     crc: Annotated[
         Path | None, typer.Option(help="Folder with crc's features.npy and instances.csv: on these bags too.")
@@ -177,32 +190,23 @@ def faithfulness(
     """The deletion figure: how sure a model stays as its most relevant instances go, and the cohort's AUC meanwhile.
 
     Writes OUT/faithfulness.md, faithfulness.json, faithfulness.png and cohort_auc.png. Models that table1 has trained with the
-    same options are used again if --out is its folder. Killed and started again, it goes on with what is not there yet.
+    same options are used again if --out is its folder. If interrupted, run the same command again to resume.
 
     Example: carmil reproduce faithfulness --mnist DIR --features FILE.npy --pool shared --crc DIR
     """
-    from carmil.datasets.digit_data import load_digits
-    from carmil.reproduce.faithfulness import Nuclei, run_faithfulness, tables
-    from carmil.reproduce.table1 import Settings
+    from carmil.reproduce.crc import crc_cohort
+    from carmil.reproduce.digits import digit_methods
+    from carmil.reproduce.faithfulness import run_faithfulness
 
-    settings = Settings(models=names_in(models), **training)
-    nuclei = None
-    if crc is not None:
-        nuclei = Nuclei(crc, names_in(crc_models), crc_epochs, seed=data["seed"])
-    out = folder_for(out)
-    digits = load_digits(**data)
-    curves, lines = run_faithfulness(digits.studies, settings, digits.about, out, nuclei=nuclei, device=data["device"])
-    _say(tables(curves), lines)
-    kinds = ("faithfulness.md", "faithfulness.json", "faithfulness.png", "cohort_auc.png")
-    typer.echo(f"\nwritten: {', '.join(str(out / name) for name in kinds)}")
-
-
-def _say(tables: "Sequence[ResultTable]", lines: Sequence[str]) -> None:
-    from carmil.tables import print_tables
-
-    print_tables(tables)
-    for line in lines:
-        typer.echo(f"- {line}")
+    methods, request = digits.methods(models), digits.request(out)
+    found = run_faithfulness(
+        digits.cohorts(request),
+        methods,
+        request,
+        nuclei=[] if crc is None else [crc_cohort(crc, request, epochs=crc_epochs)],
+        nuclei_methods=[] if crc is None else digit_methods(names_in(crc_models)),
+    )
+    show_finding("faithfulness", request, found)
 
 
 @reproduce.command()

@@ -38,7 +38,7 @@ def shift(
     """
     from carmil.counterfactual.objective import DISTANCES
     from carmil.reproduce import shift as recipe
-    from carmil.reproduce.digit_models import Point
+    from carmil.reproduce.digits import Point
 
     for name in names_in(distance):
         if name not in DISTANCES:

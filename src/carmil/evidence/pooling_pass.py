@@ -7,6 +7,7 @@ n instances, b bags, d features, h heads, k classes, m counterfactual maps. Only
 
 import copy
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -56,8 +57,14 @@ def pooling_pass(model: BagModel, features: Tensor, offsets: Offsets | Tensor, p
 
 
 def in_double(model: BagModel) -> BagModel:
-    """A copy in double precision, so that a difference of two answers is never rounding."""
-    return copy.deepcopy(model).double()
+    """A copy in double precision, so that a difference of two answers is never rounding. Kept until the weights change."""
+    weights = tuple((one.data_ptr(), one._version) for one in (*model.parameters(), *model.buffers()))
+    if model not in _DOUBLES or _DOUBLES[model][0] != weights:
+        _DOUBLES[model] = weights, copy.deepcopy(model).double()
+    return _DOUBLES[model][1]
+
+
+_DOUBLES: WeakKeyDictionary[BagModel, tuple[tuple[tuple[int, int], ...], BagModel]] = WeakKeyDictionary()
 
 
 def classifier_gradient(model: BagModel, points: Tensor) -> Tensor:

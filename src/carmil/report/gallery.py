@@ -5,25 +5,29 @@ n instances of one slide, c cases, k classes. Of the evidence only the files of 
 
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.maps.colours import ATTENTION, NOTHING, SIGNED, colours, places
+from carmil.bags.pictures import Pictures
+from carmil.maps.colours import ATTENTION, NOTHING, SIGNED, colour_of, colours, places
 from carmil.maps.mosaic import Mosaic, mosaic, picture_size, pixel_boxes, spacing
 from carmil.maps.tile_maps import TileMap, limits
 from carmil.report.cases import Cases
 from carmil.report.page import embedded
-from carmil.runs.slide_evidence import evidence_file, read_slide_evidence
+from carmil.runs.slide_evidence import SlideEvidence, evidence_file, read_slide_evidence
 from carmil.studies.figures import percent
 
 MOST = 12  # slides
 OF_A_KIND = 3  # of a class, right or wrong
 LONGEST = 160  # pixels of a map; with one pixel a tile where that is less
 LONGEST_STRIP = 400
+MOST_PICTURES = 60  # of a slide: those with the most evidence
+PICTURES_IN_A_ROW, FRAME, GAP = 30, 4, 4  # pixels of a frame and between two
+ATTENDED = (128, 80, 170)  # the frame of an instance with the largest attention weight
 SHADES = 65  # odd, so that 0 has its own; an eye tells no more apart, and files stay small
 
 
@@ -38,7 +42,8 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class GallerySlide:
-    """A slide, what was answered, and its maps; as a strip where nobody knows where its instances lie.
+    """A slide, what was answered, and its maps; as a strip where nobody knows where its instances lie, and as pictures of the
+    instances where the store has them.
 
     p is the probability of the class that leads, in per cent; right is False only where a wrong answer is given.
     """
@@ -52,17 +57,33 @@ class GallerySlide:
     otherwise: str
     instances: int
     strip: bool
+    pictures: bool
     maps: tuple[Thumbnail, ...]
 
 
-def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: bool) -> list[GallerySlide]:
-    """The chosen slides, class by class. on_a_plane: whether coordinates, where there are any, are of one plane."""
+def gallery(
+    cases: Cases,
+    classes: Sequence[str],
+    folder: Path,
+    *,
+    on_a_plane: bool,
+    pictures: Callable[[str], Pictures | None] = lambda slide: None,
+) -> list[GallerySlide]:
+    """The chosen slides, class by class.
+
+    on_a_plane: whether coordinates, where there are any, are of one plane. pictures: of the instances of a slide.
+    """
     found, answers = [], cases.answers(classes)
     for i in select_cases(cases):
         name = str(cases.frame["slide"].iloc[i])
         slide = read_slide_evidence(evidence_file(folder, name))
         leading, at = classes[cases.answer[i]], slide.coordinates if on_a_plane else None
-        maps = slide.maps(of=leading)
+        maps, shown = slide.maps(of=leading), pictures(name)
+        if shown is not None:
+            maps = [*maps[1:], maps[0], *_runner_up(slide, classes, cases.p[i], leading)]
+            thumbnails = _picture_rows(maps, shown)
+        else:
+            thumbnails = _thumbnails(maps, strip(maps[0].values) if at is None else plane(at))
         found.append(
             GallerySlide(
                 slide=name,
@@ -73,8 +94,9 @@ def gallery(cases: Cases, classes: Sequence[str], folder: Path, *, on_a_plane: b
                 p=percent(cases.p[i, cases.answer[i]]),
                 otherwise=str(slide.row.get("counterfactual_prediction") or ""),
                 instances=len(slide),
-                strip=at is None,
-                maps=tuple(_thumbnails(maps, strip(maps[0].values) if at is None else plane(at))),
+                strip=at is None and shown is None,
+                pictures=shown is not None,
+                maps=tuple(thumbnails),
             )
         )
     return found
@@ -146,6 +168,47 @@ def _thumbnails(maps: Sequence[TileMap], layout: Layout) -> list[Thumbnail]:
         span = "negligible, drawn as 0" if one.negligible else span
         found.append(Thumbnail(one.title, span, _png(cells, signed=one.signed)))
     return found
+
+
+def _runner_up(slide: SlideEvidence, classes: Sequence[str], p: NDArray[np.float64], leading: str) -> list[TileMap]:
+    """The evidence of the likeliest class that was not answered, where the slide has signed evidence."""
+    others = [classes[c] for c in np.argsort(-p) if classes[c] != leading]
+    return slide.maps(of=others[0])[:1] if slide.signed else []
+
+
+def _picture_rows(maps: Sequence[TileMap], pictures: Pictures) -> list[Thumbnail]:
+    """Per map the pictures of the instances in frames of its colours; those that look alike stand together."""
+    most = np.argsort(-np.abs(maps[-1].values), kind="stable")[:MOST_PICTURES]
+    order = most[np.argsort(pictures.index[most], kind="stable")]
+    thumbnails = []
+    for thumbnail, one in zip(_thumbnails(maps, strip(maps[0].values)), maps, strict=True):
+        shades = np.nan_to_num(one.shades("minmax")[order])
+        frames = colour_of(shades, signed=one.signed) if one.signed else np.tile(ATTENDED, (len(order), 1))
+        strength = np.abs(shades)[:, None]
+        frames = np.rint(strength * frames + (1 - strength) * 255).astype(np.uint8)
+        cells = [_framed(pictures.rgb(row), frame) for row, frame in zip(order, frames, strict=True)]
+        thumbnails.append(replace(thumbnail, uri=_rows_of_cells(cells)))
+    return thumbnails
+
+
+def _framed(picture: NDArray[np.uint8], frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    height, width, _ = picture.shape
+    cell = np.full((height + 2 * FRAME + GAP, width + 2 * FRAME + GAP, 4), 0, np.uint8)
+    cell[: height + 2 * FRAME, : width + 2 * FRAME] = [*frame, 255]
+    cell[FRAME : FRAME + height, FRAME : FRAME + width, :3] = picture
+    return cell
+
+
+def _rows_of_cells(cells: Sequence[NDArray[np.uint8]]) -> str:
+    from PIL import Image
+
+    blank = np.zeros_like(cells[0])
+    columns = min(len(cells), PICTURES_IN_A_ROW)
+    padded = [*cells, *[blank] * (-len(cells) % columns)]
+    rows = [np.concatenate(padded[first : first + columns], axis=1) for first in range(0, len(padded), columns)]
+    stream = io.BytesIO()
+    Image.fromarray(np.concatenate(rows)).save(stream, format="PNG", optimize=True)
+    return embedded(stream.getvalue())
 
 
 def _png(cells: NDArray[np.uint8], *, signed: bool) -> str:

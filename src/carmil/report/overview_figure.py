@@ -34,18 +34,16 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class BagView:
-    """A bag sorted by digit: its rows among all test instances, digits and pictures (n), both attentions (n), both answers (k),
-    the three terms of the loss, and alpha and lambda that weigh the last two."""
+    """A bag sorted by digit: pictures of the digits (n, h, w), both attentions (n), both answers (k), the three
+    terms of the loss, and alpha and lambda that weigh the last two."""
 
-    rows: NDArray[np.int64]
-    digits: NDArray[np.int64]
     pictures: NDArray[Any]
     attention: NDArray[np.float64]
     counterfactual: NDArray[np.float64]
     logits: NDArray[np.float64]
     counterfactual_logits: NDArray[np.float64]
     label: int
-    terms: tuple[float, float, float]
+    terms: tuple[float, ...]
     weights: tuple[float, float]
 
 
@@ -146,7 +144,7 @@ def _pool(axes: "Axes", corner: tuple[float, float], colour: str, equation: str)
 
 def _bag(figure: "Figure", bag: BagView) -> None:
     """Below: the digits, a bar a digit for each attention, and the answers of both."""
-    n = len(bag.digits)
+    n = len(bag.pictures)
     left, width = 0.055, 0.70
     bars = figure.add_axes((left, 0.135, width, 0.175))
     at = np.arange(n)
@@ -159,7 +157,7 @@ def _bag(figure: "Figure", bag: BagView) -> None:
     bars.legend(frameon=False, fontsize=8.5, loc="upper left", ncols=2)
     bars.spines[["top", "right"]].set_visible(False)
     strip = figure.add_axes((left, 0.075, width, 0.052))
-    shown = np.concatenate([255 - picture for picture in bag.pictures], axis=1)
+    shown = np.concatenate(list(bag.pictures), axis=1)
     strip.imshow(shown, cmap="gray", vmin=0, vmax=255, extent=(-0.5, n - 0.5, 0, 1), aspect="auto")
     strip.set_xlim(-0.6, n - 0.4)
     strip.axis("off")

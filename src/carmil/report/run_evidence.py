@@ -1,7 +1,11 @@
 """The evidence in a run's report: what `carmil explain` and `carmil faithfulness` wrote into the run's folder. k classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from carmil.bags.pictures import Pictures
 from carmil.errors import CarmilError
 from carmil.report.cases import Cases
 from carmil.report.faithfulness import FaithfulnessPart, cell, faithfulness_part
@@ -9,6 +13,7 @@ from carmil.report.gallery import GallerySlide, gallery
 from carmil.runs.evidence import EvidenceSummary, NoEvidenceError, read_run_evidence
 from carmil.runs.faithfulness import read_faithfulness
 from carmil.runs.run import Run
+from carmil.studies.subjects import open_run_store
 from carmil.studies.summary import agreement_table
 from carmil.tables import ResultTable
 
@@ -64,8 +69,24 @@ def evidence_part(run: Run, cases: Cases) -> EvidencePart | str:
         concentration_table(summary),
         moved_table(summary),
         shifts(summary),
-        gallery(cases, run.classes, evidence.folder, on_a_plane=on_a_plane),
+        gallery(cases, run.classes, evidence.folder, on_a_plane=on_a_plane, pictures=_pictures(run)),
     )
+
+
+def _pictures(run: Run) -> Callable[[str], Pictures | None]:
+    """Pictures of the instances of a slide; None where the run's store has none, or is not where it was."""
+    try:
+        store = open_run_store(run)
+    except CarmilError:
+        return lambda slide: None
+    pictures, offsets = store.pictures(), np.cumsum([0, *(entry.rows for entry in store.entries)])
+    places = {name: i for i, name in enumerate(store.ids)}
+
+    def of(slide: str) -> Pictures | None:
+        i = places.get(slide)
+        return None if pictures is None or i is None else pictures.rows(offsets[i], offsets[i + 1])
+
+    return of
 
 
 def measured_faithfulness(run: Run) -> FaithfulnessPart | str:

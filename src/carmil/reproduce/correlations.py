@@ -14,9 +14,8 @@ from carmil.errors import CarmilError
 from carmil.evidence.counterfactual_change import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
-from carmil.reproduce.digit_data import digits_of
-from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
-from carmil.reproduce.method_runs import train_methods
+from carmil.reproduce.digits import Point, digit_cohorts, training_lines
+from carmil.reproduce.method_runs import Method, train_methods
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_cohorts import several_classes
 from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed_lines
@@ -62,20 +61,19 @@ class Alike:
 
 
 def reproduce(request: Request) -> Finding:
-    digits = digits_of(request, [TASK])
-    plain = digit_models(request, digits, TASK, "abmil")
-    found, trained = [], [plain]
-    for distance in DISTANCES:
-        car = digit_models(request, digits, TASK, "car/abmil", Point(distance=distance))
-        pairs = ((look(a, car.bags), look(b, car.bags)) for a, b in zip(plain.models, car.models, strict=True))
-        found.append(_alike(plain.task.title, distance, pairs))
-        trained.append(car)
+    digits = digit_cohorts(request, [TASK])
+    cars = [Point(distance=distance).method for distance in DISTANCES]
+    plain, *trained = train_methods(digits, [Method("abmil", "abmil"), *cars], request)
+    found = [
+        _compared(digits[0], distance, (plain.run, car.run), request)
+        for distance, car in zip(DISTANCES, trained, strict=True)
+    ]
     cohort, said = several_classes(request)
     little: list[str] = []
     if cohort is not None:
         plain_run, *car_runs = rows = train_methods([cohort], (ABMIL, CAR_L1, CAR_COSINE), request)
         of_slides = [
-            _of_slides(cohort, distance, (plain_run.run, car.run), request)
+            _compared(cohort, distance, (plain_run.run, car.run), request)
             for distance, car in zip(DISTANCES, car_runs, strict=True)
         ]
         found = [*of_slides, *found]
@@ -99,7 +97,7 @@ def reproduce(request: Request) -> Finding:
     conditions = [
         "attention scores u, before the softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
         "± is over models (initialisations and folds) of the mean over their test bags; `over bags`: the deviation of single bags",
-        *said_of_digits(request, digits, *trained),
+        *training_lines(digits, [one.run for one in (plain, *trained)]),
         *said,
     ]
     caption = (
@@ -111,7 +109,7 @@ def reproduce(request: Request) -> Finding:
     return write_finding("correlations", request, finding, {"found": [_facts(one) for one in found]})
 
 
-def _of_slides(cohort: StudyCohort, distance: str, runs: tuple[Run, Run], request: Request) -> Alike:
+def _compared(cohort: StudyCohort, distance: str, runs: tuple[Run, Run], request: Request) -> Alike:
     """ABMIL and CAR of the same fold and seed, on the slides that both were tested on."""
     bags, plain = models_of_run(runs[0], request.device)
     others = {(one.fold, one.seed): one for one in models_of_run(runs[1], request.device)[1]}

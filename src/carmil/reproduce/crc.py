@@ -13,9 +13,9 @@ from carmil.datasets.stand_in_slides import FULL
 from carmil.datasets.study_cohort import ModelProtocol, Protocol, StudyCohort
 from carmil.evidence import explainers_of
 from carmil.reproduce.method_runs import Method, train_methods
-from carmil.reproduce.paper import Figure
+from carmil.reproduce.paper import Figure, figure, figure_text
 from carmil.reproduce.recipes import Finding, Request, write_finding
-from carmil.reproduce.table1 import EVIDENCE, figure, shown
+from carmil.reproduce.table1 import EVIDENCE
 from carmil.runs.run import Run
 from carmil.studies.agreement import run_agreement
 from carmil.studies.train import check_model
@@ -72,7 +72,7 @@ def run_crc(folder: Path, models: Sequence[str], request: Request, *, epochs: in
     cohort = crc_cohort(folder, request, epochs=epochs)
     runs = train_methods([cohort], [Method(model, model) for model in dict.fromkeys(models)], request)
     rows = [row for one in runs for row in _rows(one.run, one.values("auc"), request.device)]
-    lines = tuple((row.model, row.evidence, shown(row.auc), shown(row.auprc), row.machine) for row in rows)
+    lines = tuple((row.model, row.evidence, figure_text(row.auc), figure_text(row.auprc), row.machine) for row in rows)
     heads = ("model", "evidence", "AUC", "AUPRC+", "measured on")
     table = ResultTable("Five folds by patient", heads, lines, names=2)
     finding = Finding((table,), conditions=(*conditions(cohort, request.seed), AUPRC))

@@ -16,9 +16,8 @@ from carmil.evidence import EXPLAINERS
 from carmil.report.dots import write_dots
 from carmil.reproduce.crc import PROTOCOL, conditions, crc_cohort, measured_on
 from carmil.reproduce.method_runs import Method, train_methods
-from carmil.reproduce.paper import Figure
+from carmil.reproduce.paper import Figure, figure, figure_text
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
-from carmil.reproduce.table1 import figure, shown
 from carmil.runs.run import Run
 from carmil.statistics.bootstrap import Interval
 from carmil.statistics.intervals import Estimate, FoldAnswers, difference_interval, difference_p, estimate
@@ -238,11 +237,11 @@ def tables(result: Result) -> tuple[ResultTable, ResultTable]:
             row.model,
             row.evidence,
             _kind(row.evidence),
-            shown(row.test["auprc_plus"]),
+            figure_text(row.test["auprc_plus"]),
             "–" if (row.model, row.evidence) == BASELINE else _span(row.difference, sign="+z"),
-            *(shown(row.test[name]) for name in ("auroc", "ndcg")),
-            shown(row.validation["auprc_plus"]),
-            shown(result.aucs[row.model]),
+            *(figure_text(row.test[name]) for name in ("auroc", "ndcg")),
+            figure_text(row.validation["auprc_plus"]),
+            figure_text(result.aucs[row.model]),
         )
         for row in result.rows
     )

@@ -3,24 +3,25 @@
 Below it a bag of digits as a small trained model sees it: both attentions, both answers, the three terms of the loss.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from carmil.bags.bags import Bags
+from carmil.bags.pictures import Pictures
 from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import CAR, CounterfactualModel, branch_coefficients
 from carmil.counterfactual.objective import evidence_differential_loss, l1_distance
-from carmil.datasets.digit_data import load_digits
-from carmil.datasets.digits import TASKS, DigitBags
+from carmil.datasets.digit_cohorts import DIGITS, load_digits
 from carmil.models.abmil import ABMIL
 from carmil.models.contract import BagModel, cross_entropy
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.report.overview_figure import BagView, Stage, draw_overview
-from carmil.reproduce.digit_runs import known, population_of
+from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
-from carmil.reproduce.table1 import Settings, planned, trained
-from carmil.reproduce.two_branches import look
+from carmil.reproduce.two_branches import look, models_of_run
+from carmil.studies.subjects import open_run_store
 from carmil.tables import ResultTable
 
 MODEL, WIDTH, CLASSES = "car/abmil.gated", 1024, 2  # UNI's features, two classes
@@ -73,61 +74,49 @@ def stages_of(model: BagModel) -> list[Stage]:
 
 def seen_bag(request: Request) -> tuple[BagView, str]:
     """A small model, trained on the bundled digits, and the bag that it is shown."""
-    digits = load_digits([TASK], sizes=SIZES, seed=request.seed)
-    settings = Settings(models=(MODEL,), repetitions=1, epochs=FAST_EPOCHS if request.fast else EPOCHS, lr=8e-3)
-    plan = planned(digits.studies, settings, digits.about)
-    ((experiment, run),) = trained(plan, digits.studies, request.digits / "overview", request.device)
-    test = digits.studies[TASK].test
-    model = population_of(run, experiment, test.bags.width, device=request.device).member(0)
-    labels = known(test.bags.labels)
-    answers = look(model, test.bags).logits.argmax(1)
-    wanted = torch.nonzero((labels == SHOWN) & (answers == labels)).flatten()
-    place = int(wanted[0] if len(wanted) else torch.nonzero(labels == SHOWN).flatten()[0])
-    found = _seen(model, test, place)
-    found = BagView(**{**vars(found), "pictures": digits.images.images[test.images[found.rows]]})
-    names = TASKS[TASK].class_names
+    data = load_digits(sizes=SIZES, seed=request.seed)
+    protocol = replace(DIGITS, seeds=1, epochs=EPOCHS, fast_epochs=FAST_EPOCHS, lr=8e-3)
+    run = train_model(data.cohort(TASK, request.shared / "cohorts", protocol), MODEL, request)
+    bags, (one,) = models_of_run(run, request.device)
+    answers = look(one.model, bags, one.places).logits.argmax(1)
+    wanted = torch.nonzero((one.labels == SHOWN) & (answers == one.labels)).flatten()
+    first = int(wanted[0] if len(wanted) else torch.nonzero(one.labels == SHOWN).flatten()[0])
+    pictures = open_run_store(run).pictures()
+    assert pictures is not None
     which = "answered rightly" if len(wanted) else "though it is answered wrongly"
     said = (
-        f"trained on {SIZES[0]} bags ({digits.about['images']}), AUC {100 * run.metrics['auc'][0]:.1f} % on {SIZES[2]} others; "
-        f"the first test bag of class {names[SHOWN]!r}, {which}; digits are sorted for the eye"
+        f"trained on {SIZES[0]} bags ({data.facts['images']}), AUC {100 * run.metrics.by_fold[0].figures['auc']:.1f} % on "
+        f"{SIZES[2]} others; the first test bag of class {run.classes[SHOWN]!r}, {which}; digits are sorted for the eye"
     )
-    return found, said
+    return _seen(one.model, bags, int(one.places[first]), pictures), said
 
 
-@dataclass(frozen=True)
-class _Terms:
-    classified: float
-    differs: float
-    distance: float
-
-
-def _seen(model: BagModel, test: DigitBags, place: int) -> BagView:
-    bag = test.bags[torch.tensor([place])]
-    start = int(test.bags.offsets[place])
+def _seen(model: BagModel, bags: Bags, place: int, pictures: Pictures) -> BagView:
+    bag, labels = bags[place], torch.tensor([SHOWN])
+    start = int(bags.offsets[place])
     seen = look(model, bag)
     u_cf, after = seen.branch
-    terms = _terms(seen.scores, u_cf, seen.logits, after, known(bag.labels), seen.offsets)
-    digits = test.digits[start : start + len(bag.features)]
-    order = digits.argsort(kind="stable")
+    shown = pictures.index[start : start + len(bag.features)]
+    order = shown.argsort(kind="stable")
     a, a_cf = (bag_softmax(u.unsqueeze(-1), seen.offsets)[:, 0].numpy()[order] for u in (seen.scores, u_cf))
     weights = branch_coefficients("car/abmil")
     return BagView(
-        rows=start + order,
-        digits=digits[order],
-        pictures=digits,
+        pictures=pictures.images[shown[order], :, :, 0],
         attention=a,
         counterfactual=a_cf,
         logits=seen.logits[0].numpy(),
         counterfactual_logits=after[0].numpy(),
-        label=int(known(bag.labels)[0]),
-        terms=(terms.classified, terms.differs, terms.distance),
+        label=SHOWN,
+        terms=_terms(seen.scores, u_cf, seen.logits, after, labels, seen.offsets),
         weights=(weights["diff"], weights["l1"]),
     )
 
 
-def _terms(u: Tensor, u_cf: Tensor, before: Tensor, after: Tensor, labels: Tensor, offsets: Offsets) -> _Terms:
+def _terms(
+    u: Tensor, u_cf: Tensor, before: Tensor, after: Tensor, labels: Tensor, offsets: Offsets
+) -> tuple[float, ...]:
     """CE(F(u), y), CE(F(u) - F(u_cf), y) and D(u, u_cf) of one bag."""
-    return _Terms(
+    return (
         float(cross_entropy(before, labels)),
         float(evidence_differential_loss(before, after.unsqueeze(-2), labels)),
         float(l1_distance(u.unsqueeze(-1), u_cf[:, None, None], offsets)),

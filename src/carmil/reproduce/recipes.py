@@ -37,11 +37,6 @@ class Request:
     seed: int = 0
     encoder: str = "uni"
 
-    @property
-    def digits(self) -> Path:
-        """Where models of digit bags lie; a look at the machinery takes no one's place."""
-        return self.shared / "fast" if self.fast else self.shared
-
     def folder(self, name: str) -> Path | None:
         """The folder of this name in the user's data, if it is there."""
         found = None if self.data is None else self.data / name

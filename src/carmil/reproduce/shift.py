@@ -3,20 +3,18 @@
 On Four Bags, where the truth is known, with the reasons; and on a cohort of slides with several classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from carmil.datasets.study_cohort import StudyCohort
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
-from carmil.reproduce.digit_data import digits_of
-from carmil.reproduce.digit_models import DigitModels, Point, digit_models, said_of_digits
-from carmil.reproduce.digit_runs import known
-from carmil.reproduce.method_runs import MethodRun, train_model
+from carmil.reproduce.digits import Point, digit_cohorts, training_lines
+from carmil.reproduce.method_runs import MethodRun, train_methods, train_model
+from carmil.reproduce.paper import figure, figure_text
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, reasons_of, shift_of
 from carmil.reproduce.shift_words import (
@@ -30,12 +28,11 @@ from carmil.reproduce.shift_words import (
 )
 from carmil.reproduce.slide_cohorts import several_classes
 from carmil.reproduce.slide_table import CAR_L1, uninformed_lines
-from carmil.reproduce.table1 import figure, shown
-from carmil.reproduce.two_branches import Looked, look, models_of_run
+from carmil.reproduce.two_branches import look, models_of_run
 from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
-TASK, MODEL, SLIDE_MODEL = "four_bags", "car/abmil", CAR_L1.model
+TASK, SLIDE_MODEL = "four_bags", CAR_L1.model
 COUNTED = "of the rightly answered bags of a class (a row) those whose logit of a class (a column) grows most: per cent"
 DOMINATES = 0.9  # of a class's rightly answered slides, where they go to one other class
 ENOUGH = 5  # rightly answered slides of a class, on the mean over runs, of which words can be made
@@ -43,11 +40,11 @@ ENOUGH = 5  # rightly answered slides of a class, on the mean over runs, of whic
 
 def reproduce(request: Request, *, points: Sequence[Point] = (Point(),)) -> Finding:
     """points: the first is shown with all its reasons; the others are a line each."""
-    digits = digits_of(request, [TASK])
-    found = [digit_models(request, digits, TASK, MODEL, point) for point in points]
-    shifts = [_of_digits(one) for one in found]
-    reasons = reasons_of(found[0])
-    names = found[0].task.class_names
+    cohorts = digit_cohorts(request, [TASK])
+    found = train_methods(cohorts, [point.method for point in points], request)
+    shifts = [_shift(one.run, request) for one in found]
+    reasons = reasons_of(*models_of_run(found[0].run, request.device))
+    names = found[0].run.classes
     title = f"Four Bags ({points[0].name})"
     matrices = [_matrix(title, names, shifts[0])]
     tables = [
@@ -60,7 +57,8 @@ def reproduce(request: Request, *, points: Sequence[Point] = (Point(),)) -> Find
     facts: dict[str, object] = {"four_bags": _facts(names, shifts[0], reasons), "points": [vars(one) for one in points]}
     if cohort is not None:
         run = train_model(cohort, SLIDE_MODEL, request)
-        classes, on_slides = run.classes, _of_slides(cohort, run, request)
+        with console.status(f"comparing both attentions of {SLIDE_MODEL} on {cohort.title}"):
+            classes, on_slides = run.classes, _shift(run, request)
         matrices.append(_matrix(f"{cohort.title}, {SLIDE_MODEL}", classes, on_slides))
         tables.append(_table(f"{cohort.title}: {COUNTED}", classes, on_slides))
         of_slides = [_slide_line(cohort, classes, on_slides), *uninformed_lines([MethodRun.of(cohort, CAR_L1, run)])]
@@ -77,9 +75,9 @@ def reproduce(request: Request, *, points: Sequence[Point] = (Point(),)) -> Find
         *of_slides,
     ]
     conditions = [
-        f"CAR-MIL, {points[0].name}; mean ± standard deviation over {len(found[0].models)} initialisations, each over its own "
+        f"CAR-MIL, {points[0].name}; mean ± standard deviation over {len(found[0].run.models)} initialisations, each over its own "
         "rightly answered test bags",
-        *said_of_digits(request, digits, *found),
+        *training_lines(cohorts, [one.run for one in found]),
         *said,
     ]
     caption = "Which class's logit grows most under the counterfactual attention; a row a true class."
@@ -90,24 +88,12 @@ def reproduce(request: Request, *, points: Sequence[Point] = (Point(),)) -> Find
     return write_finding("shift", request, finding, facts)
 
 
-def _of_digits(found: DigitModels) -> Shift:
-    labels = known(found.bags.labels)
-    return shift_of((look(model, found.bags), labels) for model in found.models)
-
-
-def _of_slides(cohort: StudyCohort, run: Run, request: Request) -> Shift:
-    """The slides of all folds of a seed together."""
+def _shift(run: Run, request: Request) -> Shift:
+    """The test bags of all folds of a seed together."""
     bags, models = models_of_run(run, request.device)
-    seeds: list[int] = []
-
-    def each() -> Iterator[tuple[Looked, Tensor]]:
-        for one in models:
-            seeds.append(one.seed)
-            yield look(one.model, bags, one.places), one.labels
-
-    with console.status(f"asking {SLIDE_MODEL} on {cohort.title}"):
-        found = shift_of(each())
-    return pooled(found, seeds)
+    tested = list(models)
+    shift = shift_of((look(one.model, bags, one.places), one.labels) for one in tested)
+    return pooled(shift, [one.seed for one in tested])
 
 
 def _matrix(title: str, names: Sequence[str], shift: Shift) -> Matrix:
@@ -149,13 +135,13 @@ def _table(title: str, names: Sequence[str], shift: Shift) -> ResultTable:
     return ResultTable(title, heads, lines)
 
 
-def _over_points(points: Sequence[Point], found: Sequence[DigitModels], shifts: Sequence[Shift]) -> ResultTable:
+def _over_points(points: Sequence[Point], found: Sequence[MethodRun], shifts: Sequence[Shift]) -> ResultTable:
     lines = tuple(
         (
             point.distance,
             f"{point.alpha:g}",
             f"{point.lambda_:g}",
-            shown(figure(one.run.metrics["auc"])),
+            figure_text(figure(one.values("auc"))),
             *(percents(shift.shares()[:, y, c]) for y, c in ((1, 3), (3, 1))),
         )
         for point, one, shift in zip(points, found, shifts, strict=True)

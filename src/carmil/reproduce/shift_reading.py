@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from carmil.bags.bags import Bags
+from carmil.evidence import explain
 from carmil.evidence.counterfactual_change import class_shift, count_choices
 from carmil.models.pooling import bag_softmax, bag_sum
-from carmil.reproduce.digit_models import DigitModels
-from carmil.reproduce.digit_runs import known
-from carmil.reproduce.two_branches import Looked, look
+from carmil.reproduce.two_branches import Looked, Tested, look
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +29,7 @@ READINGS = {
 }
 CONTROL = "runner-up"
 DIGITS = ("8", "9", "others")
+EIGHT, NINE = (-1, 1, -1, 1), (-1, -1, 1, 1)  # what they say about the classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,23 +84,25 @@ def pooled(shift: Shift, groups: Sequence[int]) -> Shift:
     return Shift(counts, np.stack(change))
 
 
-def reasons_of(found: DigitModels) -> Reasons:
-    """Where attention goes, by digit, and what each digit says for each class."""
-    labels = known(found.bags.labels)
-    shown = torch.from_numpy(found.test.digits)
-    groups = torch.stack([shown == 8, shown == 9, (shown != 8) & (shown != 9)], dim=1)  # (n, d)
+def reasons_of(bags: Bags, models: Iterable[Tested]) -> Reasons:
+    """Where attention goes, by digit, and what each digit says for each class. On Four Bags the truth tells the digits apart."""
     before: list[Tensor] = []
     after: list[Tensor] = []
     evidence: list[Tensor] = []
-    for model, path in zip(found.models, found.run.maps["path"], strict=True):
-        seen = look(model, found.bags)
+    for one in models:
+        tested, labels = bags[one.places], one.labels
+        assert tested.instance_labels is not None
+        eight, nine = ((tested.instance_labels == torch.tensor(signs)).all(1) for signs in (EIGHT, NINE))
+        groups = torch.stack([eight, nine, ~eight & ~nine], dim=1)  # (n, d)
+        path = explain(one.model, tested, "path").cpu()
+        seen = look(one.model, tested)
         u_cf, _ = seen.branch
         for u, kept in ((seen.scores, before), (u_cf, after)):
             weights = bag_softmax(u.unsqueeze(-1), seen.offsets)
             kept.append(_by_class(bag_sum(weights * groups, seen.offsets), seen.logits, labels))
         right = (seen.logits.argmax(-1) == labels).unsqueeze(-1)
         present = (bag_sum(groups.double(), seen.offsets) > 0) & right  # (b, d)
-        sums = torch.stack([bag_sum(path * one.unsqueeze(-1), seen.offsets) for one in groups.unbind(1)], dim=1)
+        sums = torch.stack([bag_sum(path * group.unsqueeze(-1), seen.offsets) for group in groups.unbind(1)], dim=1)
         evidence.append((sums * present.unsqueeze(-1)).sum(0) / present.sum(0).unsqueeze(-1))
     return Reasons(_stacked(before), _stacked(after), _stacked(evidence))
 

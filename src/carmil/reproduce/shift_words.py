@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from carmil.reproduce.paper import figure, figure_text
 from carmil.reproduce.shift_reading import CONTROL, DIGITS, READINGS, Floats, Reasons, Shift
-from carmil.reproduce.table1 import figure, shown
 from carmil.tables import ResultTable
 
 PAPER = {(1, 3): 100.0, (3, 1): 62.0}  # of Four Bags, in per cent: from a true class to the class that grows most
@@ -146,7 +146,7 @@ def mean_known(values: Floats) -> Floats:
 
 
 def percents(values: Floats) -> str:
-    return shown(figure(_known(values).tolist())) if len(_known(values)) else "–"
+    return figure_text(figure(_known(values).tolist())) if len(_known(values)) else "–"
 
 
 def _signed(values: Floats) -> str:

@@ -7,9 +7,9 @@ import numpy as np
 
 from carmil.datasets.study_cohort import StudyCohort
 from carmil.reproduce.method_runs import Method, MethodRun
+from carmil.reproduce.paper import figure, figure_text
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_cohorts import CohortSet
-from carmil.reproduce.table1 import figure, shown
 from carmil.studies.cautions import LITTLE
 from carmil.studies.compare import Comparison, compare_pairs
 from carmil.studies.subjects import open_run_store
@@ -259,7 +259,7 @@ def _cell(row: MethodRun | None, measure: str) -> str:
     known = [value for value in values if not np.isnan(value)]
     if not known:
         return "–"
-    return shown(figure(known)) + (f" ({len(known)} of {len(values)})" if len(known) < len(values) else "")
+    return figure_text(figure(known)) + (f" ({len(known)} of {len(values)})" if len(known) < len(values) else "")
 
 
 def _chance_map(row: MethodRun) -> Iterator[str]:

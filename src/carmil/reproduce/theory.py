@@ -3,33 +3,29 @@
 from collections.abc import Sequence
 
 from carmil.progress import console
-from carmil.reproduce.digit_data import digits_of
-from carmil.reproduce.digit_models import Point, digit_models, said_of_digits
+from carmil.reproduce.digits import TASKS, Point, digit_cohorts, training_lines
+from carmil.reproduce.method_runs import train_methods
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
-from carmil.reproduce.table1 import DIGIT_TASKS
 from carmil.reproduce.theory_picture import Row, draw_theory
 from carmil.reproduce.theory_reading import MEASURES, RIVALS, TENTH, Followed, followed
+from carmil.reproduce.two_branches import models_of_run
 from carmil.tables import ResultTable
 
-MODEL = "car/abmil"
 MAIN = "all others"  # of RIVALS: it needs no choice
 DISTANCES = {"l1": "L1", "cosine": "cosine"}
 
 
-def reproduce(request: Request, *, tasks: Sequence[str] = DIGIT_TASKS) -> Finding:
+def reproduce(request: Request, *, tasks: Sequence[str] = TASKS) -> Finding:
     """Both distances; of more than two classes every way to name the rival."""
-    digits = digits_of(request, tasks)
-    found = {
-        (task, distance): digit_models(request, digits, task, MODEL, Point(distance=distance))
-        for task in tasks
-        for distance in DISTANCES
-    }
+    cohorts = digit_cohorts(request, tasks)
+    found = train_methods(cohorts, [Point(distance=distance).method for distance in DISTANCES], request)
     rows: list[Row] = []
     with console.status("comparing u_cf - u with -g"):
-        for (_, distance), models in found.items():
-            for rival in RIVALS if models.task.classes > 2 else [MAIN]:
-                one = followed(models, rival=rival, seed=request.seed)
-                rows.append(Row(models.task.title, DISTANCES[distance], rival, one, models.task.classes > 2))
+        for one in found:
+            several, distance = len(one.run.classes) > 2, DISTANCES[one.run.settings.distance or "l1"]
+            for rival in RIVALS if several else [MAIN]:
+                following = followed(*models_of_run(one.run, request.device), rival=rival, seed=request.seed)
+                rows.append(Row(one.cohort.title, distance, rival, following, several))
     main = [row for row in rows if row.rival == MAIN]
     picture = draw_theory(main, request.out / "theory.png")
     caption = (
@@ -54,7 +50,7 @@ def reproduce(request: Request, *, tasks: Sequence[str] = DIGIT_TASKS) -> Findin
         "together; shuffled: u_cf - u at other instances of its bag",
         "the branch is trained for a mean over training bags and by one attention module for all bags, and its L1 term weighs "
         "the length rather than bounding it: that it should be the optimum bag by bag is not claimed",
-        *said_of_digits(request, digits, *found.values()),
+        *training_lines(cohorts, [one.run for one in found]),
     ]
     finding = Finding(tuple(_tables(rows)), (Picture(picture, caption),), tuple(lines), tuple(conditions))
     return write_finding("theory", request, finding, {"rows": [_facts(row) for row in rows]})

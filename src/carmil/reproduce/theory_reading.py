@@ -8,6 +8,7 @@ A constant added to all of a bag's scores changes no softmax: g sums to zero by 
 correlated and less its median where its L1 length counts, which is the shortest it can be. n instances, b bags, k classes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,9 +22,7 @@ from carmil.evidence.rank_correlation import bag_places, pearson, spearman
 from carmil.evidence.sensitivity import logit_sensitivity
 from carmil.models.contract import BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_sum
-from carmil.reproduce.digit_models import DigitModels
-from carmil.reproduce.digit_runs import known
-from carmil.reproduce.two_branches import Looked, look
+from carmil.reproduce.two_branches import Looked, Tested, look
 from carmil.statistics.resampling import mean_intervals
 
 Floats = NDArray[np.float64]
@@ -80,12 +79,12 @@ class Followed:
         return found
 
 
-def followed(found: DigitModels, *, rival: str = "all others", seed: int = 0) -> Followed:
-    """How delta follows -g on the test bags of digit models, and how a shuffled delta does."""
-    bags, labels = found.bags, known(found.bags.labels)
+def followed(cohort: Bags, models: Iterable[Tested], *, rival: str = "all others", seed: int = 0) -> Followed:
+    """How delta follows -g on the test bags of the models, the same for all, and how a shuffled delta does."""
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {name: [] for name in ("real", "shuffled", "margin", "promised", "instances")}
-    for model in found.models:
+    for one in models:
+        bags, labels, model = cohort[one.places], one.labels, one.model
         seen = look(model, bags)
         against = margins(seen, labels, rival)
         g = margin_gradient(model, bags, seen, against)
@@ -98,7 +97,7 @@ def followed(found: DigitModels, *, rival: str = "all others", seed: int = 0) ->
             _measured(g, _shuffled(delta, seen.offsets, generator), seen.scores.double(), seen.offsets)
         )
         parts["instances"].append(torch.stack([_unit(-g, seen.offsets), _unit(delta, seen.offsets)], dim=-1))
-    stacked = {name: torch.stack(one).numpy() for name, one in parts.items()}
+    stacked = {name: torch.stack(values).numpy() for name, values in parts.items()}
     real, shuffled = ({name: stacked[of][..., i] for i, name in enumerate(MEASURES)} for of in ("real", "shuffled"))
     return Followed(real, shuffled, stacked["margin"], stacked["promised"], stacked["instances"])
 

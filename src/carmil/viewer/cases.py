@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class RunCases:
-    """All cases of a run. pictures: what a row of the bags looks like, where the run knows it (digits).
+    """All cases of a run. pictures: what a row of the bags looks like, where its store has pictures.
 
     evidence: what `carmil explain` wrote, where it did.
     """
