@@ -22,6 +22,8 @@ OURS = (
 ALLOWED = {
     "bags/building.py": {"out.with_name(f'{out.name}.lock')"},
     "datasets/digit_features.py": {"cache_folder() / 'digits' / f'resnet18-{digits.fingerprint}-{name}.npy'"},
+    "datasets/digit_cohorts.py": {"out / f'{task}-{key}'"},  # a task of the source, a checksum
+    "datasets/paper_files.py": {"data / dataset.name", "Path('DATA') / dataset.name"},  # a cohort of the source
     "datasets/digit_images.py": {"folder / f'{name}.gz'"},
     "bags/finding.py": {"place / f'{source.id}.h5'"},  # read only, and the id is the name of a file beside
     "bags/split_files.py": {f"path / f'splits_{{row}}{kind}.csv'" for kind in ("", "_bool", "_descriptor")},
@@ -36,13 +38,15 @@ ALLOWED = {
     },
     "cli/datasets.py": {"folder_for(out) / one.name"},
     "cli/slide_maps.py": {"path / f'{tiles.slide}{suffix}'"},  # read only, and the slide is the stem of a file
+    "report/heat_map_figure.py": {"path.with_name(f'{path.stem}_large.png')"},
     "maps/drawing.py": {"out / f'tiles_{name}.png'", "out / f'{name}.ome.tiff'", "out / f'{name}.png'"},  # file_names
     "slides/features.py": {"out.with_name(f'{out.name}.encoding')"},
     "plot_style.py": {"fonts / f\"DejaVuSans{'-Bold' * bold}.ttf\""},
     "slides/sheets.py": {"path.with_stem(f'{path.stem}_{page + 1}')"},
     "slides/tiling.py": {"folder / 'patches' / f'{slide}_patches.h5'"},  # read only, if it is one name
-    "studies/explain.py": {"out / f'{kind}.json'"},
-    "studies/faithfulness.py": {"kept / f'{safe_name(name)}-{i}.json'"},
+    "runs/evidence.py": {"folder / f'{kind}.json'"},
+    "studies/agreement.py": {"run.folder / 'agreement' / f'{bags}-{name}.json'"},  # a map of the source, a checksum
+    "studies/faithfulness.py": {"cache / f'{safe_name(name)}-{i}.json'"},
     "runs/writing.py": {"folder / f'{kind}.json'"},
     "studies/sweep.py": {"sweep.out / f'checkpoint-{i}.safetensors'"},
     "training/partition.py": {"folder / f'{name}.begun.safetensors'", "folder / f'{name}{_ENDED}'"},  # a checksum
