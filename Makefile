@@ -1,4 +1,4 @@
-# Everything sets itself up: uv (fetched with pip into .uv when the machine has none), then the environment in .venv.
+# Every target installs what it needs: uv (with pip into .uv if the machine has none), then the environment in .venv.
 .PHONY: help setup demo test lint format docs release-check clean
 
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
@@ -6,11 +6,11 @@ RUN := $(UV) run --no-sync
 
 help:
 	@echo "make demo   train on digit bags and write demo/report.html"
-	@echo "make test   run the tests, a worker a core"
+	@echo "make test   run the tests, one worker per core"
 	@echo "make lint   run the linters and the type checker"
-	@echo "make format rewrite the code as the linter wants it"
+	@echo "make format reformat the code"
 	@echo "make docs   build the documentation into site/"
-	@echo "make release-check  build the release, and use it in an environment of its own"
+	@echo "make release-check  build the release and try it in a new environment"
 
 .uv/bin/uv:
 	python3 -m pip install --quiet --disable-pip-version-check --target .uv uv
