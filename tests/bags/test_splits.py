@@ -424,7 +424,7 @@ def test_a_folder_must_hold_one_kind_of_splits(tmp_path, files, words):
 
 def test_what_is_not_there_is_named(tmp_path):
     for name in ("splits.csv", "splits.json"):
-        with pytest.raises(CarmilError, match=rf"{name}: there is no such file"):
+        with pytest.raises(CarmilError, match=rf"{name}: does not exist"):
             read_splits(tmp_path / name, *cohort())
 
 

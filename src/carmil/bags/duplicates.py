@@ -8,7 +8,7 @@ was once saved in half precision as another bag. The same tiles in another order
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from carmil.bags.labels import LabelTable, Matched
+from carmil.bags.labels import LabelledBags, LabelTable
 from carmil.errors import CarmilError
 from carmil.words import plural
 
@@ -56,7 +56,7 @@ def find_duplicates(slides: Iterable[tuple[str, str, str, str]]) -> list[Duplica
 
 
 def labelled_duplicates(
-    table: LabelTable, matched: Matched, ids: Sequence[str], checksums: Mapping[str, str]
+    table: LabelTable, matched: LabelledBags, ids: Sequence[str], checksums: Mapping[str, str]
 ) -> list[Duplicate]:
     """The pairs of labelled bags with equal features. ids: of all bags; checksums: of those whose features are known."""
     return find_duplicates(

@@ -23,8 +23,8 @@ from carmil.bags.arrays import (
     read_instance_labels,
 )
 from carmil.bags.sources import Bag, BagHeader, CohortFiles, Source
-from carmil.bags.tables import MOST_COLUMNS
 from carmil.errors import CarmilError
+from carmil.table_files import MOST_COLUMNS
 from carmil.untrusted import one_line_errors
 from carmil.words import examples, plural
 

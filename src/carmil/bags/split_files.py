@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from carmil.bags.columns import PART_OF_WORD
+from carmil.bags.labels import bare_id
 from carmil.bags.splits import NAMES, TEST, TRAIN, UNUSED, VALIDATION, Cohort, Splits, completed, role_of
-from carmil.bags.tables import PART_OF_WORD, bare_id, read_table
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
+from carmil.table_files import read_table
 from carmil.untrusted import short_message
 from carmil.words import examples, plural
 
@@ -224,7 +226,7 @@ def _stamp(path: Path) -> _Listing:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise CarmilError(f"{path}: there is no such file; expected splits") from None
+        raise CarmilError(f"{path}: does not exist; expected splits") from None
     except (ValueError, RecursionError, OSError) as error:
         raise CarmilError(f"{path}: cannot be read as JSON ({short_message(error)}); {expected}") from None
     folds = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carmil.bags.tables import PART_OF_WORD
+from carmil.bags.columns import PART_OF_WORD
 from carmil.errors import CarmilError
 from carmil.words import examples, plural
 

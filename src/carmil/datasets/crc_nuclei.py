@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.bags.tables import read_table
 from carmil.datasets.digit_features import read_features
 from carmil.errors import CarmilError
+from carmil.table_files import read_table
 
 TUMOUR, INFLAMMATORY, FIBROBLAST, OTHERS = "epithelial", "inflammatory", "fibroblast", "others"
 STROMA = (FIBROBLAST, OTHERS)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from carmil.bags.columns import PART_OF_WORD
 from carmil.bags.finding import find_bags
 from carmil.bags.labels import match, read_labels
 from carmil.bags.store import is_store, open_store
-from carmil.bags.tables import PART_OF_WORD
 from carmil.datasets.paper_cohorts import DATASETS, Dataset
 
 ENCODERS = {"uni": "hf-hub:MahmoodLab/UNI"}  # by the name of their folder, as `carmil slides encode` knows them

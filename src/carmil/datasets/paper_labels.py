@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmil.bags.tables import PART_OF_WORD, bare_id, read_cells
+from carmil.bags.columns import PART_OF_WORD
+from carmil.bags.labels import bare_id
 from carmil.csv_files import csv_text
 from carmil.datasets.paper_cohorts import Class, Dataset
 from carmil.errors import CarmilError
+from carmil.table_files import read_cells
 from carmil.words import examples, plural
 
 _CASE = r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}"

@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from carmil.bags import tables
-from carmil.bags.labels import LabelTable, match, read_labels
-from carmil.bags.tables import bare_id, read_cells, read_table
+from carmil import table_files
+from carmil.bags.labels import LabelTable, bare_id, match, read_labels
 from carmil.errors import CarmilError
+from carmil.table_files import read_cells, read_table
 
 PLAIN = "case_id,slide_id,label\np1,a,normal\np1,b,normal\np2,c,tumor\np3,d,tumor\n"
 
@@ -27,7 +27,7 @@ def test_comments_above_the_header_are_left_out_and_lines_keep_their_numbers(tab
     frame = read_table(table("#Patient\tSubtype\n#STRING\tSTRING\nslide\tlabel\na\tnormal\nb\ttumor\n"))
     assert list(frame["slide"]) == ["a", "b"]
     assert list(frame.index) == [4, 5]
-    assert frame.attrs["said"] == ("labels.csv: 2 lines of comments at its top are left out",)
+    assert frame.attrs["notes"] == ("labels.csv: 2 comment lines at its top are left out",)
     assert list(read_table(table("#version 2.4\nslide\tlabel\na\tx\n", "some.maf"))["slide"]) == ["a"]
 
 
@@ -112,7 +112,7 @@ def test_nothing_becomes_a_number_or_nothing_on_the_way(table):
 def test_latin_letters_are_read_and_said(table):
     labels = read_labels(table(PLAIN.replace("tumor", "bösartig").encode("latin-1")))
     assert labels.classes == ("bösartig", "normal")
-    assert "labels.csv is not UTF-8: read as Latin-1; look at ids and labels with special letters" in labels.notes
+    assert "labels.csv is not UTF-8: read as Latin-1; check ids and labels with special letters" in labels.notes
 
 
 def test_letters_spelled_in_two_ways_are_one_id():
@@ -176,7 +176,7 @@ def test_a_column_that_may_be_the_patients_is_asked_for_loudly(table):
 def test_the_only_column_of_ids_is_the_slides(table):
     labels = read_labels(table("PATIENT,label\na,0\nb,1\nc,1\n"))
     assert labels.slides == labels.patients == ("a", "b", "c")
-    assert "slide column: 'PATIENT', the only column of ids; each one is its own patient" in labels.notes
+    assert "slide column: 'PATIENT', the only column of ids; each id is its own patient" in labels.notes
 
 
 def test_slides_of_one_tcga_case_are_one_patient_even_without_a_column(table):
@@ -242,20 +242,20 @@ def lines(header: str, rows: int, row: str) -> str:
         ("slide,label\na,0\nb,1,2\n", {}, "line 3 has 3 cells, the header 2"),
         ("slide,label,site\na,0\n", {}, "line 2 has 2 cells, the header 3"),
         ('slide,label\n"a,0\nb,1\n', {}, "cannot be read"),
-        ("slide,label,label\na,0,1\n", {}, "column 'label' is there twice"),
+        ("slide,label,label\na,0,1\n", {}, "column 'label' appears twice"),
         (PLAIN, {"label": "lable"}, "unknown label column 'lable'; did you mean 'label'? there is: case_id, label"),
         (PLAIN, {"slide": "wsi"}, "unknown slide column 'wsi'"),
-        (PLAIN, {"site": "tcga"}, "slide 'a' in line 2 is no TCGA barcode"),
-        (PLAIN, {"label": "slide_id", "slide": "slide_id"}, "cannot be id and label at once"),
+        (PLAIN, {"site": "tcga"}, "slide 'a' in line 2 is not a TCGA barcode"),
+        (PLAIN, {"label": "slide_id", "slide": "slide_id"}, "cannot be both id and label"),
         (PLAIN, {"positive": "tumour"}, "unknown positive class 'tumour'; did you mean 'tumor'?"),
-        (PLAIN + "p4,e,other\n", {"positive": "tumor"}, "has 3 classes: a positive one can be named of two"),
+        (PLAIN + "p4,e,other\n", {"positive": "tumor"}, "has 3 classes: only one of two can be positive"),
         (PLAIN + "p3,d,normal\n", {}, "slide 'd' has label 'tumor' in line 5 and 'normal' in line 6"),
         (PLAIN + "p4,d,tumor\n", {}, "slide 'd' has patient 'p3' in line 5 and 'p4' in line 6"),
         (PLAIN + "p4,,tumor\n", {}, "column 'slide_id' has no id in line 6"),
         (PLAIN + ",e,tumor\n", {}, "column 'case_id' has no id in line 6"),
         (PLAIN + f"p4,{'e' * 256},tumor\n", {}, "in line 6, column 'slide_id', has 256 bytes; expected at most 255"),
-        (PLAIN + "p4,e,Tumor\n", {}, "labels 'Tumor' and 'tumor', the same but for their spelling"),
-        ("slide,label\na,1\nb,01\nc,2\nd,2\n", {}, "labels '01' and '1', the same but for their spelling"),
+        (PLAIN + "p4,e,Tumor\n", {}, "labels 'Tumor' and 'tumor', two spellings of one"),
+        ("slide,label\na,1\nb,01\nc,2\nd,2\n", {}, "labels '01' and '1', two spellings of one"),
         ("slide,label\na,\nb,NA\n", {}, "has no label in any of its 2 rows"),
         ("slide,label\na,0\nb,0\n", {}, "has one class only, '0'"),
         (lines("slide,label", 40, "s{i},{i}.5"), {}, "looks like a number to predict"),
@@ -281,7 +281,7 @@ def test_what_cannot_be_a_label_table_is_named_in_one_line(table, content, optio
 def test_what_is_no_file_is_named(tmp_path):
     (tmp_path / "labels.xlsx").write_bytes(b"anything")
     for path, words in (
-        (tmp_path / "none.csv", "there is no such file"),
+        (tmp_path / "none.csv", "does not exist"),
         (tmp_path, "is a folder"),
         (tmp_path / "labels.xlsx", "save it as CSV"),
     ):
@@ -324,7 +324,7 @@ def test_ids_that_became_floats_find_their_bags():
 def test_ids_that_are_nearly_the_same_are_said():
     found = match(labelled("Bag 5", "bag06", "bag-7"), ["bag_05", "bag06", "bag08"])
     assert (
-        "WARNING: 1 label has no bag, and a bag with nearly their id has no label: 'Bag 5' in the table, 'bag_05' among the "
+        "WARNING: 1 label has no bag, and a bag with nearly the same id has no label: 'Bag 5' in the table, 'bag_05' among the "
         "bags; write them alike"
     ) in found.notes
     assert len(found.notes) == 3 + 1  # two kinds of loss, and the class that has no bag
@@ -337,7 +337,7 @@ def test_a_table_of_cases_labels_the_slides_of_each():
     assert found.labels == (0, 1, 0)
     assert found.unlabelled == ("TCGA-33-DX1",)
     assert found.missing == ("TCGA-3",)
-    assert "the table's ids are taken as patients: 3 bags are named after 2 of them" in found.notes
+    assert "the table lists patients: the names of 3 bags begin with 2 of its ids" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -393,6 +393,6 @@ def test_a_parquet_table_with_words_that_are_no_text_is_refused_in_one_line(tmp_
 
 @pytest.mark.finding(n=14)
 def test_a_table_of_very_many_columns_is_refused_at_once(table, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_COLUMNS", 3)
+    monkeypatch.setattr(table_files, "MOST_COLUMNS", 3)
     with pytest.raises(CarmilError, match=r"labels\.csv: has 4 columns; expected at most 3"):
         read_labels(table("slide,label,a,b\ns0,x,1,2\n"))
