@@ -19,6 +19,7 @@ from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
 from carmil.slides import hub_models, published_encoders, timm_models
 from carmil.slides.encoders import Encoder, load_encoder
+from carmil.slides.pooling import Pooled, class_and_mean_token
 from carmil.slides.published_encoders import CLASS_AND_MEAN, PUBLISHED_ENCODERS, PublishedEncoder, published
 
 SMALL = "timm/resnet10t"
@@ -176,8 +177,8 @@ def test_virchow_joins_class_token_and_mean_patch_token_without_registers(tmp_pa
 def test_every_published_encoder_of_timm_has_the_width_of_its_row(row):
     """The whole network without its weights: shapes alone, as `load_encoder` would pool them."""
     with torch.device("meta"):
-        network = timm.create_model(row.architecture, num_classes=0, **timm_models._options(row)).eval()
-        pooled = timm_models.TokenPooled(network) if row.pooling == CLASS_AND_MEAN else network
+        network = timm.create_model(row.architecture, num_classes=0, **timm_models.timm_options(row)).eval()
+        pooled = Pooled(network, class_and_mean_token) if row.pooling == CLASS_AND_MEAN else network
         shape = pooled(torch.zeros(1, 3, row.pixels, row.pixels)).shape
     assert shape == (1, row.width)
     assert sum(value.numel() for value in network.parameters()) == pytest.approx(PARAMETERS[row.name], rel=0.01)

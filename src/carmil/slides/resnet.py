@@ -1,4 +1,4 @@
-"""ResNet50 up to its third stage, mean pooled to 1024 features, as CLAM has it; torchvision's, and Caffe's original."""
+"""ResNet50 up to its third stage, mean pooled to 1024 features, as CLAM uses it: torchvision's, and Caffe's original."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -9,23 +9,38 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from carmil.errors import CarmilError
-from carmil.weights import read_weights
+from carmil.slides.published_encoders import PublishedEncoder
+from carmil.weights import fingerprint, read_weights
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CAFFE_MEAN, CAFFE_STD = (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255, 1 / 255, 1 / 255)
-_LEFT_OUT = ("layer4.", "fc.")
+_USE = {"library": "torchvision", "width": 1024, "pixels": 224, "pooling": "mean over the third stage", "mpps": ()}
+IMAGENET = PublishedEncoder(
+    "resnet50", **_USE, source="torchvision", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
+CAFFE = PublishedEncoder(
+    "resnet50.caffe",
+    **_USE,
+    source="He et al. 2016",
+    mean=(123.68 / 255, 116.779 / 255, 103.939 / 255),
+    std=(1 / 255, 1 / 255, 1 / 255),
+)
+RESNETS = {row.name: row for row in (IMAGENET, CAFFE)}
+_UNUSED = ("layer4.", "fc.")
 
 
-def resnet50(weights: Path | None, *, caffe: bool) -> nn.Module:
-    """(b, 3, height, width) -> (b, 1024). Without weights torchvision downloads ImageNet's.
+def load_resnet50(row: PublishedEncoder, weights: Path | None) -> tuple[str, nn.Module]:
+    """Return the fingerprint of the weights, and the network, (b, 3, height, width) -> (b, 1024).
 
-    Caffe's has its strides in the first convolution of a stage, and saw BGR of 0 to 255.
+    Without weights torchvision downloads ImageNet's. Caffe's network has its strides in the first convolution of a stage, and was
+    trained on BGR of 0 to 255.
     """
-    from torchvision.models import resnet50 as torchvisions
+    from torchvision.models import resnet50
 
-    state = _downloaded() if weights is None else read_weights(weights)
-    state = {name: value for name, value in state.items() if not name.startswith(_LEFT_OUT)}
-    network: Any = torchvisions()
+    caffe = row is CAFFE
+    if caffe and weights is None:
+        raise CarmilError("resnet50.caffe cannot be downloaded: give a file of its weights with --weights FILE")
+    state = _download() if weights is None else read_weights(weights)
+    state = {name: value for name, value in state.items() if not name.startswith(_UNUSED)}
+    network: Any = resnet50()
     network.layer4, network.fc = nn.Identity(), nn.Identity()
     if caffe:
         for stage in (network.layer2, network.layer3):
@@ -36,30 +51,25 @@ def resnet50(weights: Path | None, *, caffe: bool) -> nn.Module:
         raise CarmilError(
             f"{weights} does not hold torchvision's ResNet50: {str(error).splitlines()[-1].strip()}"
         ) from error
-    _right_kind(state, weights, caffe)
-    return network.eval()
+    _check_scale(state, weights, caffe)
+    name = fingerprint(network)
+    fuse_normalisation(network.eval())
+    if caffe:
+        network.conv1.weight.data = network.conv1.weight.data.flip(1)  # pictures are RGB
+    return name, network
 
 
-def fused(network: nn.Module) -> nn.Module:
-    """The same answers, faster: every normalisation becomes part of the convolution before it."""
-    children = list(network.named_children())
-    for (name, one), (after, other) in pairwise(children):
-        if isinstance(one, nn.Conv2d) and isinstance(other, nn.BatchNorm2d):
-            setattr(network, name, fuse_conv_bn_eval(one, other))
+def fuse_normalisation(network: nn.Module) -> None:
+    """Make every normalisation part of the convolution before it: the same features, faster."""
+    for (name, layer), (after, following) in pairwise(list(network.named_children())):
+        if isinstance(layer, nn.Conv2d) and isinstance(following, nn.BatchNorm2d):
+            setattr(network, name, fuse_conv_bn_eval(layer, following))
             setattr(network, after, nn.Identity())
     for child in network.children():
-        fused(child)
-    return network
+        fuse_normalisation(child)
 
 
-def in_rgb(network: nn.Module) -> nn.Module:
-    """A network that saw BGR, changed to see RGB."""
-    first: Any = network.conv1
-    first.weight.data = first.weight.data.flip(1)
-    return network
-
-
-def _downloaded() -> dict[str, Tensor]:
+def _download() -> dict[str, Tensor]:
     from torchvision.models import ResNet50_Weights
 
     try:
@@ -70,11 +80,11 @@ def _downloaded() -> dict[str, Tensor]:
         ) from error
 
 
-def _right_kind(state: dict[str, Tensor], weights: Path | None, caffe: bool) -> None:
-    """The variances after the first convolution tell whether it saw 0 to 255, as Caffe's, or about -2 to 2."""
-    seen = torch.median(state["bn1.running_var"].float()).item() > 100
-    if seen != caffe:
-        whose, other = ("Caffe's", "resnet50.caffe") if seen else ("torchvision's", "resnet50")
+def _check_scale(state: dict[str, Tensor], weights: Path | None, caffe: bool) -> None:
+    """Refuse the other kind of ResNet50: the first variances show inputs of 0 to 255, as Caffe's, or of about -2 to 2."""
+    large = torch.median(state["bn1.running_var"].float()).item() > 100
+    if large != caffe:
+        owner, other = ("Caffe's", "resnet50.caffe") if large else ("torchvision's", "resnet50")
         raise CarmilError(
-            f"{weights or 'torchvision'} has weights of {whose} ResNet50, by their scale: use --encoder {other}"
+            f"{weights or 'torchvision'} has weights of {owner} ResNet50, by their scale: use --encoder {other}"
         )

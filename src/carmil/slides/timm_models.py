@@ -1,83 +1,84 @@
-"""timm's models as encoders, from its own weights, from the Hugging Face hub, or from a file.
+"""timm's models as encoders, with its own weights, from the Hugging Face hub, or from a file.
 
-Nothing is executed that comes with weights: timm reads safetensors, or torch's files with weights_only.
+Nothing that comes with weights is executed: timm reads safetensors, or torch's files with weights_only.
 """
 
 import difflib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from carmil.errors import CarmilError
-from carmil.slides.published_encoders import CLASS, Colour, PublishedEncoder, published
-from carmil.weights import read_weights
+from carmil.slides.pooling import Pooled, class_and_mean_token
+from carmil.slides.published_encoders import CLASS, CLASS_AND_MEAN, PublishedEncoder
+from carmil.untrusted import short_message
+from carmil.weights import fingerprint, read_weights
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a network wants to see."""
+def load_timm(name: str, row: PublishedEncoder | None, weights: Path | None) -> tuple[PublishedEncoder, str, nn.Module]:
+    """Load `timm/NAME` or `hf-hub:OWNER/NAME` without its classifier.
 
-    pixels: int
-    mean: Colour
-    std: Colour
-    interpolation: str
-
-
-class TokenPooled(nn.Module):
-    """A vision transformer of timm whose features are its class token, followed by the mean of its patch tokens."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        """(b, 3, p, p) -> (b, 2 d). Prefix tokens are the class token and, behind it, registers."""
-        tokens = self.network.forward_features(pictures)  # type: ignore[operator]
-        patches = tokens[:, self.network.num_prefix_tokens :]
-        return torch.cat([tokens[:, 0], patches.mean(1)], dim=-1)
-
-
-def load_timm(name: str, weights: Path | None) -> tuple[nn.Module, Seen]:
-    """The network of `timm/NAME` or `hf-hub:OWNER/NAME`, without its classifier."""
+    Return how it is used, the fingerprint of its weights, and the module that gives one vector per tile. Without an entry in the
+    table (`row`) it is used as timm's configuration says; the width is then unknown, 0.
+    """
     import timm
 
-    known = published(name)
-    asked = name.removeprefix("timm/") if weights is None or known is None else known.architecture
-    options = {} if known is None else _options(known)
-    if not asked.startswith("hf-hub:") and not timm.is_model(asked):
-        close = difflib.get_close_matches(asked.split(".")[0], timm.list_models(), n=1)
+    model = name.removeprefix("timm/") if weights is None or row is None else row.architecture
+    if not model.startswith("hf-hub:") and not timm.is_model(model):
+        close = difflib.get_close_matches(model.split(".")[0], timm.list_models(), n=1)
         hint = f"did you mean timm/{close[0]}?" if close else "`timm.list_models()` lists them"
-        raise CarmilError(f"timm has no model {asked!r}: {hint}")
-    network = _created(name, asked, options, pretrained=weights is None)
+        raise CarmilError(f"timm has no model {model!r}: {hint}")
+    network = _create(name, model, {} if row is None else timm_options(row), pretrained=weights is None)
     if weights is not None:
-        _load(network, weights, name)
-    if known is not None and known.mean is not None and known.std is not None:
-        return network, Seen(known.pixels, known.mean, known.std, known.interpolation)
+        _load_weights(network, weights, name)
+    if row is None:
+        row = _row_from_timm(name, network)
+    module = Pooled(network, class_and_mean_token) if row.pooling == CLASS_AND_MEAN else network
+    return row, fingerprint(network), module
+
+
+def timm_options(row: PublishedEncoder) -> dict[str, Any]:
+    """Return the options of an entry as timm takes them: layers by their class."""
+    from timm.layers import SwiGLUPacked
+
+    layers = {"SwiGLUPacked": SwiGLUPacked, "SiLU": torch.nn.SiLU}
+    options = {"global_pool": "token" if row.pooling == CLASS else ""} | dict(row.options)
+    return {name: layers.get(value, value) if isinstance(value, str) else value for name, value in options.items()}
+
+
+def _row_from_timm(name: str, network: nn.Module) -> PublishedEncoder:
+    """Describe a network by timm's own configuration and pooling."""
+    import timm
+
     config = timm.data.resolve_data_config(model=network)
-    interpolation = config["interpolation"] if config["interpolation"] == "bicubic" else "bilinear"
-    return network, Seen(config["input_size"][-1], tuple(config["mean"]), tuple(config["std"]), interpolation)
-
-
-def timms_pooling(network: nn.Module) -> str:
-    """How timm itself makes one vector of what this network gives, in words."""
     rule = getattr(network, "global_pool", None)
     rule = rule if isinstance(rule, str) else getattr(rule, "pool_type", None)
     words = {"token": "class token", "avg": "mean", "map": "attention pooling"}
-    return f"timm's default, {words.get(rule, rule)}" if isinstance(rule, str) and rule else "timm's default"
+    return PublishedEncoder(
+        name=name,
+        library="timm",
+        width=0,
+        pixels=config["input_size"][-1],
+        pooling=f"timm's default, {words.get(rule, rule)}" if isinstance(rule, str) and rule else "timm's default",
+        mpps=(),
+        source="timm",
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation="bicubic" if config["interpolation"] == "bicubic" else "bilinear",
+    )
 
 
-def _created(name: str, asked: str, options: dict[str, Any], *, pretrained: bool) -> nn.Module:
-    """timm's own words about what went wrong become one line, with what to do."""
+def _create(name: str, model: str, options: dict[str, Any], *, pretrained: bool) -> nn.Module:
+    """Create timm's network; its errors become one line that says what to do."""
     import timm
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return timm.create_model(asked, pretrained=pretrained, num_classes=0, **options)
+        return timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
     except GatedRepoError as error:
-        page = f"https://huggingface.co/{asked.removeprefix('hf-hub:')}"
+        page = f"https://huggingface.co/{model.removeprefix('hf-hub:')}"
         raise CarmilError(
             f"{name} is gated: accept its terms at {page}, then set HF_TOKEN to a token of yours "
             "(or run `hf auth login`)"
@@ -88,34 +89,19 @@ def _created(name: str, asked: str, options: dict[str, Any], *, pretrained: bool
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise CarmilError(
-            f"could not download {name} ({_first_line(error)}): is there a network? Or give a file with --weights FILE"
+            f"could not download {name} ({short_message(error)}): check the network connection, or give a file with --weights FILE"
         ) from error
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
-        raise CarmilError(f"timm cannot create {name} ({_first_line(error)})") from error
+        raise CarmilError(f"timm cannot create {name} ({short_message(error)})") from error
 
 
-def _load(network: nn.Module, weights: Path, name: str) -> None:
-    """All of the network's weights are in the file; the file may hold a classifier besides."""
+def _load_weights(network: nn.Module, weights: Path, name: str) -> None:
+    """Load all weights of the network from a file, which may hold a classifier besides."""
     state = read_weights(weights)
     classifier = getattr(network, "pretrained_cfg", {}).get("classifier") or "head"
-    ends = tuple(f"{one}." for one in ([classifier] if isinstance(classifier, str) else classifier))
-    state = {key: value for key, value in state.items() if key in network.state_dict() or not key.startswith(ends)}
+    heads = tuple(f"{layer}." for layer in ([classifier] if isinstance(classifier, str) else classifier))
+    state = {key: value for key, value in state.items() if key in network.state_dict() or not key.startswith(heads)}
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         raise CarmilError(f"{weights} does not hold {name}: {str(error).splitlines()[-1].strip()[:200]}") from error
-
-
-def _options(known: PublishedEncoder) -> dict[str, Any]:
-    """Options as timm wants them: layers by their class."""
-    from timm.layers import SwiGLUPacked
-
-    layers = {"SwiGLUPacked": SwiGLUPacked, "SiLU": torch.nn.SiLU}
-    pool = {"global_pool": "token" if known.pooling == CLASS else ""}
-    return pool | {
-        name: layers.get(value, value) if isinstance(value, str) else value for name, value in known.options.items()
-    }
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

@@ -21,7 +21,7 @@ from carmil.progress import Log, count_progress
 from carmil.runs.evidence import check_same_models
 from carmil.runs.run import Run, read_run
 from carmil.runs.slide_evidence import answer_lines, maps_of
-from carmil.slides.encoders import Encoder, may_be
+from carmil.slides.encoders import Encoder, may_be_encoder
 from carmil.slides.encoding import Times
 from carmil.slides.features import encode_slides, tiles_of
 from carmil.slides.opening import open_slide
@@ -106,7 +106,7 @@ def run_slides(
 def check_encoder_name(run_folder: Path, encoder: str) -> None:
     """Refuse an encoder by its name, before its weights are fetched."""
     mine = read_run(run_folder).data.encoder
-    if mine is not None and not may_be(mine, encoder):
+    if mine is not None and not may_be_encoder(mine, encoder):
         raise CarmilError(
             f"{run_folder} was trained on features of {mine}, and {encoder} was asked for: use its encoder"
         )
