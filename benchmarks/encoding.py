@@ -16,9 +16,9 @@ from speed.script import run_script
 from speed.timing import DEVICE
 
 from carmil.slides import encoding
+from carmil.slides.device_encoder import DeviceEncoder
 from carmil.slides.encoders import load_encoder
 from carmil.slides.opening import open_slide
-from carmil.slides.placed_encoder import PlacedEncoder
 from carmil.slides.slide import Slide, Tiles
 
 PIXELS, MPP = 256, 0.5
@@ -31,7 +31,7 @@ def random_tiles(slide: Slide, count: int) -> Tiles:
     return Tiles(slide.name, corners, size, PIXELS, MPP, slide.width, slide.height, slide.mpp)
 
 
-def encoder_speed(encoder: PlacedEncoder, count: int) -> float:
+def encoder_speed(encoder: DeviceEncoder, count: int) -> float:
     """Tiles per second, the same pictures again and again."""
     pictures = encoder.pictures(min(count, encoder.batch), PIXELS).random_(0, 256)
     encoder(pictures)
@@ -42,7 +42,7 @@ def encoder_speed(encoder: PlacedEncoder, count: int) -> float:
     return batches * len(pictures) / (time.perf_counter() - begin)
 
 
-def smallest_cosine(encoder: PlacedEncoder) -> float:
+def smallest_cosine(encoder: DeviceEncoder) -> float:
     """The smallest cosine of a tile's features with those of the same network in float32, without CUDA graphs."""
     pictures = encoder.pictures(32, PIXELS).random_(0, 256)
     features = torch.from_numpy(encoder(pictures).features).float()
@@ -72,7 +72,7 @@ def main(
     device: str = DEVICE,
     mpp: float | None = None,
 ) -> None:
-    placed = PlacedEncoder(load_encoder(encoder, weights=weights), device)
+    placed = DeviceEncoder(load_encoder(encoder, weights=weights), device)
     print(f"features compared with float32: cosine at least {smallest_cosine(placed):.5f}")
     print(f"the encoder alone: {encoder_speed(placed, tiles):,.0f} tiles/s")
     for path in slides:

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from carmil.errors import CarmilError
+from carmil.slides.device_encoder import DeviceEncoder
 from carmil.slides.encoders import Encoder, load_encoder
 from carmil.slides.encoding import AHEAD, Times, encode
 from carmil.slides.opening import open_slide
-from carmil.slides.placed_encoder import PlacedEncoder
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tiling import cut
-from carmil.slides.tissue import Region, Tissue
+from carmil.slides.tissue import Tissue, TissueRegion
 
 
 class Numbered(Slide):
@@ -60,7 +60,7 @@ def encoder() -> Encoder:
 @pytest.mark.parametrize("readers", [1, 5])
 def test_every_tile_gets_its_own_features(encoder, count, readers):
     some = tiles(count)
-    found = encode(Numbered(), some, PlacedEncoder(encoder, "cpu", batch=6), readers=readers)
+    found = encode(Numbered(), some, DeviceEncoder(encoder, "cpu", batch=6), readers=readers)
     expected = (some.corners[:, 0] // 32 + some.corners[:, 1] // 32 * 7) % 256
     assert found.features.dtype == np.float16
     assert np.array_equal(found.features, np.repeat(expected[:, None], 3, axis=1).astype(np.float16))
@@ -77,7 +77,7 @@ def test_readers_are_never_further_ahead_than_the_batches_in_memory(encoder):
         return plain(x)
 
     encoder.network.forward = slow
-    encode(slide, tiles(100), PlacedEncoder(encoder, "cpu", batch=4), readers=3)
+    encode(slide, tiles(100), DeviceEncoder(encoder, "cpu", batch=4), readers=3)
     assert max(ahead) <= AHEAD * 4
     assert max(ahead) > 4  # and yet they do read ahead
 
@@ -90,18 +90,18 @@ def test_a_tile_that_cannot_be_read_ends_it_with_the_readers_own_words(encoder):
             return super().read(x, y, width, height, pixels)
 
     with pytest.raises(CarmilError, match="cannot be read at y 96"):
-        encode(Torn(), tiles(100), PlacedEncoder(encoder, "cpu", batch=8), readers=3)
+        encode(Torn(), tiles(100), DeviceEncoder(encoder, "cpu", batch=8), readers=3)
 
 
 def test_features_that_are_no_numbers_are_refused(encoder):
     large = Encoder("large", encoder.network, 3, 8, (0.0, 0.0, 0.0), (1e-7,) * 3)
     with pytest.raises(CarmilError, match=r"numbered\.svs: large gives features .* too large for float16"):
-        encode(Numbered(), tiles(30), PlacedEncoder(large, "cpu"))
+        encode(Numbered(), tiles(30), DeviceEncoder(large, "cpu"))
 
 
 def test_progress_counts_every_tile_once(encoder):
     told = []
-    encode(Numbered(), tiles(20), PlacedEncoder(encoder, "cpu", batch=8), on_tiles=told.append)
+    encode(Numbered(), tiles(20), DeviceEncoder(encoder, "cpu", batch=8), on_tiles=told.append)
     assert told == [8, 8, 4]
 
 
@@ -120,7 +120,7 @@ def test_times_tell_reading_from_computing(encoder):
             time.sleep(0.01)
             return super().read(x, y, width, height, pixels)
 
-    times = encode(Slow(), tiles(40), PlacedEncoder(encoder, "cpu", batch=8), readers=2).times
+    times = encode(Slow(), tiles(40), DeviceEncoder(encoder, "cpu", batch=8), readers=2).times
     assert times.tiles == 40 and times.reading >= 0.2  # 40 tiles of 10 ms by two readers
     assert times.computing < times.reading
     assert "limited by the readers" in times.line()
@@ -129,7 +129,7 @@ def test_times_tell_reading_from_computing(encoder):
 def everywhere(slide: Slide) -> Tissue:
     """As if all of it were tissue."""
     shape = (int(slide.height * slide.mpp / 8) + 1, int(slide.width * slide.mpp / 8) + 1)
-    return Tissue((Region(np.zeros((4, 2)), ()),), np.ones(shape, bool), 0)
+    return Tissue((TissueRegion(np.zeros((4, 2)), ()),), np.ones(shape, bool), 0)
 
 
 def both_sizes(picture: np.ndarray, folder: Path, make_slide, smaller) -> list[Path]:
@@ -145,7 +145,7 @@ def similarities(paths: list[Path], encoder: Encoder) -> tuple[np.ndarray, np.nd
     for path in paths:
         with open_slide(path) as slide:
             tiles = cut(slide, everywhere(slide))
-            made = encode(slide, tiles, PlacedEncoder(encoder, "cpu"))
+            made = encode(slide, tiles, DeviceEncoder(encoder, "cpu"))
         found.append((tiles.corners * slide.mpp, torch.from_numpy(made.features).float()))
     (fine_um, a), (coarse_um, b) = found
     assert len(a) == len(b) > 1 and np.abs(fine_um - coarse_um).max() <= 0.5

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
-from carmil.slides.placed_encoder import PlacedEncoder
+from carmil.slides.device_encoder import DeviceEncoder
 from carmil.slides.slide import Slide, Tiles
 
 AHEAD = 3  # batches: one is computed, two are read
@@ -63,7 +63,7 @@ class Encoded:
 def encode(
     slide: Slide,
     tiles: Tiles,
-    encoder: PlacedEncoder,
+    encoder: DeviceEncoder,
     *,
     readers: int | None = None,
     on_tiles: Callable[[int], None] = lambda tiles: None,

@@ -24,10 +24,10 @@ from carmil.errors import CarmilError
 from carmil.files import atomic_folder, safe_name
 from carmil.locks import folder_lock
 from carmil.progress import encoding_progress
+from carmil.slides.device_encoder import DeviceEncoder
 from carmil.slides.encoders import Encoder
 from carmil.slides.encoding import Times, encode
 from carmil.slides.opening import open_slide
-from carmil.slides.placed_encoder import PlacedEncoder
 from carmil.slides.slide import Tiles, check_same_size
 from carmil.slides.tiling import read_tiles, tiles_file
 
@@ -76,7 +76,7 @@ def _encode_slides(
     ids = [*(cut.slide for cut in tiles.values()), *(store.ids if store is not None else ())]
     names = write_names(work, ids)
     names_of_files = {} if files is None else write_names(files[1], ids)
-    placed, found = PlacedEncoder(encoder, device), EncodedSlides()
+    placed, found = DeviceEncoder(encoder, device), EncodedSlides()
     with encoding_progress(len(tiles), sum(map(len, tiles.values()))) as (on_slide, on_tiles):
         for number, (path, cut) in enumerate(tiles.items(), 1):
             on_slide(cut.slide, number)
@@ -179,7 +179,7 @@ def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, file: Path) -> Ba
 
 
 def _encoded(
-    path: Path, tiles: Tiles, encoder: PlacedEncoder, found: EncodedSlides, on_tiles: Callable[[int], None]
+    path: Path, tiles: Tiles, encoder: DeviceEncoder, found: EncodedSlides, on_tiles: Callable[[int], None]
 ) -> Bag:
     if not len(tiles):
         raise CarmilError(f"{path} has no tiles: there is nothing to encode")

@@ -32,9 +32,9 @@ def open_slide(path: Path, *, mpp: float | None = None) -> Slide:
     with path.open("rb") as stream:
         start = stream.read(16)
     try:
+        from carmil.slides.openslide_slide import OpenSlideSlide, vendor
         from carmil.slides.tiff_files import is_tiff
-        from carmil.slides.with_openslide import OpenSlideSlide, vendor
-        from carmil.slides.with_tifffile import TiffSlide
+        from carmil.slides.tiff_slide import TiffSlide
     except (ImportError, OSError) as error:
         raise CarmilError(f"slides need `pip install 'carmil[slides]'` ({error}); `carmil doctor` says more") from None
     whose = vendor(path)

@@ -10,10 +10,10 @@ from carmil.bags.geometry import TileGeometry
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.files import safe_name, write_text
+from carmil.slides.contact_sheets import write_contact_sheets, write_sheet
 from carmil.slides.opening import open_slide
 from carmil.slides.overview import look
 from carmil.slides.quality import RULES, check_rules, sort_out
-from carmil.slides.sheets import write_contact_sheets, write_sheet
 from carmil.slides.slide import Tiles
 from carmil.slides.tiling import check_tiles, cut, geometries_in, read_more, read_tiles, tiles_file, write_tiles
 from carmil.slides.tissue import find_tissue, preset

@@ -41,7 +41,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class TissueRegion:
     """A piece of tissue: its outline and those of its holes."""
 
     outer: Outline
@@ -52,7 +52,7 @@ class Region:
 class Tissue:
     """The regions of a slide, largest first, and the same as a `mask` (h, w) of OVERVIEW micrometres per pixel."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[TissueRegion, ...]
     mask: NDArray[np.bool_]
     threshold: int
 
@@ -138,11 +138,13 @@ def _with_holes(part: NDArray[np.bool_], rule: TissueRule) -> tuple[NDArray[np.b
     return whole, holes
 
 
-def _region(slide: Slide, part: NDArray[np.bool_], holes: list[NDArray[np.bool_]], corner: tuple[int, int]) -> Region:
+def _region(
+    slide: Slide, part: NDArray[np.bool_], holes: list[NDArray[np.bool_]], corner: tuple[int, int]
+) -> TissueRegion:
     whole = part.copy()
     for hole in holes:
         whole |= hole
-    return Region(_outline(slide, whole, corner), tuple(_outline(slide, hole, corner) for hole in holes))
+    return TissueRegion(_outline(slide, whole, corner), tuple(_outline(slide, hole, corner) for hole in holes))
 
 
 def _outline(slide: Slide, mask: NDArray[np.bool_], corner: tuple[int, int]) -> Outline:

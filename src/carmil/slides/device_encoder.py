@@ -30,7 +30,7 @@ class Computed:
     seconds: float
 
 
-class PlacedEncoder:
+class DeviceEncoder:
     """`batch`: how many tiles it takes at once, at most."""
 
     def __init__(self, encoder: Encoder, device: str, *, batch: int | None = None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import tifffile
 
 from carmil.errors import CarmilError
-from carmil.slides.microns import FileMpp, chosen_mpp, micrometres
+from carmil.slides.pixel_size import FileMpp, chosen_mpp, micrometres
 from carmil.slides.pyramid import Pyramid, over_white
 from carmil.slides.slide import Level, Picture
 from carmil.slides.tiff_files import open_tiff

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from carmil.slides.contact_sheets import write_contact_sheets, write_sheet
 from carmil.slides.opening import open_slide
 from carmil.slides.overview import look
-from carmil.slides.sheets import write_contact_sheets, write_sheet
 from carmil.slides.tiling import cut
 from carmil.slides.tissue import find_tissue
 

@@ -7,7 +7,7 @@ import numpy as np
 import openslide
 
 from carmil.errors import CarmilError
-from carmil.slides.microns import FileMpp, chosen_mpp
+from carmil.slides.pixel_size import FileMpp, chosen_mpp
 from carmil.slides.pyramid import Pyramid, over_white
 from carmil.slides.slide import Level, Picture
 from carmil.slides.tiff_files import check_tiff, is_tiff
