@@ -180,4 +180,4 @@ def test_slides_whose_names_begin_with_a_dot_are_named(tmp_path, ellipse, said):
         (scans / name).write_bytes(ellipse.read_bytes())
     status, _, remarks = said("slides", "tile", str(scans), "--out", str(tmp_path / "tiles"))
     assert status == 0
-    assert "1 hidden file left out, whose name begins with a dot: .hidden.tif" in remarks
+    assert "1 hidden file left out, whose name begins with a dot: '.hidden.tif'" in remarks

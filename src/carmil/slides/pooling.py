@@ -28,7 +28,7 @@ def class_token(network: Callable[..., Tensor], pictures: Tensor) -> Tensor:
 def class_and_mean_token(network: "nn.Module", pictures: Tensor) -> Tensor:
     """The class token of a model of timm, followed by the mean of its patch tokens; register tokens are left out."""
     tokens = network.forward_features(pictures)  # type: ignore[operator]
-    patches = tokens[:, network.num_prefix_tokens :]  # type: ignore[misc]
+    patches = tokens[:, network.num_prefix_tokens :]
     return torch.cat([tokens[:, 0], patches.mean(1)], dim=-1)
 
 

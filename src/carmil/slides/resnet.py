@@ -1,5 +1,6 @@
 """ResNet50 up to its third stage, mean pooled to 1024 features, as CLAM uses it: torchvision's, and Caffe's original."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,20 @@ from carmil.errors import CarmilError
 from carmil.slides.published_encoders import PublishedEncoder
 from carmil.weights import fingerprint, read_weights
 
-_USE = {"library": "torchvision", "width": 1024, "pixels": 224, "pooling": "mean over the third stage", "mpps": ()}
 IMAGENET = PublishedEncoder(
-    "resnet50", **_USE, source="torchvision", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    name="resnet50",
+    library="torchvision",
+    width=1024,
+    pixels=224,
+    pooling="mean over the third stage",
+    mpps=(),
+    source="torchvision",
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
 )
-CAFFE = PublishedEncoder(
-    "resnet50.caffe",
-    **_USE,
+CAFFE = replace(
+    IMAGENET,
+    name="resnet50.caffe",
     source="He et al. 2016",
     mean=(123.68 / 255, 116.779 / 255, 103.939 / 255),
     std=(1 / 255, 1 / 255, 1 / 255),
