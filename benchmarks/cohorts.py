@@ -19,7 +19,7 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.datasets.crc_nuclei import read_nuclei
 from carmil.datasets.digits import TASKS, sample_study
-from carmil.datasets.stand_in_slides import FAST, FULL, slides_of
+from carmil.datasets.stand_in_slides import FAST, FULL, make_slides
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
 
 FOLDS, VALIDATION_SHARE = 5, 0.15
@@ -73,7 +73,7 @@ def from_folder(bags: Path, labels: Path) -> Cohort:
 
 def _slides(name: str, crc: Path, fast: bool) -> Cohort:
     nuclei = read_nuclei(crc)
-    slides = slides_of(name, nuclei, FAST if fast else FULL, 0)
+    slides = make_slides(name, nuclei, FAST if fast else FULL, 0)
     features = torch.from_numpy(np.array(nuclei.features("resnet50")))
     labels = sorted({slide.label for slide in slides})
     offsets = np.cumsum([0, *(len(slide.nuclei) for slide in slides)])

@@ -21,8 +21,8 @@ from sklearn.preprocessing import StandardScaler
 from speed.script import run_script
 
 from carmil.datasets.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei, read_nuclei
-from carmil.datasets.planting import MadeSlide
-from carmil.datasets.stand_in_slides import FULL, slides_of
+from carmil.datasets.planting import SyntheticSlide
+from carmil.datasets.stand_in_slides import FULL, make_slides
 
 TOP = 0.002  # share of a slide's nuclei: those most like tumour
 
@@ -32,14 +32,14 @@ class Study:
 
     def __init__(self, name: str, nuclei: Nuclei, features: np.ndarray, seed: int) -> None:
         self.nuclei, self.features = nuclei, features
-        self.slides = slides_of(name, nuclei, FULL, seed)
+        self.slides = make_slides(name, nuclei, FULL, seed)
         self.labels = np.array([slide.label for slide in self.slides])
         parts = np.array([slide.split for slide in self.slides])
         groups = np.array([slide.patient for slide in self.slides])
         official = [(np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test"))]
         self.folds = official if parts[0] else list(GroupKFold(5).split(groups, groups=groups))
 
-    def mean_auc(self, part: Callable[[MadeSlide], np.ndarray]) -> float:
+    def mean_auc(self, part: Callable[[SyntheticSlide], np.ndarray]) -> float:
         """AUC of a logistic regression on the mean features of a part of each slide; one class against the rest."""
         vectors = np.stack([self.features[slide.nuclei[part(slide)]].mean(axis=0) for slide in self.slides])
         aucs = []
@@ -58,7 +58,7 @@ class Study:
         aucs = []
         for train, test in self.folds:
             patients = sorted({p for i in train for p in self.nuclei.patients[self.slides[i].nuclei]})
-            rows = self.nuclei.of(patients, (TUMOUR, *NORMAL))
+            rows = self.nuclei.rows(patients, (TUMOUR, *NORMAL))
             model = make_pipeline(StandardScaler(), PCA(64, random_state=0), LogisticRegression(max_iter=500))
             scores = model.fit(self.features[rows], self.nuclei.kinds[rows] == kind).decision_function(self.features)
             aucs.append(roc_auc_score(self.labels[test], [figure(scores[self.slides[i].nuclei]) for i in test]))
@@ -70,11 +70,11 @@ class Study:
         return float(roc_auc_score(self.labels, shares))
 
 
-def everything(slide: MadeSlide) -> np.ndarray:
+def everything(slide: SyntheticSlide) -> np.ndarray:
     return np.ones(len(slide.nuclei), dtype=bool)
 
 
-def not_planted(slide: MadeSlide) -> np.ndarray:
+def not_planted(slide: SyntheticSlide) -> np.ndarray:
     assert slide.truth is not None
     return slide.truth == 0
 

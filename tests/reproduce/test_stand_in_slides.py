@@ -7,7 +7,7 @@ import pytest
 
 from carmil.datasets.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei, read_nuclei
 from carmil.datasets.planting import Focus, plant, tissue
-from carmil.datasets.stand_in_slides import FAST, KINDS, slides_of
+from carmil.datasets.stand_in_slides import FAST, KINDS, make_slides
 from carmil.errors import CarmilError
 
 from .made_crc import made_crc
@@ -27,19 +27,19 @@ def patients_of(nuclei: Nuclei, slides) -> set[str]:
 @pytest.mark.parametrize("name", MIXED)
 def test_only_patients_whose_kinds_are_all_known_are_mixed(name: str, nuclei: Nuclei) -> None:
     assert {"61", "62"} < set(nuclei.patients)
-    assert not patients_of(nuclei, slides_of(name, nuclei, FAST, 0)) & {"61", "62"}
+    assert not patients_of(nuclei, make_slides(name, nuclei, FAST, 0)) & {"61", "62"}
 
 
 @pytest.mark.parametrize("name", ["foci", "kinds"])
 def test_no_patient_is_in_two_parts_of_an_official_split(name: str, nuclei: Nuclei) -> None:
-    slides = slides_of(name, nuclei, FAST, 0)
+    slides = make_slides(name, nuclei, FAST, 0)
     parts = [patients_of(nuclei, [s for s in slides if s.split == part]) for part in ("train", "val", "test")]
     assert all(parts)
     assert sum(map(len, parts)) == len(set.union(*parts))
 
 
 def test_groups_of_the_weak_cohort_share_no_patient(nuclei: Nuclei) -> None:
-    slides = slides_of("weak", nuclei, FAST, 0)
+    slides = make_slides("weak", nuclei, FAST, 0)
     groups = {s.patient: patients_of(nuclei, [t for t in slides if t.patient == s.patient]) for s in slides}
     assert len(groups) == FAST.groups
     assert sum(map(len, groups.values())) == len(set.union(*groups.values())) == 60
@@ -47,7 +47,7 @@ def test_groups_of_the_weak_cohort_share_no_patient(nuclei: Nuclei) -> None:
 
 @pytest.mark.parametrize("name", MIXED)
 def test_slides_of_all_classes_have_the_same_donors_and_sizes(name: str, nuclei: Nuclei) -> None:
-    slides = slides_of(name, nuclei, FAST, 0)
+    slides = make_slides(name, nuclei, FAST, 0)
     labels = {s.label for s in slides}
     for block in {s.patient for s in slides}:
         of_block = [s for s in slides if s.patient == block]
@@ -58,8 +58,8 @@ def test_slides_of_all_classes_have_the_same_donors_and_sizes(name: str, nuclei:
 
 def test_foci_replace_what_was_there_and_nothing_else(nuclei: Nuclei) -> None:
     places = tissue(500, np.random.default_rng(0))
-    background = np.random.default_rng(1).choice(nuclei.of(["1", "2"], NORMAL), 500)
-    tumour = nuclei.of(["1", "2"], (TUMOUR,))
+    background = np.random.default_rng(1).choice(nuclei.rows(["1", "2"], NORMAL), 500)
+    tumour = nuclei.rows(["1", "2"], (TUMOUR,))
     planted, truth = plant(background, places, [Focus(tumour, 0.1)], np.random.default_rng(2))
     assert truth.sum() == 50
     assert (planted[truth == 0] == background[truth == 0]).all()
@@ -68,10 +68,10 @@ def test_foci_replace_what_was_there_and_nothing_else(nuclei: Nuclei) -> None:
 
 def test_what_is_not_planted_is_the_same_whatever_will_be_planted(nuclei: Nuclei, monkeypatch) -> None:
     """The background of a slide is drawn before its label is looked at: without foci, the same chance gives the same slides."""
-    first = slides_of("foci", nuclei, FAST, 3)[1]
+    first = make_slides("foci", nuclei, FAST, 3)[1]
     assert first.label == "tumour"
     monkeypatch.setattr("carmil.datasets.stand_in_slides.plant", lambda drawn, *_: (drawn, np.zeros_like(drawn)))
-    bare = slides_of("foci", nuclei, FAST, 3)[1]
+    bare = make_slides("foci", nuclei, FAST, 3)[1]
     assert first.truth is not None and 0 < first.truth.sum() < len(first.truth)
     assert (bare.nuclei[first.truth == 0] == first.nuclei[first.truth == 0]).all()
     assert np.array_equal(bare.places, first.places)
@@ -95,7 +95,7 @@ def test_places_are_a_grid_in_rows_without_a_nucleus_twice() -> None:
 
 
 def test_a_class_of_kinds_has_what_its_name_says(nuclei: Nuclei) -> None:
-    for slide in slides_of("kinds", nuclei, FAST, 0):
+    for slide in make_slides("kinds", nuclei, FAST, 0):
         kinds = nuclei.kinds[slide.nuclei]
         assert slide.truth is not None
         assert set(kinds[slide.truth == 0]) <= set(STROMA)
@@ -104,7 +104,7 @@ def test_a_class_of_kinds_has_what_its_name_says(nuclei: Nuclei) -> None:
 
 
 def test_the_weak_cohort_differs_in_nothing_but_how_many_are_inflammatory(nuclei: Nuclei) -> None:
-    slides = slides_of("weak", nuclei, FAST, 0)
+    slides = make_slides("weak", nuclei, FAST, 0)
     shares = {
         label: np.mean([(nuclei.kinds[s.nuclei] == INFLAMMATORY).mean() for s in slides if s.label == label])
         for label in ("base", "more")
@@ -114,7 +114,7 @@ def test_the_weak_cohort_differs_in_nothing_but_how_many_are_inflammatory(nuclei
 
 
 def test_the_same_seed_gives_the_same_slides_and_another_others(nuclei: Nuclei) -> None:
-    one, again, other = (slides_of("foci", nuclei, FAST, seed)[0] for seed in (0, 0, 1))
+    one, again, other = (make_slides("foci", nuclei, FAST, seed)[0] for seed in (0, 0, 1))
     assert np.array_equal(one.nuclei, again.nuclei)
     assert not np.array_equal(one.nuclei, other.nuclei)
 
@@ -131,7 +131,7 @@ def test_the_same_seed_gives_the_same_slides_and_another_others(nuclei: Nuclei) 
 def test_the_study_is_the_one_that_was_fixed(name: str, drawn: str, nuclei: Nuclei) -> None:
     """Another digest is another study: then `VERSION` must change, and every figure of the stand-in be measured anew."""
     digest = hashlib.sha256()
-    for slide in slides_of(name, nuclei, FAST, 0):
+    for slide in make_slides(name, nuclei, FAST, 0):
         digest.update(slide.nuclei.astype("<i8").tobytes())
         digest.update(b"" if slide.places is None else slide.places.tobytes())
     assert digest.hexdigest()[:16] == drawn
@@ -141,4 +141,4 @@ def test_too_few_patients_are_one_line(tmp_path: Path) -> None:
     few = read_nuclei(made_crc(tmp_path, patients=6))
     for name in MIXED:
         with pytest.raises(CarmilError, match="6 patients have nuclei of known kind, too few"):
-            slides_of(name, few, FAST, 0)
+            make_slides(name, few, FAST, 0)

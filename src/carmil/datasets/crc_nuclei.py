@@ -1,7 +1,7 @@
-"""crc's nuclei as material: whose each is, of what kind, and its features by either of two encoders.
+"""crc's nuclei: the patient and kind of each, and its features by either of two encoders.
 
-N nuclei of the files, d features. Only patients all of whose nuclei have a kind are used for mixing: nuclei of known and of
-unknown kind can be told apart by their features, so that a mixture of both would give itself away.
+N nuclei of the files, d features. Only patients whose nuclei all have a kind are mixed into synthetic slides: features separate
+nuclei of known and of unknown kind, so that a mixture of both would reveal itself.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ TUMOUR, INFLAMMATORY, FIBROBLAST, OTHERS = "epithelial", "inflammatory", "fibrob
 STROMA = (FIBROBLAST, OTHERS)
 NORMAL = (INFLAMMATORY, FIBROBLAST, OTHERS)
 ENCODERS = {"resnet50": "features.npy", "pixels": "patches.npz"}
-PATCH = 27  # pixels that a nucleus's picture is wide
-CELL = 3  # `pixels` are means over cells of so many pixels
+PATCH = 27  # width of the picture of a nucleus, in pixels
+CELL = 3  # `pixels` are means over cells of this width
 
 
 @dataclass(frozen=True, eq=False)
 class Nuclei:
-    """patients, kinds (N) as text, a kind that is not known as ""; cancerous (N) bool; in the order of the files."""
+    """patients (N) and kinds (N) as text, "" for an unknown kind; cancerous (N) bool; in the order of the files."""
 
     folder: Path
     patients: np.ndarray
@@ -35,16 +35,16 @@ class Nuclei:
 
     @property
     def known_patients(self) -> list[str]:
-        """Those all of whose nuclei have a kind."""
+        """Patients whose nuclei all have a kind."""
         unknown = set(self.patients[self.kinds == ""])
         return sorted(set(self.patients) - unknown, key=_by_number)
 
-    def of(self, patients: "list[str] | tuple[str, ...]", kinds: tuple[str, ...]) -> np.ndarray:
-        """Where the nuclei of these kinds and patients are."""
+    def rows(self, patients: "list[str] | tuple[str, ...]", kinds: tuple[str, ...]) -> np.ndarray:
+        """Positions of the nuclei of these patients and kinds."""
         return np.flatnonzero(np.isin(self.patients, list(patients)) & np.isin(self.kinds, kinds))
 
     def features(self, encoder: str) -> np.ndarray:
-        """(N, d) by `resnet50`, or the pictures themselves, 9 x 9 mean colours, as `pixels`."""
+        """Features (N, d): of `resnet50`, or the pictures themselves as 9 x 9 mean colours, `pixels`."""
         path = self.folder / ENCODERS[encoder]
         rows = read_features(path) if encoder == "resnet50" else _pixels(path)
         if len(rows) != len(self.patients):
@@ -52,7 +52,7 @@ class Nuclei:
         return rows
 
     def fingerprint(self, encoder: str) -> str:
-        """Changes with the files that features by this encoder come from."""
+        """A checksum of the files behind the features of this encoder."""
         digest = hashlib.sha256()
         for name in ("instances.csv", ENCODERS[encoder]):
             digest.update((self.folder / name).read_bytes())
@@ -60,6 +60,7 @@ class Nuclei:
 
 
 def read_nuclei(folder: Path) -> Nuclei:
+    """Read and check instances.csv; a table without `cell_type` has unknown kinds only."""
     for name in ("features.npy", "instances.csv"):
         if not (folder / name).is_file():
             raise CarmilError(f"{folder} has no {name}: expected the folder with crc's features.npy and instances.csv")
@@ -93,7 +94,7 @@ def patient_bags(folder: Path) -> Bags:
 
 
 def _pixels(path: Path) -> np.ndarray:
-    """Mean colours, 0 to 1, of 3 x 3 pixels each: nothing is fitted."""
+    """Mean colours, 0 to 1, of cells of 3 x 3 pixels; nothing is fitted."""
     if not path.is_file():
         raise CarmilError(f"{path} is not there: expected crc's pictures, `im` (nuclei, {PATCH}, {PATCH}, 3)")
     try:

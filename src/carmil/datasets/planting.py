@@ -1,7 +1,7 @@
-"""Slides that are made, not scanned: places on a grid of tissue, nuclei drawn for them, foci planted among these.
+"""Synthetic slides: a grid of tissue, nuclei drawn for its places, foci planted among them.
 
-A slide is first drawn without a look at its label: size, tissue, background. Foci then take the place of what was there, so that
-outside of them nothing can tell the label. n places.
+Size, tissue and background are drawn first, independently of the label. Foci then replace what was there, so that nothing outside
+of them depends on the label. n places.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ MOST_FOCI = 3
 
 
 @dataclass(frozen=True, eq=False)
-class MadeSlide:
-    """nuclei (n): which nucleus is at each place; places (n, 2) their corners in level-0 pixels; truth (n): 1 where planted."""
+class SyntheticSlide:
+    """nuclei (n): the nucleus at each place; places (n, 2): corners in level-0 pixels; truth (n): 1 where planted."""
 
     name: str
     patient: str
@@ -29,15 +29,15 @@ class MadeSlide:
 
 @dataclass(frozen=True)
 class Focus:
-    """What is planted: nuclei to draw from, and how much of the slide they take."""
+    """A planted focus: the nuclei to draw from, and the share of the slide they take."""
 
     nuclei: np.ndarray
     share: float
 
 
-def tissue(n: int, chance: np.random.Generator) -> np.ndarray:
-    """(n, 2) the places of a grid within an ellipse, row by row, in level-0 pixels."""
-    stretch, turn = chance.uniform(1, 2), chance.uniform(0, np.pi)
+def tissue(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the places (n, 2) of a grid within an ellipse, row by row, in level-0 pixels."""
+    stretch, turn = rng.uniform(1, 2), rng.uniform(0, np.pi)
     half = int(np.ceil(np.sqrt(n * stretch))) + 1
     y, x = np.mgrid[-half : half + 1, -half : half + 1].reshape(2, -1)
     along, across = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x
@@ -47,16 +47,16 @@ def tissue(n: int, chance: np.random.Generator) -> np.ndarray:
 
 
 def plant(
-    background: np.ndarray, places: np.ndarray, foci: Sequence[Focus], chance: np.random.Generator
+    background: np.ndarray, places: np.ndarray, foci: Sequence[Focus], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The nuclei (n) with one to three discs of each focus's among them, and where these are (n)."""
+    """Return the nuclei (n) with one to three discs of each focus among them, and a truth (n) that is 1 in the discs."""
     nuclei, free = background.copy(), np.ones(len(background), dtype=bool)
     for focus in foci:
         wanted = max(1, round(focus.share * len(nuclei)))
-        for part in np.array_split(np.arange(wanted), min(wanted, int(chance.integers(1, MOST_FOCI + 1)))):
-            centre = places[chance.integers(len(places))]
+        for part in np.array_split(np.arange(wanted), min(wanted, int(rng.integers(1, MOST_FOCI + 1)))):
+            centre = places[rng.integers(len(places))]
             far = np.where(free, np.square(places - centre).sum(axis=1), np.inf)
             disc = np.argsort(far, kind="stable")[: len(part)]
-            nuclei[disc] = chance.choice(focus.nuclei, len(disc))
+            nuclei[disc] = rng.choice(focus.nuclei, len(disc))
             free[disc] = False
     return nuclei, (~free).astype(np.int64)

@@ -1,12 +1,12 @@
-"""The stand-in study on disk: its four cohorts as ordinary stores with tables of labels, made once and found again.
+"""The stand-in study on disk: four cohorts as ordinary stores with label tables, built once.
 
-OUT/SIZE-seedN/NAME/labels.csv, OUT/SIZE-seedN/NAME/ENCODER (a store) and ENCODER.json, which says what it was made of.
-How the slides are made is in `stand_in_slides`.
+OUT/SIZE-seedN/NAME/labels.csv, OUT/SIZE-seedN/NAME/ENCODER (a store) and ENCODER.json, the record of what it was built from.
+`stand_in_slides` makes the slides.
 """
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,106 +19,114 @@ from carmil.bags.store import is_store
 from carmil.bags.writers import write_bag
 from carmil.csv_files import csv_text
 from carmil.datasets.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
-from carmil.datasets.stand_in_slides import FAST, FULL, Size, slides_of
+from carmil.datasets.stand_in_slides import FAST, FULL, Size, make_slides
 from carmil.datasets.study_cohort import SLIDES, Protocol, StudyCohort
 from carmil.errors import CarmilError, unknown
 from carmil.files import atomic_folder, temporary_folder, write_text
 
-VERSION = 1  # of the study: another number is another study
-MADE = "a stand-in: real nuclei of crc, made slides; its figures are no one's published figures"
+VERSION = 1  # of the study: a change makes it another study
+SYNTHETIC = "a stand-in: real nuclei of crc, synthetic slides; its figures are no one's published figures"
 MIXED = "nuclei of the 60 patients whose kinds are known, drawn with replacement; no patient is in two parts"
 SETS = (
     "its slides are of sets of five donors, and sets of one part share donors: intervals over sets are narrower than intervals "
     "over patients would be"
+)
+NOT_UNI = "features: ResNet50 up to layer 3 (ImageNet), not UNI"
+OFFICIAL = Protocol(official=True, seeds=3)
+
+# name, title, measures, protocol and notes, in the order of the paper's columns
+COHORTS: tuple[tuple[str, str, tuple[str, str], Protocol, tuple[str, ...]], ...] = (
+    (
+        "crc",
+        "crc (stand-in)",
+        ("auc", "f1_macro"),
+        SLIDES,
+        ("crc, a stand-in: one bag per patient, positive if any nucleus is cancerous; five folds by patient",),
+    ),
+    (
+        "weak",
+        "weak shift (stand-in for LUAD-TP53)",
+        ("auc", "f1_macro"),
+        SLIDES,
+        (
+            "weak shift: one class has ten percentage points more inflammatory nuclei, anywhere in a slide, where slides differ by "
+            "seven by themselves; folds by group of crc patients",
+            SYNTHETIC,
+            MIXED,
+        ),
+    ),
+    (
+        "kinds",
+        "six kinds (stand-in for BRACS)",
+        ("balanced_accuracy", "f1_macro"),
+        replace(OFFICIAL, lr=1e-4),
+        (
+            "six kinds: foci planted in stroma; none, little or much tumour, with and without inflammation; patients divided into "
+            "train, validation and test",
+            SYNTHETIC,
+            MIXED,
+            SETS,
+        ),
+    ),
+    (
+        "foci",
+        "foci (stand-in for CAMELYON16)",
+        ("auc", "auprc_attention"),
+        OFFICIAL,
+        (
+            "foci: one to three discs of tumour nuclei among normal ones, small in half of the slides with tumour and large in the "
+            "other; patients divided into train, validation and test",
+            SYNTHETIC,
+            MIXED,
+            SETS,
+        ),
+    ),
 )
 
 
 def build_stand_in(
     crc: Path, out: Path, *, fast: bool, seed: int, encoder: str = "resnet50"
 ) -> tuple[StudyCohort, ...]:
-    """The four cohorts, made of crc's nuclei where they are not there yet. encoder: resnet50 or pixels; uni is not to be had
-    here, and what takes its place is said."""
+    """Build the four cohorts of crc's nuclei where they are not there yet.
+
+    encoder: resnet50 or pixels; for uni, which crc has not, resnet50 is taken, and a note says so.
+    """
     if encoder not in (*ENCODERS, "uni"):
         raise CarmilError(f"the stand-in study: {unknown('encoder', encoder, ENCODERS)}")
+    more = (NOT_UNI,) if encoder == "uni" else ()
+    features = "resnet50" if encoder == "uni" else encoder
     nuclei, size = read_nuclei(crc), FAST if fast else FULL
     home = out / f"{'fast' if fast else 'full'}-seed{seed}"
-    if encoder == "uni":
-        cohorts = _cohorts(home, "resnet50", "features: ResNet50 up to layer 3 (ImageNet), not UNI")
-    else:
-        cohorts = _cohorts(home, encoder)
 
-    def make(cohort: StudyCohort) -> None:
-        make_cohort(cohort.name, nuclei, home / cohort.name, cohort.encoder, size=size, seed=seed)
+    def build(name: str) -> None:
+        make_cohort(name, nuclei, home / name, features, size=size, seed=seed)
 
-    with ThreadPoolExecutor() as pool:  # it is mostly files that are written
-        list(pool.map(make, cohorts))
-    return cohorts
-
-
-def _cohorts(home: Path, encoder: str, *more: str) -> tuple[StudyCohort, ...]:
-    """In the order of the paper's columns. more: what is to be said of each."""
-
-    def cohort(
-        name: str, title: str, measures: tuple[str, str], notes: tuple[str, ...], protocol: Protocol = SLIDES
-    ) -> StudyCohort:
-        bags, labels = home / name / encoder, home / name / "labels.csv"
-        return StudyCohort(name, title, bags, labels, measures, encoder, protocol, stand_in=True, notes=(*notes, *more))
-
-    return (
-        cohort(
-            "crc",
-            "crc (stand-in)",
-            ("auc", "f1_macro"),
-            ("crc, a stand-in: a bag a patient, positive if any nucleus is cancerous; five folds by patient",),
-        ),
-        cohort(
-            "weak",
-            "weak shift (stand-in for LUAD-TP53)",
-            ("auc", "f1_macro"),
-            (
-                "weak shift: in one class inflammatory nuclei are ten per cent of a slide more, anywhere in it, and slides "
-                "differ by seven by themselves; folds by group of crc patients",
-                MADE,
-                MIXED,
-            ),
-        ),
-        cohort(
-            "kinds",
-            "six kinds (stand-in for BRACS)",
-            ("balanced_accuracy", "f1_macro"),
-            (
-                "six kinds: foci planted in stroma; none, little or much tumour, with and without inflammation; patients "
-                "divided into train, validation and test",
-                MADE,
-                MIXED,
-                SETS,
-            ),
-            Protocol(official=True, seeds=3, lr=1e-4),
-        ),
-        cohort(
-            "foci",
-            "foci (stand-in for CAMELYON16)",
-            ("auc", "auprc_attention"),
-            (
-                "foci: one to three discs of tumour nuclei among normal ones, small in half of the slides with tumour and "
-                "large in the other; patients divided into train, validation and test",
-                MADE,
-                MIXED,
-                SETS,
-            ),
-            Protocol(official=True, seeds=3),
-        ),
+    with ThreadPoolExecutor() as pool:  # most of the time goes into writing files
+        list(pool.map(build, [name for name, *_ in COHORTS]))
+    return tuple(
+        StudyCohort(
+            name,
+            title,
+            home / name / features,
+            home / name / "labels.csv",
+            measures,
+            features,
+            protocol,
+            stand_in=True,
+            notes=(*notes, *more),
+        )
+        for name, title, measures, protocol, notes in COHORTS
     )
 
 
 def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: Size, seed: int) -> None:
-    """labels.csv and a store of features by the encoder in `folder`; what is there already and the same is left as it is."""
+    """Write labels.csv and a store of the encoder's features into `folder`, unless the same is there already."""
     key = {"version": VERSION, "crc": nuclei.fingerprint(encoder), "size": asdict(size), "seed": seed}
     record, store = folder / f"{encoder}.json", folder / encoder
-    if is_store(store) and _recorded(record) == json.loads(json.dumps(key)):
+    if is_store(store) and _read_record(record) == json.loads(json.dumps(key)):
         return
     record.unlink(missing_ok=True)
-    slides, features = slides_of(name, nuclei, size, seed), nuclei.features(encoder)
+    slides, features = make_slides(name, nuclei, size, seed), nuclei.features(encoder)
     official = any(slide.split for slide in slides)
     columns = ("name", "patient", "label", *(("split",) if official else ()))
     table = [("slide", *columns[1:]), *(tuple(getattr(slide, column) for column in columns) for slide in slides)]
@@ -137,7 +145,7 @@ def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: 
     write_text(record, json.dumps(key))
 
 
-def _recorded(path: Path) -> Any:
+def _read_record(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,15 +1,15 @@
 """The study that stands in for the paper's slides where there are none: four cohorts made of crc's nuclei.
 
-crc     the patients as they are, a bag each; five folds by patient
+crc     the patients as they are, one bag each; five folds by patient
 foci    CAMELYON16's question: slides with and without discs of tumour nuclei among others, small ones and large ones
 kinds   BRACS's: six classes, by how much tumour was planted (none, little, much) and whether inflammation was
 weak    LUAD-TP53's: no focus at all; in slides of one class inflammatory nuclei are a few per cent more, anywhere
 
-Real nuclei, made slides. Of `foci`, `kinds` and `weak`: only patients whose nuclei all have a kind; they are divided into train,
-validation and test (foci, kinds) or into groups (weak) before anything is drawn, and a slide is made of few of them, its donors.
-For every set of donors there are equally many slides of each class, of the same size, and what is not planted is drawn without a
-look at the label: neither stain, nor size, nor background can tell it. Nuclei are drawn with replacement: a slide has more places
-than its donors have nuclei.
+Real nuclei, synthetic slides. `foci`, `kinds` and `weak` use only patients whose nuclei all have a kind; these are divided into
+train, validation and test (foci, kinds) or into groups (weak) before anything is drawn, and a slide is made of a few of them, its
+donors. Every set of donors has equally many slides of each class, of the same size, and what is not planted is drawn independently
+of the label: neither stain, nor size, nor background reveals it. Nuclei are drawn with replacement: a slide has more places than
+its donors have nuclei.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,11 +19,11 @@ from zlib import crc32
 import numpy as np
 
 from carmil.datasets.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuclei
-from carmil.datasets.planting import Focus, MadeSlide, plant, tissue
+from carmil.datasets.planting import Focus, SyntheticSlide, plant, tissue
 from carmil.errors import CarmilError
 
 SPLITS = {"train": 1 / 2, "val": 1 / 6, "test": 1 / 3}  # of the patients
-FEWEST = 20  # different nuclei of every kind that the donors of a slide have together
+FEWEST = 20  # distinct nuclei of every kind that the donors of a slide must have together
 DRAWS = 1000
 
 LITTLE, MUCH, INFLAMED = (0.01, 0.03), (0.1, 0.3), (0.05, 0.15)  # of a slide of `kinds`
@@ -42,13 +42,13 @@ INFLAMED_SHARE, INFLAMED_DEVIATION, SHIFT = 0.25, 0.07, 0.1
 
 @dataclass(frozen=True)
 class Size:
-    """How many sets of donors in each part (foci, kinds) or groups (weak) with how many slides each class; instances a slide."""
+    """Sets of donors in each part (foci, kinds), groups and slides per group and class (weak), and instances per slide."""
 
     instances: tuple[int, int]
     foci: dict[str, int]
     kinds: dict[str, int]
     groups: int
-    slides_a_group: int
+    slides_per_group: int
     patients: int | None = None  # of crc, half of each class; None for all
     nuclei: int | None = None
 
@@ -58,72 +58,72 @@ FULL = Size(
     {"train": 50, "val": 15, "test": 35},
     {"train": 17, "val": 5, "test": 11},
     groups=15,
-    slides_a_group=6,
+    slides_per_group=6,
 )
 FAST = Size(
-    (100, 300), {"train": 6, "val": 3, "test": 4}, {"train": 3, "val": 1, "test": 2}, groups=15, slides_a_group=1,
+    (100, 300), {"train": 6, "val": 3, "test": 4}, {"train": 3, "val": 1, "test": 2}, groups=15, slides_per_group=1,
     patients=40, nuclei=60,
 )  # fmt: skip
 NAMES = ("crc", "foci", "kinds", "weak")
 
 
-def slides_of(name: str, nuclei: Nuclei, size: Size, seed: int) -> list[MadeSlide]:
-    """The slides of a cohort, before any feature is looked at."""
-    made = {"crc": _crc, "foci": _foci, "kinds": _kinds, "weak": _weak}[name]
-    return list(made(nuclei, size, np.random.default_rng([seed, crc32(name.encode())])))
+def make_slides(name: str, nuclei: Nuclei, size: Size, seed: int) -> list[SyntheticSlide]:
+    """Make the slides of a cohort; no feature is read."""
+    makers = {"crc": _crc, "foci": _foci, "kinds": _kinds, "weak": _weak}[name]
+    return list(makers(nuclei, size, np.random.default_rng([seed, crc32(name.encode())])))
 
 
-def _crc(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
+def _crc(nuclei: Nuclei, size: Size, rng: np.random.Generator) -> Iterator[SyntheticSlide]:
     positive = set(nuclei.patients[nuclei.cancerous])
     patients = sorted(set(nuclei.patients))
     if size.patients is not None:
         parts = [[p for p in patients if (p in positive) == wanted] for wanted in (False, True)]
-        patients = sorted(p for part in parts for p in chance.permutation(part)[: size.patients // 2])
+        patients = sorted(p for part in parts for p in rng.permutation(part)[: size.patients // 2])
     for patient in patients:
         rows = np.flatnonzero(nuclei.patients == patient)
         if size.nuclei is not None and len(rows) > size.nuclei:
-            rows = np.sort(chance.choice(rows, size.nuclei, replace=False))
+            rows = np.sort(rng.choice(rows, size.nuclei, replace=False))
         label = "cancerous" if nuclei.cancerous[rows].any() else "benign"
         truth = nuclei.cancerous[rows].astype(np.int64)
-        yield MadeSlide(f"patient_{patient}", patient, label, rows, truth=truth)
+        yield SyntheticSlide(f"patient_{patient}", patient, label, rows, truth=truth)
 
 
-def _foci(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
-    pools = _pools(nuclei, chance)
+def _foci(nuclei: Nuclei, size: Size, rng: np.random.Generator) -> Iterator[SyntheticSlide]:
+    pools = _pools(nuclei, rng)
     for split, blocks in size.foci.items():
         for block in range(blocks):
-            donors = _donors(nuclei, pools[split], (NORMAL, (TUMOUR,)), chance)
-            n, share = _instances(size, chance), chance.uniform(*(MICRO, MACRO)[block % 2])
-            for label, foci in (("normal", ()), ("tumour", (Focus(nuclei.of(donors, (TUMOUR,)), share),))):
-                yield _planted(nuclei, donors, NORMAL, foci, n, chance, (f"foci_{split}_{block:02}", label, split))
+            donors = _donors(nuclei, pools[split], (NORMAL, (TUMOUR,)), rng)
+            n, share = _instances(size, rng), rng.uniform(*(MICRO, MACRO)[block % 2])
+            for label, foci in (("normal", ()), ("tumour", (Focus(nuclei.rows(donors, (TUMOUR,)), share),))):
+                yield _planted(nuclei, donors, NORMAL, foci, n, rng, (f"foci_{split}_{block:02}", label, split))
 
 
-def _kinds(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
-    pools = _pools(nuclei, chance)
+def _kinds(nuclei: Nuclei, size: Size, rng: np.random.Generator) -> Iterator[SyntheticSlide]:
+    pools = _pools(nuclei, rng)
     for split, blocks in size.kinds.items():
         for block in range(blocks):
-            donors = _donors(nuclei, pools[split], (STROMA, (TUMOUR,), (INFLAMMATORY,)), chance)
-            n = _instances(size, chance)
+            donors = _donors(nuclei, pools[split], (STROMA, (TUMOUR,), (INFLAMMATORY,)), rng)
+            n = _instances(size, rng)
             for label, parts in KINDS.items():
-                foci = [Focus(nuclei.of(donors, (kind,)), chance.uniform(*share)) for kind, share in parts]
-                yield _planted(nuclei, donors, STROMA, foci, n, chance, (f"kinds_{split}_{block:02}", label, split))
+                foci = [Focus(nuclei.rows(donors, (kind,)), rng.uniform(*share)) for kind, share in parts]
+                yield _planted(nuclei, donors, STROMA, foci, n, rng, (f"kinds_{split}_{block:02}", label, split))
 
 
-def _weak(nuclei: Nuclei, size: Size, chance: np.random.Generator) -> Iterator[MadeSlide]:
+def _weak(nuclei: Nuclei, size: Size, rng: np.random.Generator) -> Iterator[SyntheticSlide]:
     kinds = ((TUMOUR,), (INFLAMMATORY,), STROMA)
-    for number, donors in enumerate(_grouped(nuclei, size.groups, kinds, chance)):
-        rows = [nuclei.of(donors, kind) for kind in kinds]
-        for slide in range(size.slides_a_group):
-            n = _instances(size, chance)
+    for number, donors in enumerate(_divide(nuclei, size.groups, kinds, rng)):
+        rows = [nuclei.rows(donors, kind) for kind in kinds]
+        for slide in range(size.slides_per_group):
+            n = _instances(size, rng)
             for label in ("base", "more"):
-                tumour = chance.uniform(*TUMOUR_SHARE)
-                inflamed = np.clip(chance.normal(INFLAMED_SHARE, INFLAMED_DEVIATION), 0.02, 0.4) + SHIFT * (
+                tumour = rng.uniform(*TUMOUR_SHARE)
+                inflamed = np.clip(rng.normal(INFLAMED_SHARE, INFLAMED_DEVIATION), 0.02, 0.4) + SHIFT * (
                     label == "more"
                 )
-                drawn = chance.choice(3, n, p=(tumour, inflamed, 1 - tumour - inflamed))
-                picked = np.stack([chance.choice(of_kind, n) for of_kind in rows])[drawn, np.arange(n)]
+                drawn = rng.choice(3, n, p=(tumour, inflamed, 1 - tumour - inflamed))
+                picked = np.stack([rng.choice(of_kind, n) for of_kind in rows])[drawn, np.arange(n)]
                 name, patient = f"weak_{number:02}_{slide:02}_{label}", f"group_{number:02}"
-                yield MadeSlide(name, patient, label, picked, tissue(n, chance))
+                yield SyntheticSlide(name, patient, label, picked, tissue(n, rng))
 
 
 def _planted(
@@ -132,33 +132,33 @@ def _planted(
     background: tuple[str, ...],
     foci: Iterable[Focus],
     n: int,
-    chance: np.random.Generator,
-    told: tuple[str, str, str],
-) -> MadeSlide:
-    """A slide of the block `told` is of: all of it background, then the foci."""
-    block, label, split = told
-    places = tissue(n, chance)
-    drawn = chance.choice(nuclei.of(tuple(donors), background), n)
-    rows, truth = plant(drawn, places, tuple(foci), chance)
-    return MadeSlide(f"{block}_{label.split()[0]}", block, label, rows, places, truth, split)
+    rng: np.random.Generator,
+    identity: tuple[str, str, str],
+) -> SyntheticSlide:
+    """Make a slide of background with foci. identity: its set of donors, label and split."""
+    donor_set, label, split = identity
+    places = tissue(n, rng)
+    filling = rng.choice(nuclei.rows(tuple(donors), background), n)
+    rows, truth = plant(filling, places, tuple(foci), rng)
+    return SyntheticSlide(f"{donor_set}_{label.split()[0]}", donor_set, label, rows, places, truth, split)
 
 
-def _instances(size: Size, chance: np.random.Generator) -> int:
-    """As often between 2,000 and 4,000 as between 4,000 and 8,000."""
-    return round(float(np.exp(chance.uniform(*np.log(size.instances)))))
+def _instances(size: Size, rng: np.random.Generator) -> int:
+    """Draw a number of instances, uniform on a logarithmic scale."""
+    return round(float(np.exp(rng.uniform(*np.log(size.instances)))))
 
 
-def _by_tumour(nuclei: Nuclei, chance: np.random.Generator) -> tuple[list[str], list[str]]:
-    """The patients with known kinds in random order: those with tumour nuclei, those without."""
+def _by_tumour(nuclei: Nuclei, rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    """Return the patients with known kinds in random order: those with tumour nuclei, and those without."""
     known = nuclei.known_patients
     ill = set(nuclei.patients[nuclei.kinds == TUMOUR])
-    shuffled = [str(patient) for patient in chance.permutation(known)]
+    shuffled = [str(patient) for patient in rng.permutation(known)]
     return [p for p in shuffled if p in ill], [p for p in shuffled if p not in ill]
 
 
-def _pools(nuclei: Nuclei, chance: np.random.Generator) -> dict[str, tuple[list[str], list[str]]]:
-    """The patients of train, val and test, each as (with tumour nuclei, without)."""
-    with_tumour, without = _by_tumour(nuclei, chance)
+def _pools(nuclei: Nuclei, rng: np.random.Generator) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the patients of train, val and test, each as (with tumour nuclei, without)."""
+    with_tumour, without = _by_tumour(nuclei, rng)
     bounds = np.cumsum([0, *SPLITS.values()])
 
     def part(patients: list[str], first: float, last: float) -> list[str]:
@@ -171,34 +171,34 @@ def _pools(nuclei: Nuclei, chance: np.random.Generator) -> dict[str, tuple[list[
 
 
 def _donors(
-    nuclei: Nuclei, pool: tuple[list[str], list[str]], kinds: Iterable[tuple[str, ...]], chance: np.random.Generator
+    nuclei: Nuclei, pool: tuple[list[str], list[str]], kinds: Iterable[tuple[str, ...]], rng: np.random.Generator
 ) -> tuple[str, ...]:
-    """Three patients with tumour nuclei and two without, who have enough nuclei together."""
+    """Draw three patients with tumour nuclei and two without who have enough nuclei together."""
     kinds = tuple(kinds)
     if len(pool[0]) < 3 or len(pool[1]) < 2:
         raise _too_few(nuclei)
     for _ in range(DRAWS):
-        donors = (*chance.choice(pool[0], 3, replace=False), *chance.choice(pool[1], 2, replace=False))
+        donors = (*rng.choice(pool[0], 3, replace=False), *rng.choice(pool[1], 2, replace=False))
         if _suffice(nuclei, donors, kinds):
             return tuple(str(donor) for donor in donors)
     raise _too_few(nuclei)
 
 
-def _grouped(
-    nuclei: Nuclei, groups: int, kinds: tuple[tuple[str, ...], ...], chance: np.random.Generator
+def _divide(
+    nuclei: Nuclei, groups: int, kinds: tuple[tuple[str, ...], ...], rng: np.random.Generator
 ) -> list[tuple[str, ...]]:
-    """All patients with known kinds, dealt out so that every group has enough nuclei of each kind."""
+    """Divide all patients with known kinds into groups that each have enough nuclei of every kind."""
     for _ in range(DRAWS):
-        with_tumour, without = _by_tumour(nuclei, chance)
-        dealt = [*with_tumour, *without]
-        found = [tuple(dealt[group::groups]) for group in range(groups)]
-        if all(_suffice(nuclei, donors, kinds) for donors in found):
-            return found
+        with_tumour, without = _by_tumour(nuclei, rng)
+        order = [*with_tumour, *without]
+        divided = [tuple(order[group::groups]) for group in range(groups)]
+        if all(_suffice(nuclei, donors, kinds) for donors in divided):
+            return divided
     raise _too_few(nuclei)
 
 
 def _suffice(nuclei: Nuclei, donors: Iterable[str], kinds: Iterable[tuple[str, ...]]) -> bool:
-    return all(len(nuclei.of(tuple(donors), kind)) >= FEWEST for kind in kinds)
+    return all(len(nuclei.rows(tuple(donors), kind)) >= FEWEST for kind in kinds)
 
 
 def _too_few(nuclei: Nuclei) -> CarmilError:
