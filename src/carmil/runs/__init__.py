@@ -1,1 +1,1 @@
-"""A run: what `carmil train` was asked, and what it found. The only room that reads or writes a run's folder."""
+"""The run folder: the request of `carmil train` and its results. The only room that reads or writes it."""

@@ -18,7 +18,7 @@ NO_ANSWER = "no answer"
 class Decision:
     """How some models together turn the probabilities of k classes into an answer.
 
-    threshold: of two classes, the answer is the second if its probability is at least this; None: the most probable class.
+    threshold: with two classes, the answer is the second if its probability is at least this; None: the most probable class.
     cut: confidence below which there is no answer (see `carmil.statistics.operating.confidence`); None: always an answer.
     origin: how the two numbers were chosen.
     """
@@ -37,12 +37,13 @@ class Decision:
             raise CarmilError(f"no answer below a confidence of {self.cut}: expected a number from 0 to 1")
 
     def leading(self, probabilities: ArrayLike) -> NDArray[np.int64]:
-        """(b) number of the class that leads in each row of (b, k): the answer, or what it would be without `cut`."""
+        """(b) the number of the leading class of each row of (b, k): the answer, or what it would be without `cut`."""
         p = np.asarray(probabilities, dtype=np.float64)
         return p.argmax(1) if self.threshold is None else (p[:, 1] >= self.threshold).astype(np.int64)
 
     def margins(self, probabilities: ArrayLike) -> NDArray[np.float64]:
-        """(b) how far each row of (b, k) is from another answer: from the threshold, or from the second most probable class."""
+        """(b) the distance of each row of (b, k) from another answer: from the threshold, or from the second most probable
+        class."""
         p = np.asarray(probabilities, dtype=np.float64)
         return confidence(p if self.threshold is None else p[:, 1], self.threshold) if len(p) else np.zeros(0)
 

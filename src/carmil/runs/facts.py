@@ -1,6 +1,6 @@
-"""What a run is made of: its data, models, figures and learning curves. Everything is frozen, and typed as it is in JSON.
+"""The parts of a run: its data, models, figures and learning curves, frozen and typed as in JSON.
 
-f folds, k classes, m models kept, e epochs. A figure that is undefined is NaN, and null in JSON.
+f folds, k classes, m models kept, e epochs. An undefined figure is NaN, and null in JSON.
 """
 
 import math
@@ -20,9 +20,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Data:
-    """What a run was trained on. splits: divisions (one, or one per seed) of folds of the role of each bag.
+    """The data of a run. splits: divisions (one, or one per seed) into folds, each with the role of every bag.
 
-    fingerprint: of features, labels and patients; store: of the features alone. trained_on: the slides that train or validate in
+    fingerprint: of features, labels and patients; store: of the features alone. trained_on: the slides that train or
+    validate in
     any fold, with a short checksum of their features; None in runs of 0.1.0.
     """
 
@@ -44,9 +45,9 @@ class Data:
 
 @dataclass(frozen=True)
 class FoldModel:
-    """One of the models that were kept: of which fold and seed it is, and what its validation bags chose.
+    """A model that was kept: its fold and seed, and what its validation bags chose.
 
-    point: its place in the grid. settings: the values of the grid's point. rule: how the threshold was chosen.
+    point: its position in the grid. settings: the values of that point. rule: how the threshold was chosen.
     """
 
     fold: Count
@@ -93,7 +94,7 @@ class SlideMean(Range):
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of b bins of confidence: edges (b+1), the others (b)."""
+    """Calibration in b bins of confidence: edges (b+1), the others (b)."""
 
     ece: Number
     mce: Number
@@ -105,7 +106,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class FoldFigures:
-    """The figures of one test fold and seed, and the threshold that its answers use, where there is one."""
+    """The figures of one test fold and seed, and the threshold of its answers, where there is one."""
 
     fold: Count
     seed: Count
@@ -115,10 +116,10 @@ class FoldFigures:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What was measured on the test folds.
+    """The figures of the test folds.
 
     level: what the figures are of; rule: how slides become patients. intervals_of: what the intervals are of; None in runs of
-    0.1.0, whose intervals belong to other values. readings: what `studies.cautions` judges by.
+    0.1.0, whose intervals belong to other values. readings: see `studies.cautions`.
     """
 
     level: Literal["slide", "patient"]

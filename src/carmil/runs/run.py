@@ -1,18 +1,18 @@
-"""A run, read back: its settings and data, models, figures, predictions, curves and weights.
+"""A finished run: its settings, data, models, figures, predictions, curves and weights.
 
-run.json               what was asked and of which data: settings, versions, machine, fingerprints, notes
-splits.tsv             who was trained, validated and tested on what (splits_1.tsv ... where each seed has its own)
-checkpoint.safetensors where a killed training resumes, and where it is trained in parts
-checkpoint.parts       the parts that have ended and those begun; both are removed when all have ended
+run.json               the request: settings, versions, machine, fingerprints of the data, notes
+splits.tsv             the role of every slide in every fold (splits_1.tsv ... where each seed has its own folds)
+checkpoint.safetensors where an interrupted training resumes
+checkpoint.parts       the parts of it that have ended and that have begun; both files are removed at the end
 weights.safetensors    every parameter of the models that were kept, stacked
-models.json            which fold and seed each of them is of, its epoch, hyper-parameters, threshold
+models.json            the fold and seed of each of them, its epoch, hyper-parameters and threshold
 history.json           learning curves of all models
-predictions.parquet    the answer to every slide by the fold in which it was tested, one row per seed, and that of several seeds
-                       together (joint_answer); its maps' AUPRC+, where that is known
+predictions.parquet    the answer for every slide by the fold in which it was tested, one row per seed, and the answer of several
+                       seeds together (joint_answer); AUPRC+ of its maps, where the truth is known
 predictions.csv        the same for a spreadsheet
 metrics.json           figures; written last: a run that has it is finished
-evidence, faithfulness what `carmil explain` and `carmil faithfulness` found, if they were asked
-card.md, report.html   for people; study.yaml holds the settings that the card's command cannot name
+evidence, faithfulness the results of `carmil explain` and `carmil faithfulness`
+card.md, report.html   for people; study.yaml holds the settings that have no option in the card's command
 
 Keys of these files are the names of fields here and in `facts`; no other room spells them.
 """
@@ -53,9 +53,9 @@ KEYED = ("data", "truth", "classes", "splits", "warm_start", "over")
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read back from its folder.
+    """A finished run.
 
-    key: the same for the same settings and data. notes: what was guessed or left out while it was trained.
+    key: equal for equal settings and data. notes: what was guessed or left out while it was trained.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class Run:
 
     @cached_property
     def tested_folds(self) -> list[int]:
-        """The test fold of each model as predictions and figures count them: on and on where each seed has its own folds."""
+        """The test fold of each model as numbered in predictions and figures: consecutive where each seed has its own folds."""
         folds = 1 + max(model.fold for model in self.models)
         seeds = sorted({model.seed for model in self.models})
         reshuffled = len(self.data.splits) > 1
@@ -86,12 +86,13 @@ class Run:
 
     @property
     def thresholds(self) -> list[list[float | None]]:
-        """What each model's answers rest on beside its weights: its threshold, and the confidence below which it has none."""
+        """The threshold of each model, and the confidence below which it gives no answer: with the weights, what answers
+        depend on."""
         return [[model.threshold, model.abstain_below] for model in self.models]
 
     @property
     def merges_slides(self) -> bool:
-        """Whether a patient's answer is made of the answers for their slides."""
+        """Whether a patient's answer is computed from the answers for their slides."""
         return self.metrics.level == "patient" and self.metrics.rule != "one-bag"
 
     def decisions(self, rows: Sequence[int]) -> list[Decision]:
@@ -99,14 +100,14 @@ class Run:
         return [Decision(self.classes, self.models[row].threshold, self.models[row].abstain_below) for row in rows]
 
     def predictions(self) -> "pd.DataFrame":
-        """One row per test slide, fold and seed; every column that is read is checked."""
+        """Read one row per test slide, fold and seed; every column that is used is checked."""
         path = self.folder / "predictions.parquet"
         frame = read_table(path)
         _check_predictions(frame, self, path)
         return frame
 
     def history(self) -> Learning:
-        """Learning curves of all models that were trained; of those of a grid, one in `grid` was kept."""
+        """Read the learning curves of all models that were trained, one or more per model that was kept."""
         path = self.folder / "history.json"
         found = read_json_as(path, Learning, "is not as `carmil train` writes it", TRAIN_AGAIN)
         trained = len(found.best_epoch)
@@ -124,12 +125,12 @@ class Run:
         return found
 
     def population(self, device: str = "cpu") -> Population:
-        """The models that were kept, in the order of `models`."""
+        """Read the models that were kept, in the order of `models`."""
         members = [Member(seed=model.seed, lr=model.lr) for model in self.models]
         return read_population(self.folder / "weights.safetensors", self.model, members, device=device)
 
     def model(self) -> BagModel:
-        """A fresh model as the run's are."""
+        """Build a fresh model like the run's."""
         return build(self.settings, self.data.width, len(self.classes))
 
 
@@ -142,7 +143,7 @@ def read_population(
     precision: str = "float32",
     advice: str = TRAIN_AGAIN,
 ) -> Population:
-    """The models `make` with the weights of a file. Their sizes are compared before memory is taken."""
+    """Read weights into models made by `make`. Sizes are compared before memory is allocated."""
     from safetensors.torch import load_file
 
     with one_line_errors(path, advice):
@@ -164,13 +165,13 @@ def read_population(
 
 
 def build(settings: "ModelSettings", width: int, classes: int) -> BagModel:
-    """A fresh model as the settings ask for it."""
+    """Build a fresh model from settings."""
     model = create_model(settings.model, width, classes, init=settings.init, **(settings.options or {}))
     return model if settings.scale == "none" else ScaledModel(model, width)
 
 
 class ModelSettings(Protocol):
-    """What a model is made of: `Settings` has it, and so has `MILClassifier`."""
+    """The settings that define a model; `Settings` and `MILClassifier` have them."""
 
     @property
     def model(self) -> str: ...
@@ -263,14 +264,14 @@ class _RunFile(Data):
 
 
 def read_run(folder: Path) -> Run:
-    """The run of a folder, with every number that others rely on checked."""
+    """Read a run and check every number that others rely on."""
     if not folder.exists():
         raise CarmilError(f"{folder} does not exist: expected the folder of a run that `carmil train` wrote")
     if not (folder / "run.json").is_file():
         raise CarmilError(f"{folder} is no run: expected a folder that `carmil train` wrote")
     if not finished(folder):
         raise CarmilError(
-            f"{folder} is a run that has not ended: start `carmil train` again with the same options to resume"
+            f"{folder} is a run that has not ended: run `carmil train` again with the same options to resume"
         )
     path = folder / "run.json"
     raw = read_json(path, TRAIN_AGAIN)
@@ -294,13 +295,13 @@ def read_run(folder: Path) -> Run:
 
 
 def key_of(settings: Mapping[str, Value], facts: Mapping[str, Any]) -> str:
-    """A fingerprint of what makes a run or a sweep another one; where its data lie does not count if they are known."""
+    """A fingerprint that tells runs or sweeps apart. Paths do not count where the fingerprint of the data is known."""
     counted = {name: value for name, value in settings.items() if "data" not in facts or name not in PATHS}
     return config_key({name: facts[name] for name in KEYED if name in facts} | {"settings": counted})
 
 
 def _settings(given: Mapping[str, Value], path: Path) -> Settings:
-    """Settings that `carmil train` would take. Those that the run does not have are as 0.1.0 had them."""
+    """Settings as `carmil train` takes them; those that the run does not record are as in 0.1.0."""
     known = {field.name for field in fields(Settings)} - {*WHERE}
     named = {name: value for name, value in current_names(given).items() if name in known}
     return Settings.of({"out": str(path.parent), "preset": "0.1", **named}, where=str(path))
@@ -320,7 +321,7 @@ def _data(facts: _RunFile, path: Path) -> Data:
 
 
 def _metrics(raw: Any, path: Path, words: str) -> Metrics:
-    """metrics.json has the figures of a fold beside its number; here they are in a mapping of their own."""
+    """Parse metrics.json, which has the figures of a fold beside its number, not in a mapping of their own."""
     if isinstance(raw, dict) and isinstance(raw.get("by_fold"), list):
         raw = {**raw, "by_fold": [_fold_figures(line) for line in raw["by_fold"]]}
     found = parse_as(raw, Metrics, f"{path} {words}", TRAIN_AGAIN)
@@ -336,7 +337,7 @@ def _fold_figures(line: Any) -> Any:
 
 
 def weights_key(run: Run) -> str:
-    """Changes with any weight."""
+    """A fingerprint that changes with any weight."""
     check_not_stream(run.folder / "weights.safetensors")
     return hashlib.sha256((run.folder / "weights.safetensors").read_bytes()).hexdigest()[:16]
 

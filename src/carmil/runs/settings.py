@@ -1,4 +1,4 @@
-"""What a study is asked to do; the words of the command line and of a YAML file."""
+"""The settings of a study, as options of a command or keys of a YAML file."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ Many = Real | Annotated[list[Real], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Settings:
-    """A study. Where a list may stand, all its values are trained and the best on validation bags is taken."""
+    """The settings of a study. Of a list of values all are trained, and the best on validation bags is kept."""
 
     bags: File
     out: File
@@ -178,7 +178,7 @@ PRESETS: dict[str, dict[str, Value]] = {
 
 
 def with_preset(given: Mapping[str, Value], where: str) -> dict[str, Value]:
-    """The settings of the preset that is named among them, if any, under those that are given themselves."""
+    """Replace the name of a preset by its settings; settings given beside it win."""
     given = dict(given)
     name = given.pop("preset", None)
     if name is None:
@@ -190,7 +190,7 @@ def with_preset(given: Mapping[str, Value], where: str) -> dict[str, Value]:
 
 
 def preset_of(settings: Settings) -> str | None:
-    """The preset that a study's settings follow in everything, if any."""
+    """The preset that all settings of a study agree with, if any."""
     for name in PRESETS:
         whole = with_preset({"preset": name, "model": settings.model}, where=name)
         if all(getattr(settings, key) == value for key, value in whole.items()):
@@ -199,7 +199,7 @@ def preset_of(settings: Settings) -> str | None:
 
 
 def current_names(given: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings under the names they have now: 0.1.0 wrote `standardise` for `scale: own`."""
+    """Settings under their current names: 0.1.0 wrote `standardise` for `scale: own`."""
     current = dict(given)
     if (standardise := current.pop("standardise", None)) is not None and "scale" not in current:
         current["scale"] = "own" if standardise in (True, "true") else "none"
@@ -210,7 +210,7 @@ _MEANT = {"bags": "a store or a folder of features", "out": "a folder for the ru
 
 
 def read_settings(path: Path) -> dict[str, Value]:
-    """A YAML file's keys and values."""
+    """Read the keys and values of a YAML file."""
     from carmil.runs.yaml_files import read_yaml
 
     given = read_yaml(path, expected="lines such as 'model: car/abmil.gated'")
@@ -226,7 +226,7 @@ def read_settings(path: Path) -> dict[str, Value]:
 
 
 def _check_size(given: Value, path: Path) -> None:
-    """Refuse what repeats itself through aliases."""
+    """Refuse content that multiplies itself through aliases."""
     waiting, count = [given], 0
     while waiting:
         value = waiting.pop()
@@ -238,7 +238,7 @@ def _check_size(given: Value, path: Path) -> None:
 
 
 def checked_options(value: Value, where: str) -> dict[str, Value] | None:
-    """Options of a model: names, and numbers, words or lists of these. Sizes are bounded, for a model is made of them."""
+    """Check the options of a model: names with numbers, text or lists of these. Numbers are bounded, since they set its size."""
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
@@ -252,6 +252,6 @@ def checked_options(value: Value, where: str) -> dict[str, Value] | None:
 
 
 def plain_name(name: str) -> str:
-    """A setting as the user writes it, as Python does: lambda is a word of its own there."""
+    """The name of a setting as Python spells it: lambda is a keyword there."""
     name = name.replace("-", "_")
     return "lambda_" if name == "lambda" else name

@@ -28,7 +28,7 @@ ABOUT = b"carmil"  # where a slide's line stands in the metadata of its file
 
 
 def evidence_file(folder: Path, slide: str) -> Path:
-    """Where `carmil explain` has put the evidence of a slide, or would."""
+    """The path of the evidence of a slide in a folder of `carmil explain`."""
     distinct = folder / f"{safe_name(slide, taken=(*TAKEN, slide))}.parquet"  # another slide has nearly the same name
     return distinct if distinct.is_file() else folder / f"{safe_name(slide, taken=TAKEN)}.parquet"
 
@@ -55,7 +55,7 @@ class SlideEvidence:
 
     @property
     def explained_class(self) -> str:
-        """The class whose evidence is shown: the answer, or where there is none the class that leads."""
+        """The class whose evidence is shown: the answer, or without one the leading class."""
         return str(self.row.get("explained_class", self.row.get("prediction", "")))
 
     @property
@@ -78,11 +78,12 @@ class SlideEvidence:
         return np.stack([self.columns["x"], self.columns["y"]], axis=1).astype(np.float64)
 
     def maps(self, asked: Sequence[str] = (), *, of: str | None = None, model: str = "") -> list[TileMap]:
-        """Those that are asked for: factual, counterfactual, difference, or classes.
+        """The requested maps: factual, counterfactual, difference, or classes.
 
         By default the evidence of the answer, then attention weights and counterfactual attention weights where there are any.
-        of: the class whose evidence is shown, by default `explained_class`. Where every class has attention of its own, it is
-        that of this class.
+        of: the class whose evidence is shown, by default `explained_class`. Where every class has attention of its own, it
+        is that of
+        this class.
         """
         shown = self.explained_class if of is None else of
         there = self._there(shown)
@@ -99,8 +100,10 @@ class SlideEvidence:
 
     @property
     def signed(self) -> bool:
-        """Whether `evidence_CLASS` speaks for and against. That of a model which has attention alone does not, and is no map of
-        evidence; files of 0.1.0 do not say."""
+        """Whether `evidence_CLASS` is for and against. Of a model that has attention alone it is not, and is no map of
+        evidence;
+        files of 0.1.0 do not record it.
+        """
         explainer = EXPLAINERS.get(str(self.row.get("explainer", "")))
         return explainer is None or explainer.signed
 
@@ -116,7 +119,7 @@ class SlideEvidence:
         return [name for name in named if f"evidence_{name}" in self.columns]
 
     def _there(self, answer: str) -> dict[str, tuple[NDArray[Any], Kind, str]]:
-        """What the file has, by the words one asks with. Maps of attention are of its weights a."""
+        """The maps of the file, by the names they are requested with. Maps of attention are of its weights a."""
         found: dict[str, tuple[NDArray[Any], Kind, str]] = {}
         a, a_cf = (self.columns.get(name, self.columns.get(f"{name}_{answer}")) for name in ("a", "a_cf"))
         whose = answer if "a" not in self.columns else ""
@@ -185,7 +188,7 @@ def read_slide_evidence(path: Path) -> SlideEvidence:
 def maps_of(
     folder: Path, tiles: Tiles, asked: Sequence[str] = (), *, model: str = "", smoothing: Smoothing | None = None
 ) -> list[TileMap]:
-    """The maps that are asked for: factual, counterfactual, difference, or classes. None: see `SlideEvidence.maps`."""
+    """The requested maps of a slide, one value per tile; see `SlideEvidence.maps`."""
     found = read_slide_evidence(evidence_file(folder, tiles.slide))
     rows = _rows_of_tiles(found, tiles)
     maps = [replace(one, values=np.append(one.values, np.nan)[rows]) for one in found.maps(asked, model=model)]
@@ -199,7 +202,7 @@ def answer_lines(folder: Path, slide: str, *, model: str = "") -> list[str]:
 
 
 def _rows_of_tiles(found: SlideEvidence, tiles: Tiles) -> NDArray[np.int64]:
-    """(n): the row of each tile, -1 where there is none. By coordinates where the file has them, else by order."""
+    """(n) the row of each tile, -1 where there is none: by coordinates where the file has them, else by order."""
     count, there = len(found), found.coordinates
     if there is None:
         if count != len(tiles):

@@ -125,14 +125,14 @@ def check_no_run(folder: Path) -> None:
 
 
 def write_models(folder: Path, population: Population, history: History, models: Sequence[FoldModel]) -> None:
-    """Weights, models.json and history.json."""
+    """Write weights.safetensors, models.json and history.json."""
     write_tensors(folder / "weights.safetensors", population.state())
     write_text(folder / "history.json", json.dumps(to_json(history)))
     write_text(folder / "models.json", json.dumps(to_json(models), indent=2))
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> None:
-    """The last file of a run. The figures of a fold stand beside its number."""
+    """Write metrics.json, the last file of a run. The figures of a fold stand beside its number."""
     by_fold = [
         {"fold": one.fold, "seed": one.seed}
         | ({} if one.threshold is None else {"threshold": one.threshold})
@@ -148,6 +148,6 @@ def write_table(path: Path, frame: "pd.DataFrame") -> None:
 
 
 def write_predictions(folder: Path, frame: "pd.DataFrame") -> None:
-    """predictions.parquet, and the same as predictions.csv for a spreadsheet."""
+    """Write predictions.parquet, and the same as predictions.csv for a spreadsheet."""
     write_table(folder / "predictions.parquet", frame)
     write_text(folder / "predictions.csv", frame_text(frame))

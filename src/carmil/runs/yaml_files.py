@@ -34,8 +34,10 @@ class _RefusedYAMLError(Exception):
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of several values for one key, reads 010 as 8 and 1:30 as 90, and its time grows with the square of
-    the depth."""
+    """A safe loader without the surprises of PyYAML, which keeps the last of several values of a key, reads 010 as 8 and
+    1:30 as
+    90, and whose time grows with the square of the depth.
+    """
 
     _depth = 0
 
