@@ -12,7 +12,7 @@ import pytest
 
 import carmil
 from carmil import hdf5
-from carmil.bags.arrays import open_arrays
+from carmil.array_files import open_arrays
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import read_bag
 from carmil.errors import CarmilError

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from carmil.bags.arrays import KINDS, ArrayFile, groups_of, kind_of, open_arrays, read_instance_labels
+from carmil.array_files import KINDS, ArrayFile, groups_of, kind_of, open_arrays, read_instance_labels
 from carmil.bags.matrices import find_in_matrix, is_matrix
 from carmil.bags.names import TABLE, read_names
 from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_NAMES, written_by_stamp

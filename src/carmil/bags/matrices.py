@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.bags.arrays import (
+from carmil.array_files import (
     ArrayFile,
     StoredArray,
     as_labels,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from carmil.bags.arrays import (
+from carmil.array_files import (
     ArrayFile,
     StoredArray,
     as_number,

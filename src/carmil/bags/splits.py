@@ -193,11 +193,8 @@ def audit(splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[
         errors.append(f"the inner folds of fold {outer} test different slides: expected the same")
     if splits.folds > 1:
         times = tested[:, 0].sum(axis=0)
-        for which, how in ((times > 1, "tested in more than one fold"), (times == 0, "never tested")):
-            if which.any():
-                named = [splits.slides[i] for i in np.flatnonzero(which)]
-                be = "is" if len(named) == 1 else "are"
-                remarks.append(f"{len(named)} of {plural(len(times), 'slide')} {be} {how} ({examples(named)})")
+        remarks += _some_slides(splits.slides, times > 1, "tested in more than one fold")
+        remarks += _some_slides(splits.slides, times == 0, "never tested")
     return errors, remarks
 
 
@@ -226,17 +223,18 @@ def completed(
             f"of each class are taken for it (seed {seed})"
         )
     unused = roles == UNUSED
-    for which, how in (
-        (unused.all(axis=0), "in no fold"),
-        (unused.any(axis=0) & ~unused.all(axis=0), "in some folds only"),
-    ):
-        if which.any():
-            named = [cohort.slides[i] for i in np.flatnonzero(which)]
-            be = "is" if len(named) == 1 else "are"
-            notes.append(f"{len(named)} of {plural(len(cohort.slides), 'slide')} {be} {how} ({examples(named)})")
+    notes += _some_slides(cohort.slides, unused.all(axis=0), "in no fold")
+    notes += _some_slides(cohort.slides, unused.any(axis=0) & ~unused.all(axis=0), "in some folds only")
     splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(notes))
     _refuse(audit(splits, cohort.labels, cohort.classes)[0], where)
     return splits
+
+
+def _some_slides(slides: Sequence[str], chosen: np.ndarray, what: str) -> list[str]:
+    """One sentence about the slides of a mask, if there are any."""
+    names = [slides[i] for i in np.flatnonzero(chosen).tolist()]
+    be = "is" if len(names) == 1 else "are"
+    return [f"{len(names)} of {plural(len(slides), 'slide')} {be} {what} ({examples(names)})"] if names else []
 
 
 def role_of(word: str, where: str) -> int:

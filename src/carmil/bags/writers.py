@@ -1,4 +1,4 @@
-"""Bags written the way other tools write them. What a layout has no place for is left out; what it would get wrong is refused."""
+"""Bags written in the layouts of other tools. What a layout cannot hold is left out; what it would misread is refused."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ from carmil.hdf5 import attribute_text, new_hdf5
 
 
 def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] | None = None) -> Path:
-    """Writes one bag below `folder` as the tool named by `layout` would, and gives the file with its features.
+    """Write one bag below `folder` in the layout of a tool, and return the file with its features.
 
-    names: those that `write_names` gave for this folder, where many bags are written.
+    names: the file names from `write_names` for this folder, where many bags are written.
     """
     if layout not in _WRITERS:
         raise CarmilError(f"no layout {layout!r} to write {bag.id!r} in: expected one of {', '.join(_WRITERS)}")
@@ -29,7 +29,7 @@ def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] |
 
 
 def files_of(layout: str, folder: Path, name: str, encoder: str | None) -> tuple[Path, ...]:
-    """All files that `write_bag` may write for a bag in CLAM's or TRIDENT's layout. name: that of its files."""
+    """All files that `write_bag` may write for a bag in the layout of CLAM or TRIDENT. name: the name of its files."""
     return _clam_files(folder, name) if layout == "clam" else (_trident_file(folder, name, encoder),)
 
 
@@ -46,7 +46,7 @@ def _trident_file(folder: Path, name: str, encoder: str | None) -> Path:
 
 
 def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
-    """h5_files and pt_files; patches too where the size of a tile is known. Without coordinates CLAM has pt_files only."""
+    """Write h5_files and pt_files, and patches if the size of a tile is known; pt_files alone without coordinates."""
     places = _level0(bag, "CLAM")
     tensor, path, patches = _clam_files(folder, name)
     _save_tensor(tensor, bag.features)
@@ -57,7 +57,7 @@ def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
             width = values.shape[1]
             file.create_dataset(key, data=values, chunks=(32, width), maxshape=(None, width))
     if bag.tile_size is not None:
-        # CLAM wants a whole number of pixels; the downsample takes up what is left of a pixel.
+        # CLAM has whole pixels; the downsample takes up the fraction.
         size = max(1, round(bag.tile_size))
         with new_hdf5(patches) as file:
             coords = file.create_dataset("coords", data=places, chunks=(32, 2), maxshape=(None, 2))
@@ -69,12 +69,12 @@ def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
                 name=attribute_text(bag.id),
                 save_path=str(folder),
             )
-            coords.attrs.update(_geometry(bag))
+            coords.attrs.update(_known(**asdict(bag.geometry)))
     return path
 
 
 def _write_trident(bag: Bag, folder: Path, name: str) -> Path:
-    """features_ENCODER, one row a chunk as TRIDENT's own."""
+    """Write features_ENCODER, one row per chunk as TRIDENT does."""
     places = _level0(bag, "TRIDENT")
     path = _trident_file(folder, name, bag.encoder)
     with new_hdf5(path) as file:
@@ -84,16 +84,14 @@ def _write_trident(bag: Bag, folder: Path, name: str) -> Path:
             name=attribute_text(bag.id),
             savetodir=str(path.parent),
             encoder=attribute_text(str(bag.encoder)),
-            **_pooling(bag),
+            **_known(pooling=bag.pooling),
         )
         if places is not None:
             coords = file.create_dataset("coords", data=places, chunks=(1, 2), maxshape=(None, 2))
             coords.attrs.update(
                 name=attribute_text(bag.id), savetodir=str(path.parent), patch_size_level0=_number(bag.tile_size)
             )
-            coords.attrs.update(_geometry(bag))
-            if bag.geometry.tile_pixels is not None:
-                coords.attrs["patch_size"] = bag.geometry.tile_pixels
+            coords.attrs.update(_known(**asdict(bag.geometry), patch_size=bag.geometry.tile_pixels))
             if bag.geometry.tile_mpp is not None:
                 coords.attrs["target_magnification"] = _number(10 / bag.geometry.tile_mpp)
     return path
@@ -110,18 +108,18 @@ def _write_stamp(bag: Bag, folder: Path, name: str) -> Path:
         file["feats"] = bag.features
         file["coords"] = bag.coordinates.astype(np.float32)
         file.attrs.update(
-            extractor=attribute_text(bag.encoder or "unknown"), unit="um", feat_type="tile", **_pooling(bag)
+            extractor=attribute_text(bag.encoder or "unknown"),
+            unit="um",
+            feat_type="tile",
+            **_known(pooling=bag.pooling),
         )
-        file.attrs.update(_geometry(bag))
-        if bag.geometry.tile_pixels is not None:
-            file.attrs["tile_size_px"] = bag.geometry.tile_pixels
-        if bag.tile_size is not None:
-            file.attrs["tile_size_um"] = bag.tile_size
+        tile = {"tile_size_px": bag.geometry.tile_pixels, "tile_size_um": bag.tile_size}
+        file.attrs.update(_known(**asdict(bag.geometry), **tile))
     return path
 
 
 def _write_torchmil(bag: Bag, folder: Path, name: str) -> Path:
-    """A folder for each of features, coords and inst_labels; labels belong to the cohort, not to a bag."""
+    """Write a folder for each of features, coords and inst_labels; labels belong to the cohort, not to a bag."""
     places = _level0(bag, "torchmil")
     for kind, values in (("coords", places), ("inst_labels", bag.instance_labels)):
         if values is not None:
@@ -155,7 +153,7 @@ def _write_npz(bag: Bag, folder: Path, name: str) -> Path:
 
 
 def _write_pt(bag: Bag, folder: Path, name: str) -> Path:
-    """A bare tensor if features are all there is, otherwise a dict of tensors, words and numbers."""
+    """Write a bare tensor if the bag has features alone, otherwise a dict of tensors, text and numbers."""
     import torch
 
     path, arrays, words = folder / f"{name}.pt", _arrays(bag), _words(bag)
@@ -195,27 +193,19 @@ def _arrays(bag: Bag) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(values) for name, values in arrays.items() if values is not None}
 
 
-def _words(bag: Bag) -> dict[str, str | float]:
+def _words(bag: Bag) -> dict[str, Any]:
+    """All attributes of the bag that are known."""
     words = {"coordinate_unit": bag.coordinate_unit, "tile_size": bag.tile_size, "encoder": bag.encoder}
-    known = {name: value for name, value in words.items() if value is not None}
-    return known | _pooling(bag) | _geometry(bag) | _slide_file(bag)
+    return _known(**words, pooling=bag.pooling, **asdict(bag.geometry), **asdict(bag.slide_file))
 
 
-def _geometry(bag: Bag) -> dict[str, int | float]:
-    """What is known of it, under our own names: other tools' attributes are nominal, or cannot hold a fraction."""
-    return {name: value for name, value in asdict(bag.geometry).items() if value is not None}
-
-
-def _slide_file(bag: Bag) -> dict[str, int | float]:
-    return {name: value for name, value in asdict(bag.slide_file).items() if value is not None}
-
-
-def _pooling(bag: Bag) -> dict[str, str]:
-    return {} if bag.pooling is None else {"pooling": bag.pooling}
+def _known(**attributes: Any) -> dict[str, Any]:
+    """The attributes that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _level0(bag: Bag, tool: str) -> np.ndarray | None:
-    """Whole level-0 pixels, which is all that the tool knows."""
+    """Coordinates in whole level-0 pixels, the only unit of the tool."""
     if bag.coordinates is None:
         return None
     if bag.coordinate_unit != "level0_px":
@@ -227,7 +217,7 @@ def _level0(bag: Bag, tool: str) -> np.ndarray | None:
 
 
 def _number(size: float | None) -> int | float | str:
-    """As TRIDENT does: None is a word, whole pixels are an int."""
+    """The number as TRIDENT writes it: None as a word, whole pixels as an int."""
     if size is None:
         return "None"
     return int(size) if float(size).is_integer() else float(size)

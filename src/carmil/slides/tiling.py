@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from carmil.bags.arrays import as_number, as_text, in_memory, open_arrays
+from carmil.array_files import as_number, as_text, in_memory, open_arrays
 from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError, unknown
 from carmil.files import safe_name
