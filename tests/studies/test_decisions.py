@@ -16,7 +16,7 @@ from carmil.studies.decisions import JOINT, RULE, decision_of, joint_decision, r
 from carmil.studies.evaluate import evaluate_run, predict_bags
 from carmil.studies.explain import explain_run
 from carmil.studies.train import run_study
-from carmil.viewer.answers import Responses
+from carmil.viewer.responses import Responses
 from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 

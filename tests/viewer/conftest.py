@@ -14,9 +14,9 @@ from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
-from carmil.viewer.answers import Responses
 from carmil.viewer.app import guarded_app
 from carmil.viewer.guard import known_hosts
+from carmil.viewer.responses import Responses
 from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 

@@ -20,13 +20,13 @@ from carmil.maps.tile_maps import tile_maps
 from carmil.runs.decision import Decision
 from carmil.runs.run import read_run
 from carmil.training.population import Member, Population
-from carmil.viewer.answers import Responses
 from carmil.viewer.app import guarded_app
-from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import Case, RunCases
 from carmil.viewer.guard import known_hosts
+from carmil.viewer.limits import BoundedCache
 from carmil.viewer.maps import CaseMaps
 from carmil.viewer.pictures import Pictures
+from carmil.viewer.responses import Responses
 from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 

@@ -514,9 +514,9 @@ def _make_requests(folder: Path) -> None:
 @cache
 def _viewer() -> tuple[Any, asyncio.Runner]:
     """The viewer's application, made once per process."""
-    from carmil.viewer.answers import Responses
     from carmil.viewer.app import guarded_app
     from carmil.viewer.guard import known_hosts
+    from carmil.viewer.responses import Responses
     from carmil.viewer.run_cases import read_cases
     from carmil.viewer.slide_files import SlideFiles
 

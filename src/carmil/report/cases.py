@@ -1,4 +1,4 @@
-"""What a study answers, case by case, by the decision rule of the models that were tested on the case.
+"""The answers of a study, case by case, by the decision rule of the models that were tested on the case.
 
 c cases (patients, or slides), k classes.
 """
@@ -24,9 +24,9 @@ FOLDS = ", "  # between the folds that a slide was tested in, where there are se
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """What is answered for c cases, and by which rule (c).
+    """Answers for c cases, and the rule of each.
 
-    p (c, k), truth (c), answer (c): the class that leads, sure (c): whether that is the answer, or there is none.
+    p (c, k), truth (c), answer (c): the leading class, sure (c): whether that is the answer, or there is none.
     """
 
     frame: "pd.DataFrame"
@@ -42,7 +42,7 @@ class Cases:
 
     @property
     def wrong(self) -> NDArray[np.bool_]:
-        """Where there is an answer, and it is another class than the truth."""
+        """Where there is an answer, and it is not the truth."""
         return self.sure & ~self.right
 
     def answers(self, classes: Sequence[str]) -> list[str]:
@@ -52,18 +52,18 @@ class Cases:
 
     @property
     def margin(self) -> NDArray[np.float64]:
-        """(c) how far each case is from another answer by its own rule: thresholds differ between folds."""
+        """(c) the distance of each case from another answer by its own rule: thresholds differ between folds."""
         pairs = zip(self.decisions, self.p, strict=True)
         return np.array([decision.margins(p[None])[0] for decision, p in pairs])
 
     @property
     def confusion(self) -> NDArray[np.int64]:
-        """(k, k) cases by truth, then the class that leads."""
+        """(k, k) cases by truth, then by leading class."""
         return confusion(self.truth, self.answer, self.p.shape[1])
 
 
 def decision_of_folds(run: Run, folds: Sequence[int]) -> Decision:
-    """The rule of the models that were tested on some folds, as predictions count them; all seeds together."""
+    """The rule of the models that were tested on some folds, all seeds together."""
     return decision_of(run, [row for row, fold in enumerate(run.tested_folds) if fold in folds])
 
 
@@ -80,7 +80,7 @@ def decide_cases(run: Run, frame: "pd.DataFrame", prefix: str = "p") -> Cases:
 
 
 def one_row_per_slide(run: Run) -> "pd.DataFrame":
-    """What the models that were tested on each slide say together, whatever folds and seeds they are of."""
+    """The answers of all models that were tested on each slide, over folds and seeds."""
     frame = mean_over_seeds(run.predictions(), run.classes)
     if len(run.data.splits) == 1:
         return frame

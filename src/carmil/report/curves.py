@@ -18,7 +18,7 @@ class Curve:
 
 
 def curve_svg(curves: Sequence[Curve], *, marks: Sequence[int] = (), y_label: str) -> str:
-    """All curves over the epochs; `marks` puts a dot on the last curve at each model's chosen epoch."""
+    """Draw all curves over the epochs; `marks` puts a dot on the last curve at each model's chosen epoch."""
     epochs = max(len(curve.values) for curve in curves)
     known = [value for curve in curves for line in curve.values for value in line if value is not None]
     top = max(known) if known else 1.0

@@ -1,4 +1,4 @@
-"""The tables, the picture and the page of `carmil faithfulness`, with its randomisation test made plain to see."""
+"""The tables, the picture and the page of `carmil faithfulness`, with its randomisation test."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The picture of `carmil faithfulness`: deletion, insertion, and the cohort's AUC as tiles go, a line a map."""
+"""The picture of `carmil faithfulness`: deletion, insertion, and the cohort's AUC as tiles are removed, one line per map."""
 
 from collections.abc import Sequence
 from pathlib import Path

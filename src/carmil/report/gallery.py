@@ -1,6 +1,6 @@
-"""Slides with their maps, small: of each class the right and the wrong answers farthest from the threshold.
+"""Slides with small maps: of each class the right and the wrong answers farthest from the threshold.
 
-n instances of one slide, c cases, k classes. Of the evidence only the files of the slides that are shown are read.
+n instances of one slide, c cases, k classes. Only the evidence of the slides that are shown is read.
 """
 
 import io
@@ -33,7 +33,7 @@ SHADES = 65  # odd, so that 0 has its own; an eye tells no more apart, and files
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A map as a PNG in the page, what it shows, and from which value to which its colours go."""
+    """A map as a PNG in the page, its title, and the range of its colours."""
 
     title: str
     span: str
@@ -105,8 +105,9 @@ def gallery(
 def select_cases(cases: Cases) -> list[int]:
     """At most MOST cases in the order of the classes, right ones first; a slide of several divisions once.
 
-    In turns: the surest of every kind, then the second of every kind. Where not all kinds have room, the surest have. Surest is
-    what is farthest from another answer by its own rule.
+    In turns: the surest of every kind, then the second of every kind. Where not all kinds fit, the surest do. The surest
+    case is the
+    farthest from another answer by its own rule.
     """
     sure = cases.margin
     kinds: dict[tuple[int, bool], list[int]] = {}
@@ -134,7 +135,7 @@ class Layout:
 
 
 def plane(coordinates: NDArray[np.float64]) -> Layout:
-    """Tiles where they lie (n, 2), cut off where there are none; a pixel a tile unless these are too many."""
+    """Tiles at their positions (n, 2), cropped to them; one pixel per tile unless there are too many."""
     at = (coordinates - coordinates.min(0)) / spacing(coordinates)
     wide, high = (at.max(0) + 1).tolist()
     pixels = picture_size(wide, high, min(LONGEST, math.ceil(max(wide, high))))
@@ -151,7 +152,7 @@ def strip(evidence: NDArray[np.float64]) -> Layout:
 
 
 def gradient(*, signed: bool) -> str:
-    """The colours as CSS has them, from the lowest to the highest."""
+    """The colours in CSS, from the lowest to the highest."""
     stops = SIGNED if signed else ATTENTION
     first = stops[0][0]
     shades = (f"rgb({r} {g} {b}) {100 * (at - first) / (1 - first):g}%" for at, (r, g, b) in stops)
@@ -212,7 +213,7 @@ def _rows_of_cells(cells: Sequence[NDArray[np.uint8]]) -> str:
 
 
 def _png(cells: NDArray[np.uint8], *, signed: bool) -> str:
-    """Places in the table of colours (h, w) as a data URI; see-through where there is nothing."""
+    """Positions in the table of colours (h, w) as a data URI; transparent where there is nothing."""
     from PIL import Image
 
     shades = np.linspace(0, NOTHING - 1, SHADES).round().astype(int)

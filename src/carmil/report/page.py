@@ -1,4 +1,4 @@
-"""A page of HTML from one of the templates in pages/: words are shown as words, pictures are in it, it is whole or not there."""
+"""HTML pages from the templates in pages/: text is escaped, pictures are embedded, files appear complete."""
 
 import base64
 import re
@@ -22,13 +22,13 @@ def write_page(path: Path, template: str, **values: Any) -> None:
 
 
 def codes(words: str) -> "Markup":
-    """Commands between backticks as the page shows them."""
+    """Show commands between backticks as code."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(words))))
 
 
 def embedded(picture: Path | bytes) -> str:
-    """A PNG, of a file or as it is, as a page holds it."""
+    """A PNG, a file or bytes, as a data URI."""
     found = picture if isinstance(picture, bytes) else picture.read_bytes()
     return f"data:image/png;base64,{base64.b64encode(found).decode()}"

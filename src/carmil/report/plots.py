@@ -18,7 +18,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """A line from share to share, and the point of it (or near it) that the answers are at; a control is grey."""
+    """A line from share to share, and the point at which the answers are; a control is grey."""
 
     points: Points
     dot: tuple[float, float] | None = None
@@ -26,7 +26,7 @@ class Line:
 
 
 def share_svg(lines: Sequence[Line], *, guide: Points = (), x_label: str, y_label: str) -> str:
-    """Lines in the unit square; `guide` is what chance would give."""
+    """Draw lines in the unit square; `guide` is what chance would give."""
     parts = _frame(x_label, y_label)
     if guide:
         parts.append(f'<polyline class="guide" points="{_path(guide)}"/>')
@@ -41,7 +41,7 @@ def share_svg(lines: Sequence[Line], *, guide: Points = (), x_label: str, y_labe
 
 
 def reliability_svg(calibration: Calibration) -> str:
-    """How often the likeliest class was right (with its 95 % interval) at each confidence; below, how many cases are there."""
+    """Draw the accuracy of the most probable class (with its 95 % interval) by confidence; below, the number of cases."""
     parts = _frame("probability of the likeliest class", "share of right answers")
     parts.append(f'<polyline class="guide" points="{_path([(0, 0), (1, 1)])}"/>')
     edges, most = calibration.edges, max(calibration.count)
@@ -65,7 +65,7 @@ def reliability_svg(calibration: Calibration) -> str:
 
 
 def bars_svg(bars: Sequence[tuple[str, Range, bool]], *, fails: float) -> str:
-    """A bar from 0 to each value between -1 and 1, with its interval; a failing one in the colour of what speaks against."""
+    """Draw a bar from 0 to each value between -1 and 1, with its interval; a failing one in the colour of refuting evidence."""
     left, right, row = 300, 700, 30
     bottom = row * len(bars) + 8
 
@@ -122,7 +122,7 @@ def _frame(x_label: str, y_label: str) -> list[str]:
 
 
 def _path(points: Points) -> str:
-    """No more points than an eye can tell apart."""
+    """At most MOST_POINTS points."""
     step = max(1, math.ceil(len(points) / MOST_POINTS))
     kept = [*points[:-1:step], *points[-1:]]
     return " ".join(f"{_x(x):.1f},{_y(y):.1f}" for x, y in kept)

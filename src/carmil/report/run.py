@@ -1,4 +1,4 @@
-"""The report of a study: one HTML file with its figures, how sure they are, every answer, and how they came about.
+"""The report of a study: one HTML file with its figures and their intervals, every answer, and how they were obtained.
 
 Everything is computed from the run's folder.
 """
@@ -23,7 +23,7 @@ from carmil.studies.tables import figures_lines
 if TYPE_CHECKING:
     import pandas as pd
 
-LONG = 200  # lines; of a longer table only the errors are printed on paper
+LONG = 200  # rows; of a longer table only the errors are printed on paper
 
 
 def write_report(run: Run, path: Path) -> None:

@@ -17,7 +17,7 @@ MOST_FOLDS = 12  # that have their learning curves apart
 
 @dataclass(frozen=True)
 class Legend:
-    """One line of a plot: its colour, whose it is, and the area below it."""
+    """One line of a plot: its colour, its name, and the area below it."""
 
     colour: str
     name: str
@@ -57,7 +57,7 @@ def precision_recall(run: Run, cases: Cases) -> tuple[str, list[Legend]]:
 
 
 def learning_curves(run: Run) -> list[tuple[str, str]]:
-    """(heading, svg): training and validation loss of the models that were kept, a figure a fold if these are few."""
+    """(heading, svg): training and validation loss of the models that were kept, one figure per fold if these are few."""
     history = run.history()
     grid = len(history.best_epoch) // len(run.models)  # all its points were trained, one a fold and seed is kept
     trained = {i: i * grid + model.point for i, model in enumerate(run.models)}
@@ -79,14 +79,14 @@ def learning_curves(run: Run) -> list[tuple[str, str]]:
 
 
 def _against_the_rest(cases: Cases) -> list[tuple[int, NDArray[np.bool_]]]:
-    """(class, its cases), of two classes the second only; a class without cases, or with all, has no curve."""
+    """(class, its cases), of two classes the second only; a class with no case, or with all, has no curve."""
     k = cases.p.shape[1]
     each = [(c, cases.truth == c) for c in (range(k) if k > 2 else (1,))]
     return [(c, positive) for c, positive in each if 0 < positive.sum() < len(positive)]
 
 
 def _steps(recall: Sequence[float], precision: Sequence[float]) -> list[tuple[float, float]]:
-    """From recall to recall at the precision reached there: the area below is the average precision."""
+    """Steps from recall to recall at the precision reached there: the area below is the average precision."""
     points = [(recall[0], precision[0])]
     for i in range(1, len(recall)):
         points += [(recall[i - 1], precision[i]), (recall[i], precision[i])]

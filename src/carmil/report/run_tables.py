@@ -1,4 +1,4 @@
-"""The tables of a run's report: its figures fold by fold, and every answer. c cases, k classes."""
+"""The tables of a run's report: its figures by fold, and every answer. c cases, k classes."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from carmil.tables import ResultTable
 
 @dataclass(frozen=True)
 class Row:
-    """A slide in the table of answers. `patient_wrong` is there where a patient's answer is not the slide's."""
+    """A slide in the table of answers. `patient_wrong` is set where a patient's answer is not the slide's."""
 
     cells: tuple[str, ...]
     wrong: bool
@@ -40,7 +40,7 @@ def folds_table(run: Run, cases: Cases) -> ResultTable:
 
 
 def answer_rows(run: Run, slides: Cases, patients: Cases | None) -> tuple[list[str], list[Row]]:
-    """Heads and lines of the table of answers. patients: their answers, where these are other cases than the slides."""
+    """Headings and rows of the table of answers. patients: their answers, where these are other cases than the slides."""
     frame, two = slides.frame, len(run.classes) == 2
     heads = ["slide", "patient", "label", "fold", *(f"p({name}) %" for name in run.classes)]
     parts = [frame[name].astype(str).to_list() for name in ("slide", "patient", "label", "fold")]

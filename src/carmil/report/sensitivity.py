@@ -1,4 +1,4 @@
-"""The picture of a sweep: AUC against a number, a line a value of a second setting, a panel a value of the others.
+"""The picture of a sweep: AUC against a number, one line per value of a second setting, one panel per value of the others.
 
 With alpha, lambda and the distance that is the paper's sensitivity figure.
 """
@@ -23,7 +23,7 @@ WIDE = 50  # a largest value so many times the smallest is drawn on a logarithmi
 
 
 def write_picture(swept: Swept, best: int | None, path: Path) -> str:
-    """Draws it, with a ring around the best point on validation bags, and gives the words that belong below."""
+    """Draw the picture, with a ring around the best point on validation bags; return its caption."""
     import matplotlib
 
     ringed = None if best is None else swept.sweep.points[best]
@@ -106,7 +106,7 @@ def _number_axis(panel: "Axes", values: Sequence[float]) -> None:
 
 
 def _bars(swept: Swept, ringed: Point | None) -> tuple["Figure", str]:
-    """No setting is a number: a bar a point."""
+    """One bar per point, where no setting is a number."""
     from matplotlib.figure import Figure
 
     points, aucs = swept.sweep.points[:MOST_BARS], _aucs(swept)

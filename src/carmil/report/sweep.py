@@ -1,4 +1,4 @@
-"""A sweep's table, picture and page. Everything is computed from the runs of its points."""
+"""The table, picture and page of a sweep, computed from the runs of its points."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,7 +72,7 @@ def sweep_points(swept: Swept, choice: Choice) -> list[SweepPoint]:
 
 
 def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
-    """A line a point; the last is what validation bags choose fold by fold."""
+    """One row per point; the last is what validation bags choose fold by fold."""
     names = [name for name in FIGURES if any(name in run.metrics.summary for run in swept.runs)]
     lines = []
     for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True)):
@@ -92,7 +92,7 @@ def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
 
 
 def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
-    """What the table is of, and how it may be read."""
+    """What the table is of, and how to read it."""
     runs = swept.runs
     models = plural(sum(len(run.models) for run in runs), "model")
     found = [f"{plural(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"]
@@ -102,18 +102,18 @@ def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
         found += [
             f"{CHOSEN} the lowest validation loss, the mean over the folds: the point that validation bags choose",
             "chosen by fold: each fold and seed takes the point of its own lowest validation loss, as carmil train does "
-            "with a list of values; no test bag had a say in that choice",
+            "with a list of values; no test bag was used for that choice",
         ]
     found.append(
-        "to take the best test figure of this table is to choose on the test set: it promises more than it will keep"
+        "choosing the best test figure of this table is choosing on the test set: it overestimates performance on other data"
     )
     if any(point.idle for point in swept.sweep.points):
-        found.append(f"{IDLE} the branch counts for nothing there: the plain model, trained beside an idle branch")
+        found.append(f"{IDLE} the branch has no weight there: the plain model, trained beside an idle branch")
     return found
 
 
 def sweep_command(swept: Swept) -> str:
-    """The command, to be run in the folder that holds the sweep's; OUT/study.yaml has what the command line has no word for."""
+    """The command, to be typed in the folder that holds the sweep; OUT/study.yaml holds settings without an option."""
     grid = [
         f"{setting_name(name)}={','.join(value_text(v) for v in values)}" for name, values in swept.sweep.over.items()
     ]

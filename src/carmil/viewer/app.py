@@ -1,4 +1,4 @@
-"""The routes of the viewer. A request is read and checked here; what takes time is done in the lanes, which are bounded."""
+"""The routes of the viewer. Requests are read and checked here; work that takes time runs in lanes, which are bounded."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from carmil.errors import CarmilError
-from carmil.viewer.answers import Responses
-from carmil.viewer.bounded import BusyError, Lane
 from carmil.viewer.guard import Guard, RefusedError, refusal
+from carmil.viewer.limits import BusyError, Lane
+from carmil.viewer.responses import Responses
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {
@@ -40,14 +40,14 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 def guarded_app(
     answers: Responses, *, is_known: Callable[[str], bool], token: str | None = None, port: int = 0
 ) -> ASGIApp:
-    """The whole viewer. A cookie does not know ports, so its name says whose it is."""
+    """The whole viewer. The name of its cookie has the port, since cookies are shared between ports."""
     return Guard(Viewer(answers).app(), is_known=is_known, token=token, cookie=f"carmil_{port}")
 
 
 class Viewer:
     def __init__(self, answers: Responses) -> None:
         self.answers = answers
-        self.stamp = secrets.token_hex(8)  # another start, another run perhaps: nothing of before is valid
+        self.stamp = secrets.token_hex(8)  # changes with every start: nothing cached before is valid
         self.pictures = Lane("pictures", threads=2, waiting=512)
         self.quick = Lane("answers", threads=2, waiting=64)
         self.slow = Lane("curves", threads=1, waiting=16)
@@ -168,7 +168,7 @@ class Viewer:
         return Response(jpeg, media_type="image/jpeg", headers=told)
 
     async def _explained(self, number: int) -> None:
-        """The models are asked once, however many want to know."""
+        """Explain a case once, however many requests need it."""
         await self.quick.run(("explained", number), lambda: self.answers.maps.evidence_of(number))
 
     def _number(self, request: Request) -> int:
@@ -178,7 +178,7 @@ class Viewer:
         return number
 
     def _class(self, request: Request, number: int) -> int:
-        """The class that is asked about; the answer, if none is."""
+        """The requested class; by default the answer."""
         return _whole(request, "class", self.answers.run.cases[number].leading, 0, len(self.answers.run.classes) - 1)
 
 
@@ -195,7 +195,7 @@ def _said(text: bytes) -> Response:
 
 
 def _file(name: str) -> Response:
-    """A file of the page; nothing but plain files that lie in its folder themselves."""
+    """A file of the page: only plain files that lie in its folder."""
     path, kind = PAGE / name, KINDS.get(Path(name).suffix)
     if kind is None or not path.is_file() or path.resolve().parent != PAGE.resolve():
         raise RefusedError(404, "there is nothing here")
@@ -218,7 +218,7 @@ def _whole(request: Request, name: str, otherwise: int, least: int, most: int) -
 
 
 async def _body(request: Request) -> bytes:
-    """The body, if it is not too large and comes in time."""
+    """The body, if it is not too large and arrives in time."""
     body = b""
     try:
         async with asyncio.timeout(PATIENCE):
@@ -228,7 +228,7 @@ async def _body(request: Request) -> bytes:
                     raise RefusedError(413, f"too much: expected at most {LARGEST_BODY:,} bytes")
     except TimeoutError:
         raise RefusedError(408, "the request did not arrive in time") from None
-    except ClientDisconnect:  # the caller has gone and reads no answer; what matters is that the log stays quiet
+    except ClientDisconnect:  # nobody reads the answer; no traceback in the log
         raise RefusedError(400, "the request did not arrive whole") from None
     return body
 

@@ -1,6 +1,6 @@
-"""What a run knows of its slides, each with the models that were tested on it. k classes, n instances of one slide.
+"""The slides of a run, each with the models that were tested on it. k classes, n instances of one slide.
 
-Features stay where they are, in the store's memory map, until a case is looked at.
+Features stay in the store's memory map until a case is opened.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def leading(self) -> int:
-        """The number of the class whose evidence is shown: the answer, or where there is none the class that leads."""
+        """The number of the class whose evidence is shown: the answer, or without one the leading class."""
         return int(self.decision.leading(self.probabilities[None])[0])
 
 
@@ -77,7 +77,7 @@ class RunCases:
 
     @property
     def model(self) -> BagModel:
-        """One of the models, to see what they can be asked."""
+        """One of the models, to see what they support."""
         return self.member(0)
 
     @property
@@ -103,7 +103,7 @@ class RunCases:
         return int(self.bags.sizes[self.cases[number].place])
 
     def first_row(self, number: int) -> int:
-        """Where the case's instances begin among all instances."""
+        """The position of the case's first instance among all instances."""
         return int(self.bags.offsets[self.cases[number].place])
 
     def coordinates(self, number: int) -> Floats | None:

@@ -1,8 +1,8 @@
-"""Connections with deadlines and an upper bound: half-sent requests and unread answers cannot keep the viewer from answering.
+"""Connections with deadlines and an upper bound: half-sent requests and unread responses cannot block the viewer.
 
 A connection that waits for the rest of a request, or for its client to read, is closed after some seconds. There are fewer
-connections than the process may have files open, so that slides can always be opened; when all are taken, a new one takes
-the place of the one that has waited for its request for longest.
+connections than the process may have open files, so that slides can always be opened; when all are taken, a new one replaces
+the one that has waited longest for its request.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ def connection_limit() -> int:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection with deadlines for what the client has to do."""
+    """uvicorn's connection with deadlines for the client."""
 
     request_deadline: asyncio.TimerHandle | None = None
     reading_deadline: asyncio.TimerHandle | None = None
@@ -61,7 +61,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_request(self) -> None:
-        """Starts the deadline where a request is awaited, ends it where one has arrived whole."""
+        """Start the deadline while a request is awaited, end it when one has arrived completely."""
         arrived = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
         if arrived and self.request_deadline is not None:
             self.request_deadline.cancel()
@@ -70,7 +70,7 @@ class BoundedConnection(H11Protocol):
             self.request_deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def _make_room(self) -> None:
-        """Closes the connection that has waited for its request for longest; this one, if all others are being answered."""
+        """Close the connection that has waited longest for its request; this one, if all others are being answered."""
         others = (cast("BoundedConnection", other) for other in self.connections if other is not self)
         waiting = {other: other.request_deadline.when() for other in others if other.request_deadline is not None}
         oldest = min(waiting, key=waiting.__getitem__, default=self)

@@ -1,7 +1,7 @@
-"""Who may ask, and how: every request passes here before anything else looks at it.
+"""The checks that every request passes before anything else reads it.
 
 Hosts (against DNS rebinding), a token where others can reach the machine, origins (against other pages in the same browser),
-the length and alphabet of what is asked; and headers on every answer that forbid framing, foreign scripts and guessing.
+the length and alphabet of the address; and headers on every response that forbid framing, foreign scripts and sniffing.
 """
 
 import hmac
@@ -37,7 +37,7 @@ log = logging.getLogger("carmil.viewer")
 
 
 class RefusedError(Exception):
-    """A request that gets this status and this one line."""
+    """A request that is answered with this status and line."""
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
@@ -50,7 +50,7 @@ def refusal(status: int, line: str) -> Response:
 
 
 class Guard:
-    """Stands in front of `app`. `is_known` says whether a Host is ours; `token`, where given, must come with every request."""
+    """Middleware in front of `app`. `is_known` tells the viewer's hosts; `token`, where given, must come with every request."""
 
     def __init__(self, app: ASGIApp, *, is_known: Callable[[str], bool], token: str | None, cookie: str) -> None:
         self.app, self.is_known, self.token, self.cookie = app, is_known, token, cookie
@@ -83,7 +83,7 @@ class Guard:
                 await refusal(500, "internal error; see the terminal for details")(scope, receive, answer)
 
     def _looked_at(self, scope: Scope) -> Response | None:
-        """Refuses what may not pass. The answer, where the request only brings the token."""
+        """Refuse what may not pass. Return a response where the request only brings the token."""
         headers = _single(scope["headers"])
         host = headers.get("host", "")
         found = _HOST.fullmatch(host)
@@ -111,7 +111,7 @@ class Guard:
 
 
 def known_hosts(names: Iterable[str], *, any_address: bool) -> Callable[[str], bool]:
-    """Is a Host ours? any_address: numbers are, whichever (who rebinds a name cannot forge a number)."""
+    """A test for the viewer's hosts. any_address: every IP address is one (rebinding a name cannot forge an address)."""
     ours = {*LOOPBACK, *(name.lower() for name in names)}
 
     def is_known(host: str) -> bool:
@@ -129,7 +129,7 @@ def is_address(host: str) -> bool:
 
 
 def _single(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by name; those that decide something may be there once only."""
+    """Headers by name; those that decide something may occur once only."""
     found: dict[str, str] = {}
     for raw, value in pairs:
         name = raw.decode("latin-1").lower()
@@ -142,7 +142,7 @@ def _single(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _check_path(scope: Scope) -> None:
-    """Our addresses are plain: no escapes, no dots at the beginning of a part, nothing empty."""
+    """Addresses are plain: no escapes, no part that is empty or begins with a dot."""
     raw = scope.get("raw_path") or scope["path"].encode()
     if len(raw) > LONGEST_PATH:
         raise RefusedError(414, "the address is too long")
@@ -163,7 +163,7 @@ def _query(raw: bytes) -> dict[str, str]:
 
 
 def _check_origin(scope: Scope, headers: dict[str, str], host: str) -> None:
-    """Another page in the same browser may link to us, and nothing else."""
+    """Another page in the same browser may link to the viewer, and nothing else."""
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none") and not (scope["method"] == "GET" and scope["path"] == "/"):
         raise RefusedError(403, "requests from another page are refused")

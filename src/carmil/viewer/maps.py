@@ -1,4 +1,4 @@
-"""The maps of a case: attention weights, counterfactual ones, their difference, and evidence of a class; computed when asked.
+"""The maps of a case: attention weights, counterfactual ones, their difference, and evidence of a class.
 
 n instances of one case, k classes.
 """
@@ -17,8 +17,8 @@ from carmil.evidence.faithfulness import faithfulness_of
 from carmil.maps.tile_maps import Kind, TileMap, logits_apart
 from carmil.models.contract import Ability
 from carmil.studies.bag_evidence import BagEvidence, explain_bag
-from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
+from carmil.viewer.limits import BoundedCache
 
 KEPT = 2**27  # bytes of maps
 RANDOM_ORDERS = 5
@@ -27,7 +27,7 @@ QUICK, SLOW = 100, 20  # steps of a deletion curve: where one pass is enough for
 
 @dataclass(frozen=True)
 class MapKind:
-    """diverging: it has a sign; of_class: every class has its own."""
+    """diverging: the values have a sign; of_class: every class has its own map."""
 
     name: str
     title: str
@@ -37,7 +37,7 @@ class MapKind:
 
 @dataclass(frozen=True, eq=False)
 class MapResponse:
-    """values (n) between low and high, and in words what they mean.
+    """values (n) between low and high, and their meaning in words.
 
     negligible: why the map is drawn as 0, empty where it is not; even: no tile stands out, so that there are no ranks.
     """
@@ -53,7 +53,7 @@ class MapResponse:
 
 @dataclass(frozen=True, eq=False)
 class DeletionCurve:
-    """p of a class when a share of the instances is gone: the most supporting first, the least, or any."""
+    """p of a class when a share of the instances is removed: the most supporting first, the least, or at random."""
 
     share: list[float]
     most: list[float]
@@ -62,7 +62,7 @@ class DeletionCurve:
 
 
 def kinds_of(run: RunCases) -> list[MapKind]:
-    """The maps that the run's models have, the most telling last."""
+    """The maps that the run's models have, the most informative last."""
     abilities, explainer = run.model.abilities, EXPLAINERS[run.method]
     own = Ability.MAP_PER_CLASS in abilities
     found = []
@@ -76,7 +76,7 @@ def kinds_of(run: RunCases) -> list[MapKind]:
 
 
 class CaseMaps:
-    """Asks the models that were tested on a case, once, and keeps what was asked last."""
+    """Maps of the cases, those requested last kept in memory."""
 
     def __init__(self, run: RunCases) -> None:
         self.run = run
@@ -152,9 +152,10 @@ class CaseMaps:
         return [pair for pair in highest if one.signs[pair[0]] > 0], [pair for pair in lowest if one.signs[pair[0]] < 0]
 
     def deletion(self, number: int, of: int, *, quick: bool) -> DeletionCurve:
-        """Instances go in the order of the evidence that is shown; p is the mean over the models.
+        """Remove instances in the order of the evidence that is shown; p is the mean over the models.
 
-        quick: the models' instances stand alone; if not, every step is a pass, and there are fewer.
+        quick: instances do not depend on their bag; otherwise every step is a pass through the model, and there are fewer
+        steps.
         """
         steps, orders = (QUICK, RANDOM_ORDERS) if quick else (SLOW, 1)
         bag, shown = self.run.bag(number), self.evidence(number, of).nan_to_num().unsqueeze(0)

@@ -1,6 +1,6 @@
-"""Pictures of a case: deep-zoom tiles of its slide, and its instances. Bounded in memory, whatever is asked for.
+"""Pictures of a case: deep-zoom tiles of its slide, and its instances, in bounded memory.
 
-Deep zoom as OpenSeadragon counts it: the last level is the slide itself, every one before it half as large, down to one pixel.
+Deep zoom as in OpenSeadragon: the last level is the slide itself, every level before it half as large, down to one pixel.
 """
 
 import io
@@ -14,8 +14,8 @@ from carmil.errors import CarmilError
 from carmil.maps.mosaic import spacing
 from carmil.progress import Log
 from carmil.slides.slide import Picture, Slide, check_same_size
-from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import Floats, RunCases
+from carmil.viewer.limits import BoundedCache
 from carmil.viewer.slide_files import SlideFiles
 
 TILE, OVERLAP = 254, 1  # pixels
@@ -27,7 +27,7 @@ QUALITY = 82
 
 @dataclass(frozen=True)
 class Zoom:
-    """The deep zoom of a slide: `levels` of them, those before `coarsest` being too dear to read."""
+    """The deep zoom of a slide. Levels before `coarsest` are too expensive to read."""
 
     width: int
     height: int
@@ -40,13 +40,13 @@ class Zoom:
         return math.ceil(self.width / scale), math.ceil(self.height / scale)
 
     def scale(self, level: int) -> int:
-        """Level-0 pixels of the slide that are one pixel here."""
+        """Level-0 pixels per pixel of a level."""
         return 1 << (self.levels - 1 - level)
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the instances are: corners (n, 2) and a tile's edge in level-0 pixels (or, without a slide file, in their own unit)."""
+    """Corners (n, 2) of the instances and the edge of a tile in level-0 pixels (without a slide file in their own unit)."""
 
     corners: Floats
     tile_size: float
@@ -58,7 +58,7 @@ class Places:
 
 
 class Pictures:
-    """May be asked from several threads."""
+    """Thread-safe."""
 
     def __init__(self, run: RunCases, slides: SlideFiles, *, log: Log = lambda line: None) -> None:
         self.run, self.slides, self.log = run, slides, log
@@ -67,7 +67,7 @@ class Pictures:
         self._kept: BoundedCache[bytes] = BoundedCache(KEPT, len)
 
     def zoom(self, number: int) -> Zoom | None:
-        """None where there is no slide file, or none of the slide that was tiled."""
+        """None without a slide file, or where it is not of the slide that was tiled."""
         name = self.run.cases[number].slide
         if name not in self.slides or number in self.problems:
             return None
@@ -99,7 +99,7 @@ class Pictures:
                 )
 
     def kept(self, *key: object) -> bytes | None:
-        """A picture that was made before."""
+        """A picture in the cache."""
         return self._kept.get(key)
 
     def tile(self, number: int, level: int, x: int, y: int) -> bytes | None:
@@ -128,7 +128,7 @@ class Pictures:
         return self._made(("instance", number, j), picture)
 
     def places(self, number: int) -> Places | None:
-        """None where the run does not know them. Micrometres become level-0 pixels where there is a slide file."""
+        """None where the run does not record them. Micrometres become level-0 pixels where there is a slide file."""
         corners, case = self.run.coordinates(number), self.run.cases[number]
         if corners is None:
             return None
@@ -159,7 +159,7 @@ def _stored(slide: Slide, zoom: Zoom, level: int) -> float:
 
 
 def stored_pixels(slide: Slide, width: float, height: float, scale: float) -> float:
-    """Of a rectangle in level-0 pixels, `scale` of which become one: so many are read from the level that fits."""
+    """Stored pixels that are read for a rectangle in level-0 pixels, `scale` of which become one."""
     fitting = max((level.downsample for level in slide.levels if level.downsample <= scale * 1.01), default=1.0)
     return width * height / fitting**2
 

@@ -1,4 +1,4 @@
-"""Opens the viewer to one machine or, with a token, to others."""
+"""Serve the viewer on this machine or, with a token, to others."""
 
 import ipaddress
 import re
@@ -12,10 +12,10 @@ import uvicorn
 
 from carmil.errors import CarmilError
 from carmil.progress import Log
-from carmil.viewer.answers import Responses
 from carmil.viewer.app import PAGE, guarded_app
 from carmil.viewer.connections import BACKLOG, BoundedConnection
 from carmil.viewer.guard import is_address, known_hosts
+from carmil.viewer.responses import Responses
 from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
@@ -35,7 +35,7 @@ def serve(
     log: Log,
     announce: Callable[[str], None],
 ) -> None:
-    """Reads the run, then answers until it is interrupted. `announce` gets the address to open."""
+    """Read the run, then serve until interrupted. `announce` gets the address to open."""
     token = checked_token(token, host)
     listening = bound(host, port)
     try:
@@ -72,7 +72,7 @@ def serve(
 
 
 def checked_token(token: str | None, host: str) -> str | None:
-    """The token that is asked for: the given one; a fresh one where others can reach the machine; else none."""
+    """The token that requests need: the given one; a new one where others can reach the machine; else none."""
     if token is not None and not _TOKEN.fullmatch(token):
         raise CarmilError("--token: expected 16 to 128 letters, digits, - and _; without it one is made")
     return token if token is not None or is_loopback(host) else secrets.token_urlsafe(32)
@@ -86,7 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there already; port 0 is any free one."""
+    """A listening socket; port 0 is any free port."""
     plain = host.strip("[]")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)[0]
@@ -106,7 +106,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def hosts_of(host: str) -> Callable[[str], bool]:
-    """Whose name a request may bear. On all addresses of the machine: its names, and any number."""
+    """A test for the hosts that a request may name. On all addresses of the machine: its names, and any IP address."""
     plain = host.strip("[]")
     if plain in WILD:
         return known_hosts([socket.gethostname(), socket.getfqdn()], any_address=True)
@@ -120,7 +120,7 @@ def address_of(host: str, port: int, token: str | None) -> str:
 
 
 def missing() -> list[str]:
-    """What the page needs and does not have."""
+    """Lines about parts of the page that are not installed."""
     if (PAGE / "openseadragon.min.js").is_file():
         return []
     return [

@@ -1,6 +1,6 @@
-"""The slide files of a run's cases: found once when the viewer starts, opened when looked at, only a few at a time.
+"""The slide files of a run's cases: located once at the start, opened when needed, only a few at a time.
 
-Nobody can ask for a file: a request names a case, and only what was found here, inside the folder, is ever opened.
+A request names a case, never a file: only files that were located inside the folder are ever opened.
 """
 
 import threading
@@ -27,7 +27,7 @@ class _Open:
 
 
 class SlideFiles:
-    """The slides in `folder` (or none) by the names of the cases. May be used from several threads."""
+    """The slides in `folder` (or none) by the names of the cases. Thread-safe."""
 
     def __init__(
         self, folder: Path | None, names: Sequence[str], *, mpp: float | None = None, log: Log = lambda line: None
@@ -63,7 +63,7 @@ class SlideFiles:
                 self._open.move_to_end(name)
                 self._open[name].users += 1
                 return self._open[name]
-        slide = self._slide(name)  # may take a while: others go on
+        slide = self._slide(name)  # may take a while: the lock is not held
         with self._lock:
             spare = [_Open(slide)] if name in self._open else []
             if not spare:
@@ -76,7 +76,7 @@ class SlideFiles:
         return used
 
     def _dropped(self, room: int) -> list[_Open]:
-        """Lets go of the slides not used for longest; gives those that nobody looks at any more."""
+        """Drop the least recently used slides; return those that are not in use."""
         dropped = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - room)]
         for one in dropped:
             one.unwanted = True
@@ -84,7 +84,7 @@ class SlideFiles:
 
     def _slide(self, name: str) -> Slide:
         path = self._paths[name]
-        # Looked at again, since a file may have become a link after the viewer started.
+        # Checked again, since a file may have become a link after the viewer started.
         if self._folder is None or not path.resolve().is_relative_to(self._folder):
             raise CarmilError(f"{path.name} is outside the folder of slides")
         try:
@@ -93,7 +93,7 @@ class SlideFiles:
             raise self._nameless(name, error) from None
 
     def _nameless(self, name: str, error: CarmilError) -> CarmilError:
-        """The same line without the folder: whoever looks at the page need not know where files lie."""
+        """The same message without the folder, which the page does not show."""
         return CarmilError(str(error).replace(str(self._paths[name]), self._paths[name].name))
 
 
@@ -103,7 +103,7 @@ def _close(slides: list[_Open]) -> None:
 
 
 def _found(folder: Path, names: Sequence[str], log: Log) -> dict[str, Path]:
-    """Files that are called as a case is, with their suffix or without. Links that lead out of the folder are left out."""
+    """Files with the name of a case, with suffix or without. Links out of the folder are left out."""
     if not folder.is_dir():
         raise CarmilError(f"--slides {folder} is not a folder: expected one with the slides of the run")
     inside = folder.resolve()

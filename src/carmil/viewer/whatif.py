@@ -1,10 +1,10 @@
-"""What would be answered without some instances? From stored features, by the models that were tested on the case.
+"""The answer without some instances, from stored features, by the models that were tested on the case.
 
-Where z_j and u_j of an instance do not depend on its bag, they are computed once and kept; what is left is pooled anew:
+Where z_j and u_j of an instance do not depend on its bag, they are computed once and kept; the instances left are pooled again:
 
     Z' = sum over j left of softmax(u)_j z_j,    F' = classify(Z')
 
-Other models look at the reduced bag. n instances, d features, h heads, m counterfactual maps, k classes.
+Other models see the reduced bag. n instances, d features, h heads, m counterfactual maps, k classes.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from torch import Tensor
 from carmil.errors import CarmilError
 from carmil.models.contract import Ability, BagModel, Prediction
 from carmil.models.pooling import Offsets
-from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
+from carmil.viewer.limits import BoundedCache
 
 KEPT = 2**29  # bytes of z and u
 
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class _Standing:
-    """Instances that stand alone: z (n, d), maps u and u_cf (n, 1+m, h)."""
+    """Instances that do not depend on their bag: z (n, d), maps u and u_cf (n, 1+m, h)."""
 
     model: BagModel
     instances: Tensor
@@ -58,7 +58,7 @@ class _InCompany:
 
 
 class WhatIf:
-    """Keeps what the cases asked about last need, as far as it fits."""
+    """Answers without some instances. What the last cases need is kept in memory, as far as it fits."""
 
     def __init__(self, run: RunCases) -> None:
         self.run = run
@@ -66,7 +66,7 @@ class WhatIf:
 
     @torch.no_grad()
     def prepare(self, number: int) -> list[_Standing | _InCompany]:
-        """What is needed to answer at once."""
+        """Compute what is needed to answer quickly."""
         found = self._kept.get(number)
         if found is None:
             members = self.run.members(number)
@@ -76,7 +76,7 @@ class WhatIf:
         return found
 
     def stands_alone(self, number: int) -> bool:
-        """Whether the models' instances do not know their bag, so that any answer is quick."""
+        """Whether no instance depends on its bag, so that any answer is quick."""
         return all(isinstance(ready, _Standing) for ready in self.prepare(number))
 
     @torch.no_grad()
@@ -92,7 +92,7 @@ class WhatIf:
 
 
 def highest(values: Tensor, share: float) -> list[int]:
-    """The `share` of the instances with the highest values of a map, at least one; of a signed map what supports most."""
+    """The `share` of the instances with the highest values of a map, at least one; of a signed map the most supporting."""
     count = max(1, int(share * len(values)))
     return sorted(values.nan_to_num().argsort(descending=True, stable=True)[:count].tolist())
 

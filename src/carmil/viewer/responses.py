@@ -1,4 +1,4 @@
-"""What the viewer says of a run, as JSON. Every function may take a while and is called in a thread of its own.
+"""The JSON responses of the viewer. Every method may take a while and is called in a thread of its own.
 
 n instances of a case, k classes.
 """
@@ -13,8 +13,8 @@ from carmil.errors import CarmilError
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.progress import Log
 from carmil.runs.decision import NO_ANSWER
-from carmil.viewer.bounded import BoundedCache
 from carmil.viewer.cases import RunCases
+from carmil.viewer.limits import BoundedCache
 from carmil.viewer.maps import CaseMaps
 from carmil.viewer.pictures import OVERLAP, TILE, Pictures
 from carmil.viewer.slide_files import SlideFiles
@@ -25,7 +25,7 @@ CURVES = 2**22  # bytes of deletion curves kept
 
 
 class Responses:
-    """`remarks` are lines for the person at the page, `log` takes those for the person at the terminal."""
+    """`remarks` are lines for the page, `log` takes lines for the terminal."""
 
     def __init__(
         self, run: RunCases, slides: SlideFiles, *, remarks: Iterable[str] = (), log: Log = lambda line: None
@@ -114,7 +114,7 @@ class Responses:
         return found
 
     def without(self, number: int, asked: dict[str, Any]) -> bytes:
-        """The answer without the instances that `asked` (see `checked`) means, by the same rule as the case's own."""
+        """The answer without the instances of a request (see `checked`), by the same rule as the case's own."""
         removed, case = self._removed(number, asked), self.run.cases[number]
         before, after = self.whatif.answer(number, []), self.whatif.answer(number, removed)
         head = {"removed": removed, "before": before.factual, "after": after.factual}
@@ -122,7 +122,7 @@ class Responses:
         return _json({**head, "counterfactual_after": after.counterfactual})
 
     def checked(self, number: int, asked: Any) -> dict[str, Any]:
-        """A what-if as a page may ask it; anything else is refused in one line."""
+        """A what-if request of the page; anything else is refused in one line."""
         expected = (
             'expected {"remove": [...]}, {"top": share, "map": name, "class": number} or {"polygon": [[x, y], ...]}'
         )
@@ -187,7 +187,7 @@ def _json(head: dict[str, Any], **arrays: Any) -> bytes:
 
 
 def _text(values: Any) -> list[str]:
-    """Coordinates need all their digits, maps only the first."""
+    """Numbers as text: coordinates with all digits, values of maps with four."""
     if np.array_equal(values, np.rint(values)):
         return [str(int(value)) for value in values.tolist()]
     return [f"{value:.4g}" if abs(value) < 1000 else f"{value:.2f}" for value in values.tolist()]
@@ -202,7 +202,7 @@ def _rounded(values: Any) -> list[float] | None:
 
 
 def _is_number(value: Any) -> bool:
-    """A number that coordinates can have; NaN and infinity are none, nor is a whole number of 400 digits."""
+    """Whether a value can be a coordinate: NaN and infinity cannot, nor can a whole number of 400 digits."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9
 
 

@@ -1,4 +1,4 @@
-"""Work and memory with bounds: whatever is asked, only so much is kept, done at once, or waited for."""
+"""A cache of bounded size, and lanes of work with a bounded queue."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """The values that were used last, as far as they fit into `room` by what `weigh` says of each. For several threads."""
+    """The most recently used values, up to `room` in total by `weigh`. Thread-safe."""
 
     def __init__(self, room: int, weigh: Callable[[Value], int]) -> None:
         self.room, self.weigh, self.weight = room, weigh, 0
@@ -25,7 +25,7 @@ class BoundedCache(Generic[Value]):
             return self._values.get(key)
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Keeps the value, and lets go of the ones not used for longest; one that is too large alone is not kept."""
+        """Keep a value and drop the least recently used ones; a value that is too large by itself is not kept."""
         weight = self.weigh(value)
         if weight > self.room:
             return
@@ -39,11 +39,11 @@ class BoundedCache(Generic[Value]):
 
 
 class BusyError(Exception):
-    """So much is waiting already that nothing more is taken on."""
+    """The queue is full."""
 
 
 class Lane:
-    """A few threads for one kind of work. What is asked twice at once is done once; what may wait is bounded."""
+    """A few threads for one kind of work. Equal requests at the same time are done once; the queue is bounded."""
 
     def __init__(self, name: str, *, threads: int, waiting: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -51,14 +51,14 @@ class Lane:
         self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def run(self, key: Hashable, work: Callable[[], Value]) -> Value:
-        """What `work` gives; raises BusyError where too much is waiting."""
+        """Return what `work` returns; raise BusyError where the queue is full."""
         if key not in self._under_way and len(self._under_way) >= self._most:
             raise BusyError
-        # One who asked may leave; the others still want the answer.
+        # A client may disconnect while others still wait for the result.
         return await asyncio.shield(self._begun(key, work))
 
     def begin(self, key: Hashable, work: Callable[[], Value]) -> None:
-        """Does what will be asked for soon, unless much is waiting."""
+        """Start work that will be requested soon, unless the queue is half full."""
         if len(self._under_way) < self._most // 2:
             self._begun(key, work)
 
@@ -73,8 +73,8 @@ class Lane:
     def _ended(self, key: Hashable, done: "asyncio.Future[Any]") -> None:
         del self._under_way[key]
         if not done.cancelled():
-            done.exception()  # has been looked at, even if everyone who asked has left
+            done.exception()  # marks it as retrieved, even if every client has disconnected
 
     def close(self) -> None:
-        """What waits is dropped; what is under way ends by itself."""
+        """Drop queued work; work that has begun ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
