@@ -54,12 +54,12 @@ def _words_of_digits(
         Path | None, typer.Option(help="ResNet18's weights; without it torchvision downloads them.")
     ] = None,
     pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = "disjoint",
-    tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
+    tasks: Annotated[str, typer.Option(help="Digit tasks, separated by commas.")] = "adjacent_pairs,four_bags",
     repetitions: Annotated[int, typer.Option(min=1, help="Initialisations of each model, trained together.")] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
     epochs: Annotated[int, typer.Option(help="At most this many; patience is 100.")] = 1000,
     alpha: Annotated[
-        str, typer.Option(help="Weights of the counterfactual term, with commas between.  [default: the branch's own]")
+        str, typer.Option(help="Weights of the counterfactual term, separated by commas.  [default: the branch's own]")
     ] = "",
     lambda_: Annotated[
         str, typer.Option("--lambda", help="Weights of the distance; every combination.  [default: the branch's own]")
@@ -129,7 +129,7 @@ def table1(
     models: Annotated[
         str,
         typer.Option(
-            help="Names with commas between, or 'all' for every row of the paper (TransMIL is slow on a CPU)."
+            help="Names, separated by commas, or 'all' for every row of the paper (TransMIL is slow on a CPU)."
         ),
     ] = "abmil,car/abmil,targeted/abmil",
     out: OutOption = Path("table1"),
@@ -154,9 +154,9 @@ def table1(
 def interpretability(
     digits: DigitOptions,
     models: Annotated[
-        str, typer.Option(help="Names with commas between, or 'all' for every model of Table 1.")
+        str, typer.Option(help="Names, separated by commas, or 'all' for every model of Table 1.")
     ] = "abmil,car/abmil",
-    explainers: Annotated[str, typer.Option(help="Names with commas between.  [default: all that fit a model]")] = "",
+    explainers: Annotated[str, typer.Option(help="Names, separated by commas.  [default: all that fit a model]")] = "",
     out: OutOption = Path("interpretability"),
 ) -> None:
     """The interpretability table: every explainer that fits a model, every negative rule named.
@@ -177,12 +177,12 @@ def interpretability(
 @_of_digits
 def faithfulness(
     digits: DigitOptions,
-    models: Annotated[str, typer.Option(help="Names with commas between.")] = "abmil,cia/abmil,car/abmil",
+    models: Annotated[str, typer.Option(help="Names, separated by commas.")] = "abmil,cia/abmil,car/abmil",
     crc: Annotated[
         Path | None, typer.Option(help="Folder with crc's features.npy and instances.csv: on these bags too.")
     ] = None,
     crc_models: Annotated[
-        str, typer.Option(help="Names with commas between.")
+        str, typer.Option(help="Names, separated by commas.")
     ] = "abmil.gated,cia/abmil.gated,car/abmil.gated",
     crc_epochs: Annotated[int, typer.Option(help="At most this many.")] = 100,
     out: OutOption = Path("faithfulness"),
@@ -212,7 +212,7 @@ def faithfulness(
 @reproduce.command()
 def crc(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
-    models: Annotated[str, typer.Option(help="Names with commas between.  [default: all methods]")] = "",
+    models: Annotated[str, typer.Option(help="Names, separated by commas.  [default: all methods]")] = "",
     epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,
     seed: SeedOption = 0,
     out: OutOption = Path("crc"),
@@ -251,7 +251,7 @@ def complexity(out: OutOption = Path("complexity")) -> None:
 def crc_evidence(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[
-        str, typer.Option(help="Names with commas between; these two must be among them.")
+        str, typer.Option(help="Names, separated by commas; these two must be among them.")
     ] = "abmil.gated,car/abmil.gated",
     seeds: Annotated[int, typer.Option(min=1, help="Initialisations of every fold, trained together.")] = 5,
     epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,

@@ -36,7 +36,7 @@ def list_() -> None:
 @of_a_recipe
 def all_(
     words: dict[str, Any],
-    only: Annotated[str, typer.Option(help="Names of recipes with commas between.  [default: all]")] = "",
+    only: Annotated[str, typer.Option(help="Names of recipes, separated by commas.  [default: all]")] = "",
     out: OutOption = Path("paper"),
 ) -> None:
     """Every recipe, and one page with all tables and figures: OUT/paper.html.

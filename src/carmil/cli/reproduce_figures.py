@@ -21,9 +21,9 @@ from carmil.errors import CarmilError, unknown
 @of_a_recipe
 def shift(
     words: dict[str, Any],
-    alpha: Annotated[str, typer.Option(help="Weights of the counterfactual term, with commas between.")] = "0.2",
+    alpha: Annotated[str, typer.Option(help="Weights of the counterfactual term, separated by commas.")] = "0.2",
     lambda_: Annotated[str, typer.Option("--lambda", help="Weights of the distance; every combination.")] = "1",
-    distance: Annotated[str, typer.Option(help="l1, cosine, or both with a comma between.")] = "l1",
+    distance: Annotated[str, typer.Option(help="l1, cosine, or both separated by a comma.")] = "l1",
     out: OutOption = Path("shift"),
 ) -> None:
     """Section 5: which class's logit grows most under the counterfactual attention, and why.
@@ -55,7 +55,7 @@ def shift(
 @of_a_recipe
 def theory(
     words: dict[str, Any],
-    tasks: Annotated[str, typer.Option(help="Digit tasks with commas between.")] = "adjacent_pairs,four_bags",
+    tasks: Annotated[str, typer.Option(help="Digit tasks, separated by commas.")] = "adjacent_pairs,four_bags",
     out: OutOption = Path("theory"),
 ) -> None:
     """The appendix's theory on trained models: does u_cf - u follow -g, and by how much?
