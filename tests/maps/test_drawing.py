@@ -10,8 +10,8 @@ from shapely import Polygon, box
 from carmil.errors import CarmilError
 from carmil.maps import comparison, legend, painting
 from carmil.maps.annotations import read_annotations
-from carmil.maps.colours import colour_of
-from carmil.maps.comparison import ends_of, top_regions
+from carmil.maps.colours import to_colours
+from carmil.maps.comparison import extreme_tiles, zoom_boxes
 from carmil.maps.drawing import draw_maps, write_pngs
 from carmil.maps.mosaic import picture_size
 from carmil.maps.painting import Painter
@@ -34,11 +34,11 @@ def words(monkeypatch):
 
     def listen(draw, at, text, size, **how):
         written.append(text)
-        return say(draw, at, text, size, **how)
+        return draw_text(draw, at, text, size, **how)
 
-    say = legend.say
+    draw_text = legend.draw_text
     for module in (legend, comparison):
-        monkeypatch.setattr(module, "say", listen)
+        monkeypatch.setattr(module, "draw_text", listen)
     return written
 
 
@@ -71,7 +71,7 @@ def test_blue_supports_orange_refutes_and_where_no_tile_is_the_slide_stays(tmp_p
 
 
 def test_attention_gets_darker_all_the_way():
-    light = colour_of(np.linspace(0, 1, 50), signed=False) @ np.array([0.21, 0.72, 0.07])
+    light = to_colours(np.linspace(0, 1, 50), signed=False) @ np.array([0.21, 0.72, 0.07])
     assert (np.diff(light) < 0).all()
 
 
@@ -126,9 +126,9 @@ def test_tiles_with_little_evidence_are_at_neither_end_of_a_map():
     """As in GeoJSON: less than 5 % of the largest is neither for nor against."""
     (one,) = tile_maps({"DCIS": np.array([4.0, 0.21, 0.19, 0.0, np.nan, -0.19, -0.21])})
     assert one.signs.tolist() == [1, 1, 0, 0, 0, 0, -1]
-    assert [high_low.tolist() for high_low in ends_of(one, 4)] == [[0, 1], [6]]
+    assert [high_low.tolist() for high_low in extreme_tiles(one, 4)] == [[0, 1], [6]]
     (attention,) = tile_maps({"factual": np.array([0.9, 0.09, 0.01])})
-    assert [high_low.tolist() for high_low in ends_of(attention, 2)] == [[0, 1], [2, 1]]
+    assert [high_low.tolist() for high_low in extreme_tiles(attention, 2)] == [[0, 1], [2, 1]]
 
 
 def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slide, grid_of_tiles, words):
@@ -137,8 +137,8 @@ def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slid
     values = np.full(50, 0.01)
     values[12], values[37], values[5] = 4.0, 3.0, -1.5
     (one,) = tile_maps({"DCIS": values})
-    comparison.draw_ends(slide, tiles, one, tmp_path / "tiles.png", top=2)
-    assert [high_low.tolist() for high_low in ends_of(one, 2)] == [[12, 37], [5]]
+    comparison.draw_extreme_tiles(slide, tiles, one, tmp_path / "tiles.png", top=2)
+    assert [high_low.tolist() for high_low in extreme_tiles(one, 2)] == [[12, 37], [5]]
     expected = [
         "for DCIS: 2 tiles",
         "+4",
@@ -162,7 +162,7 @@ def test_a_negligible_map_has_no_tiles_at_its_ends_and_the_picture_says_why(
     tiles = grid_of_tiles(slide, 100)
     large = np.linspace(-2, 2, 50)
     (one, _) = tile_maps({"DCIS": large, "benign": large + 1e-5})
-    comparison.draw_ends(slide, tiles, one, tmp_path / "tiles.png", top=2)
+    comparison.draw_extreme_tiles(slide, tiles, one, tmp_path / "tiles.png", top=2)
     assert {"for DCIS: no tile", "against DCIS: no tile"} <= set(words)
     assert any(
         "negligible: all tiles together change the difference between any two class logits" in text for text in words
@@ -173,7 +173,7 @@ def test_zooms_are_where_the_map_is_highest_and_never_over_each_other(plain_slid
     tiles = grid_of_tiles(plain_slide(4000, 3000), 100)
     values = np.zeros(len(tiles))
     values[[0, 1, 620]] = 3, 2, 1
-    first, second = top_regions(tiles, values, 2)
+    first, second = zoom_boxes(tiles, values, 2)
     assert first == (0, 0, 600, 600)
     x, y = tiles.corners[620]
     assert second[0] <= x < second[2] and second[1] <= y < second[3]
@@ -218,7 +218,7 @@ def test_the_comparison_has_the_answer_its_rule_and_words_that_can_be_read(
     rule = "Decision rule: DCIS if p(DCIS) >= 0.37, else benign (" + "chosen with care " * 12 + "on validation slides)"
     drawn = []
     monkeypatch.setattr(
-        comparison, "say", lambda draw, at, text, size, *, room, **how: drawn.append((text, size, room))
+        comparison, "draw_text", lambda draw, at, text, size, *, room, **how: drawn.append((text, size, room))
     )
     monkeypatch.setattr(comparison, "_outlined", lambda *given: None)
     comparison.draw_comparison(Painter(slide, tiles, maps), tmp_path / "c.png", answers=["Answer: DCIS", rule])
@@ -236,7 +236,7 @@ def test_the_comparison_has_the_answer_its_rule_and_words_that_can_be_read(
 )
 def test_a_zoom_is_a_small_part_of_the_slide_or_is_left_out(plain_slide, grid_of_tiles, width, height, side):
     tiles = grid_of_tiles(plain_slide(width, height), 256)
-    found = top_regions(tiles, np.arange(float(len(tiles))), 2)
+    found = zoom_boxes(tiles, np.arange(float(len(tiles))), 2)
     assert [round(box[2] - box[0]) for box in found[:1]] == ([] if side is None else [side])
     assert all(box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= height for box in found)
 

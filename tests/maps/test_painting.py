@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from carmil.errors import CarmilError
-from carmil.maps.painting import checked, raster
+from carmil.maps.painting import check_maps, raster
 from carmil.maps.tile_maps import tile_maps
 from carmil.slides.slide import Tiles
 
@@ -36,6 +36,6 @@ def test_tiles_that_touch_leave_no_gap_even_if_their_side_is_a_fraction():
 def test_values_that_do_not_fit_the_tiles_are_refused():
     tiles = tiles_at([(0, 0), (4, 0)])
     with pytest.raises(CarmilError, match=r"shape \(3,\) and there are 2 tiles"):
-        checked(tile_maps({"DCIS": [1.0, 2.0, 3.0]}), tiles)
+        check_maps(tile_maps({"DCIS": [1.0, 2.0, 3.0]}), tiles)
     with pytest.raises(CarmilError, match="infinite"):
-        checked(tile_maps({"DCIS": [1.0, np.inf]}), tiles)
+        check_maps(tile_maps({"DCIS": [1.0, np.inf]}), tiles)

@@ -3,27 +3,29 @@
 import numpy as np
 import pytest
 
-from carmil.maps.tile_maps import TileMap, leading_map, limits, logits_apart, scaled, tile_maps
+from carmil.maps.tile_maps import TileMap, colour_limits, leading_map, logits_apart, scale_values, tile_maps
 
 
 def test_min_max_keeps_proportions_and_zero_stays_where_it_was():
-    np.testing.assert_allclose(scaled(np.array([2.0, 3.0, 6.0]), "minmax", signed=False), [0, 0.25, 1])
-    np.testing.assert_allclose(scaled(np.array([-1.0, 0.0, 4.0]), "minmax", signed=True), [-0.25, 0, 1])
+    np.testing.assert_allclose(scale_values(np.array([2.0, 3.0, 6.0]), "minmax", signed=False), [0, 0.25, 1])
+    np.testing.assert_allclose(scale_values(np.array([-1.0, 0.0, 4.0]), "minmax", signed=True), [-0.25, 0, 1])
 
 
 def test_by_rank_only_the_order_counts():
     values = np.random.default_rng(0).normal(size=50)
-    np.testing.assert_allclose(scaled(values, "rank", signed=False), scaled(np.exp(3 * values), "rank", signed=False))
-    signed = scaled(np.array([-9.0, 0.0, 1.0, 2.0]), "rank", signed=True)
+    np.testing.assert_allclose(
+        scale_values(values, "rank", signed=False), scale_values(np.exp(3 * values), "rank", signed=False)
+    )
+    signed = scale_values(np.array([-9.0, 0.0, 1.0, 2.0]), "rank", signed=True)
     np.testing.assert_allclose(signed, [-1, 0, 1 / 3, 2 / 3])
 
 
 @pytest.mark.parametrize("scale", ["minmax", "rank"])
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_map_that_is_all_the_same_or_empty_has_no_colour_to_choose(scale, signed):
-    assert (scaled(np.zeros(4), scale, signed=signed) == 0).all()
-    assert np.isnan(scaled(np.full(4, np.nan), scale, signed=signed)).all()
-    assert len(scaled(np.empty(0), scale, signed=signed)) == 0
+    assert (scale_values(np.zeros(4), scale, signed=signed) == 0).all()
+    assert np.isnan(scale_values(np.full(4, np.nan), scale, signed=signed)).all()
+    assert len(scale_values(np.empty(0), scale, signed=signed)) == 0
 
 
 def test_the_name_of_a_map_says_what_it_is():
@@ -47,10 +49,10 @@ def test_attention_after_the_softmax_is_a_weight_and_before_it_a_score():
     scores = TileMap("factual", np.array([-3.0, 1.0]), "factual", scores=True)
     assert scores.title == "attention score"
     assert scores.scaling("minmax").startswith("from the lowest to the highest value")
-    assert limits(scores, "minmax") == ("(−3)", "(1)") and scores.shades("minmax").tolist() == [0, 1]
+    assert colour_limits(scores, "minmax") == ("(−3)", "(1)") and scores.shades("minmax").tolist() == [0, 1]
     (weights, *_) = tile_maps({"factual": values})
     assert weights.scaling("minmax").startswith("from 0 to the largest weight")
-    assert limits(weights, "minmax") == ("(0)", "(0.8)") and weights.shades("minmax").tolist() == [0.25, 1]
+    assert colour_limits(weights, "minmax") == ("(0)", "(0.8)") and weights.shades("minmax").tolist() == [0.25, 1]
 
 
 @pytest.mark.finding(n=3)

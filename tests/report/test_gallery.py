@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from carmil.maps.colours import colour_of
+from carmil.maps.colours import to_colours
 from carmil.report.cases import Cases
 from carmil.report.gallery import LONGEST, MOST, gallery, gradient, plane, select_cases, strip
 from carmil.runs.decision import Decision
@@ -85,9 +85,9 @@ def test_a_tile_has_its_colour_where_it_lies_and_the_rest_is_see_through(tmp_pat
     signed, attention = (pixels(one) for one in shown.maps)
     assert signed.shape == (2, 3, 4)
     assert signed[..., 3].tolist() == [[255, 255, 0], [255, 0, 255]]
-    np.testing.assert_allclose(signed[[0, 0, 1, 1], [0, 1, 0, 2], :3], colour_of(evidence / 4, signed=True), atol=6)
-    assert (signed[1, 0, :3] == colour_of(np.array([0.0]), signed=True)).all()  # neither for nor against
-    np.testing.assert_allclose(attention[0, 1, :3], colour_of(np.array([1.0]), signed=False)[0])
+    np.testing.assert_allclose(signed[[0, 0, 1, 1], [0, 1, 0, 2], :3], to_colours(evidence / 4, signed=True), atol=6)
+    assert (signed[1, 0, :3] == to_colours(np.array([0.0]), signed=True)).all()  # neither for nor against
+    np.testing.assert_allclose(attention[0, 1, :3], to_colours(np.array([1.0]), signed=False)[0])
 
 
 def test_the_answer_by_the_threshold_chooses_whose_evidence_is_drawn(tmp_path):
@@ -106,7 +106,7 @@ def test_instances_without_a_place_stand_in_the_order_of_the_evidence(tmp_path):
     assert shown.strip
     signed, attention = (pixels(one) for one in shown.maps)
     assert signed.shape == (1, 50, 4)
-    expected = colour_of(np.sort(evidence) / np.abs(evidence).max(), signed=True)
+    expected = to_colours(np.sort(evidence) / np.abs(evidence).max(), signed=True)
     np.testing.assert_allclose(signed[0, :, :3], expected, atol=6)
     assert attention[0, 0, :3].sum() < attention[0, -1, :3].sum()  # dark, where the map is high
 

@@ -12,7 +12,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, from the dev group")
 
-from carmil.maps.colours import NOTHING, colours  # noqa: E402
+from carmil.maps.colours import NOTHING, colour_table  # noqa: E402
 from carmil.viewer.app import PAGE, guarded_app  # noqa: E402
 from carmil.viewer.guard import known_hosts  # noqa: E402
 
@@ -330,7 +330,7 @@ def test_between_the_stops_the_page_mixes_as_drawn_maps_do(opened, made_up):
             "signed => import('/page/colours.js').then(found => found.palette(signed, false))", signed
         )
         at = np.linspace(-1 if signed else 0, 1, len(palette))
-        drawn = colours(signed=signed)[:NOTHING, :3].astype(float)
+        drawn = colour_table(signed=signed)[:NOTHING, :3].astype(float)
         scale = np.linspace(-1 if signed else 0, 1, NOTHING)
         expected = np.stack([np.interp(at, scale, drawn[:, c]) for c in range(3)], axis=1)
         np.testing.assert_allclose(np.array(palette)[:, :3], expected, atol=1.1)

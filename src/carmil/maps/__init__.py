@@ -1,4 +1,4 @@
-"""Maps of instances: their names, colours and files; drawing them onto slides, GeoJSON, annotations.
+"""Maps of tiles: their names, scales and colours; drawing them onto slides, GeoJSON, OME-TIFF; annotations and tile labels.
 
-Reports and the viewer use this room; what is optional to install (scikit-image, tifffile) is imported when a function needs it.
+Reports and the viewer use this package; optional libraries (scikit-image, tifffile) are imported where a function needs them.
 """

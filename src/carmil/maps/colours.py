@@ -1,4 +1,4 @@
-"""The colours of maps: blue supports, orange refutes, violet is attention. The viewer's page has the same.
+"""The colours of maps: blue supports, orange refutes, violet is attention. The viewer's page uses the same.
 
 The slide beneath is grey, so that hue means one thing. Blue and orange differ for all common kinds of colour blindness; violet gets
 darker all the way, so it reads in grey too.
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from carmil.slides.slide import Picture
 
 SUPPORTS, REFUTES, ATTENDED = (20, 100, 200), (200, 90, 0), (128, 80, 170)
-# (where on the scale, colour)
+# (position on the scale, colour)
 ATTENTION = ((0.0, (238, 234, 244)), (0.6, ATTENDED), (1.0, (52, 16, 88)))
 SIGNED = ((-1.0, (140, 55, 0)), (-0.75, REFUTES), (0.0, (236, 236, 238)), (0.75, SUPPORTS), (1.0, (8, 58, 140)))
-WEAKEST, STRONGEST = 0.30, 0.85  # how much of the slide a colour covers, at 0 and at the ends
-NOTHING = 255  # the place in a table of colours of where there is no tile
+WEAKEST, STRONGEST = 0.30, 0.85  # opacity of a colour over the slide, at 0 and at the ends
+NOTHING = 255  # index in the colour table of places without a tile
 
-# Of words and contours.
+# Text and contours.
 INK, SOFT = (28, 35, 48), (91, 100, 116)
 OUTLINES = (INK, (11, 127, 105), (194, 49, 126), (111, 108, 12))  # none of them a colour of a map
 
-Colours = NDArray[np.uint8]  # (256, 4): red, green, blue, how much it covers
+Colours = NDArray[np.uint8]  # (256, 4): red, green, blue, opacity
 
 
-def colours(*, signed: bool) -> Colours:
-    """Place 0 to 254 from the lowest to the highest; NOTHING is see-through."""
+def colour_table(*, signed: bool) -> Colours:
+    """Return the colours of index 0 to 254, from the lowest to the highest; NOTHING is transparent."""
     at = np.linspace(-1, 1, NOTHING) if signed else np.linspace(0, 1, NOTHING)
     stops = SIGNED if signed else ATTENTION
     places, shades = np.array([stop for stop, _ in stops]), np.array([shade for _, shade in stops])
@@ -34,19 +34,19 @@ def colours(*, signed: bool) -> Colours:
     return table
 
 
-def places(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
-    """Where scaled values lie in their table of colours."""
+def colour_indices(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
+    """Return the indices of scaled values in their colour table."""
     at = (values + 1) / 2 if signed else values
     return np.where(np.isnan(at), NOTHING, (np.clip(np.nan_to_num(at), 0, 1) * (NOTHING - 1)).round()).astype(np.uint8)
 
 
-def colour_of(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
-    """(n, 3) of scaled values, as they are in the legend: without a slide beneath."""
-    return colours(signed=signed)[places(values, signed=signed), :3]
+def to_colours(values: NDArray[np.float64], *, signed: bool) -> NDArray[np.uint8]:
+    """Return red, green and blue (n, 3) of scaled values without a slide beneath."""
+    return colour_table(signed=signed)[colour_indices(values, signed=signed), :3]
 
 
-def covered(slide: Picture, cover: NDArray[np.uint8]) -> Picture:
-    """The slide beneath colours (h, w, 4)."""
+def blend(slide: Picture, cover: NDArray[np.uint8]) -> Picture:
+    """Lay colours (h, w, 4) over the slide."""
     alpha = cover[..., 3:].astype(np.uint16)
     mixed = slide * (255 - alpha)
     mixed += cover[..., :3] * alpha
@@ -56,8 +56,8 @@ def covered(slide: Picture, cover: NDArray[np.uint8]) -> Picture:
     return mixed.astype(np.uint8)
 
 
-def greyed(picture: Picture) -> Picture:
-    """Without hue and a little lighter."""
+def to_grey(picture: Picture) -> Picture:
+    """Return the picture in grey, a little lighter."""
     red, green, blue = (picture[..., c].astype(np.uint16) for c in range(3))
     grey = (red * 54 + green * 183 + blue * 19) >> 8
     light = (255 - (255 - grey) * 3 // 4).astype(np.uint8)

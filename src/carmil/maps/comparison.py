@@ -1,4 +1,4 @@
-"""Maps side by side: the whole slide and zooms, a row a map; and the tiles at the two ends of a map."""
+"""A figure of several maps, one row each, with zooms; and a figure of the tiles with the highest and lowest values."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,31 +9,31 @@ from numpy.typing import NDArray
 
 from carmil.files import atomic_file
 from carmil.maps.colours import INK, OUTLINES, SOFT
-from carmil.maps.legend import RESEARCH, colour_bar, say, wrapped
+from carmil.maps.legend import RESEARCH, colour_bar, draw_text, wrap_text
 from carmil.maps.mosaic import Box, picture_size
 from carmil.maps.painting import Painter
-from carmil.maps.tile_maps import SMALL, TileMap, leading_map, limits
+from carmil.maps.tile_maps import SMALL, TileMap, colour_limits, leading_map
 from carmil.slides.slide import Picture, Slide, Tiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-PANEL, SHOWN = 560, 200  # pixels of a panel's and of a tile's side
-MARGIN, WORDS, NOTE = 28, 24, 20  # pixels around everything, and how large words are
+PANEL, TILE = 560, 200  # pixels of a side
+MARGIN, WORDS, NOTE = 28, 24, 20  # pixels: margin, size of text, size of notes
 NUMBER = WORDS // 2 + 4  # half the width of a zoom's number
 NARROWEST = 900  # pixels of a figure's width
-ZOOMS, TILES_ACROSS = 2, 6  # regions that are chosen where none are given, and how many tiles they are wide at most
-WIDEST = 2.0  # the whole slide is at most so many times as wide as a zoom
+ZOOMS, TILES_ACROSS = 2, 6  # default number of zooms, and their largest width in tiles
+WIDEST = 2.0  # largest width of the whole slide, in widths of a zoom
 
 
 def draw_comparison(
     painter: Painter, path: Path, *, regions: Sequence[Box] | None = None, answers: Sequence[str] = ()
 ) -> Path:
-    """The paper's figure: first the slide itself, then one row per map, each with the same zooms (boxes in level-0 pixels).
+    """Draw the paper's figure: the slide itself, then one row per map, each with the same zooms (boxes in level-0 pixels).
 
-    By default the zooms are where the evidence of the answer is largest, for or against. answers: what was answered and by which
-    rule, one line each, for the head of the figure.
+    By default the zooms show where the evidence for or against the answer is largest. answers: lines for the head of the figure,
+    with the answer and its decision rule.
     """
     slide, maps = painter.slide, painter.maps
     if regions is None:
@@ -41,22 +41,22 @@ def draw_comparison(
         plain = leading.negligible or leading.even  # no place is better than another
         sizes_of = np.abs(leading.values)
         counted = np.where(sizes_of >= SMALL * np.nanmax(sizes_of, initial=0.0), sizes_of, np.nan)
-        regions = [] if plain else top_regions(painter.tiles, counted, ZOOMS)
+        regions = [] if plain else zoom_boxes(painter.tiles, counted, ZOOMS)
     boxes: list[Box] = [(0.0, 0.0, float(slide.width), float(slide.height)), *regions]
     sizes = [_fitted(box, PANEL * (WIDEST if i == 0 else 1), PANEL) for i, box in enumerate(boxes)]
     lefts = np.cumsum([MARGIN, *(width + MARGIN for width, _ in sizes)])
     wide = max(int(lefts[-1]), NARROWEST)
     room = wide - 2 * MARGIN
-    head = [line for words in answers for line in wrapped(words, WORDS, room)]
-    scalings = [wrapped(f"Colours: {one.scaling(painter.scale)}", NOTE, room) for one in maps]
+    head = [line for words in answers for line in wrap_text(words, WORDS, room)]
+    scalings = [wrap_text(f"Colours: {one.scaling(painter.scale)}", NOTE, room) for one in maps]
     title, tall, line = round(2.2 * WORDS), max(height for _, height in sizes), round(1.4 * WORDS)
     row, under = title + tall + MARGIN // 2, round(2.8 * WORDS) + line * max(map(len, scalings))
     first = 3 * WORDS + line * len(head)
     page, draw = _page(wide, first + row + (row + under) * len(maps) + (3 if painter.outlined else 1) * WORDS)
-    say(draw, (MARGIN, WORDS), slide.name, WORDS, room=wide * 0.6, bold=True)
-    say(draw, (wide - MARGIN, WORDS), RESEARCH, WORDS, room=wide * 0.35, bold=True, anchor="ra")
+    draw_text(draw, (MARGIN, WORDS), slide.name, WORDS, room=wide * 0.6, bold=True)
+    draw_text(draw, (wide - MARGIN, WORDS), RESEARCH, WORDS, room=wide * 0.35, bold=True, anchor="ra")
     for i, words in enumerate(head):
-        say(draw, (MARGIN, 2.6 * WORDS + line * i), words, WORDS, room=room)
+        draw_text(draw, (MARGIN, 2.6 * WORDS + line * i), words, WORDS, room=room)
     tops = [first, *(first + row + (row + under) * i for i in range(len(maps)))]
     for column, (box, pixels) in enumerate(zip(boxes, sizes, strict=True)):
         bare = slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
@@ -69,19 +69,19 @@ def draw_comparison(
             else:
                 _number(draw, (at[0] + WORDS, at[1] + WORDS), column)
     for top, words in zip(tops, ["slide", *(one.title for one in maps)], strict=True):
-        say(draw, (MARGIN, top + 0.6 * WORDS), words, WORDS, room=room, bold=True)
+        draw_text(draw, (MARGIN, top + 0.6 * WORDS), words, WORDS, room=room, bold=True)
     for top, one, scaling in zip(tops[1:], maps, scalings, strict=True):
         _bar(page, draw, one, painter, (MARGIN, top + row, wide - MARGIN))
         for i, words in enumerate(scaling):
-            say(draw, (MARGIN, top + row + 2.5 * WORDS + line * i), words, NOTE, room=room, colour=SOFT)
+            draw_text(draw, (MARGIN, top + row + 2.5 * WORDS + line * i), words, NOTE, room=room, colour=SOFT)
     _outlined(draw, painter, (MARGIN, page.height - 2.2 * WORDS), wide - MARGIN)
     return _save(page, path)
 
 
-def top_regions(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[Box]:
-    """Squares of some tiles around the highest values, none over another, all inside the slide.
+def zoom_boxes(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[Box]:
+    """Return squares around the highest values that do not overlap and lie inside the slide.
 
-    A third of the slide's shorter side at most; none on a slide so small that two tiles are more than half of it.
+    A side is at most a third of the slide's shorter side. A slide whose half is smaller than two tiles has none.
     """
     shorter = min(tiles.width, tiles.height)
     if 2 * tiles.size > shorter / 2:
@@ -99,34 +99,34 @@ def top_regions(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[B
     return found
 
 
-def draw_ends(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, top: int) -> Path:
-    """The tiles of the highest and of the lowest values, as the slide has them, with value and coordinates below each."""
-    high, low = ends_of(one, top)
+def draw_extreme_tiles(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, top: int) -> Path:
+    """Draw the tiles with the highest and the lowest values as the slide shows them, with value and coordinates below each."""
+    high, low = extreme_tiles(one, top)
     across, line = max(len(high), len(low), 4), round(1.25 * WORDS)
-    row = 2 * line + SHOWN + 4 * line
-    page, draw = _page(MARGIN + (SHOWN + MARGIN) * across, 2 * row + 3 * line)
+    row = 2 * line + TILE + 4 * line
+    page, draw = _page(MARGIN + (TILE + MARGIN) * across, 2 * row + 3 * line)
     room = page.width - 2 * MARGIN
     for top_of_row, words, chosen in ((0, one.ends[1], high), (row, one.ends[0], low)):
         counted = {0: "no tile", 1: "one tile"}.get(len(chosen), f"{len(chosen)} tiles")
-        say(draw, (MARGIN, top_of_row + line * 0.7), f"{words}: {counted}", WORDS, room=room, bold=True)
+        draw_text(draw, (MARGIN, top_of_row + line * 0.7), f"{words}: {counted}", WORDS, room=room, bold=True)
         for place, i in enumerate(chosen):
             x, y = tiles.corners[i].tolist()
-            left, below = MARGIN + (SHOWN + MARGIN) * place, top_of_row + 2 * line
-            _paste(page, draw, slide.read(x, y, tiles.size, tiles.size, (SHOWN, SHOWN)), (left, below))
+            left, below = MARGIN + (TILE + MARGIN) * place, top_of_row + 2 * line
+            _paste(page, draw, slide.read(x, y, tiles.size, tiles.size, (TILE, TILE)), (left, below))
             for n, text in enumerate((f"{one.values[i]:+.3g}".replace("-", "−"), f"x {x:,}", f"y {y:,}")):
-                say(draw, (left, below + SHOWN + 8 + n * line), text, NOTE, room=SHOWN)
+                draw_text(draw, (left, below + TILE + 8 + n * line), text, NOTE, room=TILE)
     a_tile = f"{tiles.size * tiles.slide_mpp:.0f} µm"
     words = f"{slide.name}: {one.title}; upper left corners in level-0 pixels; a tile is {a_tile} wide; {RESEARCH}"
     if one.negligible:
         words = f"{slide.name}: {one.title}; negligible: {one.why_negligible}; {RESEARCH}"
-    say(draw, (MARGIN, 2 * row + line), words, NOTE, room=room, colour=SOFT)
+    draw_text(draw, (MARGIN, 2 * row + line), words, NOTE, room=room, colour=SOFT)
     return _save(page, path)
 
 
-def ends_of(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The `top` tiles of the highest and of the lowest values; of a signed map only what supports, and what refutes.
+def extreme_tiles(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the `top` tiles with the highest and with the lowest values; of a signed map only those for, and those against.
 
-    Tiles that are neither (see `TileMap.signs`) are left out; of a negligible map all are.
+    Tiles that are neither (see `TileMap.signs`) are left out, and all tiles of a negligible map.
     """
     if one.negligible:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -139,13 +139,13 @@ def ends_of(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def _fitted(box: Box, width: float, height: float) -> tuple[int, int]:
-    """Pixels of a panel that shows the box and is no wider and no higher than this."""
+    """Return the pixels of a panel that shows the box within this width and height."""
     across, down = box[2] - box[0], box[3] - box[1]
     return picture_size(across, down, round(min(width / across, height / down) * max(across, down)))
 
 
 def _mark(draw: "ImageDraw", at: tuple[int, int], regions: Sequence[Box], scale: float) -> None:
-    """The zooms on the whole slide, by number."""
+    """Draw the numbered zooms onto the whole slide."""
     for i, box in enumerate(regions, 1):
         x, y, right, bottom = (round(at[n % 2] + box[n] * scale) for n in range(4))
         draw.rectangle((x - 2, y - 2, right + 2, bottom + 2), outline="white", width=6)
@@ -156,22 +156,22 @@ def _mark(draw: "ImageDraw", at: tuple[int, int], regions: Sequence[Box], scale:
 def _number(draw: "ImageDraw", middle: tuple[int, int], number: int) -> None:
     x, y = middle
     draw.ellipse((x - NUMBER, y - NUMBER, x + NUMBER, y + NUMBER), fill="white", outline=INK)
-    say(draw, (x, y), str(number), WORDS - 6, room=2 * NUMBER, bold=True, anchor="mm")
+    draw_text(draw, (x, y), str(number), WORDS - 6, room=2 * NUMBER, bold=True, anchor="mm")
 
 
 def _bar(page: "Image", draw: "ImageDraw", one: TileMap, painter: Painter, at: tuple[int, int, int]) -> None:
-    """The colours below a row from left to right, and what their ends mean."""
+    """Draw the colour bar below a row, and what its ends mean."""
     from PIL import Image
 
     left, top, right = at
     page.paste(Image.fromarray(colour_bar(one, right - left, WORDS)), (left, top))
     draw.rectangle((left, top, right, top + WORDS), outline=SOFT)
-    low, high = limits(one, painter.scale)
+    low, high = colour_limits(one, painter.scale)
     y, half = top + 1.3 * WORDS, (right - left) * 0.46
-    say(draw, (left, y), f"{one.ends[0]} {low}", NOTE, room=half)
-    say(draw, (right, y), f"{one.ends[1]} {high}", NOTE, room=half, anchor="ra")
+    draw_text(draw, (left, y), f"{one.ends[0]} {low}", NOTE, room=half)
+    draw_text(draw, (right, y), f"{one.ends[1]} {high}", NOTE, room=half, anchor="ra")
     if one.signed:
-        say(draw, ((left + right) / 2, y), "0", NOTE, room=half, anchor="ma")
+        draw_text(draw, ((left + right) / 2, y), "0", NOTE, room=half, anchor="ma")
 
 
 def _outlined(draw: "ImageDraw", painter: Painter, at: tuple[float, float], right: float) -> None:
@@ -181,7 +181,7 @@ def _outlined(draw: "ImageDraw", painter: Painter, at: tuple[float, float], righ
             return
         draw.line((x, y + 0.5 * WORDS, x + 1.5 * WORDS, y + 0.5 * WORDS), fill=OUTLINES[i % len(OUTLINES)], width=4)
         x += 2 * WORDS
-        x += say(draw, (x, y), f"annotated: {name}", NOTE, room=right - x) + WORDS
+        x += draw_text(draw, (x, y), f"annotated: {name}", NOTE, room=right - x) + WORDS
 
 
 def _page(width: int, height: int) -> tuple["Image", "ImageDraw"]:

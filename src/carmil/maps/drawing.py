@@ -1,10 +1,10 @@
-"""Maps back onto the slide: pictures of any size, a figure that compares them, the tiles that matter most, overlays.
+"""Draw all maps of a slide: pictures of any size, a figure that compares them, the most important tiles, overlays.
 
 OUT/MAP.png            the whole slide with one map and its legend, written strip by strip
 OUT/comparison.png     all maps side by side, with zooms
-OUT/tiles_MAP.png      the tiles at the two ends of a map, with their coordinates
-OUT/SLIDE.geojson      for QuPath, if asked for
-OUT/MAP.ome.tiff       pyramidal, if asked for
+OUT/tiles_MAP.png      the tiles with the highest and lowest values of a map, with their coordinates
+OUT/SLIDE.geojson      for QuPath, optional
+OUT/MAP.ome.tiff       pyramidal, optional
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from carmil.errors import CarmilError
 from carmil.files import atomic_file, safe_name
-from carmil.maps.comparison import draw_comparison, draw_ends
+from carmil.maps.comparison import draw_comparison, draw_extreme_tiles
 from carmil.maps.legend import NARROWEST, RESEARCH, legend
 from carmil.maps.mosaic import Box, picture_size
 from carmil.maps.overlays import write_geojson, write_ome_tiff
@@ -47,16 +47,16 @@ def draw_maps(
     grey: bool = True,
     answers: Sequence[str] = (),
 ) -> list[Path]:
-    """Draws everything of one slide into the folder `out`, and gives the files.
+    """Draw everything of one slide into the folder `out`, and return the files.
 
-    values: a value a tile by the map's name: factual, counterfactual, difference, or the class that it is evidence for (`kind`
-    says otherwise). longest: pixels of the longer side, at most the slide's own. regions: boxes to zoom into, in level-0
-    pixels; None takes where the evidence is largest, for or against. top: tiles shown of each end of a map; 0 for none.
+    values: one value per tile by the name of the map: factual, counterfactual, difference, or the class that it is evidence for
+    (unless `kind` says otherwise). longest: pixels of the longer side, at most the slide's own. regions: boxes to zoom into, in
+    level-0 pixels; by default where the evidence for or against is largest. top: tiles shown at each end of a map; 0 for none.
     answers: lines for the head of the comparison, see `carmil.runs.slide_evidence.answer_lines`.
     """
     maps = tile_maps(values, kind) if isinstance(values, Mapping) else list(values)
     if not maps or not len(tiles):
-        raise CarmilError(f"{slide.name}: there is nothing to draw ({len(maps)} maps of {len(tiles)} tiles)")
+        raise CarmilError(f"{slide.name}: nothing to draw ({len(maps)} maps of {len(tiles)} tiles)")
     if longest < 16:
         raise CarmilError(f"--longest {longest} is too small for a picture: expected 16 pixels or more")
     for left, top_edge, right, bottom in regions or ():
@@ -72,7 +72,7 @@ def draw_maps(
     written.append(draw_comparison(painter, out / "comparison.png", regions=regions, answers=answers))
     if top > 0:
         for one, name in zip(maps, names, strict=True):
-            written.append(draw_ends(slide, tiles, one, out / f"tiles_{name}.png", top=top))
+            written.append(draw_extreme_tiles(slide, tiles, one, out / f"tiles_{name}.png", top=top))
     if geojson:
         written.append(write_geojson(tiles, maps, out / f"{safe_name(slide.name)}.geojson", scale=scale))
     if ome_tiff:
@@ -82,7 +82,7 @@ def draw_maps(
 
 
 def file_names(maps: Sequence[TileMap]) -> list[str]:
-    """A file's name for each map, no two the same."""
+    """Return a different file name for each map."""
     names: list[str] = []
     for one in maps:
         words = one.kind if one.name == one.kind else f"{one.kind}_{one.name}"
@@ -95,7 +95,7 @@ def file_names(maps: Sequence[TileMap]) -> list[str]:
 
 
 def write_pngs(painter: Painter, paths: Sequence[Path], *, longest: int) -> list[Path]:
-    """A picture a map with its legend below; all in one pass over the slide, and never more of it in memory than a strip."""
+    """Write one picture per map with its legend below, all in one pass over the slide, with one strip of it in memory."""
     slide = painter.slide
     pixels = picture_size(slide.width, slide.height, longest)
     wide, mpp = max(pixels[0], NARROWEST), slide.mpp * slide.width / pixels[0]
@@ -111,7 +111,7 @@ def write_pngs(painter: Painter, paths: Sequence[Path], *, longest: int) -> list
             writers.append(PngWriter(file, wide, pixels[1] + len(band), words=words, mpp=mpp))
         threads = stack.enter_context(ThreadPoolExecutor(len(writers)))  # packing needs no lock
         for pictures in painter.strips(pixels, line=max(2, longest // 700)):
-            rows = [widened(picture, wide) for picture in pictures]
+            rows = [pad_right(picture, wide) for picture in pictures]
             list(threads.map(PngWriter.write, writers, rows))
         for writer, band in zip(writers, legends, strict=True):
             writer.write(band)
@@ -119,7 +119,7 @@ def write_pngs(painter: Painter, paths: Sequence[Path], *, longest: int) -> list
     return list(paths)
 
 
-def widened(picture: Picture, width: int) -> Picture:
-    """With white on the right, up to `width` pixels."""
+def pad_right(picture: Picture, width: int) -> Picture:
+    """Add white on the right, up to `width` pixels."""
     missing = width - picture.shape[1]
     return np.pad(picture, ((0, 0), (0, missing), (0, 0)), constant_values=255) if missing > 0 else picture

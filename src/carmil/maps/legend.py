@@ -1,12 +1,12 @@
-"""The words below a map: what its colours mean, for which class, how they were scaled; and a bar of known length."""
+"""The legend below a map: what its colours mean, for which class, how they are scaled; and a scale bar."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carmil.maps.colours import INK, NOTHING, OUTLINES, SOFT, colours, covered
-from carmil.maps.tile_maps import Scale, TileMap, limits
+from carmil.maps.colours import INK, NOTHING, OUTLINES, SOFT, blend, colour_table
+from carmil.maps.tile_maps import Scale, TileMap, colour_limits
 from carmil.plot_style import picture_font
 from carmil.slides.slide import Picture
 
@@ -14,54 +14,54 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 RESEARCH = "research use only"
-NARROWEST = 880  # pixels: below that words do not fit
-ROUND = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)  # micrometres a bar may be long
+NARROWEST = 880  # pixels that the text needs
+BAR_LENGTHS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)  # micrometres of a scale bar
 
 
 def legend(one: TileMap, *, slide: str, scale: Scale, width: int, mpp: float, outlined: Sequence[str] = ()) -> Picture:
-    """A band of `width` pixels; `mpp` are micrometres per pixel of the map above, `outlined` the classes of contours on it."""
+    """Return a band of `width` pixels. mpp: micrometres per pixel of the map above; outlined: classes of the contours on it."""
     from PIL import Image, ImageDraw
 
     size = max(13, min(width // 55, 64))
     line = round(size * 1.65)
     band = Image.new("RGB", (width, round(line * 7.4)), "white")
     draw, margin = ImageDraw.Draw(band), size
-    say(draw, (margin, line * 0.5), one.title, size, room=width * 0.7, bold=True)
-    say(draw, (width - margin, line * 0.5), RESEARCH, size, room=width * 0.28, bold=True, anchor="ra")
+    draw_text(draw, (margin, line * 0.5), one.title, size, room=width * 0.7, bold=True)
+    draw_text(draw, (width - margin, line * 0.5), RESEARCH, size, room=width * 0.28, bold=True, anchor="ra")
     bar = (margin, round(line * 1.75), width - margin, round(line * 2.75))
     band.paste(Image.fromarray(colour_bar(one, bar[2] - bar[0], bar[3] - bar[1])), bar[:2])
     draw.rectangle(bar, outline=SOFT)
-    low, high = limits(one, scale)
+    low, high = colour_limits(one, scale)
     half = (width - 2 * margin) * (0.42 if one.signed else 0.49)
-    say(draw, (margin, line * 2.95), f"{one.ends[0]} {low}", size, room=half)
-    say(draw, (width - margin, line * 2.95), f"{one.ends[1]} {high}", size, room=half, anchor="ra")
+    draw_text(draw, (margin, line * 2.95), f"{one.ends[0]} {low}", size, room=half)
+    draw_text(draw, (width - margin, line * 2.95), f"{one.ends[1]} {high}", size, room=half, anchor="ra")
     if one.signed:
-        say(draw, (width / 2, line * 2.95), "0", size, room=half, anchor="ma")
+        draw_text(draw, (width / 2, line * 2.95), "0", size, room=half, anchor="ma")
     words = f"{one.scaling(scale)}; overlapping tiles averaged; no colour: no tile"
-    say(draw, (margin, line * 4.1), words, size, room=width - 2 * margin, colour=SOFT)
-    say(draw, (margin, line * 5.1), f"slide {slide}", size, room=width * 0.55, colour=SOFT)
-    _measure(draw, (width - margin, line * 5.1), size, mpp, width * 0.3)
+    draw_text(draw, (margin, line * 4.1), words, size, room=width - 2 * margin, colour=SOFT)
+    draw_text(draw, (margin, line * 5.1), f"slide {slide}", size, room=width * 0.55, colour=SOFT)
+    _scale_bar(draw, (width - margin, line * 5.1), size, mpp, width * 0.3)
     at = float(margin)
     for i, name in enumerate(outlined):
         draw.line(
             (at, line * 6.55, at + 2 * size, line * 6.55), fill=OUTLINES[i % len(OUTLINES)], width=max(2, size // 5)
         )
         room = width - margin - (at + 2.5 * size)
-        at += 2.5 * size + say(draw, (at + 2.5 * size, line * 6.1), f"annotated: {name}", size, room=room) + size
+        at += 2.5 * size + draw_text(draw, (at + 2.5 * size, line * 6.1), f"annotated: {name}", size, room=room) + size
         if at > width - 8 * size:
             break
     return np.asarray(band)
 
 
 def colour_bar(one: TileMap, width: int, height: int) -> Picture:
-    """From the lowest to the highest, over a light grey as of tissue."""
-    table = colours(signed=one.signed)[np.linspace(0, NOTHING - 1, width).round().astype(int)]
+    """Return the colours from the lowest to the highest, over a light grey like tissue."""
+    table = colour_table(signed=one.signed)[np.linspace(0, NOTHING - 1, width).round().astype(int)]
     tissue = np.full((height, width, 3), 225, np.uint8)
-    return covered(tissue, np.broadcast_to(table, (height, width, 4)))
+    return blend(tissue, np.broadcast_to(table, (height, width, 4)))
 
 
-def wrapped(words: str, size: int, room: float) -> list[str]:
-    """The words in lines of at most `room` pixels, broken between words."""
+def wrap_text(words: str, size: int, room: float) -> list[str]:
+    """Break text between words into lines of at most `room` pixels."""
     lines: list[str] = []
     for word in words.split():
         if lines and text_width(f"{lines[-1]} {word}", size) <= room:
@@ -75,7 +75,7 @@ def text_width(words: str, size: int, *, bold: bool = False) -> float:
     return float(picture_font(size, bold).getlength(words))
 
 
-def say(
+def draw_text(
     draw: "ImageDraw",
     at: tuple[float, float],
     words: str,
@@ -86,7 +86,7 @@ def say(
     anchor: str = "la",
     colour: tuple[int, int, int] = INK,
 ) -> float:
-    """Writes the words smaller if they need more than `room` pixels, and gives how many they took."""
+    """Draw text, smaller if it is wider than `room` pixels, and return its width in pixels."""
     while size > 8 and text_width(words, size, bold=bold) > room:
         size -= 1
     while len(words) > 4 and text_width(words, size, bold=bold) > room:
@@ -95,10 +95,10 @@ def say(
     return text_width(words, size, bold=bold)
 
 
-def _measure(draw: "ImageDraw", at: tuple[float, float], size: int, mpp: float, room: float) -> None:
-    """A bar of a round length, and the length."""
-    length = max([um for um in ROUND if um / mpp <= room], default=ROUND[0])
+def _scale_bar(draw: "ImageDraw", at: tuple[float, float], size: int, mpp: float, room: float) -> None:
+    """Draw a bar of a round length, and the length."""
+    length = max([um for um in BAR_LENGTHS if um / mpp <= room], default=BAR_LENGTHS[0])
     words = f"{length} µm" if length < 1000 else f"{length // 1000} mm"
     x, y = at
     draw.rectangle((x - length / mpp, y + size * 1.35, x, y + size * 1.6), fill=INK)
-    say(draw, (x, y), words, size, room=room, anchor="ra")
+    draw_text(draw, (x, y), words, size, room=room, anchor="ra")

@@ -1,4 +1,4 @@
-"""Values of tiles laid out on pixels, where tiles may overlap.
+"""Values of tiles laid out on pixels; tiles may overlap.
 
 n tiles, m maps. A box is (left, top, right, bottom).
 """
@@ -24,14 +24,14 @@ class Mosaic:
     columns: NDArray[np.int64]
 
     def spread(self, cells: NDArray[Any]) -> NDArray[Any]:
-        """Anything that was made of one map's cells, (h, w, ...), a value a pixel."""
+        """Expand values per cell (h, w, ...) to values per pixel."""
         return cells.repeat(np.diff(self.rows), axis=0).repeat(np.diff(self.columns), axis=1)
 
 
 def pixel_boxes(corners: NDArray[Any], size: float, box: Box, pixels: tuple[int, int]) -> NDArray[np.int64]:
-    """(n, 4): squares at `corners` (n, 2) in a picture of `pixels` (width, height) that shows `box`; none thinner than a pixel.
+    """Return the squares at `corners` (n, 2) as boxes (n, 4) in a picture of `pixels` (width, height) that shows `box`.
 
-    corners, size and box are in one unit, level-0 pixels say.
+    corners, size and box have one unit, for instance level-0 pixels. No box is thinner than a pixel.
     """
     scale = np.array(pixels) / (box[2] - box[0], box[3] - box[1])
     # not rint, which rounds 1.5 and 2.5 to the same: a strip would not fit to the next
@@ -42,10 +42,10 @@ def pixel_boxes(corners: NDArray[Any], size: float, box: Box, pixels: tuple[int,
 
 
 def mosaic(boxes: NDArray[np.int64], values: NDArray[np.float64], pixels: tuple[int, int]) -> Mosaic:
-    """values (m, n) of tiles at `boxes` (n, 4) in a picture of `pixels`, the mean where tiles overlap.
+    """Lay out values (m, n) of tiles at `boxes` (n, 4) in a picture of `pixels`; overlapping tiles are averaged.
 
-    As large as the tiles' edges are many, never larger than the picture: each tile adds its value at two corners and takes it
-    away at the other two; sums along both axes give every cell.
+    There is one cell between any two edges of tiles, so that it is never larger than the picture. Each tile adds its value at two
+    corners and subtracts it at the other two; sums along both axes give every cell.
     """
     width, height = pixels
     seen = (boxes[:, 0] < width) & (boxes[:, 1] < height) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
@@ -70,15 +70,15 @@ def _summed(corners: NDArray[np.int64], values: NDArray[np.float64], shape: tupl
 
 
 def picture_size(width: float, height: float, longest: int) -> tuple[int, int]:
-    """(width, height) in pixels of a picture whose longer side is `longest`."""
+    """Return (width, height) in pixels of a picture whose longer side is `longest`."""
     scale = longest / max(width, height)
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def spacing(corners: NDArray[Any]) -> float:
-    """The usual distance of a tile (n, 2) to its nearest neighbour along the axes: what tiles of unknown size are drawn with.
+    """Return the median distance of a tile (n, 2) to its nearest neighbour along the axes: the size of tiles of unknown size.
 
-    Pieces of tissue may have grids of their own, so that columns and rows of all of them say nothing.
+    Pieces of tissue may have different grids, so that the columns and rows of all of them cannot be compared.
     """
     from scipy.spatial import cKDTree
 

@@ -1,4 +1,4 @@
-"""Maps for other programs: GeoJSON for QuPath, and pyramidal OME-TIFF. Both are written piece by piece.
+"""Maps for other programs: GeoJSON for QuPath, and pyramidal OME-TIFF. Both are written in parts.
 
 The GeoJSON is what QuPath (0.4 and later) itself writes: a FeatureCollection, `objectType` "tile" or "annotation", values as
 `measurements`, a `classification` with its colour, and the tile's own `color`, which QuPath shows in place of its class's.
@@ -17,7 +17,7 @@ import shapely
 from numpy.typing import NDArray
 
 from carmil.files import atomic_file
-from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, colour_of
+from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, to_colours
 from carmil.maps.legend import RESEARCH
 from carmil.maps.mosaic import picture_size
 from carmil.maps.painting import Painter
@@ -31,10 +31,7 @@ _IDS = uuid.UUID("6f1c5a52-6a8b-4f0e-9d0c-0f3d2b6a7c11")  # ours: the same tile 
 
 
 def write_geojson(tiles: Tiles, maps: Sequence[TileMap], path: Path, *, scale: Scale = "minmax") -> Path:
-    """Every tile with the values of all maps, coloured by the evidence of the answer, and contours of its regions for and against.
-
-    Without evidence among the maps the first is taken.
-    """
+    """Write every tile with the values of all maps, coloured by the leading one (see `leading_map`), and its top regions."""
     leading = leading_map(maps)
     with atomic_file(path) as aside, aside.open("w", encoding="utf-8") as file:
         about = {"slide": tiles.slide, "coloured_by": leading.title, "scale": leading.scaling(scale), "note": RESEARCH}
@@ -48,10 +45,10 @@ def write_geojson(tiles: Tiles, maps: Sequence[TileMap], path: Path, *, scale: S
 
 
 def _tiles(tiles: Tiles, maps: Sequence[TileMap], leading: TileMap, scale: Scale) -> Iterator[str]:
-    """A line a tile. Corners are whole pixels; a tile whose size is a fraction ends between two."""
+    """Yield one line per tile. Corners are whole pixels; a tile whose size is a fraction ends between two."""
     names = [json.dumps(one.title) for one in maps]
     columns = [one.values for one in maps]
-    shades = colour_of(leading.shades(scale), signed=leading.signed).tolist()
+    shades = to_colours(leading.shades(scale), signed=leading.signed).tolist()
     classes = {sign: _class(leading, sign) for sign in (-1, 0, 1)}
     signs = leading.signs.tolist()
     for i, (x, y) in enumerate(tiles.corners.tolist()):
@@ -75,7 +72,7 @@ def _square(x: int, y: int, size: float) -> str:
 
 
 def _class(leading: TileMap, sign: int) -> str:
-    """QuPath reads a colon as a class within a class, so that there is none."""
+    """Return the classification of a tile. QuPath reads a colon as a subclass, so that it is replaced."""
     if not leading.signed:
         words, colour = leading.ends[1], ATTENDED
     elif sign == 0:
@@ -107,7 +104,7 @@ def _regions(tiles: Tiles, leading: TileMap) -> Iterator[str]:
 
 
 def write_ome_tiff(painter: Painter, paths: Sequence[Path], *, longest: int) -> list[Path]:
-    """A pyramid a map, as in the PNG and without a legend: tiled, in SubIFDs, with its pixel size in micrometres."""
+    """Write one pyramid per map, without a legend: tiled, levels in SubIFDs, with its pixel size in micrometres."""
     slide = painter.slide
     sizes = [picture_size(slide.width, slide.height, longest)]
     while max(sizes[-1]) > SMALLEST:
@@ -155,12 +152,12 @@ def _write_pyramid(painter: Painter, sizes: Sequence[tuple[int, int]], path: Pat
 
 
 def _tiff_tiles(painter: Painter, pixels: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
-    """Row by row of TIFF tiles, each as large as all others."""
+    """Yield the tiles of the TIFF row by row, all of one size."""
     for (picture,) in painter.strips(pixels, line=max(2, max(pixels) // 700), rows=EDGE):
         for left in range(0, pixels[0], EDGE):
-            yield _filled_up(picture[:, left : left + EDGE])
+            yield _pad_tile(picture[:, left : left + EDGE])
 
 
-def _filled_up(picture: Picture) -> Picture:
+def _pad_tile(picture: Picture) -> Picture:
     height, width = picture.shape[:2]
     return np.pad(picture, ((0, EDGE - height), (0, EDGE - width), (0, 0)), constant_values=255)

@@ -1,4 +1,4 @@
-"""Maps and contours over any part of a slide, at any size. n tiles, m maps."""
+"""Paint maps and contours over any part of a slide, at any size. n tiles, m maps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import shapely
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
-from carmil.maps.colours import OUTLINES, colours, covered, greyed, places
+from carmil.maps.colours import OUTLINES, blend, colour_indices, colour_table, to_grey
 from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes
 from carmil.maps.regions import Region
 from carmil.maps.tile_maps import Scale, TileMap
@@ -19,7 +19,7 @@ STRIP = 2**21  # pixels that are painted at a time
 
 @dataclass(eq=False)
 class Painter:
-    """A slide and maps of its tiles. `paint` gives a picture a map; the slide is read once for all of them."""
+    """A slide and maps of its tiles. `paint` returns one picture per map; the slide is read once for all of them."""
 
     slide: Slide
     tiles: Tiles
@@ -30,30 +30,30 @@ class Painter:
     values: NDArray[np.float64] = field(init=False)  # (m, n), scaled
 
     def __post_init__(self) -> None:
-        checked(self.maps, self.tiles)
+        check_maps(self.maps, self.tiles)
         columns = [one.shades(self.scale) for one in self.maps]
         self.values = np.stack(columns) if columns else np.empty((0, len(self.tiles)))
-        self._tables = [colours(signed=one.signed) for one in self.maps]
+        self._tables = [colour_table(signed=one.signed) for one in self.maps]
 
     @property
     def outlined(self) -> list[str]:
-        """The classes of the contours, in the order of their colours."""
+        """Classes of the contours, in the order of their colours."""
         return list(dict.fromkeys(one.name for one in self.annotations))
 
     def paint(self, box: Box, pixels: tuple[int, int], *, line: int = 2) -> list[Picture]:
-        """`box` in level-0 pixels as pictures of `pixels` (width, height), one a map; contours `line` pixels wide."""
+        """Return `box` (level-0 pixels) as pictures of `pixels` (width, height), one per map; contours are `line` pixels wide."""
         ground = self.slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
         if self.grey:
-            ground = greyed(ground)
+            ground = to_grey(ground)
         laid = mosaic(pixel_boxes(self.tiles.corners, self.tiles.size, box, pixels), self.values, pixels)
         pictures = []
         for one, table, cells in zip(self.maps, self._tables, laid.cells, strict=True):
-            cover = laid.spread(table[places(cells, signed=one.signed)])
-            pictures.append(self.outline(covered(ground, cover), box, line=line))
+            cover = laid.spread(table[colour_indices(cells, signed=one.signed)])
+            pictures.append(self.outline(blend(ground, cover), box, line=line))
         return pictures
 
     def outline(self, picture: Picture, box: Box, *, line: int = 2) -> Picture:
-        """The picture of `box` with the contours of the annotations on it: dark lines with a white rim."""
+        """Draw the contours of the annotations onto a picture of `box`: dark lines with a white rim."""
         visible = [one for one in self.annotations if one.shape.envelope.intersects(shapely.box(*box))]
         if not visible:
             return picture
@@ -72,7 +72,7 @@ class Painter:
         return np.asarray(image)
 
     def strips(self, pixels: tuple[int, int], *, line: int = 2, rows: int | None = None) -> Iterator[list[Picture]]:
-        """The whole slide as pictures of `pixels`, from top to bottom, some rows at a time."""
+        """Yield the whole slide as pictures of `pixels`, from top to bottom, some rows at a time."""
         width, height = pixels
         rows = rows or max(1, STRIP // width)
         tall = self.slide.height / height
@@ -82,8 +82,8 @@ class Painter:
             yield self.paint(box, (width, bottom - top), line=line)
 
 
-def checked(maps: Sequence[TileMap], tiles: Tiles) -> None:
-    """Refuses maps that are not of these tiles, or are infinite."""
+def check_maps(maps: Sequence[TileMap], tiles: Tiles) -> None:
+    """Refuse maps that are not of these tiles, or hold infinite values."""
     for one in maps:
         if one.values.shape != (len(tiles),):
             raise CarmilError(
@@ -95,7 +95,7 @@ def checked(maps: Sequence[TileMap], tiles: Tiles) -> None:
 
 
 def raster(tiles: Tiles, values: ArrayLike, *, longest: int) -> NDArray[np.float64]:
-    """One map over the whole slide, its longer side `longest` pixels: the mean of the tiles there, NaN where there are none."""
+    """Return one map over the whole slide, its longer side `longest` pixels: the mean of the tiles, NaN where there are none."""
     pixels = picture_size(tiles.width, tiles.height, longest)
     boxes = pixel_boxes(tiles.corners, tiles.size, (0, 0, tiles.width, tiles.height), pixels)
     laid = mosaic(boxes, np.asarray(values, dtype=np.float64)[None], pixels)

@@ -1,4 +1,4 @@
-"""A PNG written from top to bottom, some rows at a time: a picture of any size in little memory."""
+"""Write a PNG from top to bottom, some rows at a time: a picture of any size in little memory."""
 
 import struct
 import zlib
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from carmil.slides.slide import Picture
 
 EFFORT = 2  # of zlib, 0 to 9; more is slow and saves little
-UP = 2  # PNG's filter: what is written is the difference to the row above
+UP = 2  # PNG's filter: the difference to the row above is written
 
 
 class PngWriter:
-    """An RGB picture of `width` x `height` pixels; give it all rows, then `close`. `words` become the file's text."""
+    """An RGB picture of `width` x `height` pixels: `write` all rows, then `close`. `words` become the file's text chunks."""
 
     def __init__(self, file: BinaryIO, width: int, height: int, *, words: Mapping[str, str], mpp: float | None = None):
         self._file, self._shape, self._rows = file, (height, width, 3), 0
@@ -31,7 +31,7 @@ class PngWriter:
             self._chunk(b"iTXt", plain + b"\0\0\0\0\0" + text.encode("utf-8"))
 
     def write(self, rows: Picture) -> None:
-        """The next rows, (h, width, 3)."""
+        """Write the next rows, (h, width, 3)."""
         flat = rows.reshape(len(rows), -1)
         filtered = np.empty((len(flat), flat.shape[1] + 1), np.uint8)
         filtered[:, 0] = UP

@@ -1,4 +1,4 @@
-"""How far the values of tiles are smoothed before they are drawn."""
+"""Smoothing of maps before they are drawn."""
 
 import re
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from carmil.slides.slide import Tiles
 
 @dataclass(frozen=True)
 class Smoothing:
-    """How far a tile's value is handed out: `radius` in tiles, or micrometres if `microns`."""
+    """The radius that a tile's value is spread over: in tiles, or in micrometres if `microns`."""
 
     radius: float = 0.0
     microns: bool = False
 
     @classmethod
     def parse(cls, words: str) -> "Smoothing":
-        """`2` or `2 tiles`, `300um`."""
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(tiles?|um|µm)?\s*", words)
-        if found is None:
+        """Parse a radius such as `2`, `2 tiles` or `300um`."""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(tiles?|um|µm)?\s*", words)
+        if match is None:
             raise CarmilError(
                 f"--smooth {words!r}: expected a radius in tiles, such as 2, or in micrometres, such as 300um"
             )
-        return cls(float(found[1]), found[2] in ("um", "µm"))
+        return cls(float(match[1]), match[2] in ("um", "µm"))
 
     def __call__(self, one: TileMap, tiles: Tiles) -> TileMap:
         pixels = self.radius / tiles.slide_mpp if self.microns else self.radius * tiles.size
         words = f"{self.radius:g} {'µm' if self.microns else 'tile' if self.radius == 1 else 'tiles'}"
-        return one.smoothed_over(tiles.corners, pixels, words)
+        return one.smooth(tiles.corners, pixels, words)

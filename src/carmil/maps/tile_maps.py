@@ -1,4 +1,7 @@
-"""A value a tile as a map: its name, what its colours mean, and the values scaled for them. n tiles."""
+"""Maps: one value per tile, their names, what their colours mean, and how values are scaled for them. n tiles.
+
+The only place that knows how a map is scaled, and which tiles are for and against.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +23,17 @@ SIGNED_SCALES = SCALES | {"minmax": "symmetric around 0, up to the largest value
 WEIGHT_SCALES = SCALES | {"minmax": "from 0 to the largest weight on this slide"}
 LEAST_LOGITS = 0.01  # a smaller change of a logit changes its probability by less than a quarter of a percentage point
 LEAST_MOVED = 0.05  # of 2, the largest sum of |a - a_cf| on a slide
-SMALL = 0.05  # of the largest size on the slide: a tile with less speaks neither for nor against
+SMALL = 0.05  # of the largest size on the slide: a tile with less is neither for nor against
 EVEN = 0.01  # values that differ by less than this share of the largest are the same
 
 
 @dataclass(frozen=True, eq=False)
 class TileMap:
-    """A value per tile (n), NaN where it has none. `name`: the class it is of, or else its kind; `model` tells several apart.
+    """One value per tile (n), NaN where it has none. name: its class, or else its kind; model: set where several are compared.
 
-    scores: a map of attention holds scores, from before the softmax, instead of weights. apart: of a map of evidence, how far
-    the tiles move the logits of two classes apart (see `logits_apart`); None where only this class is known. smoothed: over how
-    much of the plane, in words.
+    scores: a map of attention holds scores, from before the softmax, instead of weights. apart: how far the tiles of a map of
+    evidence move the logits of two classes apart (see `logits_apart`); None where only this class is known. smoothed: the radius
+    it was smoothed over, in words.
     """
 
     name: str
@@ -41,10 +44,10 @@ class TileMap:
     apart: float | None = None
     smoothed: str = ""
 
-    def smoothed_over(self, places: ArrayLike, radius: float, words: str) -> "TileMap":
-        """The map smoothed over a radius in the unit of `places` (n, 2); tiles without a value neither give nor take.
+    def smooth(self, places: ArrayLike, radius: float, words: str) -> "TileMap":
+        """Return the map smoothed over a radius in the unit of `places` (n, 2); tiles without a value take no part.
 
-        A negligible map and one of scores, which have no total to keep, stay as they are.
+        A negligible map and a map of scores are returned unchanged: they have no total to keep.
         """
         if radius == 0 or self.scores or self.negligible:
             return self
@@ -55,17 +58,17 @@ class TileMap:
 
     @property
     def signed(self) -> bool:
-        """Whether 0 is the middle: what is above speaks for, what is below against."""
+        """Whether 0 is the middle: values above are for, values below against."""
         return self.kind in (DIFFERENCE, "evidence")
 
     @property
     def weights(self) -> bool:
-        """Whether the values are attention weights: 0 or more, and a sum of one."""
+        """Whether the values are attention weights: 0 or more, with a sum of 1."""
         return not self.signed and not self.scores
 
     @property
     def negligible(self) -> bool:
-        """Whether a signed map is too small to matter. Every picture, table and page asks here; such a map is drawn as 0."""
+        """Whether a signed map is too small to matter: every picture, table and page draws it as 0."""
         return bool(self.why_negligible)
 
     @property
@@ -83,9 +86,9 @@ class TileMap:
 
     @property
     def signs(self) -> NDArray[np.int64]:
-        """(n): 1 for, -1 against, 0 neither, which is less than SMALL of the largest size, no value, or a negligible map.
+        """Signs (n): 1 for, -1 against; 0 for less than SMALL of the largest size, no value, or a negligible map.
 
-        Every list, picture and file of what speaks for and against asks here. Of a map without a sign 1.
+        Every list, picture and file of tiles for and against uses them. All 1 for an unsigned map.
         """
         if not self.signed:
             return np.ones(len(self.values), np.int64)
@@ -100,13 +103,13 @@ class TileMap:
         return not len(known) or float(known.max() - known.min()) <= EVEN * float(np.abs(known).max())
 
     def shades(self, scale: Scale) -> NDArray[np.float64]:
-        """The values scaled for colours, see `scaled`; a negligible map is 0, and an even one has no ranks."""
+        """Return the values scaled for colours, see `scale_values`; a negligible map is 0, and an even one has no ranks."""
         if self.negligible or (self.even and scale == "rank"):
             return np.where(np.isnan(self.values), np.nan, 0.0)
-        return scaled(self.values, scale, signed=self.signed, from_zero=self.weights)
+        return scale_values(self.values, scale, signed=self.signed, from_zero=self.weights)
 
     def scaling(self, scale: Scale) -> str:
-        """How its colours come from its values."""
+        """Return in words how colours are computed from values."""
         if self.negligible:
             return f"negligible, drawn as 0: {self.why_negligible}"
         words = SIGNED_SCALES if self.signed else SCALES if self.scores else WEIGHT_SCALES
@@ -127,7 +130,7 @@ class TileMap:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What the lowest and the highest colour mean."""
+        """Meaning of the lowest and of the highest colour."""
         return {
             FACTUAL: ("looked at least", "looked at most"),
             COUNTERFACTUAL: ("looked at least for another answer", "looked at most for another answer"),
@@ -137,14 +140,14 @@ class TileMap:
 
 
 def leading_map(maps: Sequence[TileMap]) -> TileMap:
-    """The map that colours objects and places zooms: the first of evidence, which is that of the answer; else the first."""
+    """Return the map that colours objects and places zooms: the first of evidence, which is the answer's; else the first."""
     return next((one for one in maps if one.kind == "evidence"), maps[0])
 
 
 def tile_maps(
     values: Mapping[str, ArrayLike], kinds: Mapping[str, Kind] | None = None, *, model: str = ""
 ) -> list[TileMap]:
-    """Maps by name: factual, counterfactual and difference are what they are called, any other is evidence for a class."""
+    """Return maps by name: factual, counterfactual, difference; any other name is a class, and its map evidence for it."""
     columns = {name: np.asarray(column, dtype=np.float64) for name, column in values.items()}
     usual: dict[str, Any] = {
         name: name if name in (FACTUAL, COUNTERFACTUAL, DIFFERENCE) else "evidence" for name in columns
@@ -158,11 +161,11 @@ def tile_maps(
 
 
 def logits_apart(evidence: Sequence[ArrayLike]) -> float | None:
-    """How far the tiles can move two classes apart: the sum over the tiles of the largest difference between two classes.
+    """Return how far the tiles can move two classes apart: the sum over tiles of the largest difference between two classes.
 
     evidence: (n) of each class, NaN where a tile has none. No part of the slide changes the difference between two logits by
-    more; what is the same for every class changes no probability. None where this cannot be told: of one class, or of a map that
-    is one for all classes, as attention is.
+    more; evidence that is equal for every class changes no probability. None where it is undefined: for a single class, or for
+    maps that are the same for all classes, as attention is.
     """
     columns = [np.asarray(column, dtype=np.float64) for column in evidence]
     if len(columns) < 2 or len({column.shape for column in columns}) > 1:
@@ -171,14 +174,16 @@ def logits_apart(evidence: Sequence[ArrayLike]) -> float | None:
         np.array_equal(column, columns[0], equal_nan=True) for column in columns
     ):
         return None
-    with np.errstate(invalid="ignore"):  # infinite values: whoever draws the map refuses it
+    with np.errstate(invalid="ignore"):  # infinite values are refused when the map is drawn
         return float(np.nansum(np.max(columns, axis=0) - np.min(columns, axis=0)))
 
 
-def scaled(values: NDArray[np.float64], scale: Scale, *, signed: bool, from_zero: bool = False) -> NDArray[np.float64]:
-    """For colours: 0 to 1, or -1 to 1 with 0 where it was. NaN stays NaN; a map that is all the same becomes 0.
+def scale_values(
+    values: NDArray[np.float64], scale: Scale, *, signed: bool, from_zero: bool = False
+) -> NDArray[np.float64]:
+    """Scale values to 0 to 1, or if `signed` to -1 to 1 with 0 fixed. NaN stays NaN; a constant map becomes 0.
 
-    from_zero: the lowest colour is 0, not the smallest value.
+    from_zero: the lowest colour stands for 0, not for the smallest value.
     """
     known = ~np.isnan(values)
     found = np.full(values.shape, np.nan)
@@ -198,15 +203,15 @@ def scaled(values: NDArray[np.float64], scale: Scale, *, signed: bool, from_zero
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """0 for the smallest, 1 for the largest; the same for the same."""
+    """Return ranks from 0 for the smallest to 1 for the largest; equal values share a rank."""
     from scipy.stats import rankdata
 
     ranks = rankdata(values) - 1
     return ranks / (len(values) - 1) if len(values) > 1 and values.min() < values.max() else np.zeros(len(values))
 
 
-def limits(one: TileMap, scale: Scale) -> tuple[str, str]:
-    """The values at the two ends of the colours, in brackets; by rank these are those of the outermost tiles."""
+def colour_limits(one: TileMap, scale: Scale) -> tuple[str, str]:
+    """Return the values at the two ends of the colours, in brackets; by rank those of the outermost tiles."""
     known = one.values[~np.isnan(one.values)]
     if not len(known):
         return "", ""

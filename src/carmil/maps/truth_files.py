@@ -1,4 +1,4 @@
-"""Labels of tiles as files that a cohort is built with."""
+"""Write labels of tiles as files that `carmil cohort build` reads."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from carmil.truth import UNKNOWN
 
 
 def write_truth(labelled: Sequence[tuple[Tiles, TileLabels]], out: Path) -> list[str]:
-    """Writes out/instances.csv and out/patch_labels/SLIDE.npy; says what it did. An unknown label is empty in the table."""
+    """Write out/instances.csv and out/patch_labels/SLIDE.npy; return lines for the log. An unknown label is an empty cell."""
     rows: list[tuple[object, ...]] = [("slide", "x", "y", "label", "positive", "negative")]
     names = safe_names(tiles.slide for tiles, _ in labelled)
     for tiles, found in labelled:

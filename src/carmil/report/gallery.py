@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.bags.pictures import Pictures
-from carmil.maps.colours import ATTENTION, NOTHING, SIGNED, colour_of, colours, places
+from carmil.maps.colours import ATTENTION, NOTHING, SIGNED, colour_indices, colour_table, to_colours
 from carmil.maps.mosaic import Mosaic, mosaic, picture_size, pixel_boxes, spacing
-from carmil.maps.tile_maps import TileMap, limits
+from carmil.maps.tile_maps import TileMap, colour_limits
 from carmil.report.cases import Cases
 from carmil.report.page import embedded
 from carmil.runs.slide_evidence import SlideEvidence, evidence_file, read_slide_evidence
@@ -162,10 +162,10 @@ def gradient(*, signed: bool) -> str:
 def _thumbnails(maps: Sequence[TileMap], layout: Layout) -> list[Thumbnail]:
     found = []
     for one in maps:
-        low, high = (words.strip("()") for words in limits(one, "minmax"))
+        low, high = (words.strip("()") for words in colour_limits(one, "minmax"))
         span = f"±{high.lstrip('+')}" if one.signed else f"{low} to {high}"
         laid = layout.laid(one.shades("minmax"))
-        cells = places(laid.spread(laid.cells[0]), signed=one.signed)
+        cells = colour_indices(laid.spread(laid.cells[0]), signed=one.signed)
         span = "negligible, drawn as 0" if one.negligible else span
         found.append(Thumbnail(one.title, span, _png(cells, signed=one.signed)))
     return found
@@ -184,7 +184,7 @@ def _picture_rows(maps: Sequence[TileMap], pictures: Pictures) -> list[Thumbnail
     thumbnails = []
     for thumbnail, one in zip(_thumbnails(maps, strip(maps[0].values)), maps, strict=True):
         shades = np.nan_to_num(one.shades("minmax")[order])
-        frames = colour_of(shades, signed=one.signed) if one.signed else np.tile(ATTENDED, (len(order), 1))
+        frames = to_colours(shades, signed=one.signed) if one.signed else np.tile(ATTENDED, (len(order), 1))
         strength = np.abs(shades)[:, None]
         frames = np.rint(strength * frames + (1 - strength) * 255).astype(np.uint8)
         cells = [_framed(pictures.rgb(row), frame) for row, frame in zip(order, frames, strict=True)]
@@ -219,7 +219,7 @@ def _png(cells: NDArray[np.uint8], *, signed: bool) -> str:
     shades = np.linspace(0, NOTHING - 1, SHADES).round().astype(int)
     shade = np.rint(cells / (NOTHING - 1) * (SHADES - 1)).astype(np.uint8)
     picture = Image.fromarray(np.where(cells == NOTHING, SHADES, shade).astype(np.uint8))
-    picture.putpalette([*colours(signed=signed)[shades, :3].ravel().tolist(), 255, 255, 255])
+    picture.putpalette([*colour_table(signed=signed)[shades, :3].ravel().tolist(), 255, 255, 255])
     stream = io.BytesIO()
     picture.save(stream, format="PNG", optimize=True, transparency=SHADES)
     return embedded(stream.getvalue())

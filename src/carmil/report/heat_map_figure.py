@@ -17,7 +17,7 @@ from carmil.maps.comparison import draw_comparison
 from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes, spacing
 from carmil.maps.painting import Painter
 from carmil.maps.regions import Region
-from carmil.maps.tile_maps import SCALES, TileMap, limits
+from carmil.maps.tile_maps import SCALES, TileMap, colour_limits
 from carmil.maps.top_regions import top_regions
 from carmil.plot_style import INK, SOFT, STYLE
 from carmil.report.matrices import map_colours
@@ -242,7 +242,7 @@ def _label_panels(
     for panel, one in zip(panels[0, 1:], maps, strict=True):
         panel.set_title(one.model.replace(", ", ",\n"))
     for panel, one in zip(panels[-1, 1:], maps, strict=True):
-        low, high = (words.strip("()") for words in limits(one, "minmax"))
+        low, high = (words.strip("()") for words in colour_limits(one, "minmax"))
         panel.set_xlabel(f"{low} to {high}", fontsize=8, color=SOFT)
     panels[0, 0].set_ylabel("whole")
     scale = whole_pixels[0] / (whole[2] - whole[0])
