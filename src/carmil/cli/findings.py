@@ -1,21 +1,29 @@
-"""What a command about a recipe asks of it, and what it says of what was found."""
+"""Options shared by the recipes, and printing of their results."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from carmil.cli.options import DeviceOption, EncoderOption, SeedOption, device_named, folder_for, shared_options
+from carmil.cli.options import (
+    DeviceOption,
+    EncoderOption,
+    SeedOption,
+    device_named,
+    folder_for,
+    print_results,
+    shared_options,
+)
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
     from carmil.reproduce.recipes import Finding, Request
 
 
-def _words_of_a_recipe(
+def _parse_recipe(
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder with mnist, crc and the cohorts of slides, as far as there are any."),
+        typer.Option(help="Folder with any of mnist, crc and the cohorts of slides."),
     ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Few bags and epochs, to see that it runs; the figures mean nothing.")
@@ -24,29 +32,24 @@ def _words_of_a_recipe(
     encoder: EncoderOption = "uni",
     device: DeviceOption = "auto",
 ) -> tuple[dict[str, Any]]:
-    """What a recipe is told beside its folder."""
+    """Return the fields of a Request other than its folders."""
     if data is not None and not data.is_dir():
-        raise CarmilError(f"--data {data} is no folder: expected one with mnist, crc or cohorts of slides in it")
+        raise CarmilError(f"--data {data} is not a folder: expected one that contains mnist, crc or cohorts of slides")
     return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
 
 
-# A command about a recipe is called with `words`, for request_in.
-of_a_recipe = shared_options(_words_of_a_recipe, "words")
+# The command is called with `words`, for request_in.
+of_a_recipe = shared_options(_parse_recipe, "words")
 
 
 def request_in(out: Path, words: dict[str, Any]) -> "Request":
-    """A recipe by itself: trained models lie where its findings do."""
+    """Return the request of a single recipe, whose trained models and results are in the same folder."""
     from carmil.reproduce.recipes import Request
 
     out = folder_for(out)
     return Request(out=out, shared=out, **words)
 
 
-def show_finding(name: str, request: "Request", found: "Finding") -> None:
-    from carmil.tables import print_tables
-
-    print_tables(found.tables)
-    for line in (*found.lines, *found.conditions):
-        typer.echo(f"- {line}")
-    files = [request.out / f"{name}.md", request.out / f"{name}.json", *(picture.path for picture in found.pictures)]
-    typer.echo(f"\nwritten: {', '.join(map(str, files))}")
+def show_finding(name: str, request: "Request", finding: "Finding") -> None:
+    files = [request.out / f"{name}.md", request.out / f"{name}.json", *(picture.path for picture in finding.pictures)]
+    print_results(finding.tables, (*finding.lines, *finding.conditions), files)

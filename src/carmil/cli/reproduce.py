@@ -41,30 +41,35 @@ reproduce = typer.Typer(
 app.add_typer(reproduce, name="reproduce")
 
 
-def _words_of_digits(
+def _parse_digits(
     mnist: Annotated[
         str | None,
-        typer.Option(help="Folder with MNIST's idx files, or 'download'. Without it: 5,000 bundled MNIST images."),
+        typer.Option(help="Folder of MNIST's idx files, or 'download'.  [default: 5,000 bundled MNIST images]"),
     ] = None,
     features: Annotated[
-        Path | None, typer.Option(help="A .npy of features, one row an image (train, then test) in the same order.")
+        Path | None,
+        typer.Option(help="A .npy file of features, one row per image (train, then test) in the same order."),
     ] = None,
-    encoder: Annotated[str, typer.Option(help="pixels (principal components) or resnet18 (as the paper).")] = "pixels",
+    encoder: Annotated[
+        str, typer.Option(help="pixels (principal components) or resnet18 (as in the paper).")
+    ] = "pixels",
     weights: Annotated[
-        Path | None, typer.Option(help="ResNet18's weights; without it torchvision downloads them.")
+        Path | None, typer.Option(help="Weights of ResNet18.  [default: downloaded by torchvision]")
     ] = None,
-    pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as the paper.")] = "disjoint",
+    pool: Annotated[Pool, typer.Option(help="disjoint: no image in two splits; shared: as in the paper.")] = "disjoint",
     tasks: Annotated[str, typer.Option(help="Digit tasks, separated by commas.")] = "adjacent_pairs,four_bags",
     repetitions: Annotated[int, typer.Option(min=1, help="Initialisations of each model, trained together.")] = 10,
-    lr: Annotated[float, typer.Option(help="Learning rate; the paper's is 2e-4, slower to the same place.")] = 1e-3,
-    epochs: Annotated[int, typer.Option(help="At most this many; patience is 100.")] = 1000,
+    lr: Annotated[
+        float, typer.Option(help="Learning rate; the paper's 2e-4 reaches the same results more slowly.")
+    ] = 1e-3,
+    epochs: Annotated[int, typer.Option(help="Maximum number of epochs; patience is 100.")] = 1000,
     alpha: Annotated[
         str, typer.Option(help="Weights of the counterfactual term, separated by commas.  [default: the branch's own]")
     ] = "",
     lambda_: Annotated[
         str, typer.Option("--lambda", help="Weights of the distance; every combination.  [default: the branch's own]")
     ] = "",
-    distance: Annotated[Distance, typer.Option(help="Between factual and counterfactual scores (CAR).")] = "l1",
+    distance: Annotated[Distance, typer.Option(help="Distance of factual and counterfactual scores (CAR).")] = "l1",
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> "tuple[DigitOptions]":
@@ -119,7 +124,7 @@ class DigitOptions:
 
 
 # A command about digit bags is called with its options as `digits`.
-_of_digits = shared_options(_words_of_digits, "digits")
+_of_digits = shared_options(_parse_digits, "digits")
 
 
 @reproduce.command()
@@ -184,7 +189,7 @@ def faithfulness(
     crc_models: Annotated[
         str, typer.Option(help="Names, separated by commas.")
     ] = "abmil.gated,cia/abmil.gated,car/abmil.gated",
-    crc_epochs: Annotated[int, typer.Option(help="At most this many.")] = 100,
+    crc_epochs: Annotated[int, typer.Option(help="Maximum number of epochs.")] = 100,
     out: OutOption = Path("faithfulness"),
 ) -> None:
     """The deletion figure: how sure a model stays as its most relevant instances go, and the cohort's AUC meanwhile.
@@ -213,7 +218,7 @@ def faithfulness(
 def crc(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[str, typer.Option(help="Names, separated by commas.  [default: all methods]")] = "",
-    epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,
+    epochs: Annotated[int, typer.Option(min=1, help="Maximum number of epochs; patience is 50.")] = 100,
     seed: SeedOption = 0,
     out: OutOption = Path("crc"),
     device: DeviceOption = "auto",
@@ -235,7 +240,7 @@ def crc(
 
 @reproduce.command()
 def complexity(out: OutOption = Path("complexity")) -> None:
-    """Parameters and multiply-adds of all models, ours and the paper's, and what explains the difference.
+    """Count parameters and multiply-adds of all models, ours and the paper's, and explain the differences.
 
     Writes OUT/complexity.md and complexity.json.
 
@@ -251,10 +256,10 @@ def complexity(out: OutOption = Path("complexity")) -> None:
 def crc_evidence(
     data: Annotated[Path, typer.Option(help="Folder with crc's features.npy and instances.csv.")],
     models: Annotated[
-        str, typer.Option(help="Names, separated by commas; these two must be among them.")
+        str, typer.Option(help="Names, separated by commas; these two must be included.")
     ] = "abmil.gated,car/abmil.gated",
     seeds: Annotated[int, typer.Option(min=1, help="Initialisations of every fold, trained together.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, help="At most this many; patience is 50.")] = 100,
+    epochs: Annotated[int, typer.Option(min=1, help="Maximum number of epochs; patience is 50.")] = 100,
     seed: SeedOption = 0,
     out: OutOption = Path("crc_evidence"),
     device: DeviceOption = "auto",

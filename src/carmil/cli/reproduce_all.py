@@ -1,4 +1,4 @@
-"""carmil reproduce list, carmil reproduce all: every recipe there is."""
+"""carmil reproduce list, carmil reproduce all: all recipes."""
 
 import shlex
 from dataclasses import replace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @reproduce.command("list")
 def list_() -> None:
-    """What there is: every table and figure of the paper with its recipe, and what each runs on.
+    """List every table and figure of the paper with its recipe, and the data each runs on.
 
     Example: carmil reproduce list
     """
@@ -39,10 +39,10 @@ def all_(
     only: Annotated[str, typer.Option(help="Names of recipes, separated by commas.  [default: all]")] = "",
     out: OutOption = Path("paper"),
 ) -> None:
-    """Every recipe, and one page with all tables and figures: OUT/paper.html.
+    """Run every recipe, and write one page with all tables and figures: OUT/paper.html.
 
-    Killed and started again, it goes on with what is not there yet. Recipes share their trained models. A fast look is written
-    to OUT/fast, and some recipes (--only) to a page of their own, OUT/some.html: neither takes the place of the real one.
+    If interrupted, run the same command again to resume. Recipes share their trained models. With --fast the page is in OUT/fast,
+    and with --only it is OUT/some.html, so that neither replaces the complete page.
 
     Example: carmil reproduce all --data DIR --fast
     """
@@ -56,17 +56,17 @@ def all_(
     if request.fast:
         request = replace(request, out=out / "fast")
     page = request.out / ("some.html" if only else "paper.html")
-    sections = reproduce_all(recipes, request, page, command=_again(request, only), say=log)
+    sections = reproduce_all(recipes, request, page, command=_command_line(request, only), say=log)
     typer.echo(f"written: {page}")
     troubled = [section.name for section in sections if section.trouble]
     if troubled:
         raise CarmilError(
-            f"{len(troubled)} of {len(recipes)} recipes could not run ({', '.join(troubled)}): the page says why"
+            f"{len(troubled)} of {len(recipes)} recipes failed ({', '.join(troubled)}): the page says why"
         )
 
 
-def _again(request: "Request", only: str) -> str:
-    """The command that made the page; of a path the last part, since the rest is about the machine."""
+def _command_line(request: "Request", only: str) -> str:
+    """Return the command that wrote the page, with the last part of each path, since the rest depends on the machine."""
     words = ["carmil", "reproduce", "all"]
     words += ["--data", request.data.resolve().name] if request.data is not None else []
     words += ["--only", only] if only else []

@@ -28,9 +28,9 @@ def shift(
 ) -> None:
     """Section 5: which class's logit grows most under the counterfactual attention, and why.
 
-    On Four Bags, and on a cohort of slides with several classes where there is one. The first of several weights and distances
-    is shown with its reasons, each of them has a line. Writes OUT/shift.md, shift.json, shift.png and shift_change.png. Models
-    that table1 has trained into OUT are used again.
+    On Four Bags, and on a cohort of slides with several classes if there is one. Of several weights and distances, the first is
+    analysed in detail, and each has one row. Writes OUT/shift.md, shift.json, shift.png and shift_change.png. Models
+    that table1 trained in OUT are used again.
 
     Examples:
       carmil reproduce shift --data DIR --fast
@@ -60,7 +60,7 @@ def theory(
 ) -> None:
     """The appendix's theory on trained models: does u_cf - u follow -g, and by how much?
 
-    On digit bags and for both distances, beside a shuffled control. Writes OUT/theory.md, theory.json and theory.png.
+    On digit bags and for both distances, with a shuffled control. Writes OUT/theory.md, theory.json and theory.png.
 
     Example: carmil reproduce theory --data DIR --fast
     """
@@ -74,14 +74,12 @@ def theory(
 @of_a_recipe
 def heat_maps(
     words: dict[str, Any],
-    slides: Annotated[
-        Path | None, typer.Option(help="Folder with the slides themselves, to draw over their picture.")
-    ] = None,
+    slides: Annotated[Path | None, typer.Option(help="Folder of the slide files, to draw the maps over them.")] = None,
     out: OutOption = Path("heat_maps"),
 ) -> None:
     """Figures 1b, 5 and 7: maps of several methods on one slide, chosen by a rule.
 
-    Of BRACS where DATA has it, else of another cohort whose tiles have coordinates; without any, of a stand-in made of DATA/crc.
+    Uses BRACS if DATA has it, else another cohort whose tiles have coordinates, else a stand-in made of DATA/crc.
     Writes OUT/heat-maps.md, heat-maps.json and heat_maps.png, and with --slides a large picture too.
 
     Examples:
@@ -91,6 +89,6 @@ def heat_maps(
     from carmil.reproduce import heat_maps as recipe
 
     if slides is not None and not slides.is_dir():
-        raise CarmilError(f"--slides {slides} is no folder: expected one with the slides in it")
+        raise CarmilError(f"--slides {slides} is not a folder: expected the folder of the slide files")
     request = request_in(out, words)
     show_finding("heat-maps", request, recipe.reproduce(request, slides=slides))

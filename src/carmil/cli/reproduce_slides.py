@@ -33,9 +33,9 @@ PLAIN_RECIPES = {
 
     Example: carmil reproduce overview --out overview
     """,
-    "correlations": """Section 6 and Figure 6: how alike ABMIL's, the factual and the counterfactual attention are.
+    "correlations": """Section 6 and Figure 6: how similar ABMIL's, the factual and the counterfactual attention are.
 
-    On a cohort of slides with several classes where there is one, and on Four Bags. Writes OUT/correlations.md,
+    On a cohort of slides with several classes if there is one, and on Four Bags. Writes OUT/correlations.md,
     correlations.json and correlations.png.
 
     Example: carmil reproduce correlations --data DIR --fast
@@ -50,7 +50,7 @@ def table2(
     models: Annotated[str, typer.Option(help="Some of its models, separated by commas.  [default: all]")] = "",
     out: OutOption = Path("table2"),
 ) -> None:
-    """Table 2: five pathology tasks, all methods; CAR beside ABMIL and beside all others, with intervals and tests.
+    """Table 2: five pathology tasks, all methods; CAR compared with ABMIL and with all others, with intervals and tests.
 
     Runs on the cohorts that are in DATA and names the missing ones; without any, on a stand-in made of DATA/crc. If interrupted,
     run the same command again to resume; runs that table3, encoders, hyperparameters or weno left in the same OUT are used again.
