@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from shapely import Polygon, box
+from shapely import MultiPolygon, Polygon, box
 
 from carmil.errors import CarmilError
 from carmil.maps import comparison, legend, painting
@@ -119,6 +119,15 @@ def test_contours_lie_where_the_annotation_is(plain_slide, grid_of_tiles):
     dark = picture.sum(-1) < 200
     assert dark[100, 120:380].all() and dark[120:380, 400].all()
     assert not dark[110:390, 110:390].any() and not dark[:90].any()
+
+
+def test_every_part_of_a_region_is_outlined(plain_slide, grid_of_tiles):
+    slide = plain_slide(1000, 1000)
+    parts = [Region("t", MultiPolygon([box(100, 100, 300, 300), box(600, 600, 800, 800)]))]
+    painter = Painter(slide, grid_of_tiles(slide, 100), tile_maps({"factual": np.zeros(100)}), annotations=parts)
+    (picture,) = painter.paint((0, 0, 1000, 1000), (500, 500), line=3)
+    dark = picture.sum(-1) < 200
+    assert dark[50, 60:140].all() and dark[300, 310:390].all()
 
 
 @pytest.mark.finding(n=3)

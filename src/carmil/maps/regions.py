@@ -31,7 +31,7 @@ class Region:
     @property
     def rings(self) -> list[Ring]:
         """Closed outlines of all parts and holes."""
-        return [shapely.get_coordinates(ring) for ring in shapely.get_rings(self.shape)]
+        return [shapely.get_coordinates(ring) for ring in shapely.get_rings(shapely.get_parts(self.shape))]
 
 
 def polygon(rings: Sequence[Ring], where: str) -> Polygon | MultiPolygon:
