@@ -82,7 +82,7 @@ def test_thresholds_by_hand():
     )
     assert chosen["specificity=0.9"].sensitivity == pytest.approx(2 / 3)
     assert chosen["sensitivity=1"].specificity == pytest.approx(2 / 3)
-    assert all(point.said == "" for point in chosen.values())
+    assert all(point.note == "" for point in chosen.values())
 
 
 def test_of_equally_good_thresholds_the_nearest_to_a_half_wins():
@@ -98,10 +98,10 @@ def test_a_threshold_exists_even_where_p_is_all_zero_or_one():
     labels, p = [0, 1, 0, 1], [1.0, 1.0, 0.0, 0.0]
     everything = threshold(labels, p, "sensitivity=1")
     assert (everything.sensitivity, everything.specificity, everything.threshold) == (1, 0, 0)
-    assert everything.said == "sensitivity=1.0: every validation bag is answered 1 at this threshold"
+    assert everything.note == "sensitivity=1.0: every validation bag is answered 1 at this threshold"
     nothing = threshold(labels, p, "specificity=1")
     assert (nothing.sensitivity, nothing.specificity) == (0, 1)
-    assert "answered 0" in nothing.said
+    assert "answered 0" in nothing.note
     for low in (0.2, 0.3):  # half of the last bit rounds down once, up once
         neighbours = [low, np.nextafter(low, 1)]
         assert threshold([0, 1], neighbours, "balanced").threshold == neighbours[1]
@@ -113,7 +113,7 @@ def test_validation_of_one_class_says_what_it_cannot_do(only):
     for rule, expected in (("balanced", 0.5), ("f1", 0.5), ("fixed", 0.5), ("0.3", 0.3)):
         point = threshold(labels, p, rule)
         assert point.threshold == expected
-        assert f"all validation bags are of class {only}" in point.said
+        assert f"all validation bags are of class {only}" in point.note
         known, unknown = (point.sensitivity, point.specificity)[:: 1 if only else -1]
         assert known == pytest.approx(np.mean((np.array(p) >= expected) == only))
         assert math.isnan(unknown)

@@ -17,7 +17,7 @@ from carmil.reproduce.digits import build, digit_cohorts, digit_methods, point_n
 from carmil.reproduce.method_runs import Method, MethodRun, train_methods
 from carmil.reproduce.paper import PAPER, Figure, figure, figure_text
 from carmil.reproduce.recipes import Finding, Request, write_finding
-from carmil.statistics.resampling import mean_intervals
+from carmil.statistics.bootstrap import mean_intervals
 from carmil.studies.agreement import MapAgreement, run_agreement
 from carmil.tables import ResultTable
 

@@ -23,7 +23,7 @@ from carmil.evidence.sensitivity import logit_sensitivity
 from carmil.models.contract import BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_sum
 from carmil.reproduce.two_branches import Looked, Tested, look
-from carmil.statistics.resampling import mean_intervals
+from carmil.statistics.bootstrap import mean_intervals
 
 Floats = NDArray[np.float64]
 

@@ -1,11 +1,13 @@
 """Resamples of patients, and tests of whether two figures differ. `intervals` has the intervals of a study's figures.
 
-b cases (bags, or patients of several bags), r resamples; differences are first minus second.
+b cases (bags, or patients of several bags), c columns, r resamples; differences are first minus second. Everything that is
+resampled is drawn by `draws`.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +23,7 @@ CHUNK = 2**21  # resampled rows in memory at once
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and where it may lie. `left_out` resamples had no value; `p`, two-sided, is there for a difference."""
+    """A value and its interval. `left_out` resamples had no value; `p`, two-sided, is set for a difference."""
 
     low: float
     high: float
@@ -52,11 +54,10 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Percentile interval of measure(*arrays) over resampled rows, or groups: the slides of a patient go together.
+    """Percentile interval of measure(*arrays) over resampled rows, or groups: the slides of a patient stay together.
 
-    For means and other measures that have no interval of their own: those of a study's figures are in `intervals`. strata: see
-    `draws`. A resample on which the measure is NaN is left out and counted. One row or group says nothing of others: its
-    interval is NaN.
+    For means and other measures without an interval of their own; those of a study's figures are in `intervals`. strata: see
+    `draws`. A resample on which the measure is NaN is left out and counted. The interval of a single row or group is NaN.
     """
     rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
     drawn = draws(len(rows[0]), groups, strata=strata, repeats=repeats, seed=seed)
@@ -64,6 +65,56 @@ def bootstrap(
     taken = (np.repeat(places, count) for counts in drawn for count in counts)
     values = np.array([measure(*(row[at] for row in rows)) for at in taken], dtype=np.float64)
     return percentiles(float(measure(*rows)), values, level)
+
+
+class MeanIntervals(NamedTuple):
+    """The mean of each column and its interval, (c) each."""
+
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+def mean_intervals(
+    values: ArrayLike, *units: ArrayLike, repeats: int = 1000, level: float = 0.95, seed: int = 0
+) -> MeanIntervals:
+    """Means of the columns of values (b, c) without NaN, and their percentiles over resampled units; NaN for a single unit.
+
+    units: (b) each, what a case belongs to, such as its bag. Several kinds, such as bag and model, are drawn independently, and
+    a case counts as often as all its units were drawn together (the crossed bootstrap).
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(numbers)
+    filled = np.where(known, numbers, 0.0)
+    places = [np.unique(np.asarray(unit), return_inverse=True)[1] for unit in units]
+    counts = [int(place.max()) + 1 for place in places]
+    drawn = [
+        np.concatenate([*draws(count, repeats=repeats, seed=(seed, kind))]) if count > 1 else np.ones((repeats, 1))
+        for kind, count in enumerate(counts)
+    ]
+    sums, cases = (_weighted_sums(part, drawn, places) for part in (filled, known))
+    with np.errstate(invalid="ignore"):  # a column without any value, in a resample or at all
+        mean, resampled = filled.sum(0) / known.sum(0), sums / cases
+    low, high = np.full((2, numbers.shape[1]), np.nan)
+    defined = ~np.isnan(mean) & (max(counts) > 1)
+    if defined.any():
+        tails = (1 - level) / 2, (1 + level) / 2
+        low[defined], high[defined] = np.nanquantile(resampled[:, defined], tails, axis=0)
+    return MeanIntervals(mean, low, high)
+
+
+def _weighted_sums(values: NDArray, drawn: list[NDArray], places: list[NDArray[np.int64]]) -> Floats:
+    """Sums (r, c) of values (b, c), each counted as often as all of its units were drawn, (r, units) per kind.
+
+    Cases are first summed by their units, then over one kind of units after the other, so that no weight per case is stored.
+    """
+    kinds = tuple(each.shape[1] for each in drawn)
+    cells = np.zeros((int(np.prod(kinds)), values.shape[1]))
+    np.add.at(cells, np.ravel_multi_index(places, kinds), values)
+    left = (drawn[0].astype(np.float64) @ cells.reshape(kinds[0], -1)).reshape(len(drawn[0]), *kinds[1:], -1)
+    for each in drawn[1:]:
+        left = np.einsum("rj,rj...->r...", each, left)
+    return left
 
 
 def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
@@ -103,7 +154,7 @@ def holm(p_values: ArrayLike) -> Floats:
 
 
 def two_class_cases(labels: ArrayLike, **scores: ArrayLike) -> tuple[NDArray, ...]:
-    """(b) labels as bool and (b) scores, or one line about what is wrong with them."""
+    """(b) labels as bool and (b) scores. Refuses labels other than 0 and 1."""
     given = np.asarray(labels)
     measured = {name: finite_numbers(values, name) for name, values in scores.items()}
     _same_length(labels=given, **measured)
@@ -130,12 +181,17 @@ def finite_numbers(values: ArrayLike, name: str) -> Floats:
 
 
 def draws(
-    b: int, groups: ArrayLike | None = None, *, strata: ArrayLike | None = None, repeats: int, seed: int
+    b: int,
+    groups: ArrayLike | None = None,
+    *,
+    strata: ArrayLike | None = None,
+    repeats: int,
+    seed: int | tuple[int, ...],
 ) -> Iterator[NDArray[np.int64]]:
-    """(some of r, b) how often each row is in a resample, as many resamples at once as memory likes; none of a single unit.
+    """Yield (part of r, b) how often each row is in a resample, in parts that fit into memory; nothing for a single unit.
 
     strata (b): numbers, such as classes. Units of one stratum are drawn among themselves, so that no resample lacks it; a group
-    with rows of several counts as the largest of them, as in the folds.
+    with rows of several strata belongs to the largest of them, as in the folds.
     """
     unit = np.arange(b) if groups is None else _units(groups, b)
     units = int(unit.max()) + 1
@@ -161,7 +217,7 @@ def draws(
 
 
 def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
-    """(b) which group a row is of, counted from 0."""
+    """(b) the group of each row, counted from 0."""
     import pandas as pd
 
     given = np.asarray(groups)
@@ -173,7 +229,7 @@ def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
 
 
 def percentiles(value: float, of_resamples: Floats, level: float = 0.95, *, against_zero: bool = False) -> Interval:
-    """The interval of a value from what it is on resamples, those where it is NaN left out; of a difference p, too."""
+    """The interval of a value from its values on resamples, without NaN; for a difference also p."""
     tail = (1 - checked_level(level)) / 2
     values = of_resamples[~np.isnan(of_resamples)]
     left_out = len(of_resamples) - len(values)
@@ -207,15 +263,15 @@ def _rows(**arrays: ArrayLike) -> tuple[NDArray, ...]:
 
 def _same_length(**arrays: NDArray) -> None:
     (first, expected), *others = ((name, len(np.atleast_1d(array))) for name, array in arrays.items())
-    for name, found in others:
-        if found != expected:
+    for name, length in others:
+        if length != expected:
             raise CarmilError(
-                f"{first} has {expected} entries, {name} {found}: expected the same cases in the same order"
+                f"{first} has {expected} entries, {name} {length}: expected the same cases in the same order"
             )
 
 
 def checked_level(level: float) -> float:
-    """The level of an interval, or one line about what is wrong with it."""
+    """The level of an interval. Refuses one outside 0 to 1."""
     if not 0 < level < 1:
         raise CarmilError(f"a level of {level:g}: expected a number between 0 and 1, such as 0.95")
     return level

@@ -1,4 +1,4 @@
-"""Does 80% mean right four times in five? b bags, k classes."""
+"""Calibration: whether an answer of 80 % is right four times in five. b bags, k classes."""
 
 from dataclasses import dataclass
 
@@ -36,9 +36,9 @@ class Reliability:
 
 
 def reliability(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, adaptive: bool = False) -> Reliability:
-    """Bins of the likeliest class' probability: of equal width, or `adaptive`, at its quantiles, of equal mass.
+    """Accuracy by the probability of the likeliest class, in bins of equal width or, `adaptive`, of equal mass.
 
-    A bin has its upper edge in it. Equal probabilities are never parted: adaptive bins may differ in mass, or be empty.
+    A bin includes its upper edge. Equal probabilities share a bin, so that adaptive bins may differ in mass, or be empty.
     """
     if bins < 1:
         raise CarmilError(f"{bins} bins: expected at least one")
@@ -61,15 +61,8 @@ def brier(probabilities: ArrayLike, labels: ArrayLike) -> float:
     return float((squared[:, 1] if given.shape[1] == 2 else squared.sum(1)).mean())
 
 
-def negative_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Mean -log p of the true class; a p of 0 counts as float64's eps, so that one bag does not make it infinite."""
-    given, truth = _cases(probabilities, labels)
-    of_truth = given[np.arange(len(truth)), truth]
-    return float(-np.log(of_truth.clip(np.finfo(np.float64).eps)).mean())
-
-
 def class_probabilities(probabilities: ArrayLike) -> Floats:
-    """(b, k) float64, or one line about what is wrong with them."""
+    """(b, k) float64. Refuses what are not probabilities."""
     try:
         given = np.asarray(probabilities, dtype=np.float64)
     except (TypeError, ValueError):
@@ -101,7 +94,7 @@ def _cases(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray
 
 
 def cross_entropies(probabilities: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
-    """Of the probabilities (b, k), and of always answering how common each class is among these cases."""
+    """The cross-entropy of the probabilities (b, k), and that of always predicting the class frequencies of these cases."""
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     shares = np.bincount(y) / len(y)
     given = p[np.arange(len(y)), y].clip(1e-12)

@@ -1,4 +1,4 @@
-"""From a probability to an answer: the threshold, chosen on validation bags, and the answers better not given.
+"""From a probability to an answer: the threshold, chosen on validation bags, and the confidence below which none is given.
 
 b bags, k classes. Of two classes p is the probability of class 1, and the answer is 1 if p >= threshold.
 """
@@ -87,7 +87,7 @@ class OperatingPoint:
     rule: Rule
     sensitivity: float
     specificity: float
-    said: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,28 +132,28 @@ def threshold(labels: ArrayLike, p: ArrayLike, rule: str | Rule) -> OperatingPoi
     are there for what no other threshold reaches.
     """
     rule = Rule.parse(rule) if isinstance(rule, str) else rule
-    truth, given = _cases(labels, p)
-    chosen, said = rule.value, ""
+    truth, values = _cases(labels, p)
+    chosen, note = rule.value, ""
     if truth.all() or not truth.any():
-        said = _one_class(rule, int(truth[0]))
+        note = _one_class(rule, int(truth[0]))
     elif rule.name != "fixed":
-        chosen = _best(rule, truth, given)
-        if chosen <= given.min() or chosen > given.max():
-            said = f"{rule}: every validation bag is answered {int(chosen <= given.min())} at this threshold"
-    reached = _Answers.at(np.array([chosen]), truth, given)
+        chosen = _best(rule, truth, values)
+        if chosen <= values.min() or chosen > values.max():
+            note = f"{rule}: every validation bag is answered {int(chosen <= values.min())} at this threshold"
+    reached = _Answers.at(np.array([chosen]), truth, values)
     return OperatingPoint(
         threshold=float(chosen),
         rule=rule,
         sensitivity=float(reached.sensitivity[0]),
         specificity=float(reached.specificity[0]),
-        said=said,
+        note=note,
     )
 
 
 def at_threshold(labels: ArrayLike, p: ArrayLike, threshold: float) -> dict[str, float]:
     """What the answers are worth at a threshold; NaN for a share of nothing, or a mean over a class without bags."""
-    truth, given = _cases(labels, p)
-    found = _Answers.at(np.array([_finite(threshold)]), truth, given)
+    truth, values = _cases(labels, p)
+    found = _Answers.at(np.array([_finite(threshold)]), truth, values)
     measured = {
         "sensitivity": found.sensitivity,
         "specificity": found.specificity,
@@ -168,13 +168,13 @@ def at_threshold(labels: ArrayLike, p: ArrayLike, threshold: float) -> dict[str,
 
 def confidence(probabilities: ArrayLike, threshold: float | None = None) -> Floats:
     """(b) how far an answer is from another: |p - threshold| of p (b) or (b, 2), the likeliest's lead of (b, k)."""
-    given = np.asarray(probabilities)
-    if given.ndim == 2 and given.shape[1] != 2:
+    values = np.asarray(probabilities)
+    if values.ndim == 2 and values.shape[1] != 2:
         if threshold is not None:
-            raise CarmilError(f"a threshold for {given.shape[1]} classes: it belongs to two; leave it out")
-        second, likeliest = np.sort(class_probabilities(given), axis=1)[:, -2:].T
+            raise CarmilError(f"a threshold for {values.shape[1]} classes: it belongs to two; leave it out")
+        second, likeliest = np.sort(class_probabilities(values), axis=1)[:, -2:].T
         return likeliest - second
-    p = class_probabilities(given)[:, 1] if given.ndim == 2 else _probabilities(given)
+    p = class_probabilities(values)[:, 1] if values.ndim == 2 else _probabilities(values)
     return np.abs(p - (0.5 if threshold is None else _finite(threshold)))
 
 
@@ -188,7 +188,7 @@ def abstention(probabilities: ArrayLike, share: float, threshold: float | None =
 
 
 def answered(probabilities: ArrayLike, cut: float, threshold: float | None = None) -> NDArray[np.bool_]:
-    """(b) is the answer confident enough to be given? `cut` is from `abstention`, with the same threshold."""
+    """(b) whether an answer is confident enough to be given. `cut` comes from `abstention`, with the same threshold."""
     return confidence(probabilities, threshold) >= _finite(cut, "cut")
 
 
@@ -226,19 +226,19 @@ def _one_class(rule: Rule, only: int) -> str:
 
 
 def _cases(labels: ArrayLike, p: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
-    truth, given = two_class_cases(labels, p=p)
-    return truth, _probabilities(given)
+    truth, values = two_class_cases(labels, p=p)
+    return truth, _probabilities(values)
 
 
 def _probabilities(p: ArrayLike) -> Floats:
     """(b) p of class 1 in [0, 1]."""
-    given = finite_numbers(p, "p")
-    if not len(given):
+    values = finite_numbers(p, "p")
+    if not len(values):
         raise CarmilError("p is empty: expected the probability of class 1 of at least one bag")
-    outside = ~((given >= 0) & (given <= 1))
+    outside = ~((values >= 0) & (values <= 1))
     if outside.any():
-        raise CarmilError(f"p is {given[outside][0]:g} at bag {outside.argmax()}: expected a probability from 0 to 1")
-    return given
+        raise CarmilError(f"p is {values[outside][0]:g} at bag {outside.argmax()}: expected a probability from 0 to 1")
+    return values
 
 
 def _ratio(part: NDArray, whole: NDArray) -> Floats:

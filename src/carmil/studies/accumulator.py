@@ -11,8 +11,8 @@ from torch import Tensor
 
 from carmil.runs.facts import SlideMean
 from carmil.runs.faithfulness import Band
+from carmil.statistics.bootstrap import mean_intervals
 from carmil.statistics.performance import bag_auc
-from carmil.statistics.resampling import mean_intervals
 from carmil.studies.figures import mean_interval
 
 Floats = NDArray[np.float64]

@@ -183,7 +183,7 @@ def _fold_model(kept: SelectedModel, point: GridPoint, chosen: _Point) -> FoldMo
             "rule": str(at.rule),
             "validation_sensitivity": at.sensitivity,
             "validation_specificity": at.specificity,
-            "threshold_note": at.said,
+            "threshold_note": at.note,
         }
     )
     return FoldModel(

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from carmil.statistics.bootstrap import bootstrap
-from carmil.statistics.resampling import mean_intervals
+from carmil.statistics.bootstrap import bootstrap, draws, mean_intervals
 
 
 def test_rows_resampled_one_by_one_have_the_interval_of_the_plain_bootstrap():
@@ -14,7 +13,7 @@ def test_rows_resampled_one_by_one_have_the_interval_of_the_plain_bootstrap():
 
 
 def test_cases_of_one_bag_are_drawn_together():
-    """Ten copies of a bag's value tell no more than the value once."""
+    """Ten copies of a value are no more evidence than one."""
     values = np.random.default_rng(0).normal(size=50)
     once = mean_intervals(values[:, None], np.arange(50))
     copied = mean_intervals(np.repeat(values, 10)[:, None], np.repeat(np.arange(50), 10))
@@ -45,12 +44,10 @@ def test_a_case_counts_as_often_as_its_bag_and_its_seed_were_drawn_together():
     bags, seeds = rng.integers(0, 7, size=(2, 25))
     values = rng.normal(size=(25, 3))
     values[rng.random(values.shape) < 0.2] = np.nan
-    draws = np.random.default_rng(0)
     weights = np.ones((1000, 25))
-    for unit in (bags, seeds):
+    for kind, unit in enumerate((bags, seeds)):
         which = np.unique(unit, return_inverse=True)[1]
-        count = which.max() + 1
-        weights *= draws.multinomial(count, np.full(count, 1 / count), size=1000)[:, which]
+        weights *= np.concatenate([*draws(which.max() + 1, repeats=1000, seed=(0, kind))])[:, which]
     with np.errstate(invalid="ignore"):
         each = (weights @ np.nan_to_num(values)) / (weights @ ~np.isnan(values))
     found = mean_intervals(values, bags, seeds)
@@ -58,6 +55,6 @@ def test_a_case_counts_as_often_as_its_bag_and_its_seed_were_drawn_together():
     assert np.allclose([found.low, found.high], np.nanquantile(each, (0.025, 0.975), axis=0))
 
 
-def test_one_unit_says_nothing_of_others():
+def test_the_interval_of_a_single_unit_is_nan():
     mean, low, high = mean_intervals(np.array([[1.0], [3.0]]), np.zeros(2))
     assert mean.tolist() == [2.0] and np.isnan([low, high]).all()
