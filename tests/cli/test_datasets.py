@@ -75,7 +75,7 @@ def test_check_counts_what_is_there_and_is_content_with_what_is_not(said, table:
     [
         (("show", "bracks"), "unknown dataset 'bracks'; did you mean 'bracs'?"),
         (("check", "nowhere"), "nowhere is not a folder"),
-        (("labels", "brca", "--from", "nowhere.csv", "--out", "data"), "nowhere.csv: there is no such file"),
+        (("labels", "brca", "--from", "nowhere.csv", "--out", "data"), "nowhere.csv: does not exist"),
     ],
 )
 def test_bad_words_are_one_line_and_status_2(said, words: tuple[str, ...], told: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from carmil.datasets.paper_cohorts import dataset_named
-from carmil.datasets.paper_labels import Built, Line, build_labels, labels_text
+from carmil.datasets.paper_labels import LabelRow, PaperLabels, build_labels, labels_text
 from carmil.errors import CarmilError
 
 MAF = """#version gdc-1.0.0
@@ -21,7 +21,7 @@ REFERENCE = "test_001,Tumor,IDC,Macro\ntest_002,Normal,None,None\ntest_003,Norma
 def build(tmp_path: Path):
     """Labels of a cohort, of tables given as text; a word before = names a class."""
 
-    def built(name: str, *texts: str, label: str | None = None) -> Built:
+    def built(name: str, *texts: str, label: str | None = None) -> PaperLabels:
         words = []
         for i, text in enumerate(texts):
             one, sign, rest = text.partition("=")
@@ -33,13 +33,16 @@ def build(tmp_path: Path):
     return built
 
 
-def labels(built: Built) -> dict[str, str]:
+def labels(built: PaperLabels) -> dict[str, str]:
     return {line.slide: line.label for line in built.lines}
 
 
 def test_a_table_of_cases_without_a_header_is_read_whole(build) -> None:
     built = build("brca", "TCGA-E2-A154,IDC\nTCGA-AO-A0J6,ILC\n")
-    assert built.lines == (Line("TCGA-E2-A154", "TCGA-E2-A154", "IDC"), Line("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"))
+    assert built.lines == (
+        LabelRow("TCGA-E2-A154", "TCGA-E2-A154", "IDC"),
+        LabelRow("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"),
+    )
 
 
 def test_slides_keep_their_names_and_samples_become_cases(build) -> None:
@@ -48,8 +51,8 @@ def test_slides_keep_their_names_and_samples_become_cases(build) -> None:
         "slide,label\nTCGA-E2-A154-01Z-00-DX1.0D28.svs,IDC\nTCGA-AO-A0J6-01A,ILC\n",
     )
     assert built.lines == (
-        Line("TCGA-E2-A154-01Z-00-DX1.0D28", "TCGA-E2-A154", "IDC"),
-        Line("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"),
+        LabelRow("TCGA-E2-A154-01Z-00-DX1.0D28", "TCGA-E2-A154", "IDC"),
+        LabelRow("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"),
     )
 
 
@@ -61,9 +64,9 @@ def test_a_clinical_table_with_comments_on_top_is_read_by_what_is_in_it(build) -
     )
     built = build("brca", text)
     assert labels(built) == {"TCGA-E2-A154": "IDC", "TCGA-AO-A0J6": "ILC"}
-    assert "table0.csv: ids from column 'PATIENT_ID', labels from 'HISTOLOGICAL'" in built.said
-    assert "table0.csv: 1 line of none of the classes left out ('Mixed Histology' 1)" in built.said
-    assert "table0.csv: 1 line without an id in column 'PATIENT_ID' left out" in built.said
+    assert "table0.csv: ids from column 'PATIENT_ID', labels from 'HISTOLOGICAL'" in built.notes
+    assert "table0.csv: 1 row of none of the classes left out ('Mixed Histology' 1)" in built.notes
+    assert "table0.csv: 1 line without an id in column 'PATIENT_ID' left out" in built.notes
 
 
 def test_a_table_may_be_of_one_class_if_it_is_said_which(build) -> None:
@@ -82,7 +85,7 @@ def test_a_maf_tells_who_is_mutated_and_silent_changes_do_not_count(build) -> No
 def test_a_list_of_cases_says_who_was_sequenced(build) -> None:
     built = build("luad_tp53", MAF, "case\nTCGA-05-0001\nTCGA-05-0009\n")
     assert labels(built) == {"TCGA-05-0001": "1 mutated", "TCGA-05-0009": "0 wild type"}
-    assert any("2 cases of the mutation table are in no list" in line for line in built.said)
+    assert any("2 cases of the mutation table are in no list" in line for line in built.notes)
 
 
 def test_mutations_of_one_gene_alone_do_not_tell_who_was_sequenced(build) -> None:
@@ -110,16 +113,16 @@ def test_bracs_own_table_gives_types_patients_and_the_official_split(build) -> N
         "WSI Filename,Patient Id,WSI label,Set\nBRACS_1,7,FEA,Training\nBRACS_2,7,ADH,Training\nBRACS_3,8,N,Testing\n"
     )
     assert build("bracs", text).lines == (
-        Line("BRACS_1", "7", "4 FEA", "train"),
-        Line("BRACS_2", "7", "3 ADH", "train"),
-        Line("BRACS_3", "8", "0 N", "test"),
+        LabelRow("BRACS_1", "7", "4 FEA", "train"),
+        LabelRow("BRACS_2", "7", "3 ADH", "train"),
+        LabelRow("BRACS_3", "8", "0 N", "test"),
     )
 
 
 def test_bracs_numbers_are_in_its_own_order_and_that_is_said(build) -> None:
     built = build("bracs", "slide_id,split,label\nBRACS_1,train,3\nBRACS_2,val,4\nBRACS_3,test,0\n")
     assert labels(built) == {"BRACS_1": "4 FEA", "BRACS_2": "3 ADH", "BRACS_3": "0 N"}
-    assert any("3 is FEA and 4 is ADH" in line for line in built.said)
+    assert any("3 is FEA and 4 is ADH" in line for line in built.notes)
 
 
 def test_bracs_without_a_split_is_one_line(build) -> None:
@@ -162,10 +165,10 @@ def test_what_does_not_fit_is_one_line(build, name: str, text: str, told: str) -
 
 def test_labels_csv_has_a_split_only_where_there_is_one() -> None:
     assert (
-        labels_text([Line("a", "p", "N, or so"), Line("b", "p", "IC")])
+        labels_text([LabelRow("a", "p", "N, or so"), LabelRow("b", "p", "IC")])
         == 'slide,patient,label\na,p,"N, or so"\nb,p,IC\n'
     )
-    assert labels_text([Line("a", "p", "N", "train")]) == "slide,patient,label,split\na,p,N,train\n"
+    assert labels_text([LabelRow("a", "p", "N", "train")]) == "slide,patient,label,split\na,p,N,train\n"
 
 
 def test_the_tables_found_in_the_wild_have_the_papers_counts_but_for_one_slide_of_bracs(shared_data: Path) -> None:

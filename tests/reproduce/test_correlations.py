@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from carmil.reproduce import correlations, digits, slide_cohorts
-from carmil.reproduce.correlations import PAIRS, Alike
+from carmil.reproduce.correlations import PAIRS, MapCorrelations
 from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.two_branches import look, models_of_run
@@ -19,7 +19,7 @@ from .small_cohorts import make_cohort
 def alike(f_abmil, f_cf):
     values = {pair: [np.array([0.1, np.nan])] for pair in PAIRS}
     values["ABMIL", "F"], values["F", "CF"] = f_abmil, f_cf
-    return Alike("made", "l1", {"spearman": values, "pearson": values})
+    return MapCorrelations("made", "l1", {"spearman": values, "pearson": values})
 
 
 def test_figures_are_means_over_bags_spread_over_models_and_over_bags():
@@ -31,9 +31,9 @@ def test_figures_are_means_over_bags_spread_over_models_and_over_bags():
 
 
 def test_words_follow_the_figures():
-    said = correlations._said(alike([np.array([0.9])], [np.array([-0.7])]))
+    said = correlations._summary(alike([np.array([0.9])], [np.array([-0.7])]))
     assert "F and ABMIL are nearly the same order (0.90)" in said and "F and CF opposed (-0.70)" in said
-    assert "no order to compare" in correlations._said(alike([np.array([np.nan])], [np.array([0.0])]))
+    assert "no order to compare" in correlations._summary(alike([np.array([np.nan])], [np.array([0.0])]))
 
 
 def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def test_the_bag_is_drawn_as_the_trained_model_sees_it(tmp_path, monkeypatch):
     monkeypatch.setattr(overview, "SIZES", (60, 20, 30))
     monkeypatch.setattr(overview, "FAST_EPOCHS", 3)
     request = Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True)
-    bag, said = overview.seen_bag(request)
+    bag, description = overview.example_bag(request)
     assert bag.attention.sum() == pytest.approx(1, abs=1e-5) and bag.counterfactual.sum() == pytest.approx(1, abs=1e-5)
     assert bag.pictures.shape == (30, 28, 28)
     before, after = torch.tensor(bag.logits), torch.tensor(bag.counterfactual_logits)
@@ -42,7 +42,7 @@ def test_the_bag_is_drawn_as_the_trained_model_sees_it(tmp_path, monkeypatch):
     assert bag.terms[0] == pytest.approx(float(torch.nn.functional.cross_entropy(before, label)), abs=1e-5)
     assert bag.terms[1] == pytest.approx(float(torch.nn.functional.cross_entropy(before - after, label)), abs=1e-5)
     found = overview.reproduce(request)
-    assert said in found.lines[1] and found.pictures[0].path.is_file()
+    assert description in found.lines[1] and found.pictures[0].path.is_file()
     assert json.loads((request.out / "overview.json").read_text())["parameters"] == 657_412
 
 

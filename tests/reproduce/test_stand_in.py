@@ -102,7 +102,7 @@ def test_where_uni_is_asked_for_it_is_said_that_features_are_others(crc: Path, o
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("instance_id,patient_id,is_cancerous\n1,1,0\n2,1,1\n", "expected a column 'cell_type'"),
+        ("instance_id,patient_id,is_cancerous\n1,1,0\n2,1,1\n", "0 patients have nuclei of known kind, too few"),
         ("patient_id,cell_type,is_cancerous\n1,epithelial,maybe\n2,,1\n", "is_cancerous must be 0 or 1"),
         ("patient_id,cell_type,is_cancerous\n1,neuron,0\n2,,1\n", "cell_type 'neuron' is not one of"),
     ],

@@ -86,7 +86,7 @@ def dataset_labels(
     lines = built.lines
     parts = tuple(line.split for line in lines) if one.official else None
     counted = LabelledSlides(tuple(line.label for line in lines), tuple(line.patient for line in lines), parts)
-    for line in (*built.said, *count_notes(one, counted)):
+    for line in (*built.notes, *count_notes(one, counted)):
         log(line)
     typer.echo(f"written: {path}, {len(lines)} rows of {len(set(counted.patients))} patients")
 

@@ -1,6 +1,6 @@
-"""The five cohorts of slides in the paper: what each asks, how many slides it has there, where it is had and under what terms.
+"""The five cohorts of slides in the paper: the question, the number of slides, the source and its terms.
 
-Classes are in the paper's order, with the number of slides it counts; CAMELYON16 has them for train and test.
+Classes are in the paper's order, with its number of slides; of CAMELYON16 also for train and test.
 """
 
 import re
@@ -14,7 +14,7 @@ GDC = "https://portal.gdc.cancer.gov"
 
 @dataclass(frozen=True)
 class Class:
-    """One class: what it is called in labels.csv, how often the paper has it, other words for it (in small letters)."""
+    """One class: its name in labels.csv, the paper's number of slides, and other words for it in lower case."""
 
     name: str
     slides: int
@@ -23,7 +23,7 @@ class Class:
 
 @dataclass(frozen=True)
 class Dataset:
-    """measures, official, seeds, lr: the paper's protocol. tables: what `carmil dataset labels` makes labels.csv of."""
+    """measures, official, seeds, lr: the paper's protocol. tables: what `carmil dataset labels` reads."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Dataset:
         return sum(one.slides for one in self.classes)
 
     def class_of(self, word: str) -> Class | None:
-        """The class that a word means; a path with Type_ADH in it, as BRACS has them, means ADH."""
+        """The class of a word; a path with Type_ADH in it, as BRACS has them, is of ADH."""
         word = word.strip().casefold()
         for one in self.classes:
             if word in (one.name.casefold(), *one.words):
@@ -54,7 +54,7 @@ class Dataset:
 
     @property
     def counted(self) -> str:
-        """What the paper counts, in words."""
+        """The paper's counts, in words."""
         whole = ", ".join(f"{one.name} {one.slides}" for one in self.classes)
         parts = "; ".join(f"{part} {sum(counts)}" for part, counts in self.parts)
         return f"{self.slides} slides: {whole}" + (f" ({parts})" if parts else "")

@@ -1,7 +1,7 @@
-"""labels.csv of the paper's cohorts, made of the tables that people have.
+"""labels.csv of the paper's cohorts, built from published tables.
 
-Columns are found by what is in them: the one with the cohort's slide names or barcodes, the one with words for its classes. A
-table may have a header or not. What is left out is said.
+Columns are recognised by their content: slide names or barcodes of the cohort, and words for its classes. A table may have a
+header or not. Notes say what was taken and what was left out.
 """
 
 import re
@@ -25,19 +25,19 @@ _IDS = {
     "camelyon16": re.compile(r"(normal|tumor|test)_\d+", re.IGNORECASE),
 }
 _TCGA = re.compile(_CASE, re.IGNORECASE)
-# BRACS numbers its seven types in this order, the paper has the fourth and the fifth the other way round.
+# BRACS numbers its seven types in this order; the paper swaps the fourth and the fifth.
 _NUMBERED = {"bracs": ("0 N", "1 PB", "2 UDH", "4 FEA", "3 ADH", "5 DCIS", "6 IC")}
-_FIRST = 1000  # lines that are looked at for ids: a MAF has hundreds of thousands, and a hundred columns
+_FIRST = 1000  # rows searched for ids: a MAF has hundreds of thousands, and a hundred columns
 _GENE = "TP53"
-# What a MAF calls changes that leave the protein as it is.
+# Variant classes of a MAF that leave the protein unchanged.
 _SILENT = {"silent", "intron", "3'utr", "5'utr", "3'flank", "5'flank", "igr", "rna", "lincrna"}
 _NOT_SEQUENCED = {"ns", "na", "nan", "not profiled", ""}
 _WILD = {"wt", "wild type", "wild-type", "wildtype", "no mutation", "0", "no", "false"}
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of labels.csv."""
+class LabelRow:
+    """One row of labels.csv."""
 
     slide: str
     patient: str
@@ -46,16 +46,16 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Built:
-    """The lines, and in plain sentences what was taken for what and what was left out."""
+class PaperLabels:
+    """The rows, and notes on what was taken and what was left out."""
 
-    lines: tuple[Line, ...]
-    said: tuple[str, ...]
+    lines: tuple[LabelRow, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Table:
-    """A table with the place of its ids; `rows` are those that have one. given: the class of all of them, if it was said."""
+class _SourceTable:
+    """A table: its rows with an id, and the column of ids. given: the class of all rows, where CLASS=FILE names it."""
 
     path: Path
     header: list[str]
@@ -67,26 +67,26 @@ class _Table:
         return [row[number] for row in self.rows]
 
 
-def build_labels(dataset: Dataset, given: Sequence[str], *, label: str | None = None) -> Built:
-    """The labels in tables, each FILE or CLASS=FILE where all of a table is of one class. label: name of the column of labels."""
-    said: list[str] = []
-    tables = [_table(dataset, word, said) for word in given]
+def build_labels(dataset: Dataset, given: Sequence[str], *, label: str | None = None) -> PaperLabels:
+    """Build the labels from tables, each FILE, or CLASS=FILE where a table is of one class. label: the column of labels."""
+    notes: list[str] = []
+    tables = [_table(dataset, word, notes) for word in given]
     if dataset.name == "luad_tp53" and (mutations := [table for table in tables if _gene_column(table) is not None]):
-        lines = _from_mutations(dataset, mutations, [table for table in tables if table not in mutations], said)
+        lines = _mutation_rows(dataset, mutations, [table for table in tables if table not in mutations], notes)
     else:
-        lines = [line for table in tables for line in _from_words(dataset, table, label, said)]
-    once = _once(lines)
+        lines = [line for table in tables for line in _labelled_rows(dataset, table, label, notes)]
+    once = _unique(lines)
     if len({line.label for line in once}) < 2:
         raise CarmilError(
             f"{', '.join(given)}: {plural(len(once), 'slide')} of {len({line.label for line in once})} class of {dataset.title}; "
             f"expected at least two of {', '.join(one.name for one in dataset.classes)}; "
             "name the column with --label, or give another table"
         )
-    return Built(tuple(_with_split(dataset, once)), tuple(said))
+    return PaperLabels(tuple(_with_split(dataset, once)), tuple(notes))
 
 
-def labels_text(lines: Sequence[Line]) -> str:
-    """What labels.csv holds."""
+def labels_text(lines: Sequence[LabelRow]) -> str:
+    """The text of labels.csv."""
     columns = ["slide", "patient", "label", *(["split"] if any(line.split for line in lines) else [])]
     return csv_text(
         [columns, *([getattr(line, column) for column in columns] for line in lines)],
@@ -94,7 +94,7 @@ def labels_text(lines: Sequence[Line]) -> str:
     )
 
 
-def _table(dataset: Dataset, word: str, said: list[str]) -> _Table:
+def _table(dataset: Dataset, word: str, notes: list[str]) -> _SourceTable:
     before, sign, after = word.partition("=")
     one = dataset.class_of(before) if sign else None
     path = Path(after if one is not None else word)
@@ -103,7 +103,7 @@ def _table(dataset: Dataset, word: str, said: list[str]) -> _Table:
     width, first = range(len(cells[0])), cells[:_FIRST]
     found = {n: sum(bool(pattern.match(bare_id(row[n]))) for row in first) for n in width}
     exact = {n: sum(bool(_SLIDE_OF_CASE.match(bare_id(row[n]))) for row in first) for n in width}
-    # A column of slides is better than one of cases; names better than the paths that hold them.
+    # Slides are preferred to cases, and names to paths.
     ids = max(width, key=lambda n: (exact[n], found[n], -sum("/" in row[n] for row in first), -n))
     if not found[ids]:
         raise CarmilError(
@@ -114,18 +114,18 @@ def _table(dataset: Dataset, word: str, said: list[str]) -> _Table:
     header = cells[0] if headed else [f"column {n + 1}" for n in width]
     rows = [row for row in cells[headed:] if pattern.match(bare_id(row[ids]))]
     if lost := len(cells) - headed - len(rows):
-        said.append(f"{path.name}: {plural(lost, 'line')} without an id in column {header[ids]!r} left out")
-    return _Table(path, header, rows, ids, one)
+        notes.append(f"{path.name}: {plural(lost, 'row')} without an id in column {header[ids]!r} left out")
+    return _SourceTable(path, header, rows, ids, one)
 
 
-def _from_words(dataset: Dataset, table: _Table, label: str | None, said: list[str]) -> list[Line]:
-    """A class for each line whose label is a word for one."""
+def _labelled_rows(dataset: Dataset, table: _SourceTable, label: str | None, notes: list[str]) -> list[LabelRow]:
+    """Label the rows whose word is known."""
     if table.given is not None:
         classes: list[Class | None] = [table.given] * len(table.rows)
     elif dataset.name == "camelyon16":
-        classes = _of_camelyon(dataset, table, label, said)
+        classes = _of_camelyon(dataset, table, label, notes)
     else:
-        classes = _labelled(dataset, table, _label_column(dataset, table, label), said)
+        classes = _classes(dataset, table, _label_column(dataset, table, label), notes)
     splits = _splits(dataset, table)
     whose = _patient_column(table)
     lines = []
@@ -135,16 +135,16 @@ def _from_words(dataset: Dataset, table: _Table, label: str | None, said: list[s
     return lines
 
 
-def _line(name: str, label: str, split: str = "", patient: str | None = None) -> Line:
-    """A TCGA barcode names the patient; one of a sample, not a slide, is cut to the case."""
+def _line(name: str, label: str, split: str = "", patient: str | None = None) -> LabelRow:
+    """A TCGA barcode names the patient; one of a sample, not of a slide, is cut to the case."""
     slide = bare_id(name)
     if case := _TCGA.match(slide):
         whose = case[0].upper()
-        return Line(slide if _SLIDE_OF_CASE.match(slide) else whose, whose, label, split)
-    return Line(slide, patient or slide, label, split)
+        return LabelRow(slide if _SLIDE_OF_CASE.match(slide) else whose, whose, label, split)
+    return LabelRow(slide, patient or slide, label, split)
 
 
-def _label_column(dataset: Dataset, table: _Table, label: str | None) -> int:
+def _label_column(dataset: Dataset, table: _SourceTable, label: str | None) -> int:
     if label is not None:
         alike = [n for n, name in enumerate(table.header) if name.casefold() == label.casefold()]
         if len(alike) != 1:
@@ -172,35 +172,37 @@ def _label_column(dataset: Dataset, table: _Table, label: str | None) -> int:
     return best[0]
 
 
-def _labelled(dataset: Dataset, table: _Table, column: int, said: list[str]) -> list[Class | None]:
+def _classes(dataset: Dataset, table: _SourceTable, column: int, notes: list[str]) -> list[Class | None]:
     words = table.column(column)
     classes = [dataset.class_of(word) for word in words]
     if dataset.name in _NUMBERED and not any(classes) and set(words) <= set("0123456"):
         by_name = {one.name: one for one in dataset.classes}
         classes = [by_name[_NUMBERED[dataset.name][int(word)]] for word in words]
-        said.append(f"{table.path.name}: numbers are taken in {dataset.title}'s own order, 3 is FEA and 4 is ADH")
-    said.append(f"{table.path.name}: ids from column {table.header[table.ids]!r}, labels from {table.header[column]!r}")
+        notes.append(f"{table.path.name}: numbers are taken in {dataset.title}'s own order, 3 is FEA and 4 is ADH")
+    notes.append(
+        f"{table.path.name}: ids from column {table.header[table.ids]!r}, labels from {table.header[column]!r}"
+    )
     if lost := Counter(word for word, one in zip(words, classes, strict=True) if one is None):
         kinds = ", ".join(f"{word or 'nothing'!r} {count}" for word, count in lost.most_common(3))
-        said.append(f"{table.path.name}: {plural(lost.total(), 'line')} of none of the classes left out ({kinds})")
+        notes.append(f"{table.path.name}: {plural(lost.total(), 'row')} of none of the classes left out ({kinds})")
     return classes
 
 
-def _of_camelyon(dataset: Dataset, table: _Table, label: str | None, said: list[str]) -> list[Class | None]:
-    """A training slide's name says what it is; a test slide's does not."""
+def _of_camelyon(dataset: Dataset, table: _SourceTable, label: str | None, notes: list[str]) -> list[Class | None]:
+    """The name of a training slide is its class; a test slide needs a label."""
     by_name = {one.name: one for one in dataset.classes}
     kinds = [bare_id(row[table.ids]).casefold().partition("_")[0] for row in table.rows]
     tests = [i for i, kind in enumerate(kinds) if kind == "test"]
     classes = [by_name.get(kind) for kind in kinds]
     if tests:
         part = replace(table, rows=[table.rows[i] for i in tests])
-        for i, one in zip(tests, _labelled(dataset, part, _label_column(dataset, part, label), said), strict=True):
+        for i, one in zip(tests, _classes(dataset, part, _label_column(dataset, part, label), notes), strict=True):
             classes[i] = one
     return classes
 
 
-def _splits(dataset: Dataset, table: _Table) -> list[str]:
-    """BRACS's table says it; CAMELYON16's slides are named so."""
+def _splits(dataset: Dataset, table: _SourceTable) -> list[str]:
+    """The official split of BRACS from its table; that of CAMELYON16 comes from the slides' names."""
     if dataset.name == "bracs":
         for n in range(len(table.header)):
             words = [word.casefold() for word in table.column(n)]
@@ -210,25 +212,27 @@ def _splits(dataset: Dataset, table: _Table) -> list[str]:
     return [""] * len(table.rows)
 
 
-def _with_split(dataset: Dataset, lines: Iterable[Line]) -> Iterable[Line]:
+def _with_split(dataset: Dataset, lines: Iterable[LabelRow]) -> Iterable[LabelRow]:
     if dataset.name != "camelyon16":
         return lines
     return (replace(line, split="test" if line.slide.casefold().startswith("test") else "train") for line in lines)
 
 
-def _patient_column(table: _Table) -> int | None:
+def _patient_column(table: _SourceTable) -> int | None:
     names = ("case_id", "patient_id", "patient", "case", "patient id")
     return next((n for n, name in enumerate(table.header) if name.casefold() in names and n != table.ids), None)
 
 
-def _gene_column(table: _Table) -> int | None:
-    """Where genes are named (a MAF has a line a mutation), or what is known of TP53 (cBioPortal has a line a sample)."""
+def _gene_column(table: _SourceTable) -> int | None:
+    """The column of genes (a MAF has one row per mutation), or of TP53 (cBioPortal has one row per sample)."""
     plain = [name.casefold() for name in table.header]
     return next((plain.index(name) for name in ("hugo_symbol", "gene", _GENE.casefold()) if name in plain), None)
 
 
-def _from_mutations(dataset: Dataset, tables: Sequence[_Table], lists: Sequence[_Table], said: list[str]) -> list[Line]:
-    """Mutated where a table says so; wild type where a case was looked at and it does not."""
+def _mutation_rows(
+    dataset: Dataset, tables: Sequence[_SourceTable], lists: Sequence[_SourceTable], notes: list[str]
+) -> list[LabelRow]:
+    """Mutated where a table has a mutation; wild type for other sequenced cases."""
     wild, mutated = dataset.classes
     status: dict[str, bool] = {}
     for table in tables:
@@ -237,21 +241,21 @@ def _from_mutations(dataset: Dataset, tables: Sequence[_Table], lists: Sequence[
     if lists:
         cases = {_line(row[table.ids], "").patient for table in lists for row in table.rows}
         if left := sorted(set(status) - cases):
-            said.append(
+            notes.append(
                 f"{len(left)} cases of the mutation table are in no list of cases and are left out ({examples(left)})"
             )
         status = {case: status.get(case, False) for case in sorted(cases)}
     elif all(status.values()):
         raise CarmilError(
-            f"{tables[0].path}: every case in it has {_GENE} mutated, so that it does not tell who was looked at; give a list of "
-            "all sequenced cases as well"
+            f"{tables[0].path}: every case in it has {_GENE} mutated, so it does not show which cases were sequenced; give a "
+            "list of all sequenced cases as well"
         )
-    said.append(f"{_GENE}: mutated where the protein is changed; silent changes and introns do not count")
-    return [Line(case, case, (mutated if changed else wild).name) for case, changed in status.items()]
+    notes.append(f"{_GENE}: mutated where the protein is changed; silent changes and introns do not count")
+    return [LabelRow(case, case, (mutated if changed else wild).name) for case, changed in status.items()]
 
 
-def _mutations(table: _Table) -> Iterable[tuple[str, bool]]:
-    """(case, whether this line has TP53 changed) of every line; samples that were not sequenced have none."""
+def _mutations(table: _SourceTable) -> Iterable[tuple[str, bool]]:
+    """(case, whether the row changes TP53) of every row; samples that were not sequenced have none."""
     column = _gene_column(table)
     assert column is not None
     plain = [name.casefold() for name in table.header]
@@ -266,14 +270,14 @@ def _mutations(table: _Table) -> Iterable[tuple[str, bool]]:
             yield case, word.upper() == _GENE and counts
 
 
-def _once(lines: Iterable[Line]) -> list[Line]:
-    found: dict[str, Line] = {}
+def _unique(lines: Iterable[LabelRow]) -> list[LabelRow]:
+    found: dict[str, LabelRow] = {}
     for line in lines:
         before = found.setdefault(line.slide, line)
         if (before.label, before.split) != (line.label, line.split):
             raise CarmilError(
                 f"{line.slide} is {before.label!r} {before.split} and {line.label!r} {line.split}: expected one; "
-                "delete the wrong line"
+                "delete the wrong row"
             )
     return list(found.values())
 

@@ -5,17 +5,17 @@ On the test slides of a cohort with several classes, and on Four Bags; both dist
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.evidence.counterfactual_change import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
 from carmil.reproduce.digits import Point, digit_cohorts, training_lines
-from carmil.reproduce.method_runs import Method, train_methods
+from carmil.reproduce.method_runs import Method, MethodRun, train_methods
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_cohorts import several_classes
 from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed_lines
@@ -37,8 +37,8 @@ PAPERS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Alike:
-    """values: kind -> pair -> for each model (test bags), NaN where a map is constant."""
+class MapCorrelations:
+    """Correlations of attention maps: kind -> pair -> one array (test bags) per model, NaN where a map is constant."""
 
     data: str
     distance: str
@@ -46,141 +46,131 @@ class Alike:
 
     def by_model(self, kind: str, pair: tuple[str, str]) -> Floats:
         """(r) the mean over each model's bags."""
-        return np.array([np.nanmean(one) if not np.isnan(one).all() else np.nan for one in self.values[kind][pair]])
+        bags = self.values[kind][pair]
+        return np.array([np.nan if np.isnan(of_model).all() else np.nanmean(of_model) for of_model in bags])
+
+    def mean(self, kind: str, pair: tuple[str, str]) -> float:
+        means = self.by_model(kind, pair)
+        return float("nan") if np.isnan(means).all() else float(np.nanmean(means))
 
     def figure(self, kind: str, pair: tuple[str, str]) -> str:
-        found = self.by_model(kind, pair)
-        found = found[~np.isnan(found)]
-        if not len(found):
+        means = self.by_model(kind, pair)
+        means = means[~np.isnan(means)]
+        if not len(means):
             return "–"
-        return f"{found.mean():.2f}" + (f" ± {found.std(ddof=1):.2f}" if len(found) > 1 else "")
+        return f"{means.mean():.2f}" + (f" ± {means.std(ddof=1):.2f}" if len(means) > 1 else "")
 
     def over_bags(self, kind: str, pair: tuple[str, str]) -> str:
-        every = np.concatenate(self.values[kind][pair])
-        return f"{np.nanstd(every, ddof=1):.2f}" if (~np.isnan(every)).sum() > 1 else "–"
+        bags = np.concatenate(self.values[kind][pair])
+        return f"{np.nanstd(bags, ddof=1):.2f}" if (~np.isnan(bags)).sum() > 1 else "–"
 
 
 def reproduce(request: Request) -> Finding:
     digits = digit_cohorts(request, [TASK])
-    cars = [Point(distance=distance).method for distance in DISTANCES]
-    plain, *trained = train_methods(digits, [Method("abmil", "abmil"), *cars], request)
-    found = [
-        _compared(digits[0], distance, (plain.run, car.run), request)
-        for distance, car in zip(DISTANCES, trained, strict=True)
-    ]
-    cohort, said = several_classes(request)
-    little: list[str] = []
+    points = [Point(distance=distance).method for distance in DISTANCES]
+    digit_rows = train_methods(digits, [Method("abmil", "abmil"), *points], request)
+    results = _correlate(digit_rows, request)
+    cohort, notes = several_classes(request)
+    warnings: list[str] = []
     if cohort is not None:
-        plain_run, *car_runs = rows = train_methods([cohort], (ABMIL, CAR_L1, CAR_COSINE), request)
-        of_slides = [
-            _compared(cohort, distance, (plain_run.run, car.run), request)
-            for distance, car in zip(DISTANCES, car_runs, strict=True)
-        ]
-        found = [*of_slides, *found]
-        little = uninformed_lines(rows)
-        said = [f"{cohort.title}: {line}" for line in cohort.notes]
+        rows = train_methods([cohort], (ABMIL, CAR_L1, CAR_COSINE), request)
+        results = [*_correlate(rows, request), *results]
+        warnings = uninformed_lines(rows)
+        notes = [f"{cohort.title}: {line}" for line in cohort.notes]
     picture = draw_matrices(
-        [_matrix(one, "spearman") for one in found],
+        [_matrix(result, "spearman") for result in results],
         request.out / "correlations.png",
         low=-1,
         high=1,
         bar="Spearman, mean over bags and models",
         signed=True,
     )
-    lines = [
-        *(_said(one) for one in found),
-        f"{PAPERS}. "
-        + ("Ours are of other data" if cohort is None or cohort.stand_in else "Ours are of the same slides")
-        + ": they stand in no column with them",
-        *little,
-    ]
-    conditions = [
-        "attention scores u, before the softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
-        "± is over models (initialisations and folds) of the mean over their test bags; `over bags`: the deviation of single bags",
-        *training_lines(digits, [one.run for one in (plain, *trained)]),
-        *said,
-    ]
+    data = "other data" if cohort is None or cohort.stand_in else "the same slides"
     caption = (
-        f"How alike the attention scores are: {', '.join(dict.fromkeys(one.data for one in found))}; both distances."
+        f"Correlations of attention scores: {', '.join(dict.fromkeys(one.data for one in results))}; both distances."
     )
     finding = Finding(
-        tuple(_table(found, kind) for kind in KINDS), (Picture(picture, caption),), tuple(lines), tuple(conditions)
+        tuple(_table(results, kind) for kind in KINDS),
+        (Picture(picture, caption),),
+        (*map(_summary, results), f"{PAPERS}. Ours are of {data}: they stand in no column with them", *warnings),
+        (
+            "attention scores u, before the softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
+            "±: deviation over models (initialisations and folds) of the mean over test bags; `over bags`: that of single bags",
+            *training_lines(digits, [row.run for row in digit_rows]),
+            *notes,
+        ),
     )
-    return write_finding("correlations", request, finding, {"found": [_facts(one) for one in found]})
+    return write_finding("correlations", request, finding, {"found": [_as_json(result) for result in results]})
 
 
-def _compared(cohort: StudyCohort, distance: str, runs: tuple[Run, Run], request: Request) -> Alike:
-    """ABMIL and CAR of the same fold and seed, on the slides that both were tested on."""
-    bags, plain = models_of_run(runs[0], request.device)
-    others = {(one.fold, one.seed): one for one in models_of_run(runs[1], request.device)[1]}
-
-    def pairs() -> Iterator[tuple[Looked, Looked]]:
-        for one in plain:
-            car = others.get((one.fold, one.seed))
-            if car is None or car.places.tolist() != one.places.tolist():
-                raise CarmilError(
-                    f"{runs[0].folder} and {runs[1].folder} were tested on different slides: remove one and run again"
-                )
-            yield look(one.model, bags, one.places), look(car.model, bags, one.places)
-
-    with console.status(f"comparing maps on {cohort.title}, {DISTANCES[distance]}"):
-        return _alike(cohort.title, distance, pairs())
+def _correlate(rows: Sequence[MethodRun], request: Request) -> list[MapCorrelations]:
+    """ABMIL with CAR by each distance: models of the same fold and seed, on the slides that both were tested on."""
+    plain, *cars = rows
+    results = []
+    for distance, car in zip(DISTANCES, cars, strict=True):
+        values: dict[str, dict[tuple[str, str], list[Floats]]] = {kind: {pair: [] for pair in PAIRS} for kind in KINDS}
+        with console.status(f"comparing maps on {plain.cohort.title}, {DISTANCES[distance]}"):
+            for first, second in _views(plain.run, car.run, request.device):
+                maps = dict(zip(MAPS, (first.scores, second.scores, second.branch[0]), strict=True))
+                found = correlations({name: u.unsqueeze(-1) for name, u in maps.items()}, second.offsets)
+                for kind, pair in product(KINDS, PAIRS):
+                    values[kind][pair].append(getattr(found[pair], kind)[:, 0].numpy())
+        results.append(MapCorrelations(plain.cohort.title, distance, values))
+    return results
 
 
-def _alike(data: str, distance: str, pairs: Iterator[tuple[Looked, Looked]]) -> Alike:
-    values: dict[str, dict[tuple[str, str], list[Floats]]] = {kind: {pair: [] for pair in PAIRS} for kind in KINDS}
-    for plain, car in pairs:
-        maps = dict(zip(MAPS, (plain.scores, car.scores, car.branch[0]), strict=True))
-        found = correlations({name: u.unsqueeze(-1) for name, u in maps.items()}, car.offsets)
-        for pair in PAIRS:
-            for kind in KINDS:
-                values[kind][pair].append(getattr(found[pair], kind)[:, 0].numpy())
-    return Alike(data, distance, values)
+def _views(plain: Run, car: Run, device: str) -> Iterator[tuple[Looked, Looked]]:
+    bags, models = models_of_run(plain, device)
+    others = {(one.fold, one.seed): one for one in models_of_run(car, device)[1]}
+    for one in models:
+        other = others.get((one.fold, one.seed))
+        if other is None or other.places.tolist() != one.places.tolist():
+            raise CarmilError(
+                f"{plain.folder} and {car.folder} were tested on different slides: remove one and run again"
+            )
+        yield look(one.model, bags, one.places), look(other.model, bags, one.places)
 
 
-def _matrix(one: Alike, kind: str) -> Matrix:
+def _matrix(result: MapCorrelations, kind: str) -> Matrix:
     values, cells = np.eye(len(MAPS)), [["1"] * len(MAPS) for _ in MAPS]
     for pair in PAIRS:
         y, x = (MAPS.index(name) for name in pair)
-        every = one.by_model(kind, pair)
-        values[y, x] = values[x, y] = np.nan if np.isnan(every).all() else np.nanmean(every)
-        cells[y][x] = cells[x][y] = one.figure(kind, pair)
-    title = f"{one.data}\n{DISTANCES[one.distance]}"
-    return Matrix(title, MAPS, MAPS, values, tuple(map(tuple, cells)))
+        values[y, x] = values[x, y] = result.mean(kind, pair)
+        cells[y][x] = cells[x][y] = result.figure(kind, pair)
+    return Matrix(f"{result.data}\n{DISTANCES[result.distance]}", MAPS, MAPS, values, tuple(map(tuple, cells)))
 
 
-def _table(found: Sequence[Alike], kind: str) -> ResultTable:
+def _table(results: Sequence[MapCorrelations], kind: str) -> ResultTable:
     heads = ("data", "distance", *(word for pair in PAIRS for word in ("–".join(pair), "over bags")))
     lines = tuple(
         (
-            one.data,
-            DISTANCES[one.distance],
-            *(cell for pair in PAIRS for cell in (one.figure(kind, pair), one.over_bags(kind, pair))),
+            result.data,
+            DISTANCES[result.distance],
+            *(cell for pair in PAIRS for cell in (result.figure(kind, pair), result.over_bags(kind, pair))),
         )
-        for one in found
+        for result in results
     )
     return ResultTable(f"{kind.capitalize()} between attention maps", heads, lines, names=2)
 
 
-def _said(one: Alike) -> str:
-    """In words, from the figures."""
+def _summary(result: MapCorrelations) -> str:
+    """The Spearman correlations in words."""
 
     def word(pair: tuple[str, str]) -> str:
-        every = one.by_model("spearman", pair)
-        mean = float("nan") if np.isnan(every).all() else float(np.nanmean(every))
+        mean = result.mean("spearman", pair)
         sizes = ((0.8, "nearly the same order"), (0.4, "alike"), (0.2, "a little alike"), (-0.2, "unrelated"))
-        of = next((words for least, words in sizes if mean >= least), "opposed")
-        return f"{'no order to compare' if mean != mean else of} ({one.figure('spearman', pair)})"
+        text = next((words for least, words in sizes if mean >= least), "opposed")
+        return f"{'no order to compare' if np.isnan(mean) else text} ({result.figure('spearman', pair)})"
 
     return (
-        f"{one.data}, {DISTANCES[one.distance]}: F and ABMIL are {word(('ABMIL', 'F'))}, F and CF {word(('F', 'CF'))}, "
+        f"{result.data}, {DISTANCES[result.distance]}: F and ABMIL are {word(('ABMIL', 'F'))}, F and CF {word(('F', 'CF'))}, "
         f"CF and ABMIL {word(('ABMIL', 'CF'))} (Spearman)"
     )
 
 
-def _facts(one: Alike) -> dict[str, object]:
+def _as_json(result: MapCorrelations) -> dict[str, object]:
     return {
-        "data": one.data,
-        "distance": one.distance,
-        **{kind: {"–".join(pair): one.by_model(kind, pair).tolist() for pair in PAIRS} for kind in KINDS},
+        "data": result.data,
+        "distance": result.distance,
+        **{kind: {"–".join(pair): result.by_model(kind, pair).tolist() for pair in PAIRS} for kind in KINDS},
     }

@@ -1,6 +1,6 @@
 """Figure 2: the method, drawn from our own architecture: every size and count is read from the model that is built.
 
-Below it a bag of digits as a small trained model sees it: both attentions, both answers, the three terms of the loss.
+Below it a bag of digits and a small trained model: both attentions, both predictions, the three terms of the loss.
 """
 
 from dataclasses import replace
@@ -25,15 +25,15 @@ from carmil.studies.subjects import open_run_store
 from carmil.tables import ResultTable
 
 MODEL, WIDTH, CLASSES = "car/abmil.gated", 1024, 2  # UNI's features, two classes
-TASK, SHOWN = "four_bags", 3  # the first test bag of this class that is answered rightly
+TASK, LABEL = "four_bags", 3  # the first test bag of this class that is predicted correctly
 SIZES = (600, 150, 100)
 EPOCHS, FAST_EPOCHS = 100, 40
 
 
 def reproduce(request: Request) -> Finding:
-    """Needs nothing: the bag is of the bundled digits."""
+    """Draw the method; the bag is of the bundled digits, so that no data is needed."""
     stages = stages_of(create_model(MODEL, WIDTH, CLASSES))
-    bag, said = seen_bag(request)
+    bag, description = example_bag(request)
     picture = draw_overview(stages, bag, request.out / "overview.png")
     total = sum(stage.parameters for stage in stages)
     branch = next(stage for stage in stages if stage.name == "counterfactual attention")
@@ -45,12 +45,10 @@ def reproduce(request: Request) -> Finding:
     )
     lines = (
         f"{total:,} parameters, of which the counterfactual branch has {branch.parameters:,} ({branch.parameters / total:.2%})",
-        f"the boxes are {MODEL} as it is built here for slides; the bag below is seen by the same model with the sizes of the "
-        f"digit template and a whole second attention, as Table 1 has it: {said}",
+        f"the boxes are {MODEL} as it is built here for slides; the bag below is one of the same model with the sizes of the "
+        f"digit template and a whole second attention, as Table 1 has it: {description}",
     )
-    caption = (
-        "The method: two attentions in front of one classifier. Below, a bag of digits as a trained model sees it."
-    )
+    caption = "The method: two attentions in front of one classifier. Below, a bag of digits as a trained model attends to it."
     finding = Finding((table,), (Picture(picture, caption),), lines)
     facts = {"parameters": total, "stages": [vars(stage) for stage in stages]}
     return write_finding("overview", request, finding, facts)
@@ -72,27 +70,27 @@ def stages_of(model: BagModel) -> list[Stage]:
     ]
 
 
-def seen_bag(request: Request) -> tuple[BagView, str]:
-    """A small model, trained on the bundled digits, and the bag that it is shown."""
+def example_bag(request: Request) -> tuple[BagView, str]:
+    """A bag of the bundled digits as a small trained model attends to it, and a description of both."""
     data = load_digits(sizes=SIZES, seed=request.seed)
     protocol = replace(DIGITS, seeds=1, epochs=EPOCHS, fast_epochs=FAST_EPOCHS, lr=8e-3)
     run = train_model(data.cohort(TASK, request.shared / "cohorts", protocol), MODEL, request)
     bags, (one,) = models_of_run(run, request.device)
     answers = look(one.model, bags, one.places).logits.argmax(1)
-    wanted = torch.nonzero((one.labels == SHOWN) & (answers == one.labels)).flatten()
-    first = int(wanted[0] if len(wanted) else torch.nonzero(one.labels == SHOWN).flatten()[0])
+    wanted = torch.nonzero((one.labels == LABEL) & (answers == one.labels)).flatten()
+    first = int(wanted[0] if len(wanted) else torch.nonzero(one.labels == LABEL).flatten()[0])
     pictures = open_run_store(run).pictures()
     assert pictures is not None
-    which = "answered rightly" if len(wanted) else "though it is answered wrongly"
-    said = (
+    which = "predicted correctly" if len(wanted) else "though it is predicted wrongly"
+    description = (
         f"trained on {SIZES[0]} bags ({data.facts['images']}), AUC {100 * run.metrics.by_fold[0].figures['auc']:.1f} % on "
-        f"{SIZES[2]} others; the first test bag of class {run.classes[SHOWN]!r}, {which}; digits are sorted for the eye"
+        f"{SIZES[2]} others; the first test bag of class {run.classes[LABEL]!r}, {which}; digits are sorted for display"
     )
-    return _seen(one.model, bags, int(one.places[first]), pictures), said
+    return _view(one.model, bags, int(one.places[first]), pictures), description
 
 
-def _seen(model: BagModel, bags: Bags, place: int, pictures: Pictures) -> BagView:
-    bag, labels = bags[place], torch.tensor([SHOWN])
+def _view(model: BagModel, bags: Bags, place: int, pictures: Pictures) -> BagView:
+    bag, labels = bags[place], torch.tensor([LABEL])
     start = int(bags.offsets[place])
     seen = look(model, bag)
     u_cf, after = seen.branch
@@ -106,7 +104,7 @@ def _seen(model: BagModel, bags: Bags, place: int, pictures: Pictures) -> BagVie
         counterfactual=a_cf,
         logits=seen.logits[0].numpy(),
         counterfactual_logits=after[0].numpy(),
-        label=SHOWN,
+        label=LABEL,
         terms=_terms(seen.scores, u_cf, seen.logits, after, labels, seen.offsets),
         weights=(weights["diff"], weights["l1"]),
     )
@@ -128,6 +126,6 @@ def _count(module: nn.Module) -> int:
 
 
 def _sizes(module: nn.Module) -> str:
-    """From the inputs to the outputs of the layers in it."""
+    """The sizes of the layers of a module, from its inputs to its outputs."""
     shapes = [parameter.shape for parameter in module.parameters() if parameter.ndim == 2]
     return " → ".join(str(size) for size in (shapes[0][1], *(shape[0] for shape in shapes)))
