@@ -190,7 +190,7 @@ def test_runs_side_by_side_are_written_as_table_picture_page_and_json(study, tmp
     words = ("--methods", "path,single,random", "--steps", "10", "--random-orders", "2", "--device", "cpu")
     status, shown, err = said("faithfulness", str(study / "car"), str(study / "mean"), "--out", str(out), *words)
     assert status == 0
-    assert "mean cannot be asked for path: it is left out there" in err
+    assert "path does not fit" in err
     assert "car: random FAILS the randomisation test: the map is much the same" in shown
     facts = json.loads((out / "faithfulness.json").read_text())
     assert [[one["method"] for one in run["maps"]] for run in facts["runs"]] == [
@@ -223,8 +223,8 @@ def test_runs_of_other_slides_are_said_to_be_no_match(study, tmp_path):
         (["nowhere"], "nowhere does not exist"),
         (["car", "nowhere"], "nowhere does not exist"),
         (["car", "--methods", "pathh"], "did you mean 'path'"),
-        (["mean", "--methods", "path"], "mean can be asked for none of path"),
-        (["car", "mean", "--methods", "rollout,random"], "none of these runs' models can be asked for 'rollout'"),
+        (["mean", "--methods", "path"], "none of path fits mean"),
+        (["car", "mean", "--methods", "rollout,random"], "'rollout' fits none of these runs' models"),
         (["car", "--steps", "15"], "--steps 15"),
         (["car", "--random-orders", "0"], "--random-orders 0"),
     ],

@@ -58,17 +58,17 @@ def measure_faithfulness(
         check_complete(run)
     if len({run.data.fingerprint for run in runs}) > 1:
         log(
-            "these runs are not of the same slides and labels: their curves stand side by side, but not against each other"
+            "these runs are not of the same slides and labels: their curves must not be compared"
         )
     chosen = [_fitting(run, methods) for run in runs]
     for method in methods:
         without = [run for run, own in zip(runs, chosen, strict=True) if method not in own]
         if len(without) == len(runs):
             raise CarmilError(
-                f"none of these runs' models can be asked for {method!r}; {runs[0].folder} can be for {_all(runs[0])}"
+                f"{method!r} fits none of these runs' models; those that fit {runs[0].folder}: {_all(runs[0])}"
             )
         for run in without:
-            log(f"{run.folder} cannot be asked for {method}: it is left out there")
+            log(f"{method} does not fit {run.folder}: it is left out there")
     names = _names(runs)
     place = None if bags is None else pack_bags(runs[0], bags, out, log=log)
     stores = [open_run_store(run, place) for run in runs]
@@ -87,7 +87,7 @@ def _fitting(run: Run, asked: Sequence[str]) -> tuple[str, ...]:
     wanted = asked or (default_explainer(model), "attention")
     found = tuple(dict.fromkeys(method for method in wanted if method in explainers_of(model)))
     if not found:
-        raise CarmilError(f"{run.folder} can be asked for none of {', '.join(asked)}; there is: {_all(run)}")
+        raise CarmilError(f"none of {', '.join(asked)} fits {run.folder}; those that fit: {_all(run)}")
     return found
 
 

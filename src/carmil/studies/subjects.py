@@ -56,8 +56,8 @@ def open_run_store(run: Run, given: Path | None = None) -> Store:
         )
     if store is None:
         raise CarmilError(
-            f"the cohort of {run.folder} is neither at {run.settings.bags} nor in the run: put it back, or say with --bags "
-            "where it is now"
+            f"the cohort of {run.folder} is neither at {run.settings.bags} nor in the run: put it back, or give its path "
+            "with --bags"
         )
     return store
 
@@ -180,8 +180,8 @@ def explainers_for(run: Run, asked: Sequence[str], *, log: Log) -> tuple[str, ..
     for method in asked:
         if method not in fitting:
             raise CarmilError(
-                f"{run.folder} is a run of {run.settings.model!r}, which cannot be asked for {method!r}; "
-                f"there is: {', '.join(fitting)}"
+                f"{run.folder} is a run of {run.settings.model!r}, which {method!r} does not fit; "
+                f"expected one of {', '.join(fitting)}"
             )
     if default != "path":
         log(f"{run.settings.model} does not pool by attention, as path evidence needs: its evidence is {default}")

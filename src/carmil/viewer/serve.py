@@ -124,5 +124,5 @@ def missing() -> list[str]:
     if (PAGE / "openseadragon.min.js").is_file():
         return []
     return [
-        "OpenSeadragon is not there, so slides cannot be zoomed: run `python tools/fetch_openseadragon.py` (it needs npm)"
+        "OpenSeadragon is missing, so slides cannot be zoomed: run `python tools/fetch_openseadragon.py` (it needs npm)"
     ]

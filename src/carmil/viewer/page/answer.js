@@ -70,7 +70,7 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
                     type: "button",
                     class: "class-name",
                     "aria-pressed": c === chosen,
-                    title: `show what speaks for and against “${name}”`,
+                    title: `show the evidence for and against “${name}”`,
                     text: name,
                     on: { click: () => choose(c) },
                   }),
@@ -150,7 +150,7 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
       class: "soft note",
       text: top.negligible
         ? `${capital(top.negligible)}.`
-        : `${info.places ? "Press a tile to fly there" : "Press one to find it"}. Ranked by ${explainer}.` +
+        : `${info.places ? "Select a tile to go to it" : "Select one to find it"}. Ranked by ${explainer}.` +
           (isSigned ? ` Less than 5 % of the largest evidence is neither for nor against.` : ""),
     }),
   );

@@ -16,7 +16,7 @@ export function openSeadragon() {
     };
     script.onerror = () => {
       library = null;
-      reject(new Error("OpenSeadragon is not there: it is fetched by “make setup”."));
+      reject(new Error("OpenSeadragon is missing: run “make setup” to fetch it."));
     };
     // It would add a style element of its own, which our security policy forbids, unless it finds one: this one is none.
     const none = document.createElementNS("urn:none", "style");

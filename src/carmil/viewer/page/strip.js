@@ -16,7 +16,7 @@ export class Pictures {
     this.group = element("div", {
       class: "pictures",
       role: "group",
-      "aria-label": "Instances, the largest value first. Press one to mark it.",
+      "aria-label": "Instances, the largest value first. Click one to mark it.",
     });
     stage.classList.add("flat");
     stage.append(this.group);

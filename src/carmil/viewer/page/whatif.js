@@ -172,11 +172,11 @@ export class WhatIf {
       ? "Drag around it, or click corner by corner and close with Enter. Escape stops."
       : this.flat
         ? this.info.images
-          ? "Press pictures to mark them, or take the top of the map."
-          : "Press or drag over bars to mark them, or take the top of the map."
+          ? "Click pictures to mark them, or remove the top of the map."
+          : "Click or drag over bars to mark them, or remove the top of the map."
         : marked.size || now
           ? ""
-          : "Draw around tissue, press single tiles, or take the top of the map.";
+          : "Draw around tissue, click single tiles, or remove the top of the map.";
     this.hint.hidden = !this.hint.textContent;
     this.marking.hidden = !marked.size;
     this.removeMarked.textContent = `Remove ${many(marked.size, one)}`;
@@ -244,7 +244,7 @@ export class WhatIf {
           }),
           element("span", {
             class: turned ? "wrong" : "soft",
-            text: `the answer ${turned ? "turns to" : "stays"} ${answer_after}`,
+            text: `the answer ${turned ? "changes to" : "stays"} ${answer_after}`,
           }),
         ],
       }),
