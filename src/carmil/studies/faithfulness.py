@@ -57,9 +57,7 @@ def measure_faithfulness(
     for run in runs:
         check_complete(run)
     if len({run.data.fingerprint for run in runs}) > 1:
-        log(
-            "these runs are not of the same slides and labels: their curves must not be compared"
-        )
+        log("these runs are not of the same slides and labels: their curves must not be compared")
     chosen = [_fitting(run, methods) for run in runs]
     for method in methods:
         without = [run for run, own in zip(runs, chosen, strict=True) if method not in own]
