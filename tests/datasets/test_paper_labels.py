@@ -66,7 +66,7 @@ def test_a_clinical_table_with_comments_on_top_is_read_by_what_is_in_it(build) -
     assert labels(built) == {"TCGA-E2-A154": "IDC", "TCGA-AO-A0J6": "ILC"}
     assert "table0.csv: ids from column 'PATIENT_ID', labels from 'HISTOLOGICAL'" in built.notes
     assert "table0.csv: 1 row of none of the classes left out ('Mixed Histology' 1)" in built.notes
-    assert "table0.csv: 1 line without an id in column 'PATIENT_ID' left out" in built.notes
+    assert "table0.csv: 1 row without an id in column 'PATIENT_ID' left out" in built.notes
 
 
 def test_a_table_may_be_of_one_class_if_it_is_said_which(build) -> None:
