@@ -67,7 +67,7 @@ def test_the_public_api_is_what_dir_shows():
         (["--mnist", "."], "has no train-images-idx3-ubyte"),
         (["--features", "features.npy"], "features.npy has 7 rows for 5,000 images"),
         (["--alpha", "-1"], "alpha is -1.0: expected a number >= 0"),
-        (["--repetitions", "0"], "0 repetitions: expected at least 1"),
+        (["--repetitions", "0"], "Invalid value for '--repetitions'"),
         (["--tasks", "five_bags"], "unknown task 'five_bags'; did you mean 'four_bags'?"),
         (["--weights", "features.npy"], "--weights belongs to --encoder resnet18"),
         (["--out", "features.npy"], "--out features.npy is a file"),
@@ -77,7 +77,7 @@ def test_the_public_api_is_what_dir_shows():
         (["--gamma", "1"], "No such option: --gamma"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--out", "features.npy/x"], "--out features.npy/x cannot be written"),
-        (["--lr", "inf"], "a learning rate of inf"),
+        (["--lr", "inf"], "lr is inf: expected a finite number"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeypatch, said, words, expected):

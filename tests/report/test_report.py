@@ -36,7 +36,7 @@ def test_the_report_is_one_whole_page_that_fetches_nothing(demo_folder):
     page = Reader()
     page.feed(text)
     assert page.open == []
-    assert page.fetched == []
+    assert all(value.startswith(("#", "data:")) for value in page.fetched)
     assert not re.search(r"https?://|@import", text)
     assert "RESEARCH USE ONLY" in text
 

@@ -110,7 +110,7 @@ def test_with_another_host_a_token_is_made_and_needed(viewing, study_folder):
 
 def test_a_demo_is_viewed_by_its_folder(viewing, demo_folder):
     server = viewing(demo_folder)
-    assert json.loads(server.ask("/api/cohort")[2])["run"] == "Four Bags: car/abmil"
+    assert json.loads(server.ask("/api/cohort")[2])["run"] == "car-abmil"
     assert server.ask("/api/case/0/instance/0.jpeg")[2][:2] == b"\xff\xd8"
     _, _, err = server.end()
     assert "there is also" in err and "Traceback" not in err
@@ -145,7 +145,7 @@ def test_the_demo_ends_by_saying_how_to_look_at_it_or_opens_it(said, demo_folder
     from carmil.cli import machine
 
     opened = []
-    monkeypatch.setattr(machine, "viewed", opened.append)
+    monkeypatch.setattr(machine, "serve_run", opened.append)
     words = ["demo", "--fast", "--device", "cpu", "--out", str(demo_folder)]
     code, out, _ = said(*words)
     assert code == 0 and out.endswith(f"carmil view {demo_folder}\n") and opened == []

@@ -105,10 +105,13 @@ class DigitOptions:
     source: dict[str, Any]
 
     def methods(self, models: str) -> "list[Method]":
-        from carmil.reproduce.digits import digit_methods
+        from carmil.reproduce.digits import check_settings, digit_methods
         from carmil.reproduce.table1 import MODELS
 
-        return digit_methods(MODELS if models == "all" else names_in(models), **self.points)
+        methods = digit_methods(MODELS if models == "all" else names_in(models), **self.points)
+        for method in methods:
+            check_settings(method, self.protocol)
+        return methods
 
     def request(self, out: Path) -> "Request":
         from carmil.reproduce.recipes import Request

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from typing import Any
 
 from carmil.bags.labels import read_labels
 from carmil.counterfactual import create_model
@@ -13,7 +14,8 @@ from carmil.models.contract import BagModel
 from carmil.reproduce.method_runs import Method
 from carmil.reproduce.recipes import Request
 from carmil.runs.run import Run
-from carmil.studies.train import check_model
+from carmil.runs.settings import Settings
+from carmil.studies.train import check, check_model
 
 TASKS = ("adjacent_pairs", "four_bags")  # of the paper
 FAST = replace(DIGITS, seeds=2, lr=4e-3)
@@ -74,6 +76,12 @@ def digit_methods(
             weights = point_name(point)
             methods.append(Method(f"{model} ({weights})" if weights else model, model, {**point, **fixed}))
     return methods
+
+
+def check_settings(method: Method, protocol: Mapping[str, Any]) -> None:
+    """Refuse settings that no training can have, before a cohort is made. protocol: what differs from that of digit bags."""
+    given = {"bags": ".", "out": ".", "preset": "0.1", "model": method.model, **protocol, **method.settings}
+    check(Settings.of(given, where=method.model))
 
 
 def build(method: Method, cohort: StudyCohort) -> BagModel:

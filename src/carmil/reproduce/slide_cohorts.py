@@ -89,8 +89,8 @@ def several_classes(request: Request) -> tuple[StudyCohort | None, list[str]]:
         found = find_cohorts(request)
     except CarmilError as error:
         return None, [f"not on slides: {error}"]
-    largest = max(found.cohorts, key=_classes)
-    if _classes(largest) < 3:
+    largest = max(found.cohorts, key=_classes, default=None)
+    if largest is None or _classes(largest) < 3:
         return None, ["not on slides: no cohort with more than two classes is there", *found.missing]
     return largest, []
 
