@@ -24,7 +24,7 @@ WIDE = 18  # a box
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the model: what it computes, from which size to which, and how many parameters it has."""
+    """A part of the model: its equation, input and output sizes, and number of parameters."""
 
     name: str
     equation: str
@@ -34,8 +34,8 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class BagView:
-    """A bag sorted by digit: pictures of the digits (n, h, w), both attentions (n), both answers (k), the three
-    terms of the loss, and alpha and lambda that weigh the last two."""
+    """A bag sorted by digit: pictures of the digits (n, h, w), both attentions (n), both predictions (k), the three
+    terms of the loss, and their weights alpha and lambda."""
 
     pictures: NDArray[Any]
     attention: NDArray[np.float64]
@@ -65,7 +65,7 @@ def draw_overview(stages: Sequence[Stage], bag: BagView, path: Path) -> Path:
 
 
 def _flow(axes: "Axes", stages: dict[str, Stage], bag: BagView) -> None:
-    """From left to right: the bag, what both branches share, the two attentions, the one classifier, the loss."""
+    """Draw, from left to right: the bag, the shared modules, the two attentions, the classifier, the loss."""
     first, hidden = stages["embedding"].sizes.split(" → ")
     trunk = stages["attention trunk"].sizes.split(" → ")[-1]
     for i, picture in enumerate(255 - bag.pictures[:: max(1, len(bag.pictures) // 9)][:9]):
@@ -97,13 +97,13 @@ def _flow(axes: "Axes", stages: dict[str, Stage], bag: BagView) -> None:
 
 
 def _losses(axes: "Axes", bag: BagView) -> None:
-    """The three terms, with their values for the bag below."""
+    """Draw the three terms of the loss, with their values for the bag below."""
     first, differs, distance = bag.terms
     alpha, lambda_ = bag.weights
     terms = (
-        (UP, "CE( F(u), y )", "answer rightly", first, ""),
-        (MIDDLE, "CE( F(u) − F(u_cf), y )", "what parts the two is y", differs, f"α = {alpha:g},  "),
-        (DOWN, "D( u, u_cf )", "yet look nearly alike", distance, f"λ = {lambda_:g},  "),
+        (UP, "CE( F(u), y )", "predict y", first, ""),
+        (MIDDLE, "CE( F(u) − F(u_cf), y )", "their difference predicts y", differs, f"α = {alpha:g},  "),
+        (DOWN, "D( u, u_cf )", "similar attention scores", distance, f"λ = {lambda_:g},  "),
     )
     left, middle = 150, 150 + WIDE / 2
     for y, equation, words, value, weight in terms:
@@ -125,7 +125,7 @@ def _losses(axes: "Axes", bag: BagView) -> None:
 
 
 def _box(axes: "Axes", corner: tuple[float, float], stage: Stage, colour: str, title: str) -> None:
-    """At its left edge, at the height of its middle."""
+    """Draw a module; `corner` is its left edge at half its height."""
     x, y = corner
     axes.add_patch(_rounded(x, y - 6, WIDE, 12, colour))
     at = x + WIDE / 2
@@ -143,7 +143,7 @@ def _pool(axes: "Axes", corner: tuple[float, float], colour: str, equation: str)
 
 
 def _bag(figure: "Figure", bag: BagView) -> None:
-    """Below: the digits, a bar a digit for each attention, and the answers of both."""
+    """Draw the bag: its digits, one bar per digit and attention, and both predictions."""
     n = len(bag.pictures)
     left, width = 0.055, 0.70
     bars = figure.add_axes((left, 0.135, width, 0.175))

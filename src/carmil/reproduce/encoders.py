@@ -9,7 +9,7 @@ from carmil.reproduce.slide_cohorts import CohortSet, find_cohorts
 from carmil.reproduce.slide_table import ABMIL, CAR_L1, Difference, MethodComparison, pairs_of, write_slide_finding
 
 SLIDE_ENCODERS, STAND_IN_ENCODERS = ("uni", "resnet50"), ("resnet50", "pixels")
-TITLE = "The paper's, ResNet50 features of TCGA; its CAR-MIL's distance is not said"
+TITLE = "The paper's, ResNet50 features of TCGA; the distance of its CAR-MIL is not given"
 
 
 def reproduce(request: Request) -> Finding:
