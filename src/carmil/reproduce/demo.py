@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmil.datasets.digit_cohorts import DIGITS, FAST_SIZES, SIZES, load_digits
+from carmil.datasets.digit_cohorts import DIGITS, FAST_SIZES, load_digits
 from carmil.report.run import write_report
 from carmil.reproduce.digits import digit_methods
 from carmil.reproduce.method_runs import MethodRun, quietly, train_methods
@@ -14,6 +14,7 @@ from carmil.tables import ResultTable
 
 MODELS = ("abmil", "car/abmil")
 TASKS = ("four_bags", "adjacent_pairs")
+SIZES = (2000, 500, 200)  # of the test bags every one is explained
 PROTOCOL = replace(DIGITS, seeds=3, epochs=100, patience=20, lr=4e-3)
 FAST = replace(PROTOCOL, seeds=2, epochs=12, patience=10, warmup=2)
 
