@@ -1,6 +1,6 @@
-"""Does the evidence agree with what is known about the instances?
+"""Agreement of evidence with the known truth about instances.
 
-n instances of all bags together, b bags, k classes. Axes before these, such as that of a population's models, come along.
+n instances of all bags together, b bags, k classes. Leading axes, such as that of a population's models, are carried through.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Measure = Callable[[Tensor, Tensor, Offsets], Tensor]  # scores, targets, offset
 
 @dataclass(frozen=True)
 class Agreement:
-    """AUPRC+ and AUPRC±, (...), and how many (bag, class) pairs each is a mean over."""
+    """AUPRC+ and AUPRC±, (...), and the number of (bag, class) pairs in each mean."""
 
     positive: Tensor
     both: Tensor
@@ -32,7 +32,7 @@ class Agreement:
 
 
 def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tensor:
-    """Step-wise area under the precision-recall curve of each bag and column; ties are one threshold, as scikit-learn's.
+    """Step-wise area under the precision-recall curve of each bag and column; ties share a threshold, as in scikit-learn.
 
     scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where a bag has no target.
     """
@@ -42,9 +42,11 @@ def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tens
     hits = targets.expand(scores.shape).gather(-2, order).double()
     place = torch.arange(offsets.instances, device=scores.device).unsqueeze(-1)
     first = offsets.starts[offsets.bag_of].unsqueeze(-1)
-    found = hits.cumsum(-2)
-    before = torch.cat([torch.zeros_like(found[..., :1, :]), found], dim=-2).gather(-2, first.expand(scores.shape))
-    precision = (found - before) / (place - first + 1)
+    retrieved = hits.cumsum(-2)
+    before = torch.cat([torch.zeros_like(retrieved[..., :1, :]), retrieved], dim=-2).gather(
+        -2, first.expand(scores.shape)
+    )
+    precision = (retrieved - before) / (place - first + 1)
     # A hit counts with the precision at the end of its group of equal scores.
     _, end = tie_bounds(ranked, offsets)
     return bag_sum(hits * precision.gather(-2, end), offsets) / bag_sum(hits, offsets)
@@ -53,8 +55,8 @@ def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tens
 def evidence_agreement(supporting: Tensor, refuting: Tensor, truth: Tensor, offsets: Offsets | Tensor) -> Agreement:
     """AUPRC+ and AUPRC± over all (bag, class) pairs, correctly predicted or not.
 
-    supporting (..., n, k) should be high where truth (n, k) is +1, refuting where it is -1. A pair is left out of a measure
-    when none or all of its instances are targets; AUPRC± is the mean over pairs of whichever of AP+ and AP- exist.
+    supporting (..., n, k) should be high where truth (n, k) is +1, refuting where it is -1. A pair is omitted from a measure
+    if none or all of its instances are targets; AUPRC± is the mean over pairs of whichever of AP+ and AP- exist.
     """
     positive, both = agreement_by_bag(supporting, refuting, truth, offsets)
     return Agreement(
@@ -68,9 +70,9 @@ def evidence_agreement(supporting: Tensor, refuting: Tensor, truth: Tensor, offs
 def agreement_by_bag(
     supporting: Tensor, refuting: Tensor, truth: Tensor, offsets: Offsets | Tensor, measure: Measure = average_precision
 ) -> tuple[Tensor, Tensor]:
-    """AP+, and the mean of AP+ and AP- or whichever of them exists, of each bag and class: (..., b, k) both, NaN without.
+    """AP+, and the mean of AP+ and AP- or whichever exists, of each bag and class: (..., b, k) both, NaN if undefined.
 
-    Or another measure of scores against targets, such as `localisation.auroc`.
+    measure: another measure of scores against targets, such as `localisation.auroc`.
     """
     offsets = Offsets.of(offsets, supporting.device)
     positive = _pairwise(measure, supporting, truth > 0, offsets)

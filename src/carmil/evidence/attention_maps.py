@@ -1,4 +1,4 @@
-"""Maps of attention: the factual one, the counterfactual one, what parts them, what a class would need, and rollout.
+"""Attention maps: factual, counterfactual, their difference, targeted, and rollout.
 
 n instances, k classes, h heads, m counterfactual maps.
 """

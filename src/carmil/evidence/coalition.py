@@ -1,19 +1,19 @@
-"""Coalition evidence: what an instance adds to small random groups of the others of its bag.
+"""Coalition evidence: what an instance adds to small random groups of other instances of its bag.
 
     v_c(S) = F_c of the bag that consists of S alone          v_c(nothing) = F_c of one reference instance
     e_cj   = mean over |S| = 0 .. s-1, and over random groups S of so many others, of v_c(S + j) - v_c(S)
 
-It is the Shapley value of j in a random group of s, averaged over the groups. A group's evidence sums to v(group) - v(nothing);
-that of a bag of n to n/s of the mean of this over groups, and to F - v(nothing) where s reaches n. The zero is fixed by the
-reference, the mean training instance of a model that scales its features (zeros otherwise), and not by the bag: all of a slide
-may be evidence against. Small groups ask where the answer is not yet decided, and no attention weight is a factor: single
-instances do not rule a map.
+It is the Shapley value of j in a random group of s, averaged over the groups. The evidence of a group sums to
+v(group) - v(nothing); that of a bag of n to n/s of the mean of this over groups, and to F - v(nothing) where s reaches n. The
+zero is set by the reference, which is the mean training instance of a model with scaled features (otherwise zeros), and not by
+the bag: all tiles of a slide may be evidence against a class. Small groups probe the model where its prediction is not yet
+decided, and no attention weight is a factor, so that single instances do not dominate a map.
 
-Groups are runs on a random circle of the bag: with j' the instance before j, and V_q[j] the value of the run of q that ends at j,
+Groups are runs on a random circle of the bag. With j' the instance before j, and V_q[j] the value of the run of q that ends at j,
 
     e_cj = 1/s sum_q  V_(q+1)[j] - V_q[j']          V_0 = v(nothing)
 
-so that every instance is in s groups and at each place of them once, and the sum above holds for the groups that were drawn.
+so that every instance is in s groups, once at each place, and the sum above holds for the groups that were drawn.
 
 n instances, b bags, d features, h heads, k classes.
 """
@@ -29,10 +29,10 @@ from carmil.models.contract import Ability, BagModel
 from carmil.models.pooling import Offsets
 
 DRAWS = 16  # circles of every bag
-NUMBERS = 2**23  # of the pools, or features, that are classified together
-ALONE = 512  # small bags that are asked about together: some models lay each out as a square of many
+NUMBERS = 2**23  # values of pools or features that are classified together
+ALONE = 512  # small bags per pass: some models lay out each as a large square
 
-# Before each instance, which one stands there, (n) -> V_1, V_2, ... (n, k).
+# The predecessor of each instance, (n) -> V_1, V_2, ... (n, k).
 Runs = Callable[[Tensor], Iterator[Tensor]]
 
 
@@ -40,14 +40,14 @@ Runs = Callable[[Tensor], Iterator[Tensor]]
 def coalition_evidence(
     model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, size: int = 2, draws: int = DRAWS
 ) -> Tensor:
-    """Signed evidence (n, k) in groups of `size`, a bag of fewer instances in groups of all of them.
+    """Signed evidence (n, k) from groups of `size`; a smaller bag is one group.
 
-    The same circles are drawn at every call; what a bag gets does not depend on the others.
+    Every call draws the same circles; the evidence of a bag does not depend on other bags.
     """
     offsets = Offsets.of(offsets, features.device)
     nothing = class_logits(model, model.reference(features).unsqueeze(0), torch.tensor([0, 1]))  # (1, k)
     values = _values(model, features, offsets, size)
-    whole = offsets.sizes.clamp(max=size)[offsets.bag_of].unsqueeze(-1)  # (n, 1) how large its groups are
+    whole = offsets.sizes.clamp(max=size)[offsets.bag_of].unsqueeze(-1)  # (n, 1) size of its groups
     total = features.new_zeros(len(features), model.classes)
     for draw in range(draws):
         before = _circle(offsets, draw)
@@ -59,7 +59,7 @@ def coalition_evidence(
 
 
 def _circle(offsets: Offsets, draw: int) -> Tensor:
-    """(n) the instance before each one on a random circle of its bag; the same for bags of the same size."""
+    """(n) the predecessor of each instance on a random circle of its bag; the same for bags of the same size."""
     before = torch.empty(offsets.instances, dtype=torch.long)
     first = 0
     for size in offsets.lengths:
@@ -70,26 +70,26 @@ def _circle(offsets: Offsets, draw: int) -> Tensor:
 
 
 def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> Runs:
-    """The way to V_1 .. V_size: by pooling anew what the model has seen, or by asking it about every run as a bag."""
+    """A function that computes V_1 .. V_size: by pooling again after one pass, or with every run as a bag of its own."""
     if Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE in model.abilities:
-        seen = pooling_pass(model, features, offsets, "coalition evidence")
-        return lambda before: _pooled_runs(seen, before, size)
-    alone = _answers(model, features, torch.arange(len(features), device=features.device).unsqueeze(-1))
+        whole = pooling_pass(model, features, offsets, "coalition evidence")
+        return lambda before: _pooled_runs(whole, before, size)
+    singles = _logits(model, features, torch.arange(len(features), device=features.device).unsqueeze(-1))
 
-    def asked(before: Tensor) -> Iterator[Tensor]:
-        yield alone
+    def runs_as_bags(before: Tensor) -> Iterator[Tensor]:
+        yield singles
         run = torch.arange(len(features), device=features.device).unsqueeze(-1)
         for _ in range(size - 1):
             run = torch.cat([before[run[:, :1]], run], dim=1)
-            yield _answers(model, features, run)
+            yield _logits(model, features, run)
 
-    return asked
+    return runs_as_bags
 
 
 def _pooled_runs(seen: PoolingPass, before: Tensor, size: int) -> Iterator[Tensor]:
-    """V_q of every instance: the pools of runs, one instance longer each time.
+    """V_q of every instance, from pools of runs that grow by one instance each time.
 
-    Z = A / w with A = sum exp(u - m) z and w = sum exp(u - m), m the largest u so far: nothing overflows, nothing vanishes.
+    Z = A / w with A = sum exp(u - m) z and w = sum exp(u - m), m the largest u so far, so that nothing overflows or vanishes.
     """
     z, u = seen.instances, seen.scores
     at = torch.arange(len(z), device=z.device)
@@ -105,8 +105,8 @@ def _pooled_runs(seen: PoolingPass, before: Tensor, size: int) -> Iterator[Tenso
         yield torch.cat([seen.model.classify(part) for part in pool.split(max(1, NUMBERS // pool[0].numel()))])
 
 
-def _answers(model: BagModel, features: Tensor, runs: Tensor) -> Tensor:
-    """F (n, k) of bags that consist of the instances `runs` (n, q)."""
+def _logits(model: BagModel, features: Tensor, runs: Tensor) -> Tensor:
+    """F (n, k) of bags made of the instances `runs` (n, q)."""
     count = runs.shape[1]
     at_once = max(1, min(ALONE, NUMBERS // (count * features.shape[1])))
     parts = []

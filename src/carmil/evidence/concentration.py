@@ -1,6 +1,6 @@
-"""Concentration of maps, and whether another seed would show the same ones.
+"""Concentration of maps, and their stability between seeds.
 
-n instances of all bags together, b bags, c columns (heads, classes), r models. Axes before these come along.
+n instances of all bags together, b bags, c columns (heads, classes), r models. Leading axes are carried through.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from carmil.models.pooling import Offsets, bag_sum
 
 @dataclass(frozen=True)
 class Concentration:
-    """Of each bag and column, (..., b, c), of the shares a_j = w_j / sum w; NaN where a bag has no weight at all.
+    """Concentration of the shares a_j = w_j / sum w in each bag and column, (..., b, c); NaN in a bag without any weight.
 
     entropy             -sum a log a
-    normalised_entropy  entropy / log N: 1 is even; NaN in a bag of one instance, which has nothing to spread over
-    gini                0 is even, 1 - 1/N is all on one instance
-    effective           exp(entropy): how many instances, evenly attended, would have this entropy
-    effective_squares   1 / sum a^2: the same by the squares, where small shares count for less
+    normalised_entropy  entropy / log N: 1 is uniform; NaN in a bag of one instance
+    gini                0 is uniform, 1 - 1/N is all on one instance
+    effective           exp(entropy): the number of uniformly weighted instances with this entropy
+    effective_squares   1 / sum a^2: the same by squares, where small shares count for less
     """
 
     entropy: Tensor
@@ -33,9 +33,9 @@ class Concentration:
 
 @dataclass(frozen=True)
 class Stability:
-    """How alike the maps of two models are, for every pair of models p, bag and column: (p, b, c) each.
+    """Similarity of the maps of two models, for every pair of models p, bag and column: (p, b, c) each.
 
-    pairs (p, 2): which models; overlap: share of the best instances that both maps have. NaN where a map is constant.
+    pairs (p, 2): the models; overlap: the share of top instances that both maps have. NaN where a map is constant.
     """
 
     pairs: Tensor
@@ -66,9 +66,9 @@ def concentration_of(weights: Tensor, offsets: Offsets | Tensor) -> Concentratio
 
 
 def effective_share(weights: Tensor, offsets: Offsets) -> Tensor:
-    """exp(entropy) / N of each bag and column, (..., n, c) -> (..., b, c): 1 is even, 1/N all on one instance.
+    """exp(entropy) / N of each bag and column, (..., n, c) -> (..., b, c): 1 is uniform, 1/N all on one instance.
 
-    weights are shares of attention, after the softmax. NaN in a bag of one instance, which has nothing to spread over.
+    weights: attention weights, after the softmax. NaN in a bag of one instance.
     """
     entropy = -bag_sum(torch.special.xlogy(weights, weights), offsets)
     sizes = offsets.sizes.unsqueeze(-1)
@@ -76,18 +76,18 @@ def effective_share(weights: Tensor, offsets: Offsets) -> Tensor:
 
 
 def stability(maps: Tensor, offsets: Offsets | Tensor, *, count: int = 10) -> Stability:
-    """Every pair of the models' maps (r, n, c), bag by bag; overlap is that of the `count` best instances."""
+    """Compare every pair of the models' maps (r, n, c), bag by bag; overlap is that of the `count` top instances."""
     offsets = Offsets.of(offsets, maps.device)
     models = len(maps)
     if models < 2:
-        raise CarmilError(f"stability of the maps of {models} model: expected at least two, such as other seeds'")
-    # One model against all after it at a time, so that memory grows with models and not with pairs.
+        raise CarmilError(f"stability of the maps of {models} model: expected at least two, such as two seeds")
+    # One model against all later ones at a time, so that memory grows with models and not with pairs.
     against = [(maps[i], maps[i + 1 :]) for i in range(models - 1)]
     return Stability(
         pairs=torch.combinations(torch.arange(models, device=maps.device)),
-        spearman=torch.cat([spearman(one, others, offsets) for one, others in against]),
-        pearson=torch.cat([pearson(one, others, offsets) for one, others in against]),
+        spearman=torch.cat([spearman(first, others, offsets) for first, others in against]),
+        pearson=torch.cat([pearson(first, others, offsets) for first, others in against]),
         overlap=torch.cat(
-            [top_overlap(one.expand_as(others), others, offsets, count=count) for one, others in against]
+            [top_overlap(first.expand_as(others), others, offsets, count=count) for first, others in against]
         ),
     )

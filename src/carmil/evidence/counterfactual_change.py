@@ -1,6 +1,6 @@
-"""What a counterfactual attention says about a prediction: where it looks instead, and what the model answers then.
+"""What a counterfactual attention changes: the class, the logits, and where the attention is.
 
-Learned or searched counterfactuals are read alike, and so are models of a population: leading axes come along.
+Learned and searched counterfactuals are treated alike. Leading axes, such as that of a population's models, are carried through.
 n instances of all bags together, b bags, k classes, h heads, m counterfactual maps.
 """
 
@@ -19,13 +19,13 @@ from carmil.models.pooling import Offsets, bag_ranking, bag_softmax, bag_sum
 
 @dataclass(frozen=True)
 class CounterfactualChange:
-    """answer (..., b) of the factual attention; of each counterfactual map, (..., b, m):
+    """answer (..., b): the class predicted by the factual attention. For each counterfactual map, (..., b, m):
 
     counterfactual_answer  argmax F(u_cf)
-    grown                  argmax F(u_cf) - F(u): the class whose logit grew most, the paper's shift
+    grown                  argmax F(u_cf) - F(u): the class whose logit grows most, the paper's shift
     distance               |F(u_cf) - F(u)|, Euclidean
     attention_moved        sum_j |a_cf_j - a_j|, from 0 to 2, the mean over the heads
-    carriers               the smallest share of the instances on which 90 % of it moved (see `read`); NaN if none moved
+    carriers               the smallest share of the instances that carries 90 % of it; NaN if none moved
     and logit_change (..., b, m, k), F(u_cf) - F(u).
     """
 
@@ -39,13 +39,13 @@ class CounterfactualChange:
 
     @property
     def flipped(self) -> Tensor:
-        """(..., b, m) the counterfactual attention answers another class."""
+        """(..., b, m) whether the counterfactual attention predicts another class."""
         return self.counterfactual_answer != self.answer.unsqueeze(-1)
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Of two maps in each bag, (..., b, c); NaN where one of them is constant."""
+    """Correlations of two maps in each bag, (..., b, c); NaN where one of them is constant."""
 
     spearman: Tensor
     pearson: Tensor
@@ -55,15 +55,15 @@ class Correlation:
 def counterfactual_change(
     prediction: Prediction, counterfactual: Counterfactual | None = None, *, softmax: bool = True, carried: float = 0.9
 ) -> CounterfactualChange:
-    """Reads a counterfactual, the prediction's own unless one is given.
+    """Compare a prediction with its own counterfactual, or with a given one.
 
-    softmax: the scores become attention by it; not TransMIL's, which are shares already (`softmax_pooling` says so).
-    `carriers` are the instances that carry the share `carried` of the moved attention.
+    softmax: False where scores are attention weights already (Ability.SCORES_ARE_WEIGHTS).
+    carried: the share of the moved attention that the `carriers` carry.
     """
     cf = counterfactual or prediction.counterfactual
     if cf is None or prediction.scores is None:
         raise CarmilError(
-            "nothing to read: expected a model with a counterfactual branch, or a searched counterfactual"
+            "no counterfactual to compare with: expected a model with a counterfactual branch, or a searched counterfactual"
         )
     change = cf.logits - prediction.logits.unsqueeze(-2)
     moved = _moved(prediction.scores, cf.scores, prediction.offsets, softmax=softmax)
@@ -79,30 +79,30 @@ def counterfactual_change(
 
 
 def class_shift(logits: Tensor, counterfactual_logits: Tensor, labels: Tensor) -> Tensor:
-    """How many correctly predicted bags of each class had which class's logit grow most: (..., k, k), a row a true class.
+    """Count, over correctly predicted bags, the class whose logit grows most: (..., k, k), one row per true class.
 
     logits F(u) and F(u_cf) (..., b, k), labels (b).
     """
     return count_choices((counterfactual_logits - logits).argmax(-1), logits, labels)
 
 
-def count_choices(picked: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """How often each class was picked (..., b) for correctly predicted bags of each class: (..., k, k), a row a true class."""
+def count_choices(choices: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """Count the chosen classes (..., b) over correctly predicted bags: (..., k, k), one row per true class."""
     classes = logits.shape[-1]
     right = one_hot(labels, classes) * (logits.argmax(-1) == labels).unsqueeze(-1)
-    return (right.mT @ one_hot(picked, classes)).long()
+    return (right.mT @ one_hot(choices, classes)).long()
 
 
 def correlations(maps: Mapping[str, Tensor], offsets: Offsets | Tensor) -> dict[tuple[str, str], Correlation]:
-    """Every two of the named maps (..., n, c), such as the factual, the counterfactual and a baseline's attention.
+    """Correlate every two of the named maps (..., n, c), such as the factual, the counterfactual and a baseline's attention.
 
     Spearman is the same for scores and for their softmax, Pearson is not.
     """
-    found = {}
+    pairs = {}
     for (first, x), (second, y) in itertools.combinations(maps.items(), 2):
         offsets = Offsets.of(offsets, x.device)
-        found[first, second] = Correlation(spearman(x, y, offsets), pearson(x, y, offsets))
-    return found
+        pairs[first, second] = Correlation(spearman(x, y, offsets), pearson(x, y, offsets))
+    return pairs
 
 
 def attention_moved(prediction: Prediction, *, softmax: bool = True) -> Tensor:
@@ -125,9 +125,9 @@ def _carriers(moved: Tensor, offsets: Offsets, carried: float) -> Tensor:
     moved = moved.double()
     ranked = moved.gather(-2, bag_ranking(moved, offsets))
     total = bag_sum(moved, offsets)
-    ahead = ranked.cumsum(-2) - ranked  # of all bags so far; less what it was at the bag's first
+    ahead = ranked.cumsum(-2) - ranked  # over all bags so far; minus its value at the bag's first instance
     ahead = ahead - ahead.index_select(-2, offsets.starts[offsets.bag_of])
-    # An instance is needed if those ahead of it carry too little, by more than rounding.
+    # An instance is needed if those ranked before it carry too little, by more than rounding.
     needed = ahead < (carried - 1e-6) * total.index_select(-2, offsets.bag_of)
     share = bag_sum(needed.double(), offsets) / offsets.sizes.unsqueeze(-1)
     return share.where(total > 0, torch.nan)

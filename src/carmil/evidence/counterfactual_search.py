@@ -1,18 +1,19 @@
-"""Counterfactual attention searched for on a frozen model, after Wachter et al. (the paper's appendix A.1).
+"""Search for a counterfactual attention of a frozen model, after Wachter et al. (the paper's appendix A.1).
 
     minimise over u_cf    alpha CE(F(u_cf), y_cf) + 1/N sum_j |u_cf_j - u_j|
 
-by proximal gradient descent from u_cf = u: a step against the gradient of the first term, then every change is drawn
-towards zero by what the distance asks, so that instances whose change would not pay for itself keep their score:
+by proximal gradient descent from u_cf = u: a step against the gradient of the first term, then a shrinkage of every change
+towards zero, so that instances whose change does not pay for itself keep their score:
 
     delta <- S(delta - eta alpha g, eta / N),    g = dCE/du_cf,    S(x, t) = sign(x) max(|x| - t, 0),    u_cf = u + delta
 
-eta is such that the score with the largest gradient moves by `step`. alpha grows by `growth` a step, Wachter's maximum over
-it: first only the instances that matter most pay, later more of them. A bag stops as soon as the model answers y_cf, with
-probability `confidence` at least, and keeps that u_cf. All stop after `steps`, and then no score has moved by more than
-step x steps: what attention alone cannot answer, or only further off, is not reached, and said so. Nothing is random.
+eta is such that the score with the largest gradient moves by `step`. alpha grows by the share `growth` per step, which stands
+for Wachter's maximum over alpha: first only the most influential instances change, later more of them. A bag stops as soon as the
+model predicts y_cf with a probability of at least `confidence`, and keeps that u_cf. All bags stop after `steps` steps, when no
+score has moved by more than step x steps: a class that attention alone cannot reach, or only further away, is reported as not
+reached. Nothing is random.
 
-Cost: one pass of embed and attend; a step pools the instances and takes one gradient, O(n d m h), for all bags at once.
+Cost: one pass of embed and attend; each step pools the instances and takes one gradient, O(n d m h), for all bags at once.
 
 n instances of all bags together, b bags, d features, k classes, h heads, m counterfactual maps.
 """
@@ -29,8 +30,8 @@ from carmil.models.pooling import Offsets, bag_max, bag_softmax, bag_weighted_su
 
 @dataclass(frozen=True)
 class SearchResult:
-    """u_cf and F(u_cf) as a learned branch would give them, and of each map, (b, m): the class that was sought, whether the
-    model answers it with the confidence asked for, and the steps that it took."""
+    """u_cf and F(u_cf) as of a learned branch; for each map, (b, m): the target class, whether the model predicts it with the
+    requested confidence, and the number of steps taken."""
 
     counterfactual: Counterfactual
     targets: Tensor
@@ -50,7 +51,7 @@ def search_counterfactual(
     step: float = 0.1,
     steps: int = 300,
 ) -> SearchResult:
-    """Searches for every bag the attention that answers `targets` (b) or (b, m): by default the second likeliest class."""
+    """Search, for every bag, the attention that predicts `targets` (b) or (b, m), by default the second most likely class."""
     model.require(Ability.POOLS_BY_ATTENTION, "a counterfactual search")
     _check(confidence=confidence, alpha=alpha, growth=growth, step=step, steps=steps)
     offsets = Offsets.of(offsets, features.device)
@@ -60,32 +61,32 @@ def search_counterfactual(
         with torch.no_grad():
             z = model.embed(features, offsets)
             u = model.attend(z, offsets).unsqueeze(-2)  # (n, 1, h)
-            wanted = _targets(targets, _answer(model, z, u, offsets).squeeze(1))
+            wanted = _check_targets(targets, _logits(model, z, u, offsets).squeeze(1))
             u_cf, taken = u.repeat(1, wanted.shape[1], 1), torch.zeros_like(wanted)
             for i in range(steps):
                 logits, gradient = _gradient(model, z, u_cf, offsets, wanted)
-                searching = ~_answered(logits, wanted, confidence)  # (b, m)
+                searching = ~_reached(logits, wanted, confidence)  # (b, m)
                 if not searching.any():
                     break
-                next_cf = _stepped(u, u_cf, gradient, offsets, alpha * (1 + growth) ** i, step)
+                next_cf = _proximal_step(u, u_cf, gradient, offsets, alpha * (1 + growth) ** i, step)
                 u_cf = torch.where(searching[offsets.bag_of].unsqueeze(-1), next_cf, u_cf)
                 taken += searching
-            logits = _answer(model, z, u_cf, offsets)
+            logits = _logits(model, z, u_cf, offsets)
     finally:
         model.train(was_training)
-    return SearchResult(Counterfactual(u_cf, logits), wanted, _answered(logits, wanted, confidence), taken)
+    return SearchResult(Counterfactual(u_cf, logits), wanted, _reached(logits, wanted, confidence), taken)
 
 
-def _stepped(u: Tensor, u_cf: Tensor, gradient: Tensor, offsets: Offsets, alpha: float, step: float) -> Tensor:
+def _proximal_step(u: Tensor, u_cf: Tensor, gradient: Tensor, offsets: Offsets, alpha: float, step: float) -> Tensor:
     """One step of the proximal gradient; all but u (n, 1, h) and the numbers are (n, m, h)."""
     steepest = bag_max(gradient.abs().amax(-1), offsets)[offsets.bag_of].unsqueeze(-1)  # (n, m, 1)
     steepest = steepest.clamp_min(torch.finfo(u.dtype).tiny)
-    scores = offsets.sizes[offsets.bag_of][:, None, None] * u.shape[-1]  # the distance is a mean over the heads too
+    scores = offsets.sizes[offsets.bag_of][:, None, None] * u.shape[-1]  # the distance is also a mean over the heads
     delta = u_cf - u - step * (gradient / steepest)
     return u + delta.sign() * (delta.abs() - step / (alpha * steepest * scores)).clamp_min(0)
 
 
-def _answer(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets) -> Tensor:
+def _logits(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets) -> Tensor:
     """Scores (n, m, h) -> F (b, m, k)."""
     Z = bag_weighted_sum(bag_softmax(scores.flatten(1), offsets), z, offsets).unflatten(1, scores.shape[1:])
     return model.classify(Z.flatten(0, 1)).unflatten(0, Z.shape[:2])
@@ -95,18 +96,18 @@ def _gradient(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets, targ
     """F (b, m, k), and dCE(F, targets)/d scores (n, m, h) of every bag and map."""
     with torch.enable_grad():
         scores = scores.detach().requires_grad_()
-        logits = _answer(model, z, scores, offsets)
+        logits = _logits(model, z, scores, offsets)
         (gradient,) = torch.autograd.grad(cross_entropy(logits, targets).sum(), scores)
     return logits.detach(), gradient
 
 
-def _answered(logits: Tensor, targets: Tensor, confidence: float) -> Tensor:
+def _reached(logits: Tensor, targets: Tensor, confidence: float) -> Tensor:
     """(b, m)."""
     p, answer = logits.softmax(-1).max(-1)
     return (answer == targets) & (p >= confidence)
 
 
-def _targets(given: Tensor | None, logits: Tensor) -> Tensor:
+def _check_targets(given: Tensor | None, logits: Tensor) -> Tensor:
     """(b, m)."""
     if given is None:
         return logits.topk(2, dim=-1).indices[:, 1:]

@@ -1,4 +1,4 @@
-"""Explainers: evidence of every instance for every class, positive where it supports, negative where it refutes.
+"""Explainers: the evidence of every instance for every class, positive where it supports, negative where it refutes.
 
 n instances, b bags, k classes.
 """
@@ -30,7 +30,7 @@ from carmil.models.pooling import Offsets
 
 Explain = Callable[[BagModel, Tensor, Offsets], Tensor]
 
-ALONE = 512  # bags of one instance that are asked about together: some models lay each out as a square of many
+ALONE = 512  # bags of one instance per pass: some models lay out each as a large square
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Explainer:
 
 
 def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """What each instance says by itself, class by class."""
+    """The class logits of each instance by itself."""
     with torch.no_grad():
         logits = model(features, offsets).instance_logits
     assert logits is not None
@@ -67,7 +67,7 @@ def _single(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
 
 
 def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """Standard normal numbers, the same at every call: the floor that a map must rise above."""
+    """Standard normal numbers, the same at every call: the baseline that a map must beat."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(len(features), model.classes, generator=generator).to(features)
 
@@ -235,7 +235,7 @@ def check_explainers(methods: Iterable[str]) -> None:
 
 
 def residual(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
-    """How far evidence that promises a sum is from it, |sum_j e_cj - total_c| / max(1, |total_c|), (b, k)."""
+    """The error of evidence with a promised sum, |sum_j e_cj - total_c| / max(1, |total_c|), (b, k)."""
     explainer = _explainer(method, model)
     if explainer.total is None:
         complete = ", ".join(name for name, other in EXPLAINERS.items() if other.total is not None)
@@ -258,7 +258,7 @@ def _over_parts(explain: Explain, model: BagModel, bags: Bags, max_instances: in
     model.eval()
     try:
         parts = [
-            # Sent as they are and widened there: to a GPU fewer bytes, where they are of 16 bits.
+            # Sent as they are and widened on the device: features of 16 bits take fewer bytes on the way.
             explain(model, part.features.to(first.device).to(first), Offsets(part.offsets, first.device)).cpu()
             for part in bags.parts(max_instances)
         ]
