@@ -72,7 +72,7 @@ def test_learned_branches_are_read_and_shares_are_left_as_they_are():
     found = counterfactual_change(prediction, softmax=False)
     change = (prediction.counterfactual.scores[:, 0] - prediction.scores).abs().detach()
     assert float(found.attention_moved[2, 0]) == pytest.approx(float(change[6:].sum()), rel=1e-5)
-    with pytest.raises(CarmilError, match="nothing to read"):
+    with pytest.raises(CarmilError, match="no counterfactual to compare with"):
         counterfactual_change(create_model("abmil", 6, 3, hidden=8)(x, STARTS))
 
 
