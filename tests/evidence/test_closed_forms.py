@@ -11,7 +11,7 @@ from carmil.errors import CarmilError
 from carmil.evidence import residual
 from carmil.evidence.leave_one_out import leave_one_out
 from carmil.evidence.lrp import lrp
-from carmil.evidence.path import REFERENCES, path_evidence, path_residual
+from carmil.evidence.path import REFERENCES, path_change, path_evidence, relative_residual
 from carmil.evidence.sensitivity import logit_sensitivity, margin_sensitivity
 from carmil.models import Ability
 from carmil.models.layers import HeadLinear, Linear
@@ -144,14 +144,18 @@ def test_path_evidence_is_complete_from_every_reference(name, dtype):
         evidence = path_evidence(model, x, offsets, reference=reference)
         error = (bag_sum(evidence, offsets) - expected).abs() / expected.abs().clamp_min(1)
         assert error.max() < 1e-3
-        assert path_residual(model, x, offsets, reference=reference).max() < 1e-3
+        assert torch.allclose(path_change(model, x, offsets, reference=reference), expected, atol=1e-4)
         assert references.keys() <= REFERENCES.keys()
 
 
 def test_a_loose_path_has_the_residual_it_reports():
     model, x = fresh("abmil", scale=3.0, output_layers=2), some_features()
     offsets = Offsets(STARTS)
-    tight, loose = (path_residual(model, x, offsets, tolerance=tolerance) for tolerance in (5e-4, 100.0))
+    change = path_change(model, x, offsets)
+    tight, loose = (
+        relative_residual(path_evidence(model, x, offsets, tolerance=tolerance), change, offsets)
+        for tolerance in (5e-4, 100.0)
+    )
     assert tight.max() < 5e-4 < loose.max()
     evidence = path_evidence(model, x, offsets, tolerance=100.0)
     z = model.embed(x, offsets)

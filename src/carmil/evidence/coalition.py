@@ -86,12 +86,12 @@ def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> R
     return runs_as_bags
 
 
-def _pooled_runs(seen: PoolingPass, before: Tensor, size: int) -> Iterator[Tensor]:
+def _pooled_runs(whole: PoolingPass, before: Tensor, size: int) -> Iterator[Tensor]:
     """V_q of every instance, from pools of runs that grow by one instance each time.
 
     Z = A / w with A = sum exp(u - m) z and w = sum exp(u - m), m the largest u so far, so that nothing overflows or vanishes.
     """
-    z, u = seen.instances, seen.scores
+    z, u = whole.instances, whole.scores
     at = torch.arange(len(z), device=z.device)
     m, w, pool = u, torch.ones_like(u), z.unsqueeze(1).expand(-1, u.shape[1], -1)
     for q in range(size):
@@ -102,7 +102,7 @@ def _pooled_runs(seen: PoolingPass, before: Tensor, size: int) -> Iterator[Tenso
             m, w = top, kept + added
             share = (added / w).unsqueeze(-1)
             pool = pool + share * (z[at].unsqueeze(1) - pool)
-        yield torch.cat([seen.model.classify(part) for part in pool.split(max(1, NUMBERS // pool[0].numel()))])
+        yield torch.cat([whole.model.classify(part) for part in pool.split(max(1, NUMBERS // pool[0].numel()))])
 
 
 def _logits(model: BagModel, features: Tensor, runs: Tensor) -> Tensor:

@@ -1,17 +1,17 @@
-"""Does the model need what a map shows? Instances are taken away in the map's order, and the model is asked again.
+"""Faithfulness: delete instances in the order of a map, and follow the model's prediction.
 
-Step s of S has the floor(s n / S) most relevant of a bag's n instances removed; the last, where none is left, is the bag of
-zeros, of the bag's size, as the paper and xMIL have it. What is left keeps its own order. Equally relevant instances go in
-the order of the bag. Inserting the most relevant first is deleting the least relevant first, read backwards.
+Step s of S has the floor(s n / S) most relevant of a bag's n instances removed; the last step, where none is left, is a bag of
+zeros of the same size, as in the paper and xMIL. The remaining instances keep their order; equally relevant ones are removed in
+the order of the bag. Insertion of the most relevant first is deletion of the least relevant first, read backwards.
 
-Where z_j and u_j of an instance do not depend on its bag, one pass is enough for all steps and maps. Group t, what goes between
-step t and t+1, is pooled by itself, Z_t with l_t = log sum exp(u_j), and what is left at step s is group s and what is left
-at s+1:
+Where z_j and u_j do not depend on the bag (Ability.INSTANCE_WISE), one pass is enough for all steps and maps. Group t, which is
+removed between steps t and t+1, is pooled by itself, Z_t with l_t = log sum exp(u_j); what remains at step s is group s and what
+remains at s+1:
 
     R_s = r_s Z_s + (1 - r_s) R_(s+1),    r_s = exp(l_s - log sum over t >= s of exp(l_t)),    F_s = classify(R_s)
 
-a cumulative sum that never subtracts, so that nothing is lost when the instances with all the weight go first. Other models
-(DSMIL's scores, RRT's and TransMIL's instances know the bag) are asked about every reduced bag, many to a pass.
+a cumulative sum that never subtracts, so that no precision is lost when the instances with all the weight are removed first.
+Other models (DSMIL, RRT, TransMIL, ...) predict every reduced bag, many per pass.
 
 e maps, n instances of all bags together, b bags, S steps, d features, h heads, k classes, r random orders.
 """
@@ -30,16 +30,16 @@ from carmil.evidence.rank_correlation import bag_places
 from carmil.models.contract import Ability, BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_softmax, bag_sum, bag_weighted_sum
 
-ROWS = 2**17  # instances, of all maps together, that are laid out in order at once
+ROWS = 2**17  # instances, over all maps, that are sorted at once
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """p of each bag's class as its instances go, step by step.
+    """The probability p of each bag's class as instances are removed, step by step.
 
-    most_first, least_first (e, b, S+1): the most or the least relevant go first
+    most_first, least_first (e, b, S+1): the most or the least relevant are removed first
     at_random (r, b, S+1): in random orders
-    right (b): the model answers the whole bag with that class
+    right (b): whether the model predicts that class for the whole bag
     """
 
     most_first: Tensor
@@ -48,50 +48,50 @@ class Faithfulness:
     right: Tensor
 
     def over(self, bags: Tensor) -> "Faithfulness":
-        """The same of some bags, a mask or positions: `over(right)` is what the paper reports."""
+        """The same for some bags, a mask or positions; the paper reports `over(right)`."""
         names = ("most_first", "least_first", "at_random")
         return replace(self, **{name: getattr(self, name)[:, bags] for name in names}, right=self.right[bags])
 
     @property
     def insertion(self) -> Tensor:
-        """(e, b, S+1) p as the most relevant come in first, from the bag of zeros to the whole."""
+        """(e, b, S+1) p as the most relevant are inserted first, from the bag of zeros to the whole bag."""
         return self.least_first.flip(-1)
 
     @property
     def deletion_area(self) -> Tensor:
-        """(e, b) mean of the S+1 probabilities, the most relevant gone first (xMIL's AUPC): lower is better."""
+        """(e, b) mean of the S+1 probabilities, the most relevant removed first (xMIL's AUPC): lower is better."""
         return self.most_first.mean(-1)
 
     @property
     def insertion_area(self) -> Tensor:
-        """(e, b) the same, the most relevant coming first: higher is better."""
+        """(e, b) the same, the most relevant inserted first: higher is better."""
         return self.least_first.mean(-1)
 
     @property
     def aopc(self) -> Tensor:
-        """(e, b) mean over the steps of p_0 - p_s, the most relevant gone first: higher is better."""
+        """(e, b) mean over the steps of p_0 - p_s, the most relevant removed first: higher is better."""
         return (self.most_first[..., :1] - self.most_first).mean(-1)
 
     @property
     def aopc_over_random(self) -> Tensor:
-        """(e, b) AOPC less the mean AOPC of the random orders: 0 is chance."""
+        """(e, b) AOPC minus the mean AOPC of the random orders: 0 is chance."""
         return self.at_random.mean((0, -1)) - self.deletion_area
 
     @property
     def monotonicity(self) -> Tensor:
-        """(e, b) falls / (falls + rises) of p, the most relevant gone first: 1 never rises; NaN if nothing moves.
+        """(e, b) falls / (falls + rises) of p, the most relevant removed first: 1 never rises; NaN if nothing moves.
 
-        The step to the bag of zeros is left out: it says what the model makes of zeros, not what the map knew.
+        The step to the bag of zeros is left out: it depends on how the model treats zeros, not on the map.
         """
         steps = self.most_first[..., :-1].diff(dim=-1)
         return -steps.clamp_max(0).sum(-1) / steps.abs().sum(-1)
 
     def necessity(self, fraction: float) -> Tensor:
-        """(e, b) p of the bag less p without its most relevant `fraction`: high if they were needed."""
+        """(e, b) p of the bag minus p without its most relevant `fraction`: high if they were needed."""
         return self.most_first[..., 0] - self.most_first[..., self._step(fraction)]
 
     def sufficiency(self, fraction: float) -> Tensor:
-        """(e, b) p of the most relevant `fraction` alone less p of the bag: 0 or more if they are enough."""
+        """(e, b) p of the most relevant `fraction` alone minus p of the bag: 0 or more if they are enough."""
         return self.insertion[..., self._step(fraction)] - self.insertion[..., -1]
 
     def _step(self, fraction: float) -> int:
@@ -114,14 +114,14 @@ def faithfulness_of(
     random_orders: int = 10,
     seed: int = 0,
 ) -> Faithfulness:
-    """How the model's p of `classes` (b), a class a bag, follows maps (e, n), each high where an instance supports it."""
+    """Deletion and insertion curves of the probability of `classes` (b), one class per bag, in the order of maps (e, n)."""
     maps = _checked(maps, bags).cpu()
     logits = deletion_logits(model, bags, deletion_orders(maps, random_orders=random_orders, seed=seed), steps=steps)
     return faithfulness_from_logits(logits, classes, maps=len(maps))
 
 
 def deletion_orders(maps: Tensor, *, random_orders: int = 10, seed: int = 0) -> Tensor:
-    """The orders that `judged` needs: by maps (e, n), by their negatives, and at random. (e + e + r, n)"""
+    """The orders of `faithfulness_from_logits`: by maps (e, n), by their negatives, and at random: (e + e + r, n)."""
     generator = torch.Generator().manual_seed(seed)
     chance = torch.rand(random_orders, maps.shape[1], generator=generator).to(maps.dtype)
     return torch.cat([maps, -maps, chance])
@@ -130,9 +130,9 @@ def deletion_orders(maps: Tensor, *, random_orders: int = 10, seed: int = 0) -> 
 def faithfulness_from_logits(
     logits: Tensor, classes: Tensor, *, maps: int, right: Tensor | None = None
 ) -> Faithfulness:
-    """The same from what `deletion` gave for e maps, for their negatives, then for random orders: (e + e + r, b, S+1, k).
+    """The curves from the `deletion_logits` of `deletion_orders`: (e + e + r, b, S+1, k).
 
-    right (b): whether the bag is answered rightly; None: whether the most probable class is the bag's.
+    right (b): whether the prediction counts as correct; by default, whether the most probable class is the bag's.
     """
     classes = classes.cpu()
     p = logits.softmax(-1).gather(-1, classes[None, :, None, None].expand(*logits.shape[:-1], 1)).squeeze(-1)
@@ -145,9 +145,9 @@ def faithfulness_from_logits(
 def deletion_logits(
     model: BagModel, bags: Bags, maps: Tensor, *, steps: int = 100, max_instances: int = 2**17, fast: bool = True
 ) -> Tensor:
-    """Logits (e, b, S+1, k) as instances go, the highest of each map (e, n) first, on the CPU.
+    """Logits (e, b, S+1, k) as instances are removed, the highest of each map (e, n) first, on the CPU.
 
-    `fast=False` asks the model about every reduced bag, whatever it is: for comparison.
+    `fast=False` predicts every reduced bag, whatever the model declares: for comparison.
     """
     maps = _checked(maps, bags)
     if steps < 1:
@@ -177,15 +177,14 @@ def evidence_of_class(evidence: Tensor, classes: Tensor, offsets: Offsets | Tens
 
 
 def auc_curve(logits: Tensor, labels: ArrayLike) -> NDArray[np.float64]:
-    """The cohort's AUC as instances go: of class 1, or of more classes the mean one-vs-rest. Logits (e, b, S+1, k) -> (e, S+1).
+    """The AUC of the cohort as instances are removed: of class 1, or the mean one-vs-rest. Logits (e, b, S+1, k) -> (e, S+1).
 
-    NaN where a class has no bag. The maps are better those of the answered class: ordered by the label's, the instances would
-    know the label.
+    NaN where a class has no bag. Use the maps of the predicted class: an order by the label's map would leak the label.
     """
     p = logits.double().softmax(-1).transpose(1, 2)
     own = one_hot(torch.as_tensor(labels), p.shape[-1]).bool()
-    everyone = torch.tensor([0, len(own)])  # bags are ranked as instances of one bag are
-    areas = auroc(p, own, everyone).squeeze(-2)  # (e, S+1, k)
+    cohort = torch.tensor([0, len(own)])  # bags are ranked as the instances of one bag are
+    areas = auroc(p, own, cohort).squeeze(-2)  # (e, S+1, k)
     return (areas[..., 1] if p.shape[-1] == 2 else areas.mean(-1)).numpy()
 
 
@@ -207,7 +206,7 @@ def _deleted(
 
 
 def _by_groups(model: BagModel, z: Tensor, u: Tensor, offsets: Offsets, maps: Tensor, removed: Tensor) -> Tensor:
-    """Logits (e, b, S, k) of what is left, from instances z (n, d) and scores u (n, h) that do not know their bag."""
+    """Logits (e, b, S, k) of what remains, from instances z (n, d) and scores u (n, h) that do not depend on the bag."""
     steps = removed.shape[1] - 1
     begins = offsets.starts[:-1, None] + removed[:, :-1]
     groups = Offsets(torch.cat([begins.flatten(), offsets.starts[-1:]]))
@@ -229,7 +228,7 @@ def _by_groups(model: BagModel, z: Tensor, u: Tensor, offsets: Offsets, maps: Te
 def _by_passes(
     model: BagModel, features: Tensor, offsets: Offsets, maps: Tensor, removed: Tensor, max_instances: int
 ) -> Tensor:
-    """Logits (e, b, S, k) of what is left, every reduced bag a bag of its own."""
+    """Logits (e, b, S, k) of what remains, with every reduced bag as a bag of its own."""
     shape = (len(maps), offsets.bags, removed.shape[1] - 1)
     places = bag_places(maps.unsqueeze(-1), offsets).squeeze(-1).cpu()
     starts, removed = offsets.starts.cpu(), removed.cpu()

@@ -1,12 +1,12 @@
-"""Gradients with respect to the features: of any model, by autograd.
+"""Gradients with respect to the features, of any differentiable model, by autograd.
 
     input x gradient         e_cj = (x_j - x_0) . dF_c/dx_j
     integrated gradients     e_cj = (x_j - x_0) . mean over t in (0, 1) of dF_c/dx_j at x_0 + t (x - x_0)
                              sum_j e_cj = F_c(x) - F_c(x_0)
 
-x_0 is the model's own zero (`BagModel.reference`): the mean training instance where features are scaled, zeros where not.
-With x_j = x_0 + s_j (x_j - x_0), the product above is dF_c/ds_j: one number, and no gradient as large as the features. Bags do
-not see each other, so that one pass serves all of them.
+x_0 is the model's baseline (`BagModel.reference`): the mean training instance where features are scaled, otherwise zeros.
+With x_j = x_0 + s_j (x_j - x_0), the product above is dF_c/ds_j: one number per instance instead of a gradient as large as the
+features. Bags are independent, so that one pass serves all of them.
 
 n instances, b bags, k classes.
 """
@@ -20,7 +20,7 @@ from carmil.models.pooling import Offsets
 
 FIRST_CUTS = 16
 DEEPEST = 40
-ROWS = 2**15  # instances that are looked at once
+ROWS = 2**15  # instances per pass
 
 
 def input_x_gradient(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
@@ -33,20 +33,20 @@ def integrated_gradients(
 ) -> Tensor:
     """(n, k), from instances x_0. The sum over a bag is F(x) - F(x_0), to `tolerance` of max(1, |difference|).
 
-    Midpoint rule on pieces of the way. While a bag's sum is not met, those of its pieces are halved over which the logits
-    do not do what the midpoint promises. No gradient sees a jump, and some models jump: DSMIL where another instance becomes
-    critical, RRT where instances cease to be all alike. `carmil.evidence.residual` tells.
+    Midpoint rule on pieces of the path. While the sum of a bag is off, those of its pieces are halved over which the logits
+    change by another amount than the midpoint predicts. No gradient sees a jump, and some models jump: DSMIL where another
+    instance becomes critical, RRT where instances cease to be equal. `carmil.evidence.residual` measures the error.
     """
     offsets = Offsets.of(offsets, features.device)
     device, bags = features.device, torch.arange(offsets.bags, device=features.device)
     cuts = torch.linspace(0, 1, FIRST_CUTS + 1).tolist()
     at_cuts = torch.stack(
-        [class_logits(model, _on_the_way(model, features, t), offsets) for t in cuts], dim=1
+        [class_logits(model, _interpolate(model, features, t), offsets) for t in cuts], dim=1
     )  # (b, cuts, k)
     change = at_cuts[:, -1] - at_cuts[:, 0]
     allowed = tolerance * change.abs().clamp_min(1.0)
     integral, met = features.new_zeros(len(features), model.classes), torch.zeros_like(change)
-    # The pieces under way, p of them: whose, where they begin, and F before and after them (p, k).
+    # The p current pieces: their bags, where they start, and F at both ends (p, k).
     bag, left, width = (
         bags.repeat_interleave(FIRST_CUTS),
         torch.tensor(cuts[:-1] * offsets.bags, device=device),
@@ -59,7 +59,7 @@ def integrated_gradients(
         rounding = 32 * torch.finfo(before.dtype).eps * (after.abs() + before.abs())
         error = (after - before - promised).abs() - rounding
         unmet = ((change - met).index_add(0, bag, promised, alpha=-1).abs() > allowed).any(1)
-        # Some tens of pieces share what is allowed.
+        # Some tens of pieces share the tolerance.
         rough = unmet[bag] & (error > allowed[bag] / 64).any(1) & (depth < DEEPEST - 1)
         done = ~rough
         integral.index_add_(0, rows[done[piece_of]], width * slopes[done[piece_of]])
@@ -75,8 +75,8 @@ def integrated_gradients(
 def _midpoints(
     model: BagModel, features: Tensor, offsets: Offsets, bag: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """F (p, k) of piece i's bag (p) at t_i of its way, and, for every instance of every piece, laid end to end:
-    dF_c/dt_j (m, k), which instance it is (m), and of which piece (m)."""
+    """F (p, k) of each piece's bag at t_i of its path. For all m instances of all pieces, laid end to end: dF_c/dt_j (m, k),
+    the row of the instance (m), and its piece (m)."""
     device = features.device
     starts, rows = rows_of(offsets.starts.cpu(), bag.cpu())
     rows, piece_of = rows.to(device), torch.repeat_interleave(starts.diff()).to(device)
@@ -91,8 +91,8 @@ def _midpoints(
 
 
 def feature_change(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """F(x) - F(x_0), (b, k): what integrated gradients sum to."""
-    return class_logits(model, features, offsets) - class_logits(model, _on_the_way(model, features, 0.0), offsets)
+    """F(x) - F(x_0), (b, k): the sum of integrated gradients."""
+    return class_logits(model, features, offsets) - class_logits(model, _interpolate(model, features, 0.0), offsets)
 
 
 def class_logits(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
@@ -102,11 +102,11 @@ def class_logits(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -
 
 
 def _slopes(model: BagModel, features: Tensor, offsets: Offsets, t: Tensor) -> tuple[Tensor, Tensor]:
-    """F (b, k) and dF_c/dt_j (n, k) at t of the way; t (n, 1)."""
-    model.begin("validation", 0)  # a method that learns in phases answers as a whole
+    """F (b, k) and dF_c/dt_j (n, k) at t of the path; t (n, 1)."""
+    model.begin("validation", 0)  # a method with several phases is differentiated as a whole
     with torch.enable_grad():
         s = t.to(features.dtype, copy=True).requires_grad_()
-        logits = model(_on_the_way(model, features, s), offsets).logits
+        logits = model(_interpolate(model, features, s), offsets).logits
         columns = [
             torch.autograd.grad(logits[:, c].sum(), s, retain_graph=c + 1 < model.classes)[0]
             for c in range(model.classes)
@@ -114,7 +114,7 @@ def _slopes(model: BagModel, features: Tensor, offsets: Offsets, t: Tensor) -> t
     return logits.detach(), torch.cat(columns, dim=1)
 
 
-def _on_the_way(model: BagModel, features: Tensor, t: Tensor | float) -> Tensor:
+def _interpolate(model: BagModel, features: Tensor, t: Tensor | float) -> Tensor:
     """x_0 + t (x - x_0), (n, d); t a number or (n, 1)."""
     start = model.reference(features)
     return start + t * (features - start)

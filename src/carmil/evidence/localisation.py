@@ -1,7 +1,7 @@
-"""Does a map find the instances that are known to matter? Further measures beside the average precision of `agreement`.
+"""Localisation: how well a map finds the known target instances, beside the average precision of `agreement`.
 
-Of each bag: AUROC, NDCG, Dice at a threshold. Over all bags: FROC. The threshold is chosen on validation bags.
-n instances of all bags together, b bags, k classes. Axes before these, such as that of a population's models, come along.
+For each bag: AUROC, NDCG, Dice at a threshold. Over all bags: FROC. The threshold is chosen on validation bags.
+n instances of all bags together, b bags, k classes. Leading axes, such as that of a population's models, are carried through.
 """
 
 import math
@@ -23,19 +23,19 @@ FALSE_ALARMS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class FROC:
-    """Share of all target instances found, sensitivity (..., f), with at most `false_alarms` (f) wrong ones a bag on average."""
+    """Sensitivity (..., f) over all target instances, with at most `false_alarms` (f) false positives per bag on average."""
 
     false_alarms: Tensor
     sensitivity: Tensor
 
     @property
     def score(self) -> Tensor:
-        """(...) mean of the sensitivities, as CAMELYON16 sums up its lesions'."""
+        """(...) the mean of the sensitivities, as CAMELYON16 scores lesions."""
         return self.sensitivity.mean(-1)
 
 
 def auroc(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """The chance that a target stands above another instance of its bag, ties half.
+    """The probability that a target scores above another instance of its bag; ties count half.
 
     scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where none or all instances are targets.
     """
@@ -68,8 +68,8 @@ def ndcg(scores: Tensor, gains: Tensor, offsets: Offsets | Tensor) -> Tensor:
 def dice(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor, *, threshold: float) -> Tensor:
     """2 TP / (2 TP + FP + FN) of the instances with a score of at least `threshold`, which validation bags have chosen.
 
-    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where a bag has no target: what is wrongly
-    marked there, FROC counts.
+    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where a bag has no target; false
+    positives there count in FROC.
     """
     offsets = Offsets.of(offsets, scores.device)
     marked, hits = (scores.double() >= threshold).double(), targets.expand(scores.shape).double()
@@ -106,9 +106,9 @@ def dice_threshold(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -
 def froc(
     scores: Tensor, targets: Tensor, offsets: Offsets | Tensor, *, false_alarms: Sequence[float] = FALSE_ALARMS
 ) -> FROC:
-    """Instance by instance, one threshold for all bags: scores must mean the same in every bag.
+    """FROC over single instances, with one threshold for all bags: scores must be comparable between bags.
 
-    scores (..., n), targets (n) or (..., n) bool. Bags without targets count among those that false alarms are shared over;
+    scores (..., n), targets (n) or (..., n) bool. False positives are averaged over all bags, also those without targets;
     equal scores are marked together. NaN if there is no target at all.
     """
     offsets = Offsets.of(offsets, scores.device)
@@ -133,9 +133,11 @@ def froc_interval(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """The FROC score of scores (n) with a percentile interval over resampled bags, or groups (b): the bags of a patient go
-    together, and those with targets are drawn among themselves, so that every resample has some. NaN where there is one only.
-    Scores are sorted once; a resample weighs."""
+    """The FROC score of scores (n) with a percentile interval over resampled bags, or groups of bags (b) such as patients.
+
+    Groups with targets are drawn among themselves, so that every resample has some. NaN if there is only one group. Scores are
+    sorted once; a resample is a weighting.
+    """
     offsets = Offsets.of(offsets, scores.device)
     order = scores.argsort(descending=True, stable=True)
     ranked, bag = scores[order].cpu(), offsets.bag_of[order].cpu().numpy()
@@ -146,7 +148,7 @@ def froc_interval(
     def score(counts: NDArray[np.int64]) -> float:
         weights = counts[bag]
         found, wrong = (weights * hits).cumsum()[ends], (weights * (1 - hits)).cumsum()[ends]
-        place = np.searchsorted(wrong, allowed, side="right")  # how many thresholds stay within
+        place = np.searchsorted(wrong, allowed, side="right")  # number of thresholds within the limit
         return float(np.append(0.0, found)[place].mean() / found[-1]) if found[-1] else math.nan
 
     found = np.bincount(bag, weights=hits, minlength=offsets.bags) > 0
@@ -158,9 +160,9 @@ def froc_interval(
 def mean_over_bags(
     values: Tensor, *, groups: ArrayLike | None = None, repeats: int = 2000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Mean of a measure over bags (b) and its bootstrap interval; bags where it is NaN are left out.
+    """The mean of a measure over bags (b) and its bootstrap interval; bags where it is NaN are omitted.
 
-    groups (b): bags that are drawn together, such as a patient's.
+    groups (b): bags that are drawn together, such as those of a patient.
     """
     measured = values.detach().cpu().double().numpy()
     there = ~np.isnan(measured)

@@ -1,4 +1,4 @@
-"""Path evidence: how much each instance moves each class logit on the way from a reference to what the model attends.
+"""Path evidence: how much each instance moves each class logit on the path from a reference to the attended pool.
 
     a = softmax(u), Z = sum_j a_j z_j          Z_ref: the same with the reversed attention softmax(-u), or another reference
     G_c  = mean over t in (0, 1) of dF_c/dZ at Z_ref + t (Z - Z_ref)
@@ -16,10 +16,10 @@ from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets, bag_sum
 
 REFERENCES = {
-    "reversed": "softmax(-u): what the model looks at least",
+    "reversed": "softmax(-u): what the model attends least",
     "uniform": "the mean of the bag's instances",
     "zero": "no instance at all: Z_ref = 0",
-    "counterfactual": "softmax(u_cf): what the learned branch looks at (models with CAR's branch)",
+    "counterfactual": "softmax(u_cf): what CAR's branch attends",
 }
 
 FIRST_CUTS = 8
@@ -36,31 +36,16 @@ def path_evidence(
 ) -> Tensor:
     """Signed evidence (n, k) from one of REFERENCES. Its sum over a bag is F(Z) - F(Z_ref), to `tolerance` of
     max(1, |difference|)."""
-    seen = pooling_pass(model, features, offsets, "path evidence")
-    start = reference_pool(seen, reference)
-    gradient = mean_gradient(model, start, seen.pool, tolerance=tolerance)
-    return seen.shared(gradient, start)
+    state = pooling_pass(model, features, offsets, "path evidence")
+    start = reference_pool(state, reference)
+    gradient = mean_gradient(model, start, state.pool, tolerance=tolerance)
+    return state.shared(gradient, start)
 
 
 def path_change(model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, reference: str = "reversed") -> Tensor:
-    """F(Z) - F(Z_ref), (b, k): what path evidence sums to."""
-    seen = pooling_pass(model, features, offsets, "path evidence")
-    return _change(in_double(model), reference_pool(seen, reference), seen.pool).to(seen.pool.dtype)
-
-
-def path_residual(
-    model: BagModel,
-    features: Tensor,
-    offsets: Offsets | Tensor,
-    *,
-    reference: str = "reversed",
-    tolerance: float = 5e-4,
-) -> Tensor:
-    """|sum_j e_cj - (F_c(Z) - F_c(Z_ref))| / max(1, |F_c(Z) - F_c(Z_ref)|), (b, k): how far the sum is from whole."""
-    offsets = Offsets.of(offsets, features.device)
-    evidence = path_evidence(model, features, offsets, reference=reference, tolerance=tolerance)
-    change = path_change(model, features, offsets, reference=reference)
-    return relative_residual(evidence, change, offsets)
+    """F(Z) - F(Z_ref), (b, k): the sum of path evidence."""
+    state = pooling_pass(model, features, offsets, "path evidence")
+    return _change(in_double(model), reference_pool(state, reference), state.pool).to(state.pool.dtype)
 
 
 def relative_residual(evidence: Tensor, total: Tensor, offsets: Offsets) -> Tensor:
@@ -68,29 +53,29 @@ def relative_residual(evidence: Tensor, total: Tensor, offsets: Offsets) -> Tens
     return (bag_sum(evidence, offsets) - total).abs() / total.abs().clamp_min(1.0)
 
 
-def reference_pool(seen: PoolingPass, reference: str) -> Tensor:
+def reference_pool(state: PoolingPass, reference: str) -> Tensor:
     """Z_ref (b, h, d)."""
     match reference:
         case "reversed":
-            return seen.pool_by(-seen.scores)
+            return state.pool_by(-state.scores)
         case "uniform":
-            return seen.pool_by(torch.zeros_like(seen.scores))
+            return state.pool_by(torch.zeros_like(state.scores))
         case "zero":
-            return torch.zeros_like(seen.pool)
+            return torch.zeros_like(state.pool)
         case "counterfactual":
-            u_cf = seen.counterfactual
+            u_cf = state.counterfactual
             if u_cf is None or u_cf.shape[-2] != 1:
                 raise CarmilError("a counterfactual reference needs a model with CAR's branch, such as 'car/abmil'")
-            return seen.pool_by(u_cf.squeeze(-2))
+            return state.pool_by(u_cf.squeeze(-2))
     raise CarmilError(unknown("reference", reference, REFERENCES))
 
 
 def mean_gradient(model: BagModel, start: Tensor, end: Tensor, *, tolerance: float) -> Tensor:
     """G (b, k, h, d): the mean of dF_c/dZ on the straight line from start to end (b, h, d).
 
-    Midpoint rule on pieces of the line; a piece is halved while what its midpoint promises differs from what the logits
-    really do over it. A linear classifier needs no halving, a ReLU layer only around its kinks. In double precision, so that
-    the difference is never rounding.
+    Midpoint rule on pieces of the line; a piece is halved while the change that its midpoint predicts differs from that of
+    the logits. A linear classifier needs no halving, a ReLU layer only around its kinks. In double precision, so that the
+    difference is never rounding.
     """
     dtype, model = start.dtype, in_double(model)
     start, end = start.double(), end.double()
@@ -105,7 +90,7 @@ def mean_gradient(model: BagModel, start: Tensor, end: Tensor, *, tolerance: flo
         with torch.no_grad():
             rise = _change(model, _point(start, end, bag, left), _point(start, end, bag, left + width))
             promised = width * torch.einsum("pkhd,phd->pk", slope, (end - start)[bag])
-            # Some tens of pieces (the first cuts, then one a kink) share the tolerance.
+            # Some tens of pieces (the first cuts, then one per kink) share the tolerance.
             rough = ((rise - promised).abs() > tolerance / 64 * scale[bag]).any(1)
             if depth == DEEPEST - 1:
                 rough[:] = False

@@ -1,11 +1,11 @@
-"""Does a map change when everything the model has learned is destroyed? Its weights are shuffled, and it is asked again.
+"""Randomisation test: compare a model's map with that of the same model with shuffled weights.
 
-Two maps that know nothing of each other agree by chance, and the more so the fewer instances a bag has: with six, |rho| is 0.37
-in the mean. So likeness is counted from there, as Cohen's kappa is:
+Two unrelated maps agree by chance, the more so the fewer instances a bag has: with six, the mean of |rho| is 0.37. So similarity
+is counted from there, as in Cohen's kappa:
 
-    likeness = (|rho| - c_n) / (1 - c_n),    c_n = E |rho| of two random orders of n instances
+    similarity = (|rho| - c_n) / (1 - c_n),    c_n = E |rho| of two random orders of n instances
 
-0 is chance, 1 the same map or its mirror image; in bags of a hundred instances and more it is |rho|, but for 0.08.
+0 is chance, 1 the same map or its mirror image; in bags of a hundred instances and more it is |rho| up to 0.08.
 
 n instances of all bags together, b bags, k classes, c columns.
 """
@@ -24,11 +24,11 @@ from carmil.evidence.rank_correlation import spearman
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
 
-COUNTED = 8  # instances, of which all orders are counted; rho of more is nearly normal
+COUNTED = 8  # up to this many instances all orders are enumerated; rho of more is nearly normal
 
 
 def shuffle_weights(model: BagModel, *, seed: int = 0) -> BagModel:
-    """A copy whose parameters have, each by itself, their entries in random order."""
+    """A copy of the model with the entries of each parameter in random order."""
     generator = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model)
     with torch.no_grad():
@@ -41,9 +41,9 @@ def shuffle_weights(model: BagModel, *, seed: int = 0) -> BagModel:
 def randomisation_correlation(
     model: BagModel, bags: Bags, explain: Callable[[BagModel, Bags], Tensor], *, repeats: int = 1, seed: int = 0
 ) -> Tensor:
-    """Spearman between a model's map and that of the model with shuffled weights: (repeats, b, k); NaN for a constant map.
+    """Spearman correlation between a model's map and that of shuffled weights: (repeats, b, k); NaN for a constant map.
 
-    explain(model, bags) -> (n, k). Near 1 the map does not show what the model has learned.
+    explain(model, bags) -> (n, k). Near 1, the map does not depend on what the model has learned.
     """
     offsets = Offsets(bags.offsets)
     own = explain(model, bags).cpu()
@@ -52,9 +52,9 @@ def randomisation_correlation(
 
 
 def similarity_over_chance(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
-    """How alike two maps are in each bag, up to their sign, over chance. x, y (..., n, c) -> (..., b, c).
+    """Similarity of two maps in each bag, up to their sign, over chance. x, y (..., n, c) -> (..., b, c).
 
-    NaN where one of them is constant, and in bags of one or two instances: any two orders of two are the same or mirrored.
+    NaN where one of them is constant, and in bags of one or two instances: any two orders of two are equal or mirrored.
     """
     by_chance = torch.tensor(
         [chance_correlation(size) for size in offsets.lengths], dtype=torch.float64, device=x.device
@@ -65,7 +65,7 @@ def similarity_over_chance(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
 
 @cache
 def chance_correlation(size: int) -> float:
-    """E |rho| of two random orders of so many instances."""
+    """E |rho| of two random orders of `size` instances."""
     if size <= 2:
         return 1.0
     if size > COUNTED:

@@ -1,6 +1,6 @@
-"""Ranks of instances within ragged bags, and how alike two maps are by them.
+"""Ranks of instances within ragged bags, and correlations of two maps.
 
-n instances of all bags together, b bags, c columns (classes, heads). Axes before these come along.
+n instances of all bags together, b bags, c columns (classes, heads). Leading axes are carried through.
 """
 
 import torch
@@ -23,14 +23,14 @@ def tie_bounds(ranked: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
 
 
 def bag_places(x: Tensor, offsets: Offsets) -> Tensor:
-    """How many of its bag stand before each instance by falling x, ties in their own order. (..., n, c) -> (..., n, c)."""
+    """The place of each instance in its bag by falling x, from 0; ties in their own order. (..., n, c) -> (..., n, c)."""
     places = torch.arange(offsets.instances, device=x.device) - offsets.starts[offsets.bag_of]
     order = bag_ranking(x, offsets)
     return torch.empty_like(order).scatter_(-2, order, places.unsqueeze(-1).expand_as(order))
 
 
 def bag_ranks(x: Tensor, offsets: Offsets) -> Tensor:
-    """Rank of each instance in its bag, 1 the smallest, equals their mean rank. (..., n, c) -> (..., n, c), float64."""
+    """The rank of each instance in its bag, 1 the smallest, ties with their mean rank. (..., n, c) -> (..., n, c), float64."""
     order = bag_ranking(-x, offsets)
     first, last = tie_bounds(x.gather(-2, order), offsets)
     rank = (first + last).double() / 2 - offsets.starts[offsets.bag_of].unsqueeze(-1) + 1
@@ -49,7 +49,7 @@ def spearman(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
 
 
 def top_overlap(x: Tensor, y: Tensor, offsets: Offsets, *, count: int) -> Tensor:
-    """Share of the `count` best instances (all, in a smaller bag) that two maps have in common; ties in their own order.
+    """The share of the top `count` instances (all, in a smaller bag) that two maps have in common; ties in their own order.
 
     x, y (..., n, c) -> (..., b, c).
     """
@@ -58,7 +58,7 @@ def top_overlap(x: Tensor, y: Tensor, offsets: Offsets, *, count: int) -> Tensor
 
 
 def _centred(x: Tensor, offsets: Offsets) -> Tensor:
-    """x less its bag's mean; exactly zero where the bag's values are all the same, whatever the mean's rounding."""
+    """x minus the mean of its bag; exactly zero where all values of the bag are equal, whatever the rounding of the mean."""
     constant = bag_max(x, offsets) == -bag_max(-x, offsets)
     centred = x - bag_mean(x, offsets).index_select(-2, offsets.bag_of)
     return centred.masked_fill(constant.index_select(-2, offsets.bag_of), 0.0)

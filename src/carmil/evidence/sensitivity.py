@@ -1,10 +1,10 @@
-"""Sensitivity: how an answer follows the attention score of each instance, all scores of its bag else being kept.
+"""Sensitivity: the derivative of each logit with respect to the attention score of each instance.
 
     dF_c / du_j = a_j G_c . (z_j - Z)          G_c = dF_c/dZ at Z
                 = a_j (s_cj - mu_c)            for a linear classifier (the paper's appendix), s_cj = F_c(z_j), mu_c = F_c(Z)
 
-An instance's scores in several heads are raised together. The sensitivities of a bag sum to zero: raising all scores alike
-changes nothing. G is a gradient of the classifier alone, so the closed form holds for classifiers of any kind.
+The scores of an instance in several heads are raised together. The sensitivities of a bag sum to zero, since raising all scores
+equally changes nothing. G is a gradient of the classifier alone, so the closed form holds for any classifier.
 
 n instances, b bags, k classes.
 """
@@ -23,23 +23,22 @@ def logit_sensitivity(model: BagModel, features: Tensor, offsets: Offsets | Tens
 
 
 def margin_sensitivity(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """d(F_c - F_r) / du_j, (n, k), r the strongest rival of c: the class with the largest logit of the others.
+    """d(F_c - F_r) / du_j, (n, k), with r the strongest rival of c: the other class with the largest logit.
 
-    The paper's margin is that of the true class over another one, of which the most competitive decides; here every class
-    is asked about in turn.
+    The paper's margin is that of the true class over its most competitive rival; here every class is taken in turn.
     """
-    seen = pooling_pass(model, features, offsets, "sensitivity")
-    sensitivity = _sensitivity(seen)
+    state = pooling_pass(model, features, offsets, "sensitivity")
+    sensitivity = _sensitivity(state)
     with torch.no_grad():
-        rival = strongest_rival(seen.model.classify(seen.pool))
-    return sensitivity - sensitivity.gather(1, rival.index_select(0, seen.offsets.bag_of))
+        rival = strongest_rival(state.model.classify(state.pool))
+    return sensitivity - sensitivity.gather(1, rival.index_select(0, state.offsets.bag_of))
 
 
 def strongest_rival(logits: Tensor) -> Tensor:
-    """For every class the one of the others with the largest logit: (b, k) -> (b, k)."""
+    """For every class, the other class with the largest logit: (b, k) -> (b, k)."""
     first, second = logits.topk(2).indices.unsqueeze(-1).unbind(1)
     return torch.where(torch.arange(logits.shape[1], device=logits.device) == first, second, first)
 
 
-def _sensitivity(seen: PoolingPass) -> Tensor:
-    return seen.shared(classifier_gradient(seen.model, seen.pool), seen.pool)
+def _sensitivity(state: PoolingPass) -> Tensor:
+    return state.shared(classifier_gradient(state.model, state.pool), state.pool)

@@ -1,10 +1,10 @@
-"""Smoothing a map in the plane: every instance hands its value out, in equal parts, to all within a radius, itself among them.
+"""Smoothing a map in the plane: every instance shares its value equally among all instances within a radius, itself included.
 
     e'_j = sum over i within r of j:  e_i / (how many are within r of i)          sum_j e'_j = sum_j e_j
 
-The total is kept, so that what a map of evidence sums to stays true; single instances no longer stand out, and what is evidence for
-and what is against cancel where they are mixed. Inside tissue it is the mean over a disc; at an edge an instance has fewer to
-share with, and keeps more. It is for eyes: faithfulness and counts of single tiles are asked of the map as it is.
+The total is kept, so that the sum of an evidence map still holds; single instances no longer stand out, and evidence for and
+against cancels where it is mixed. Inside tissue this is the mean over a disc; at an edge an instance has fewer neighbours and keeps
+more. Smoothing is for display: faithfulness and counts of single tiles use the map as it is.
 
 n instances, c columns.
 """
@@ -16,7 +16,7 @@ from carmil.errors import CarmilError
 
 
 def smooth_map(values: ArrayLike, places: ArrayLike, radius: float) -> NDArray[np.float64]:
-    """values (n) or (n, c) at places (n, 2), in the unit of the radius; a radius of 0 leaves them as they are."""
+    """Smooth values (n) or (n, c) at places (n, 2), in the unit of the radius; a radius of 0 leaves them unchanged."""
     from scipy.sparse import coo_matrix
     from scipy.spatial import cKDTree
 
@@ -27,7 +27,7 @@ def smooth_map(values: ArrayLike, places: ArrayLike, radius: float) -> NDArray[n
         raise CarmilError(f"a radius of {radius}: expected a number >= 0")
     if radius == 0 or len(values) == 0:
         return values.copy()
-    reach = radius * (1 + 1e-9)  # a neighbour at just this distance is within
+    reach = radius * (1 + 1e-9)  # a neighbour at exactly this distance is included
     pairs = cKDTree(places).query_pairs(reach, output_type="ndarray")
     giver, taker = np.concatenate([pairs, pairs[:, ::-1]]).T
     within = coo_matrix((np.ones(len(giver)), (taker, giver)), shape=(len(values), len(values))).tocsr()
