@@ -178,7 +178,7 @@ def test_a_table_of_names_gives_no_file_the_name_of_another_slide(tmp_path):
 def test_a_table_of_names_that_is_none_is_refused_even_if_no_file_needs_it(id, tmp_path):
     write_bag(a_bag(id), tmp_path, "npz")
     for text, problem in (
-        ('{"x": ["y"]}', "is no table of names"),
+        ('{"x": ["y"]}', "is not a table of names"),
         ("[" * 100_000, "is nested too deeply"),
         ("{", "cannot be"),
     ):
@@ -195,7 +195,7 @@ def test_an_export_replaces_its_own_files_only(patients, layout, tmp_path, said)
     foreign = files_of(layout, out, names_for(out, patients.ids)[patients.ids[-1]], patients.encoder)[0]
     touched(foreign)
     status, _, err = said(*export)
-    assert status == 2 and f"{foreign} is there already, and no export of {patients.path} wrote it" in err
+    assert status == 2 and f"{foreign} exists, and no export of {patients.path} wrote it" in err
     assert [path for path in out.rglob("*") if path.is_file()] == [foreign] and foreign.read_bytes() == b""
 
     foreign.unlink()

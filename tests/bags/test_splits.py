@@ -146,7 +146,7 @@ def test_a_site_with_most_of_the_patients_is_said():
         ({"labels": [0] * 39 + [1]}, "class '1' has 1 patient for 5 folds"),
         ({"labels": [0] * 39 + [-1]}, "slide 'p19_1' has class -1"),
         ({"labels": [0, 1]}, "40 slides, 40 patients and 2 labels"),
-        ({"slides": ["same"] * 40}, "slide 'same' is there twice"),
+        ({"slides": ["same"] * 40}, "slide 'same' appears twice"),
         ({"sites": ["a"] * 40}, "1 site for 5 folds"),
         ({"sites": ["a", "b"] * 20}, "patient 'p00' has slides of the sites 'a' and 'b'"),
         ({"sites": ["a"]}, "1 site for 40 slides"),

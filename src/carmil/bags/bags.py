@@ -27,8 +27,8 @@ class Bags:
     features        (n, d) floating point, finite
     offsets         (b+1) int64, on the CPU, rising from 0 to n: no bag is empty
     labels          (b) int64 class of each bag, or None
-    ids             a name for each bag; "0", "1", ... unless given
-    instance_labels (n) or (n, k) truth about the instances, UNKNOWN where nobody knows it, or None
+    ids             the name of each bag; "0", "1", ... by default
+    instance_labels (n) or (n, k) truth about the instances, UNKNOWN where it is not known, or None
     coordinates     (n, 2) x and y of each instance, NaN for the instances of a bag without any, or None where no bag has them
     coordinate_unit what they are in: one unit for all bags, or one for each bag, None for a bag without coordinates
     """
@@ -58,7 +58,7 @@ class Bags:
         coordinates: Sequence[Tensor | np.ndarray] | None = None,
         coordinate_unit: Unit | tuple[Unit | None, ...] | None = None,
     ) -> "Bags":
-        """One (n_i, d) array a bag."""
+        """Bags from one (n_i, d) array each."""
         if not bags:
             raise CarmilError("no bags given: expected at least one (instances, features) array")
         features = [torch.as_tensor(bag) for bag in bags]
@@ -86,7 +86,7 @@ class Bags:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Bags"]) -> "Bags":
-        """All bags of all parts, in order. What one part has, every part must have; coordinates excepted."""
+        """All bags of all parts, in order. All parts have labels, and instance labels, or none has; coordinates may be missing."""
         if not parts:
             raise CarmilError("nothing to concatenate: expected at least one Bags")
         first = parts[0]
@@ -113,7 +113,7 @@ class Bags:
 
     @classmethod
     def trusted(cls, features: Tensor, offsets: Tensor, ids: tuple[str, ...], **others: Any) -> "Bags":
-        """Bags whose parts were checked when they were written: nothing is read to look at it again."""
+        """Bags whose parts were checked when they were written: nothing is read to check it again."""
         new = object.__new__(cls)
         given = {"features": features, "offsets": offsets, "ids": ids, **others}
         for field in fields(cls):
@@ -124,7 +124,7 @@ class Bags:
         return len(self.offsets) - 1
 
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor | np.ndarray) -> "Bags":
-        """Some of the bags, in the order asked for: a position, a slice, positions, or a mask of length b."""
+        """Some of the bags, in the given order: a position, a slice, positions, or a mask of length b."""
         chosen = self._positions(which)
         offsets, rows = rows_of(self.offsets, chosen)
         picked: dict[str, Any] = {}
@@ -140,7 +140,7 @@ class Bags:
         return self._trusted(offsets=offsets, ids=tuple(self.ids[i] for i in chosen.tolist()), **picked)
 
     def to(self, device: torch.device | str) -> "Bags":
-        """The same bags with every tensor but `offsets`, which stays where it can be read for nothing, on `device`."""
+        """The same bags on `device`, except `offsets`, which stays on the CPU, where reading it is free."""
         moved = {
             name: None if (value := getattr(self, name)) is None else value.to(device)
             for name in ("labels", *_PER_INSTANCE)
@@ -148,9 +148,9 @@ class Bags:
         return self._trusted(**moved)
 
     def parts(self, max_instances: int, chosen: Tensor | None = None) -> Iterator["Bags"]:
-        """The bags, or the chosen ones (positions), in order, one run of at most `max_instances` instances after the other.
+        """Yield the bags, or the chosen ones (positions), in order, in runs of at most `max_instances` instances.
 
-        A larger bag is a run of its own. Only the run at hand is copied.
+        A larger bag is a run of its own. Only one run is copied at a time.
         """
         if chosen is None:
             chosen = torch.arange(len(self))
@@ -174,7 +174,7 @@ class Bags:
 
     @property
     def classes(self) -> int:
-        """How many classes the labels name: the largest label plus one."""
+        """The number of classes: the largest label plus one."""
         if self.labels is None:
             raise CarmilError("these bags have no labels")
         return int(self.labels.max()) + 1
@@ -203,17 +203,17 @@ class Bags:
         return like.coordinates.new_full((len(self.features), 2), torch.nan)
 
     def _trusted(self, **changes: Any) -> "Bags":
-        """A copy with changes that need no second look: their parts were checked when first built."""
+        """A copy with changes that need no check: their parts were checked when they were built."""
         return Bags.trusted(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
 
 
 def shared_unit(units: Sequence[Unit | None]) -> Unit | tuple[Unit | None, ...] | None:
-    """The unit of coordinates that all bags have in common, or else each bag's own."""
+    """The unit of coordinates that all bags have in common, or else that of each bag."""
     return units[0] if len(set(units)) == 1 else tuple(units)
 
 
 def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Offsets of the chosen bags laid end to end, and the row each of their instances comes from."""
+    """Offsets of the chosen bags laid end to end, and the original row of each of their instances."""
     sizes = offsets.diff()[chosen]
     new_offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     shift = offsets[chosen] - new_offsets[:-1]
@@ -221,7 +221,7 @@ def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def runs_of(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Cuts a row of sizes into runs (first, behind the last) of at most `most` together; a larger one is a run of its own."""
+    """Cut a list of sizes into runs (first, last + 1) whose sum is at most `most`; a larger size is a run of its own."""
     runs, first, total = [], 0, 0
     for i, size in enumerate(sizes):
         if i > first and total + size > most:
@@ -266,7 +266,7 @@ def _check(bags: Bags) -> None:
         if bags.coordinates.shape != (n, 2):
             raise CarmilError(f"coordinates have shape {tuple(bags.coordinates.shape)}: expected ({n}, 2)")
         if bags.coordinate_unit is None:
-            raise CarmilError("coordinates without a unit: say coordinate_unit='level0_px' or 'um'")
+            raise CarmilError("coordinates without a unit: give coordinate_unit='level0_px' or 'um'")
         if len(bags.units) != b:
             raise CarmilError(
                 f"{plural(len(bags.units), 'unit')} of coordinates for {plural(b, 'bag')}: expected one, or one for each bag"

@@ -1,8 +1,8 @@
 """The same features under two names: a slide that was copied, or a mix-up of files.
 
-Two bags are the same if the bytes of their features are, in the type of the store and in the order of their tiles. Files of
-different types or chunks count as equal where the stored values do: float16 finds more than float32, which sees a copy that
-was once saved in half precision as another bag. The same tiles in another order, or encoded again, are not found.
+Two bags are the same if the bytes of their features are equal, in the type of the store and in the order of their tiles. Files of
+different types or chunks are equal if their stored values are: float16 finds more pairs than float32, in which a copy that was
+once saved in half precision differs. The same tiles in another order, or encoded again, are not found.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,15 +44,15 @@ class Duplicate:
 def find_duplicates(slides: Iterable[tuple[str, str, str, str]]) -> list[Duplicate]:
     """Pairs of slides (slide, patient, label, checksum) with equal checksums, pairs with different labels first.
 
-    Of many equal slides each is paired with the first.
+    Of several equal slides each is paired with the first.
     """
     first: dict[str, tuple[str, str, str, str]] = {}
-    found = []
-    for one in slides:
-        twin = first.setdefault(one[3], one)
-        if twin is not one:
-            found.append(Duplicate(*((twin[k], one[k]) for k in range(3))))
-    return sorted(found, key=lambda pair: (not pair.labels_differ, not pair.across_patients))
+    pairs = []
+    for slide in slides:
+        twin = first.setdefault(slide[3], slide)
+        if twin is not slide:
+            pairs.append(Duplicate(*((twin[k], slide[k]) for k in range(3))))
+    return sorted(pairs, key=lambda pair: (not pair.labels_differ, not pair.across_patients))
 
 
 def labelled_duplicates(
@@ -66,17 +66,17 @@ def labelled_duplicates(
     )
 
 
-def judge_duplicates(found: Sequence[Duplicate], *, allowed: bool) -> list[str]:
-    """Refuse the same features under two patients, unless it is allowed; return one sentence for each kind of pair there is."""
-    across = [pair for pair in found if pair.across_patients]
-    within = [pair for pair in found if not pair.across_patients]
+def judge_duplicates(pairs: Sequence[Duplicate], *, allowed: bool) -> list[str]:
+    """Refuse the same features under two patients, unless that is allowed; return one sentence per kind of pair."""
+    across = [pair for pair in pairs if pair.across_patients]
+    within = [pair for pair in pairs if not pair.across_patients]
     lines = []
     if across:
         line = f"{_pairs(across, 'of different patients')}: {_named(across)}"
         if not allowed:
             raise CarmilError(
                 f"{line}: a model would be tested on what it was trained on; remove the copies or correct the patients "
-                "(`carmil cohort check --labels` lists every pair), or pass --allow-duplicates if it is meant"
+                "(`carmil cohort check --labels` lists every pair), or pass --allow-duplicates if this is intended"
             )
         lines.append(f"WARNING: {line}: a fold may be tested on what it was trained on")
     if within:

@@ -1,7 +1,7 @@
-"""A store's bags as files for other tools. No file is replaced that an export of the same store did not write.
+"""Bags of a store as files for other tools. Only files that an export of the same store wrote are replaced.
 
-OUT/carmil_export.json has the fingerprint of the store that each file is of. It is written before the files are, so that an
-export that was interrupted can be run again.
+OUT/carmil_export.json has the fingerprint of the store of each file. It is written before the files, so that an interrupted
+export can be run again.
 """
 
 import json
@@ -20,7 +20,7 @@ TABLE = "carmil_export.json"
 def begin_export(store: Store, folder: Path, layout: str) -> dict[str, str]:
     """List the files of an export and return the names that `write_bag` gives them, by the id of the bag.
 
-    Refuses the export, before anything is written, if a file of somebody else's would be replaced. layout: clam or trident.
+    Refuses the export, before anything is written, if it would replace other files. layout: clam or trident.
     """
     names, known = names_for(folder, store.ids), _table(folder)
     files = [file for entry in store.entries for file in files_of(layout, folder, names[entry.id], entry.encoder)]
@@ -29,7 +29,7 @@ def begin_export(store: Store, folder: Path, layout: str) -> dict[str, str]:
     if others:
         more = f" (and {len(others) - 1:,} more)" if len(others) > 1 else ""
         raise CarmilError(
-            f"{folder / others[0]}{more} is there already, and no export of {store.path} wrote it: it would be replaced; "
+            f"{folder / others[0]}{more} exists, and no export of {store.path} wrote it: it would be replaced; "
             "choose another --out"
         )
     write_text(folder / TABLE, json.dumps(known | own, indent=1))

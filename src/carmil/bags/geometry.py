@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from carmil.errors import CarmilError
 
-FARTHEST = 1e9  # level-0 pixels or micrometres, any coordinate: no slide is nearly so large
+FARTHEST = 1e9  # level-0 pixels or micrometres: no slide has a coordinate nearly as large
 MPP_TOLERANCE = 0.05  # relative; magnifications are nominal, and scanners of one magnification differ by a few per cent
 
 
@@ -61,11 +61,11 @@ UNKNOWN = TileGeometry()
 
 
 def common_geometry(geometries: Iterable[TileGeometry]) -> TileGeometry:
-    """What is known of the tiles of bags that do not differ."""
-    found = UNKNOWN
+    """The geometry of bags that do not differ, as far as any of them has it recorded."""
+    common = UNKNOWN
     for geometry in dict.fromkeys(geometries):
-        found = found.filled_from(geometry)
-    return found
+        common = common.filled_from(geometry)
+    return common
 
 
 def check_geometry(
@@ -78,5 +78,5 @@ def check_geometry(
     if unknown:
         log(
             f"the tile geometry (pixels, um/px) of {' and of '.join(unknown)} is not fully known: "
-            "that it is the same could not be checked"
+            "whether it is the same could not be checked"
         )

@@ -1,6 +1,6 @@
-"""What the files of bags are called. A bag's id may be any text; its file's name may not.
+"""The names of the files of bags. The id of a bag may be any text; the name of a file may not.
 
-A bag whose file cannot have its name is listed in FOLDER/carmil_names.json, so that it is read back under its own.
+A bag whose file cannot have its id as a name is listed in FOLDER/carmil_names.json, so that it is read back under its id.
 """
 
 import json
@@ -15,7 +15,7 @@ TABLE = "carmil_names.json"
 
 
 def write_names(folder: Path, ids: Iterable[str]) -> dict[str, str]:
-    """The name, without ending, of each bag's file below `folder`; written down where it is not the id."""
+    """The file name of each bag below `folder`, without ending; recorded in the table where it is not the id."""
     known, names = _table(folder), names_for(folder, ids)
     new = {name: id for id, name in names.items() if name != id}
     if not new.items() <= known.items():
@@ -24,7 +24,7 @@ def write_names(folder: Path, ids: Iterable[str]) -> dict[str, str]:
 
 
 def names_for(folder: Path, ids: Iterable[str]) -> dict[str, str]:
-    """The names that `write_names` gives. Give all ids of a cohort at once: then no two names differ only in case."""
+    """The names from `write_names`. Pass all ids of a cohort at once, so that no two names differ only in case."""
     before = {id: name for name, id in _table(folder).items()}
     return {id: before.get(id, name) for id, name in safe_names(ids).items()}
 
@@ -35,10 +35,10 @@ def read_names(folder: Path) -> dict[str, str]:
 
 
 def _table(folder: Path) -> dict[str, str]:
-    """A line counts if the name is one that the id would get: nobody's table gives a file another slide's name."""
+    """An entry counts only if the id would get this name, so that no table can give a file the name of another slide."""
     if not (folder / TABLE).is_file():
         return {}
     found = read_json(folder / TABLE, "remove it, or export the bags again")
     if not isinstance(found, dict) or not all(isinstance(id, str) for id in found.values()):
-        raise CarmilError(f"{folder / TABLE} is no table of names: remove it, or export the bags again")
+        raise CarmilError(f"{folder / TABLE} is not a table of names: remove it, or export the bags again")
     return {name: id for name, id in found.items() if name in (safe_name(id), safe_name(id, taken=[id]))}

@@ -26,7 +26,7 @@ def slide_file_at(path: Path, *, width: int | None = None, height: int | None = 
     """The record of the file at `path`, as far as the file system knows it."""
     try:
         facts = path.stat()
-    except OSError:  # whoever opens the slide says so
+    except OSError:  # reported when the slide is opened
         return SlideFile(slide_width=width, slide_height=height)
-    # Archives may set the time to 0, which says nothing.
+    # Archives may set the time to 0, which means nothing.
     return SlideFile(facts.st_size, facts.st_mtime if facts.st_mtime > 0 else None, width, height)

@@ -11,7 +11,7 @@ import numpy as np
 
 from carmil.bags.columns import PART_OF_WORD
 from carmil.bags.labels import bare_id
-from carmil.bags.splits import NAMES, TEST, TRAIN, UNUSED, VALIDATION, Cohort, Splits, completed, role_of
+from carmil.bags.splits import NAMES, TEST, TRAIN, UNUSED, VALIDATION, Cohort, Splits, complete_folds, role_of
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
@@ -40,16 +40,16 @@ def read_splits(
     seed: int = 0,
     classes: Sequence[str] | None = None,
 ) -> Splits:
-    """The folds in a file or folder of ours, CLAM, Patho-Bench, STAMP or torchmil, which is found by looking.
+    """Read the folds of a file or folder in the form of carmil, CLAM, Patho-Bench, STAMP or torchmil, which is recognised.
 
-    A fold without a validation part gets one out of its training patients. What does not fit the cohort is notes.
+    A fold without a validation part gets one from its training patients. What does not fit the cohort is noted.
     `classes` are the names of the labels, for messages.
     """
     path = Path(path)
     cohort = Cohort.checked(slides, patients, labels, classes)
     listing = _listing(path, cohort)
-    roles, notes = _placed(listing, cohort, path)
-    return completed(
+    roles, notes = _assign_roles(listing, cohort, path)
+    return complete_folds(
         cohort,
         roles,
         validation=validation,
@@ -61,7 +61,7 @@ def read_splits(
 
 
 def replaced_files(path: Path, form: Form) -> tuple[Path, ...]:
-    """The files of splits that `write_splits` replaces, if they are there."""
+    """The files that `write_splits` replaces, if they exist."""
     match form:
         case "carmil":
             return (path if path.suffix in (".tsv", ".csv", ".txt") else path / "splits.tsv",)
@@ -81,19 +81,17 @@ def write_splits(
     labels: Sequence[int] | None = None,
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Writes what `read_splits` reads.
+    """Write what `read_splits` reads.
 
     carmil: a TSV of slide, patient, fold_0, ... with train, val, test or nothing. clam: a folder of splits_0.csv, ...
-    patho-bench: k=all.tsv and, if `classes` are given, config.yaml. stamp: splits.json, which knows no validation part:
-    those patients go with the training ones, of which STAMP takes its own.
+    patho-bench: k=all.tsv and, if `classes` are given, config.yaml. stamp: splits.json, which has no validation part:
+    its patients join the training ones, from which STAMP takes its own.
     """
     path = Path(path)
     if form not in get_args(Form):
         raise CarmilError(unknown("form of splits", form, get_args(Form)))
     if splits.inner > 1 and form != "carmil":
-        raise CarmilError(
-            f"{path}: nested splits cannot be written as {form}, which knows no inner folds; use 'carmil'"
-        )
+        raise CarmilError(f"{path}: nested splits cannot be written as {form}, which has no inner folds; use 'carmil'")
     if labels is not None and len(labels) != len(splits.slides):
         raise CarmilError(
             f"{path}: {plural(len(labels), 'label')} for {plural(len(splits.slides), 'slide')}: expected as many"
@@ -111,7 +109,7 @@ def write_splits(
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a file says, before it is laid over the cohort: for each fold the ids and their roles."""
+    """The ids and roles of each fold, as a file lists them."""
 
     folds: tuple[tuple[tuple[str, int], ...], ...]
     inner: int = 1
@@ -166,7 +164,7 @@ def _folder(path: Path, cohort: Cohort) -> _Listing:
 
 
 def _clam(path: Path, frame: "pd.DataFrame", columns: dict[str, str]) -> tuple[tuple[str, int], ...]:
-    """Three columns of ids, or of True and False behind a first column of ids."""
+    """The ids and roles of one fold: three columns of ids, or of True and False after a column of ids."""
     if not {"train", "test"} <= set(columns):
         raise CarmilError(f"{path}: no columns train and test, there is {', '.join(map(repr, frame.columns))}")
     parts = {columns[word]: NAMES.index(part) for word, part in PART_OF_WORD.items() if word in columns}
@@ -200,7 +198,7 @@ def _fold_columns(path: Path, frame: "pd.DataFrame", columns: dict[str, str], co
 
 
 def _id_column(path: Path, frame: "pd.DataFrame", columns: dict[str, str], cohort: Cohort) -> str:
-    """The column of slides or of patients, whichever the cohort knows better."""
+    """The column of slides or of patients, whichever has more ids of the cohort."""
     candidates = [columns[name] for name in (*_SLIDE_COLUMNS, *_PATIENT_COLUMNS) if name in columns]
     if not candidates:
         raise CarmilError(
@@ -245,15 +243,15 @@ def _stamp(path: Path) -> _Listing:
 
 
 def _known_as(name: str, ids: Container[str]) -> str | None:
-    """The id the cohort knows: as written, without folder and extension, or without the .0 of ids saved as numbers."""
+    """The id in the cohort: as written, without folder and extension, or without the .0 of ids saved as numbers."""
     for spelling in (name, bare_id(name), name.removesuffix(".0")):
         if spelling in ids:
             return spelling
     return None
 
 
-def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, list[str]]:
-    """Roles (f, s), and what had to be notes about ids."""
+def _assign_roles(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, list[str]]:
+    """Roles (f, s), and notes about ids."""
     slides: dict[str, list[int]] = {}
     patients: dict[str, list[int]] = {}
     for i, (slide, patient) in enumerate(zip(cohort.slides, cohort.patients, strict=True)):
@@ -263,11 +261,11 @@ def _placed(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, 
     if not names:
         raise CarmilError(f"{path}: lists no ids; expected slides or patients for train and test")
 
-    def understood(ids: dict[str, list[int]]) -> dict[str, str]:
+    def known_ids(ids: dict[str, list[int]]) -> dict[str, str]:
         return {name: known for name in names if (known := _known_as(name, ids)) is not None}
 
     ids, known, what = max(
-        ((slides, understood(slides), "slides"), (patients, understood(patients), "patients")), key=lambda c: len(c[1])
+        ((slides, known_ids(slides), "slides"), (patients, known_ids(patients), "patients")), key=lambda c: len(c[1])
     )
     if not known:
         raise CarmilError(
@@ -309,7 +307,7 @@ def _write_carmil(path: Path, splits: Splits) -> None:
 
 
 def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
-    """As CLAM's create_splits_seq.py leaves them: ids, the same as True and False, and with labels the counts."""
+    """The files of CLAM's create_splits_seq.py: ids, the same as True and False, and with labels the counts."""
     if path.is_file():
         raise CarmilError(f"{path}: is a file; CLAM's splits are a folder of them; name a folder")
     ours = {f"splits_{row}{kind}.csv" for row in range(len(splits.roles)) for kind in ("", "_bool", "_descriptor")}

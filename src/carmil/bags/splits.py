@@ -1,7 +1,7 @@
-"""Who trains, who selects, who tests: folds by patient. `split_files` reads and writes those of other tools.
+"""Folds by patient: the slides to train on, to select by and to test. `split_files` reads and writes those of other tools.
 
 s slides, p patients, f folds (nested: outer x inner, row outer * inner + i).
-No patient is ever in two parts of a fold; `audit` says so of any split, wherever it comes from.
+No patient is ever in two parts of a fold; `audit` checks that of any split, wherever it comes from.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Slides with patients as numbers, in the order of their names: so that the rows' order changes nothing."""
+    """Slides with patients as numbers, in the order of their names, so that the order of the rows changes nothing."""
 
     slides: tuple[str, ...]
     patients: tuple[str, ...]
@@ -76,7 +76,7 @@ class Cohort:
                 "expected as many"
             )
         if twice := [slide for slide, times in Counter(slides).items() if times > 1]:
-            raise CarmilError(f"slide {twice[0]!r} is there twice: expected each slide once; keep one of them")
+            raise CarmilError(f"slide {twice[0]!r} appears twice: expected each slide once; keep one of them")
         numbers = np.asarray(labels, dtype=np.int64)
         if len(numbers) and (numbers < 0).any():
             raise CarmilError(
@@ -115,7 +115,7 @@ def make_splits(
     sites: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
 ) -> Splits:
-    """Every slide is tested once, patients stay together, classes are spread evenly.
+    """Divide slides into folds: every slide is tested once, patients stay together, classes are spread evenly.
 
     A patient with slides of several classes counts as the largest of them. `validation` is the share
     of the training patients of each class that selects; with `inner` > 1 the training part is cut into `inner` folds
@@ -160,11 +160,11 @@ def official_splits(
     if len(official) != len(slides):
         raise CarmilError(f"{len(official)} words of train, val and test for {len(slides)} slides: expected as many")
     roles = np.array([[role_of(w, f"slide {s!r}") for w, s in zip(official, slides, strict=True)]], dtype=np.int8)
-    return completed(cohort, roles, validation=validation, seed=seed, where="the split column")
+    return complete_folds(cohort, roles, validation=validation, seed=seed, where="the split column")
 
 
 def audit(splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is wrong with a split (errors: nobody should train on it), and what one should know (remarks)."""
+    """Errors of a split, which must not be trained on, and remarks about it."""
     numbers = np.asarray(labels)
     if len(numbers) != len(splits.slides) or numbers.max() >= len(classes):
         raise CarmilError(
@@ -198,7 +198,7 @@ def audit(splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[
     return errors, remarks
 
 
-def completed(
+def complete_folds(
     cohort: Cohort,
     roles: np.ndarray,
     *,
@@ -208,7 +208,7 @@ def completed(
     inner: int = 1,
     notes: Iterable[str] = (),
 ) -> Splits:
-    """Folds that came from outside: with a validation part each, and audited."""
+    """Complete folds from outside with a validation part each, and refuse them if the audit finds errors."""
     _check_validation(validation, seed)
     notes = list(notes)
     without = [row for row in range(len(roles)) if not (roles[row] == VALIDATION).any()]
@@ -238,7 +238,7 @@ def _some_slides(slides: Sequence[str], chosen: np.ndarray, what: str) -> list[s
 
 
 def role_of(word: str, where: str) -> int:
-    """The part that a word means, in the usual spellings; nothing is UNUSED."""
+    """The part that a word names, in the usual spellings; UNUSED for none."""
     if not word.strip():
         return UNUSED
     part = PART_OF_WORD.get(word.strip().casefold())
@@ -293,7 +293,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np.ndarray, list[str]]:
-    """(s) what has to stay in one fold: the patient, or the whole site."""
+    """(s) the group that stays in one fold: the patient, or the whole site."""
     if sites is None:
         return cohort.of, []
     if len(sites) != len(cohort.slides):
@@ -304,7 +304,7 @@ def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np
     for patient, site in zip(cohort.patients, sites, strict=True):
         if site_of.setdefault(patient, site) != site:
             raise CarmilError(
-                f"patient {patient!r} has slides of the sites {site_of[patient]!r} and {site!r}: expected one site a "
+                f"patient {patient!r} has slides of the sites {site_of[patient]!r} and {site!r}: expected one site per "
                 "patient; correct the table or split without sites"
             )
     counts = Counter(site_of.values())
@@ -342,7 +342,7 @@ def _drawn(
 
 
 def _divided(cohort: Cohort, chosen: np.ndarray, groups: np.ndarray, folds: int, seed: tuple[int, ...]) -> np.ndarray:
-    """(s) the fold of each chosen slide, -1 for the others; a group is never torn."""
+    """(s) the fold of each chosen slide, -1 for the others; groups stay together."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     # the library sorts groups by number and looks at counts only, so that the order of the rows does not matter
@@ -357,15 +357,15 @@ def _divided(cohort: Cohort, chosen: np.ndarray, groups: np.ndarray, folds: int,
 
 
 def _merged(strata: np.ndarray, patients: np.ndarray, least: int) -> np.ndarray:
-    """Patients with slides of several classes can leave a class with few of its own: those join their neighbours."""
+    """Merge a stratum with few patients into its neighbour: patients of several classes can leave a class with few of its own."""
     merged = strata.copy()
-    there = np.unique(strata[patients])
-    for one, below in zip(there[:0:-1], there[-2::-1], strict=True):
-        if (merged[patients] == one).sum() < least:
-            merged[merged == one] = below
-    there = np.unique(merged[patients])
-    if len(there) > 1 and (merged[patients] == there[0]).sum() < least:
-        merged[merged == there[0]] = there[1]
+    present = np.unique(strata[patients])
+    for stratum, below in zip(present[:0:-1], present[-2::-1], strict=True):
+        if (merged[patients] == stratum).sum() < least:
+            merged[merged == stratum] = below
+    present = np.unique(merged[patients])
+    if len(present) > 1 and (merged[patients] == present[0]).sum() < least:
+        merged[merged == present[0]] = present[1]
     return merged
 
 
