@@ -63,7 +63,7 @@ def drawn(material, tmp_path_factory) -> Path:
     outcomes = tile_slides(sorted((material / "slides").iterdir()), folder / "tiles")
     encoder = load_encoder("timm/test_resnet", weights=material / "test_resnet.pt")
     cut = {one.path: one.tiles for one in outcomes}
-    encode_slides(cut, folder / "store", encoder, device="cpu", log=lambda line: None)
+    encode_slides(cut, folder / "store", encoder, device="cpu", say=lambda line: None)
     _run(folder / "run", folder / "store", material / "labels.csv", "car/abmil")
     explain_run(folder / "run", None, bags=None, methods=(), searched=False, device="cpu", log=lambda line: None)
     return folder

@@ -130,7 +130,7 @@ def test_validation_bags_choose_and_the_table_says_so(swept):
     assert table.lines[0][4] == f"{100 * auc.mean:.1f} ± {100 * auc.std:.1f}"
     assert table.lines[-1][0] == "chosen by fold"
     lines = " ".join(sweep_lines(swept, choice))
-    assert "choose on the test set" in lines
+    assert "choosing on the test set" in lines
     assert "idle branch" in lines
 
 
@@ -297,7 +297,7 @@ def test_a_file_and_the_command_line_say_the_same(small, tmp_path, said):
     assert status == 0
     assert "2 points, 4 models in 1 population" in err
     assert "chosen by fold" in out
-    assert "choose on the test set" in out
+    assert "choosing on the test set" in out
     points = sorted(folder.name for folder in (tmp_path / "sweep" / "points").iterdir())
     assert points == ["alpha=0,lambda=0", "alpha=0.5,lambda=0"]
     assert read_run(tmp_path / "sweep" / "points" / "alpha=0.5,lambda=0").settings.alpha == 0.5
