@@ -8,19 +8,14 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import tifffile
+from tools.small_study import train_small_study
 
-from carmil.bags.geometry import TileGeometry
-from carmil.bags.sources import Bag
-from carmil.bags.writers import write_bag
-from carmil.runs.settings import Settings
-from carmil.studies.train import run_study
 from carmil.viewer.app import guarded_app
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.responses import Responses
 from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
-WIDTH, TILE = 6, 64
 SECRET = "nobody may read this"
 
 
@@ -85,38 +80,6 @@ class Asking:
         return Said(said[0]["status"], found, b"".join(part.get("body", b"") for part in said[1:]))
 
 
-def make_study(folder):
-    """Slides of tiles on a grid; instance 0 says the class. The run is folder/run."""
-    rng = np.random.default_rng(0)
-    lines = ["slide_id,case_id,label"]
-    for s in range(9):
-        label = s % 2
-        features = rng.normal(size=(30 + s, WIDTH)).astype(np.float32)
-        features[0, label] = 5.0
-        corners = np.array([(x * TILE, y * TILE) for y in range(10) for x in range(12)])[: len(features)]
-        places = corners.astype(np.float32)
-        where = {"coordinates": places, "coordinate_unit": "level0_px", "tile_size": TILE}
-        bag = Bag(f"s{s}", features, **where, encoder="made", geometry=TileGeometry(TILE, 0.5))
-        write_bag(bag, folder / "features", "trident")
-        lines.append(f"s{s},P{s},{'ab'[label]}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    run_study(
-        Settings(
-            bags=folder / "features",
-            labels=folder / "labels.csv",
-            out=folder / "run",
-            model="car/abmil",
-            options={"hidden": 8, "attention": 4},
-            folds=3,
-            seeds=2,
-            epochs=4,
-            lr=5e-3,
-            device="cpu",
-            dtype="float32",
-        )
-    )
-
-
 def write_slide(path, *, width=1000, height=700):
     """A plain tiled TIFF of half a micrometre a pixel; red grows to the right, green downwards."""
     picture = np.zeros((height, width, 3), np.uint8)
@@ -137,7 +100,7 @@ def write_slide(path, *, width=1000, height=700):
 def study_folder(tmp_path_factory):
     """A study's run, and a folder with two of its slides, a link that leads out and a text that is no slide."""
     folder = tmp_path_factory.mktemp("viewed")
-    make_study(folder)
+    train_small_study(folder, tiles=30)
     (folder / "slides").mkdir()
     for name in ("s0", "s1"):
         write_slide(folder / "slides" / f"{name}.tif")

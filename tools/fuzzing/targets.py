@@ -341,46 +341,15 @@ def _read_store(folder: Path, file: Path) -> None:
 @cache
 def study() -> Path:
     """A folder with a small study, made once per process: features, labels.csv and its run."""
+    from small_study import train_small_study
+
     folder = Path(_KEPT.enter_context(tempfile.TemporaryDirectory()))
-    _make_study(folder)
+    train_small_study(folder, tiles=10)
     return folder
 
 
 _KEPT = ExitStack()
 atexit.register(_KEPT.close)
-
-
-def _make_study(folder: Path) -> None:
-    from carmil.bags.sources import Bag
-    from carmil.bags.writers import write_bag
-    from carmil.runs.settings import Settings
-    from carmil.studies.train import run_study
-
-    rng = np.random.default_rng(0)
-    lines = ["slide_id,case_id,label"]
-    for s in range(9):
-        features = rng.normal(size=(10 + s, WIDTH)).astype(np.float32)
-        features[0, s % 2] = 5.0
-        corners = np.array([(x * 64, y * 64) for y in range(10) for x in range(12)])[: len(features)].astype(np.float32)
-        bag = Bag(f"s{s}", features, corners, "level0_px", 64, "made")
-        write_bag(bag, folder / "features", "trident")
-        lines.append(f"s{s},P{s},{'ab'[s % 2]}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    run_study(
-        Settings(
-            bags=folder / "features",
-            labels=folder / "labels.csv",
-            out=folder / "run",
-            model="car/abmil",
-            options={"hidden": 8, "attention": 4},
-            folds=3,
-            seeds=2,
-            epochs=4,
-            lr=5e-3,
-            device="cpu",
-            dtype="float32",
-        )
-    )
 
 
 def _make_run(folder: Path) -> None:
