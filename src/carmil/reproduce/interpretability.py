@@ -40,12 +40,12 @@ def run_interpretability(
     """
     _check(cohorts, methods, explainers)
     several = len(methods) > len({method.model for method in methods})
-    asked = explainers or [name for name in EXPLAINERS if not several or name not in SLOW]
+    names = explainers or [name for name in EXPLAINERS if not several or name not in SLOW]
     runs, rows = train_methods(cohorts, methods, request), []
     for one in runs:
         with console.status(f"maps of {one.method.title} on {one.cohort.title}"):
-            rows += agreement_rows(one, asked, request, MEASURES, intervals=True)
-    left_out = [name for name in EXPLAINERS if name not in asked]
+            rows += agreement_rows(one, names, request, MEASURES, intervals=True)
+    left_out = [name for name in EXPLAINERS if name not in names]
     lines = (
         [f"explainers that were not asked{' in a grid' * (not explainers)}: {', '.join(left_out)}"] if left_out else []
     )

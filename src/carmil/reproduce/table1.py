@@ -73,14 +73,14 @@ def agreement_rows(
     The paper's figures, whose alpha and lambda are not known, stand where the branch has its own.
     """
     fitting = explainers_of(one.run.model())
-    asked = [
+    names = [
         name for name in EXPLAINERS if name in explainers and name in fitting and name != "counterfactual_attention"
     ]
-    if not asked:
+    if not names:
         return []
     task, model, weights = one.cohort.name, one.method.model, point_name(one.method.settings)
     rows = []
-    for found in sorted(run_agreement(one.run, asked, device=request.device), key=lambda found: found.rule == "self"):
+    for found in sorted(run_agreement(one.run, names, device=request.device), key=lambda found: found.rule == "self"):
         means = {name: values.nanmean((1, 2)).tolist() for name, values in found.measures.items()}
         values = {"auc": one.values("auc"), **means}
         paper = PAPER.get((model, found.explainer, found.rule), {}).get(task, {})
@@ -97,7 +97,7 @@ def agreement_rows(
                 interval=_interval(found) if intervals else None,
             )
         )
-    return sorted(rows, key=lambda row: asked.index(row.evidence))
+    return sorted(rows, key=lambda row: names.index(row.evidence))
 
 
 def _interval(found: MapAgreement) -> Figure | None:
