@@ -1,9 +1,9 @@
-"""The release as a stranger meets it: built, installed into an environment of its own, used outside the checkout.
+"""Try the release as a new user would: build it, install it into a new environment, use it outside the checkout.
 
     make release-check
 
-The same wheel must come from the tree and from the sdist. In the fresh environment: carmil and python -m carmil answer, the
-demo trains and writes its report, and a script that uses the public names is type-checked against the installed package.
+The tree and the sdist must give the same wheel. In the new environment, carmil and python -m carmil run, the demo trains and writes
+its report, and a script that uses the public names is type-checked against the installed package.
 """
 
 import os

@@ -1,7 +1,6 @@
-"""Whether the built documentation asks anything of the outside: python tools/check_site.py site
+"""Check that the built documentation loads nothing from other servers: python tools/check_site.py site
 
-A link that a reader may follow is fine; a script, a picture, a style or a font from elsewhere is not, and an equation that
-stayed LaTeX is not drawn.
+Links to other sites are allowed; scripts, pictures, styles and fonts from other sites are not, nor are equations that are still LaTeX.
 """
 
 import re

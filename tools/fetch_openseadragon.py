@@ -1,8 +1,8 @@
-"""Puts OpenSeadragon, which the viewer's page needs, and its licence into their place: from its npm package, pinned.
+"""Install OpenSeadragon, which the viewer's page needs, and its licence, from a pinned npm package.
 
     python tools/fetch_openseadragon.py
 
-Without npm, or without a network, it says so and leaves with status 0: everything but the zoom of slides works without it.
+Without npm or a network connection it prints a note and exits with status 0: only the zoom of slides needs it.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Fuzz every reader of carmil: mutants of good files may be refused in one line or accepted, and nothing else.
+"""Fuzz every reader of carmil: a mutant of a valid file may be refused in one line or accepted, nothing else.
 
     python tools/fuzz.py --mutants 20000 --out fuzz            # all targets; run it again to resume
     python tools/fuzz.py --mutants 20000 --out fuzz --target runs --target labels

@@ -1,4 +1,4 @@
-"""Equations of the documentation as MathML: a browser draws it by itself, so that a page fetches no script and no font."""
+"""Convert equations of the documentation to MathML, which a browser draws without any script or font."""
 
 import html
 import re

@@ -1,6 +1,6 @@
-"""Builds what is released, and looks at it: the same wheel from the tree and from the sdist, with everything in it.
+"""Build the release and check it: the tree and the sdist must give the same wheel, with all files in it.
 
-A wheel here is its files, by name: what is in them.
+A wheel is represented by the content of its files, by name.
 """
 
 import re
@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = (  # a wheel without these installs, and then something does not work
+NEEDED = (  # without these a wheel installs, but something does not work
     "carmil/py.typed",
     "carmil/report/pages/run.html",
     "carmil/viewer/page/index.html",

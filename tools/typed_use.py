@@ -1,6 +1,6 @@
-"""Uses the public names as a user's script does; read by the type checker against the installed wheel, never run.
+"""Use the public names like a user's script. The type checker reads this file against the installed wheel; it is never run.
 
-A line that must be refused says so with a `type: ignore`: an ignore that is not needed is an error too.
+A line that must be rejected has a `type: ignore`; an unused ignore is an error too.
 """
 
 from pathlib import Path

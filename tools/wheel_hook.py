@@ -1,4 +1,4 @@
-"""A wheel brings OpenSeadragon with it: fetched when the wheel is built, if it is not there yet."""
+"""Include OpenSeadragon in the wheel: download it when the wheel is built, if it is missing."""
 
 import sys
 from pathlib import Path

@@ -436,7 +436,7 @@ def _read_evidence_figures(folder: Path, file: Path) -> None:
         run_evidence, "gallery", lambda *_, **__: []
     ):  # drawn from the slides' files, a target of their own
         run_evidence.evidence_part(*_run_and_cases(folder))
-    found = run_evidence.faithfulness_part(_run_and_cases(folder)[0])
+    found = run_evidence.measured_faithfulness(_run_and_cases(folder)[0])
     if isinstance(found, str):
         raise CarmilError(found)
 
