@@ -1,6 +1,6 @@
 """Check that the built documentation loads nothing from other servers: python tools/check_site.py site
 
-Links to other sites are allowed; scripts, pictures, styles and fonts from other sites are not, nor are equations that are still LaTeX.
+Links to other sites are allowed; scripts, pictures, styles and fonts from other sites are not, nor are equations left as LaTeX.
 """
 
 import re
