@@ -80,7 +80,7 @@ def main(
             corners = random_tiles(slide, tiles)
             encoding.encode(slide, random_tiles(slide, 64), placed)
             print(f"{path.name}, the readers alone: {reader_speed(slide, corners):,.0f} tiles/s")
-            print(f"{path.name}: {encoding.encode(slide, corners, placed).times.line()}")
+            print(f"{path.name}: {encoding.encode(slide, corners, placed).times.summary()}")
 
 
 if __name__ == "__main__":

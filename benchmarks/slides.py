@@ -16,7 +16,7 @@ from speed.script import run_script
 
 from carmil.maps.drawing import draw_maps
 from carmil.maps.tile_maps import tile_maps
-from carmil.slides.opening import open_slide, slides_in
+from carmil.slides.opening import find_slides, open_slide
 from carmil.slides.tile_cohort import tile_slides
 
 MAPS = ("factual", "counterfactual", "difference", "this class", "that class")
@@ -24,7 +24,7 @@ MAPS = ("factual", "counterfactual", "difference", "this class", "that class")
 
 def main(slides: list[Path], out: Annotated[Path, typer.Option()], mpp: float | None = None) -> None:
     rng = np.random.default_rng(0)
-    paths = slides_in(slides)
+    paths = find_slides(slides)
     for turn, path in enumerate([paths[0], *paths]):
         folder = out / f"{turn}-{path.stem}"
         begin = time.perf_counter()

@@ -4,7 +4,7 @@ from PIL import Image
 
 from carmil.slides.contact_sheets import write_contact_sheets, write_sheet
 from carmil.slides.opening import open_slide
-from carmil.slides.overview import look
+from carmil.slides.overview import read_overview
 from carmil.slides.tiling import cut
 from carmil.slides.tissue import find_tissue
 
@@ -18,7 +18,7 @@ def drawn(ellipse, tmp_path_factory):
     from dataclasses import replace
 
     with open_slide(ellipse) as slide:
-        overview = look(slide)
+        overview = read_overview(slide)
         tissue = find_tissue(slide, overview)
         tiles = cut(slide, tissue)
     kept, gone = (replace(tiles, corners=tiles.corners[start::2]) for start in (0, 1))

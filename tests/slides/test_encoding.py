@@ -108,10 +108,10 @@ def test_progress_counts_every_tile_once(encoder):
 def test_the_summary_says_who_waited_for_whom():
     slow_device = Times(1000, 10.0, 2.0, 9.5)
     slow_reader = Times(1000, 10.0, 9.9, 3.0)
-    assert "100 tiles/s; limited by the device (computing 95% of the time" in slow_device.line()
-    assert "limited by the readers (computing 30%" in slow_reader.line()
+    assert "100 tiles/s; limited by the device (computing 95% of the time" in slow_device.summary()
+    assert "limited by the readers (computing 30%" in slow_reader.summary()
     assert slow_device + slow_reader == Times(2000, 20.0, 11.9, 12.5)
-    assert Times().line() == "nothing was encoded"
+    assert Times().summary() == "nothing was encoded"
 
 
 def test_times_tell_reading_from_computing(encoder):
@@ -123,7 +123,7 @@ def test_times_tell_reading_from_computing(encoder):
     times = encode(Slow(), tiles(40), DeviceEncoder(encoder, "cpu", batch=8), readers=2).times
     assert times.tiles == 40 and times.reading >= 0.2  # 40 tiles of 10 ms by two readers
     assert times.computing < times.reading
-    assert "limited by the readers" in times.line()
+    assert "limited by the readers" in times.summary()
 
 
 def everywhere(slide: Slide) -> Tissue:

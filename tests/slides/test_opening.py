@@ -8,7 +8,7 @@ import tifffile
 
 from carmil.errors import CarmilError
 from carmil.maps.annotations import read_annotations
-from carmil.slides.opening import is_slide, open_slide, slides_in
+from carmil.slides.opening import find_slides, is_slide, open_slide
 
 
 def noise(height, width, channels=3, dtype=np.uint8):
@@ -237,16 +237,16 @@ def test_slides_are_found_in_folders_and_no_two_have_one_name(tmp_path, make_sli
     two = make_slide(tmp_path / "deep" / "two.TIFF", noise(64, 64))
     (tmp_path / "notes.txt").write_text("none")
     (tmp_path / ".hidden.tif").write_bytes(b"x")
-    assert slides_in([tmp_path, one]) == [two, one]
+    assert find_slides([tmp_path, one]) == [two, one]
     assert not is_slide(tmp_path / "notes.txt")
     make_slide(tmp_path / "deep" / "one.svs", noise(64, 64))
     with pytest.raises(CarmilError, match="two slides are called 'one'"):
-        slides_in([tmp_path])
+        find_slides([tmp_path])
     (tmp_path / "none").mkdir()
     with pytest.raises(CarmilError, match="holds no slide"):
-        slides_in([tmp_path / "none"])
+        find_slides([tmp_path / "none"])
     with pytest.raises(CarmilError, match="no such slide or folder"):
-        slides_in([tmp_path / "away.svs"])
+        find_slides([tmp_path / "away.svs"])
 
 
 def with_tag(path, tag, *, kind=None, count=None, value=None):
@@ -324,7 +324,11 @@ def empty_pages(path, count, last):
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize(
     ("count", "last", "words"),
-    [(3, 1, "in a circle"), (150, 120, "in a circle"), (2000, None, "with more than 1,000 pages")],
+    [
+        (3, 1, "whose pages form a cycle"),
+        (150, 120, "whose pages form a cycle"),
+        (2000, None, "with more than 1,000 pages"),
+    ],
 )
 def test_a_tiff_whose_pages_have_no_end_is_refused_in_one_line(tmp_path, count, last, words):
     path = empty_pages(tmp_path / "a.tif", count, last)
@@ -340,7 +344,7 @@ def test_a_tiff_whose_pages_have_no_end_is_refused_in_one_line(tmp_path, count, 
     [
         (TILE_COUNTS, {"kind": 4, "value": 8}, "page 0 stores pieces that are larger than the file"),
         (TILE_COUNTS, {"count": 2}, "page 0 has 2 tiles where its size needs 15"),
-        (WIDTH, {"value": 0}, "page 0 has a size that is no positive whole number"),
+        (WIDTH, {"value": 0}, "page 0 has a size that is not a positive whole number"),
     ],
 )
 def test_a_damaged_slide_is_refused_before_openslide_ends_the_process(tmp_path, tag, change, words):
@@ -348,5 +352,5 @@ def test_a_damaged_slide_is_refused_before_openslide_ends_the_process(tmp_path, 
     description = "Aperio Image Library v11.2.1\r\n160x96 (32x32) JPEG/RGB Q=70|AppMag = 20|MPP = 0.5"
     how = {"tile": (32, 32), "photometric": "rgb", "compression": "jpeg", "metadata": None}
     tifffile.imwrite(path, np.full((96, 160, 3), 200, np.uint8), description=description, **how)
-    with pytest.raises(CarmilError, match=rf"a\.svs: {words}.*; is the file whole\?"):
+    with pytest.raises(CarmilError, match=rf"a\.svs: {words}.*; is the file complete\?"):
         open_slide(with_tag(path, tag, **change))

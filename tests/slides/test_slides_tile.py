@@ -92,7 +92,8 @@ def test_a_folder_that_holds_tiles_of_another_geometry_is_refused_and_left_as_it
         status, shown, err = said("slides", "tile", str(ellipse), "--out", str(out), *words)
         assert (status, shown, len(err.strip().splitlines())) == (2, "", 1)
         assert (
-            "tiles of 256 pixels at 0.5 um/px (ellipse_patches.h5)" in err and f"tiles of {asked} were asked for" in err
+            "tiles of 256 pixels at 0.5 um/px (ellipse_patches.h5)" in err
+            and f"not of {asked}: choose another --out" in err
         )
         assert "choose another --out" in err
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

@@ -5,8 +5,8 @@ from scipy import ndimage
 
 from carmil.errors import CarmilError
 from carmil.slides.opening import open_slide
-from carmil.slides.overview import look
-from carmil.slides.quality import sort_out
+from carmil.slides.overview import read_overview
+from carmil.slides.quality import apply_rules
 from carmil.slides.slide import Tiles
 from carmil.slides.tiling import cut, read_more, read_tiles, write_tiles
 from carmil.slides.tissue import find_tissue
@@ -14,7 +14,7 @@ from carmil.slides.tissue import find_tissue
 
 def looked(path, **how):
     with open_slide(path, **how) as slide:
-        overview = look(slide)
+        overview = read_overview(slide)
         return slide, overview, find_tissue(slide, overview)
 
 
@@ -86,7 +86,7 @@ def test_blurred_marked_and_blank_tiles_are_left_out_and_counted(spoiled):
     slide, overview, tissue = looked(spoiled)
     everywhere = np.stack(np.meshgrid(np.arange(10) * 256, np.arange(10) * 256), -1).reshape(-1, 2)
     all_of_it = Tiles("spoiled", everywhere, 256.0, 256, 0.5, slide.width, slide.height, slide.mpp)
-    good, left_out = sort_out(all_of_it, overview, tissue)
+    good, left_out = apply_rules(all_of_it, overview, tissue)
     assert {name: set(some.corners[:, 0].tolist()) for name, some in left_out.items()} == {
         "blank": {512},
         "pen": {256},
@@ -94,17 +94,17 @@ def test_blurred_marked_and_blank_tiles_are_left_out_and_counted(spoiled):
     }
     assert {name: len(some) for name, some in left_out.items()} == {"blank": 9, "pen": 10, "blurred": 10}
     assert len(good) == 71
-    kept, others = sort_out(all_of_it, overview, tissue, keep=("blank", "pen", "blurred"))
+    kept, others = apply_rules(all_of_it, overview, tissue, keep=("blank", "pen", "blurred"))
     assert (len(kept), others) == (100, {})
-    assert set(sort_out(all_of_it, overview, tissue, keep=("pen",))[1]) == {"blank", "blurred"}
+    assert set(apply_rules(all_of_it, overview, tissue, keep=("pen",))[1]) == {"blank", "blurred"}
     with pytest.raises(CarmilError, match="unknown rule 'blury'; did you mean 'blurred'"):
-        sort_out(all_of_it, overview, tissue, keep=("blury",))
+        apply_rules(all_of_it, overview, tissue, keep=("blury",))
 
 
 def test_sharp_stained_tissue_loses_no_tile(ellipse):
     slide, overview, tissue = looked(ellipse)
     tiles = cut(slide, tissue)
-    good, left_out = sort_out(tiles, overview, tissue)
+    good, left_out = apply_rules(tiles, overview, tissue)
     assert len(good) == len(tiles)
     assert sum(len(some) for some in left_out.values()) == 0
 
@@ -113,7 +113,7 @@ def test_real_slides_lose_no_tile(shared_data):
     slide, overview, tissue = looked(shared_data / "slides" / "tcga-cr-7395-01a-01-ts1.svs", mpp=0.5)
     tiles = cut(slide, tissue)
     assert len(tiles) > 140
-    assert len(sort_out(tiles, overview, tissue)[0]) >= 0.98 * len(tiles)
+    assert len(apply_rules(tiles, overview, tissue)[0]) >= 0.98 * len(tiles)
 
 
 def test_tiles_are_written_as_trident_does_and_come_back_the_same(tmp_path, make_slide, make_tissue):
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_file_of_tiles_is_one_line(tmp_path):
         file["coords"] = np.zeros((3, 3), int)
     for name, words in (
         ("a", "cannot be read"),
-        ("b", "does not say patch_size"),
+        ("b", "has no patch_size"),
         ("c", "expected whole numbers"),
     ):
         with pytest.raises(CarmilError, match=words):

@@ -4,13 +4,13 @@ from skimage.draw import polygon2mask
 
 from carmil.errors import CarmilError
 from carmil.slides.opening import open_slide
-from carmil.slides.overview import OVERVIEW, look
+from carmil.slides.overview import OVERVIEW, read_overview
 from carmil.slides.tissue import find_tissue, preset
 
 
 def tissue_of(path, name="default", **how):
     with open_slide(path, **how) as slide:
-        return slide, find_tissue(slide, look(slide), preset(name))
+        return slide, find_tissue(slide, read_overview(slide), preset(name))
 
 
 def dice(one, other):
@@ -71,11 +71,11 @@ def test_pieces_that_are_too_small_name_the_least_area_and_the_preset_for_them(t
     picture = np.full((2400, 2400, 3), 245, np.uint8)
     picture[1000:1600, 1000:1600] = make_tissue(1800, 1800)[0][600:1200, 600:1200]
     path = make_slide(tmp_path / "core.tif", picture)
-    with pytest.raises(CarmilError, match=r"asked for is 0\.26 mm2: for small pieces use --preset biopsy, 0\.016 mm2"):
+    with pytest.raises(CarmilError, match=r"counts is 0\.26 mm2: for small pieces use --preset biopsy, 0\.016 mm2"):
         tissue_of(path)
     picture[1000:1600, 1000:1600] = 245
     picture[1000:1100, 1000:1100] = make_tissue(1800, 1800)[0][850:950, 850:950]  # 0.0025 mm2
-    with pytest.raises(CarmilError, match=r"no tissue \(.*mm2, the least area asked for is 0\.016 mm2\)$"):
+    with pytest.raises(CarmilError, match=r"no tissue \(.*mm2, the smallest area that counts is 0\.016 mm2\)$"):
         tissue_of(make_slide(tmp_path / "crumb.tif", picture), "biopsy")
 
 

@@ -286,7 +286,7 @@ def test_slides_run_takes_the_preset_of_slides_tile(tmp_path, run, cohort):
     """The slide's piece of tissue, 0.35 mm2, is too small for a resection."""
     slide = cohort / "scans" / "s3.tif"
     status, _, told = run([slide], "--preset", "resection")
-    assert status == 2 and "the least area asked for is 1.6 mm2: for small pieces use --preset biopsy" in told
+    assert status == 2 and "the smallest area that counts is 1.6 mm2: for small pieces use --preset biopsy" in told
     status, _, told = run([slide], "--preset", "biopsy", "--tiles", str(cohort / "tiles"))
     assert status == 2 and "leave one out" in told
 

@@ -76,13 +76,13 @@ def slides_draw(
     from carmil.maps.drawing import draw_maps
     from carmil.maps.smoothing import Smoothing
     from carmil.progress import count_progress
-    from carmil.slides.opening import open_slide, slides_in
+    from carmil.slides.opening import find_slides, open_slide
     from carmil.slides.slide import check_same_size
 
     boxes = [_box(words) for words in regions or ()] or None
     smoothing = Smoothing.parse(smooth)
     wanted, skipped = names_in(maps), []
-    found = slides_in(paths, log=log)
+    found = find_slides(paths, log=log)
     folder_for(out)
     with count_progress("drawing", "slides") as on_slide:
         for done, path in enumerate(found, 1):

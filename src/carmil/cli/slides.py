@@ -86,12 +86,12 @@ def slides_tile(
     """
     need_slides()
     from carmil.progress import count_progress
-    from carmil.slides.opening import slides_in
+    from carmil.slides.opening import find_slides
     from carmil.slides.tile_cohort import TileSettings, tile_slides
 
     settings = TileSettings(pixels, tile_mpp, overlap, rule, preset, names_in(keep))
     settings.check()
-    found = slides_in(paths, log=log)
+    found = find_slides(paths, log=log)
     with count_progress("cutting", "slides") as on_slide:
         outcomes = tile_slides(found, folder_for(out), settings, mpp=mpp, on_slide=on_slide)
     _print_outcomes(outcomes)
@@ -156,9 +156,9 @@ def slides_encode(
     need_slides()
     from carmil.slides.encoders import load_encoder
     from carmil.slides.features import encode_slides, tiles_of
-    from carmil.slides.opening import slides_in
+    from carmil.slides.opening import find_slides
 
-    found, broken = tiles_of(slides_in(paths, log=log), tiles)
+    found, broken = tiles_of(find_slides(paths, log=log), tiles)
     where = device_named(device)
     folder_for(out)
     if h5 is not None and h5[0] not in get_args(Layout):
@@ -167,7 +167,7 @@ def slides_encode(
     made = encode_slides(
         found, out, load_encoder(encoder, weights=weights, log=log), device=where, files=files, say=log
     )
-    typer.echo(made.times.line())
+    typer.echo(made.times.summary())
     if made.kept:
         typer.echo(f"{plural(len(made.kept), 'slide was', 'slides were')} already in the store")
     if made.store is not None:
@@ -224,11 +224,11 @@ def slides_run(
     need_slides()
     from carmil.maps.smoothing import Smoothing
     from carmil.slides.encoders import load_encoder
-    from carmil.slides.opening import slides_in
+    from carmil.slides.opening import find_slides
     from carmil.studies.decisions import RULE, distinct_rules, rule_lines
     from carmil.studies.slide_pipeline import check_encoder_name, run_slides
 
-    found, where = slides_in(paths, log=log), device_named(device)
+    found, where = find_slides(paths, log=log), device_named(device)
     check_encoder_name(model, encoder)
     made = run_slides(
         found,
@@ -246,7 +246,7 @@ def slides_run(
     typer.echo(made.answers.drop(columns=RULE).to_string(index=False))
     for line in rule_lines(distinct_rules(made.answers)):
         typer.echo(f"- {line}")
-    typer.echo(made.times.line())
+    typer.echo(made.times.summary())
     typer.echo(
         f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {plural(len(made.maps), 'slide')}:"
     )

@@ -129,9 +129,9 @@ def _box(tiles: Tiles, middle: NDArray[np.float64], side: float) -> Box:
 def _slide(slide_maps: SlideMaps, folder: Path | None) -> Slide:
     """The slide's file, found by name; else a plane as large as the tiles reach."""
     if folder is not None:
-        from carmil.slides.opening import open_slide, slides_in
+        from carmil.slides.opening import find_slides, open_slide
 
-        for path in slides_in([folder]):
+        for path in find_slides([folder]):
             if path.stem == slide_maps.slide:
                 return open_slide(path)
         raise CarmilError(

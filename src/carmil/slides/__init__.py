@@ -1,4 +1,4 @@
-"""Whole-slide images, for reading: open them, find tissue, cut tiles, encode them.
+"""Whole-slide images, reading only: open them, find tissue, cut tiles, encode them.
 
-Needs `pip install carmil[slides]`. No room that every run needs imports this one, but for the types of a slide and its tiles.
+Needs `pip install carmil[slides]`. Other packages import only the types of a slide and its tiles at load time.
 """

@@ -1,4 +1,4 @@
-"""What was cut from a slide, to be checked by eye: a sheet a slide, and contact sheets of a cohort."""
+"""Pictures to check tiles by eye: one sheet per slide, and contact sheets of a cohort."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,21 +14,21 @@ from carmil.slides.tissue import Tissue
 
 Colour = tuple[int, int, int]
 
-# Okabe and Ito's colours, which colour-blind people can tell apart.
+# Okabe and Ito's colours, distinct for colour-blind readers.
 _TISSUE: Colour = (0, 0, 0)
 _KEPT: Colour = (0, 114, 178)
 _LEFT_OUT: dict[str, Colour] = {"blank": (120, 120, 120), "pen": (230, 159, 0), "blurred": (213, 94, 0)}
 _LONGEST = 1000  # pixels of the slide's picture
 _MARGIN, _LINE = 20, 26
 _WORDS = 7 * _LINE + _MARGIN  # height of the words below
-_CELL, _ACROSS, _PAGE = 300, 6, 60  # contact sheet: pixels a slide, slides a row, slides a page
+_CELL, _ACROSS, _PAGE = 300, 6, 60  # contact sheet: pixels per slide, slides per row and per page
 
 
 def write_sheet(
     path: Path, slide: Slide, overview: Overview, tissue: Tissue, tiles: Tiles, left_out: Mapping[str, Tiles]
 ) -> None:
-    """Writes a slide's sheet: its picture with outlines of tissue and tiles, and below the numbers in words."""
-    picture = _drawn(slide, overview, tissue, tiles, left_out)
+    """Write the sheet of a slide: its picture with outlines of tissue and tiles, and numbers below."""
+    picture = _draw_slide(slide, overview, tissue, tiles, left_out)
     width = max(picture.width, 700) + 2 * _MARGIN
     sheet = Image.new("RGB", (width, picture.height + _MARGIN + _WORDS), "white")
     sheet.paste(picture, ((width - picture.width) // 2, _MARGIN))
@@ -39,7 +39,7 @@ def write_sheet(
 
 
 def write_contact_sheets(path: Path, cells: Sequence[tuple[str, str, Path | None]]) -> list[Path]:
-    """Writes slides side by side, (name, words, its sheet if there is one) each; a page more for every 60."""
+    """Write sheets side by side, 60 per page. cells: name, words, and the sheet if there is one."""
     written = []
     for page, start in enumerate(range(0, len(cells), _PAGE)):
         here = cells[start : start + _PAGE]
@@ -54,13 +54,13 @@ def write_contact_sheets(path: Path, cells: Sequence[tuple[str, str, Path | None
                 small = _picture_of(sheet)
                 contact.paste(small, (x + (_CELL - small.width) // 2, y + (_CELL - small.height) // 2))
             for line, text in enumerate((name, words)):
-                pen.text((x + 8, y + _CELL + line * 20), _fitted(text, font, _CELL - 16), fill="black", font=font)
+                pen.text((x + 8, y + _CELL + line * 20), _shorten(text, font, _CELL - 16), fill="black", font=font)
         written.append(path if page == 0 else path.with_stem(f"{path.stem}_{page + 1}"))
         _save(contact, written[-1])
     return written
 
 
-def _drawn(
+def _draw_slide(
     slide: Slide, overview: Overview, tissue: Tissue, tiles: Tiles, left_out: Mapping[str, Tiles]
 ) -> Image.Image:
     shown = Image.fromarray(overview.shown)
@@ -81,7 +81,7 @@ def _drawn(
 
 def _draw_tiles(pen: ImageDraw.ImageDraw, tiles: Tiles, to_sheet: float, colour: Colour) -> None:
     side = tiles.size * to_sheet
-    outlined = side >= 8  # smaller ones would be nothing but outline
+    outlined = side >= 8  # smaller tiles are filled
     line, fill = ((*colour, 220), (*colour, 0 if colour == _KEPT else 90)) if outlined else (None, (*colour, 90))
     for x, y in tiles.corners * to_sheet:
         pen.rectangle((x, y, x + side - 1, y + side - 1), fill=fill, outline=line)
@@ -114,14 +114,14 @@ def _words(slide: Slide, tissue: Tissue, tiles: Tiles, left_out: Mapping[str, Ti
 
 
 def _picture_of(sheet: Path) -> Image.Image:
-    """A sheet's picture, small, without its words."""
+    """Return the picture of a sheet, small, without its text."""
     with Image.open(sheet) as opened:
         picture = opened.crop((_MARGIN, _MARGIN, opened.width - _MARGIN, opened.height - _WORDS)).convert("RGB")
     picture.thumbnail((_CELL - 16, _CELL - 16))
     return picture
 
 
-def _fitted(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+def _shorten(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:

@@ -1,8 +1,8 @@
-"""An encoder on its device, and batches of tiles through it.
+"""An encoder on its device, which encodes batches of tiles.
 
-A CPU is faster, and finer, in float32. A GPU computes in half precision, unless a number in between is too large for it, and what
-it computes is recorded as a CUDA graph: a network is some hundred operations, and while threads read pictures each of them would
-wait for Python's lock before it is asked for. A graph is asked for at once.
+A CPU computes in float32, which is faster there. A GPU computes in half precision, unless a value overflows, and replays a CUDA
+graph: a network has hundreds of operations, and while threads read pictures each launch would wait for Python's lock. A graph is
+launched at once.
 
 b tiles of p x p tile pixels, d features.
 """
@@ -19,19 +19,19 @@ from torch import Tensor
 from carmil.recording import Recorder, Recording
 from carmil.slides.encoders import Encoder
 
-_AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles a batch
+_AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles per batch
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
-    """features (b, d); seconds: how long the device took, whoever waited for whom."""
+class EncodedBatch:
+    """features (b, d); seconds: time on the device."""
 
     features: NDArray[np.float16]
     seconds: float
 
 
 class DeviceEncoder:
-    """`batch`: how many tiles it takes at once, at most."""
+    """An encoder on a device. batch: largest number of tiles per call."""
 
     def __init__(self, encoder: Encoder, device: str, *, batch: int | None = None) -> None:
         self.device = torch.device(device)
@@ -41,21 +41,21 @@ class DeviceEncoder:
         self._recorded: dict[int, tuple[Tensor, Recording] | None] = {}
 
     def pictures(self, count: int, pixels: int) -> Tensor:
-        """Room for tiles (b, p, p, 3); on its way to a GPU in memory that is never moved."""
+        """Allocate a buffer for tiles (b, p, p, 3), in pinned memory for a GPU."""
         pinned = self.device.type == "cuda"
         return torch.empty((count, pixels, pixels, 3), dtype=torch.uint8, pin_memory=pinned)
 
     @torch.inference_mode()
-    def __call__(self, pictures: Tensor) -> Computed:
+    def __call__(self, pictures: Tensor) -> EncodedBatch:
         """uint8 (b, p, p, 3) -> (b, d)."""
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 return self._on_gpu(pictures)
         begun = time.perf_counter()
-        features = _halved(self.encoder(pictures))
-        return Computed(features, time.perf_counter() - begun)
+        features = _to_half(self.encoder(pictures))
+        return EncodedBatch(features, time.perf_counter() - begun)
 
-    def _on_gpu(self, pictures: Tensor) -> Computed:
+    def _on_gpu(self, pictures: Tensor) -> EncodedBatch:
         if pictures.shape[1] not in self._recorded:
             self._recorded[pictures.shape[1]] = self._record(pictures.shape[1])
         recorded = self._recorded[pictures.shape[1]]
@@ -70,28 +70,28 @@ class DeviceEncoder:
         ended.record()
         features = found.cpu().numpy()
         if not np.isfinite(features).all():
-            features = _halved(self.encoder(pictures.to(self.device)))
+            features = _to_half(self.encoder(pictures.to(self.device)))
             ended.record()
             ended.synchronize()
-        return Computed(features, begun.elapsed_time(ended) / 1000)
+        return EncodedBatch(features, begun.elapsed_time(ended) / 1000)
 
     def _in_half(self, pictures: Tensor) -> Tensor:
-        # A weight that was cast and kept would be read where it lay when the graph was recorded.
+        # A cached cast of a weight would be read from where it was when the graph was captured.
         with torch.autocast("cuda", torch.float16, cache_enabled=False):
             return self.encoder(pictures).half()
 
     def _record(self, pixels: int) -> tuple[Tensor, Recording] | None:
         """A whole batch, recorded. A network that looks at its numbers on the way cannot be: it is asked for bit by bit."""
         pictures = torch.zeros((self.batch, pixels, pixels, 3), dtype=torch.uint8, device=self.device)
-        self._in_half(pictures)  # the first time libraries make their plans
-        if not _never_waits(lambda: self._in_half(pictures)):
+        self._in_half(pictures)  # libraries plan on the first call
+        if not _is_asynchronous(lambda: self._in_half(pictures)):
             return None
         recorded = Recorder().record(lambda: self._in_half(pictures))
         return None if recorded is None else (pictures, recorded)
 
 
-def _never_waits(work: Callable[[], Tensor]) -> bool:
-    """Whether the GPU is asked for all of it without a look at a result."""
+def _is_asynchronous(work: Callable[[], Tensor]) -> bool:
+    """Whether the work is launched without synchronising with the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -105,7 +105,7 @@ def _never_waits(work: Callable[[], Tensor]) -> bool:
     return True
 
 
-def _halved(features: Tensor) -> NDArray[np.float16]:
-    """What is too large becomes infinite; who asked for the features looks."""
+def _to_half(features: Tensor) -> NDArray[np.float16]:
+    """Convert to float16; values that are too large become infinite, which the caller checks."""
     with np.errstate(over="ignore"):
         return features.float().cpu().numpy().astype(np.float16)

@@ -1,7 +1,7 @@
-"""Tiles of one slide through an encoder: threads read pictures ahead while the device computes, so that it never waits.
+"""Encode the tiles of one slide: threads read pictures ahead while the device computes, so that it does not wait.
 
-Reading a slide and scaling a picture leave Python's lock alone, so threads read side by side. As many pictures are in
-memory as `AHEAD` batches hold, however large the slide.
+Reading a slide and scaling a picture release Python's lock, so threads read in parallel. Memory holds the pictures of `AHEAD`
+batches, however large the slide.
 """
 
 import os
@@ -19,13 +19,13 @@ from carmil.errors import CarmilError
 from carmil.slides.device_encoder import DeviceEncoder
 from carmil.slides.slide import Slide, Tiles
 
-AHEAD = 3  # batches: one is computed, two are read
+AHEAD = 3  # batches: one on the device, two being read
 _MOST_READERS = 32
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds in all, and how many of them the readers (on average) read and the device computed; both go on at once."""
+    """Seconds in total, and the seconds that readers (on average) read and the device computed, which overlap."""
 
     tiles: int = 0
     seconds: float = 0.0
@@ -40,8 +40,8 @@ class Times:
             self.computing + other.computing,
         )
 
-    def line(self) -> str:
-        """The speed, and whether reading or computing limited it, in a sentence."""
+    def summary(self) -> str:
+        """Return a sentence with the speed, and whether reading or computing limited it."""
         if not self.tiles or self.seconds <= 0:
             return "nothing was encoded"
         read, computed = (min(1.0, part / self.seconds) for part in (self.reading, self.computing))
@@ -53,8 +53,8 @@ class Times:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
-    """features (n, d) float16, a row a tile."""
+class EncodedTiles:
+    """features (n, d) float16, one row per tile."""
 
     features: NDArray[np.float16]
     times: Times
@@ -67,31 +67,31 @@ def encode(
     *,
     readers: int | None = None,
     on_tiles: Callable[[int], None] = lambda tiles: None,
-) -> Encoded:
-    """What `encoder` makes of every tile. on_tiles is told how many more are done."""
+) -> EncodedTiles:
+    """Return the features of every tile. on_tiles: called with the number of tiles of each batch."""
     size, count = encoder.batch, readers or reader_count()
     features = np.empty((len(tiles), encoder.encoder.width), np.float16)
     starts = range(0, len(tiles), size)
-    shelf = [encoder.pictures(min(size, len(tiles)), tiles.pixels) for _ in starts[:AHEAD]]
-    read_for, computed_for, begun = 0.0, 0.0, time.perf_counter()
+    buffers = [encoder.pictures(min(size, len(tiles)), tiles.pixels) for _ in starts[:AHEAD]]
+    read_seconds, computed_seconds, started = 0.0, 0.0, time.perf_counter()
     with ThreadPoolExecutor(count) as threads:
-        waiting: deque[list[Future[float]]] = deque()
+        pending: deque[list[Future[float]]] = deque()
 
-        def ask(number: int) -> None:
+        def submit(number: int) -> None:
             corners = tiles.corners[starts[number] : starts[number] + size]
-            waiting.append(_asked(threads, slide, tiles, corners, shelf[number % AHEAD].numpy(), count))
+            pending.append(_submit_reads(threads, slide, tiles, corners, buffers[number % AHEAD].numpy(), count))
 
         try:
-            for number in range(len(shelf)):
-                ask(number)
+            for number in range(len(buffers)):
+                submit(number)
             for number, start in enumerate(starts):
-                read_for += sum(future.result() for future in waiting.popleft())
+                read_seconds += sum(future.result() for future in pending.popleft())
                 rows = slice(start, min(start + size, len(tiles)))
-                computed = encoder(shelf[number % AHEAD][: rows.stop - start])
+                computed = encoder(buffers[number % AHEAD][: rows.stop - start])
                 features[rows] = computed.features
-                computed_for += computed.seconds
+                computed_seconds += computed.seconds
                 if number + AHEAD < len(starts):
-                    ask(number + AHEAD)
+                    submit(number + AHEAD)
                 on_tiles(rows.stop - start)
         finally:
             threads.shutdown(cancel_futures=True)
@@ -99,19 +99,21 @@ def encode(
         raise CarmilError(
             f"{slide.path}: {encoder.encoder.name} gives features that are NaN, infinite or too large for float16"
         )
-    return Encoded(features, Times(len(tiles), time.perf_counter() - begun, read_for / count, computed_for))
+    return EncodedTiles(
+        features, Times(len(tiles), time.perf_counter() - started, read_seconds / count, computed_seconds)
+    )
 
 
 def reader_count() -> int:
-    """As many as this process may use cores."""
+    """Return the number of cores that this process may use, at most 32."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_READERS)
 
 
-def _asked(
+def _submit_reads(
     threads: ThreadPoolExecutor, slide: Slide, tiles: Tiles, corners: NDArray[np.int64], pictures: Any, count: int
 ) -> list[Future[float]]:
-    """Neighbours are read by one thread, a few at a time: they share what is decoded."""
+    """Submit reads of a few neighbouring tiles each: neighbours share decoded data."""
     few = max(1, min(8, len(corners) // (2 * count)))
     return [
         threads.submit(_read, slide, tiles, corners[i : i + few], pictures[i : i + few])
@@ -120,8 +122,8 @@ def _asked(
 
 
 def _read(slide: Slide, tiles: Tiles, corners: NDArray[np.int64], pictures: NDArray[np.uint8]) -> float:
-    """Fills `pictures`, and says how many seconds that took."""
-    begun = time.perf_counter()
+    """Fill `pictures`, and return the seconds it took."""
+    started = time.perf_counter()
     for (x, y), picture in zip(corners.tolist(), pictures, strict=False):
         picture[:] = slide.read(x, y, tiles.size, tiles.size, (tiles.pixels, tiles.pixels))
-    return time.perf_counter() - begun
+    return time.perf_counter() - started

@@ -1,8 +1,8 @@
-"""Slides into a store of features, one after the other; what is there is not computed again, unless the slide file changed.
+"""Encode slides into a store of features; slides that the store has are encoded again only if their file changed.
 
-STORE                      the features of all slides, also of those that earlier calls brought
-STORE.encoding/ENCODER     while it is made: one file per slide, whole; if interrupted, the same command encodes the slides
-                           that are missing. Tiles of another geometry have a folder of their own.
+STORE                      the features of all slides, including those of earlier calls
+STORE.encoding/ENCODER     one complete file per slide while the store is built; run the same command again to resume. Tiles of
+                           another geometry have their own folder.
 """
 
 import shutil
@@ -34,7 +34,7 @@ from carmil.slides.tiling import read_tiles, tiles_file
 
 @dataclass
 class EncodedSlides:
-    """encoded and kept: slides by name; broken: why, by the slide's file; store: None if there is nothing in it."""
+    """encoded and kept: names of slides; broken: the error by the slide's file; store: None if it is empty."""
 
     encoded: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -52,9 +52,9 @@ def encode_slides(
     files: tuple[str, Path] | None = None,
     say: Callable[[str], None],
 ) -> EncodedSlides:
-    """Encodes the tiles of every slide (by its file) into the store `out`. files: a layout, and a folder to write it in too.
+    """Encode the tiles of every slide (by its file) into the store `out`. files: a layout and a folder for files of other tools.
 
-    All tiles have one geometry, which is that of the store if it is there already.
+    All tiles have one geometry, that of the store if it exists.
     """
     with folder_lock(lock_file(out), out):
         return _encode_slides(tiles, out, encoder, device, files, say)
@@ -69,7 +69,7 @@ def _encode_slides(
     say: Callable[[str], None],
 ) -> EncodedSlides:
     geometry = _one_geometry(tiles.values())
-    store = _there(out, encoder, geometry, say)
+    store = _existing_store(out, encoder, geometry, say)
     work = out.with_name(f"{out.name}.encoding") / _work_name(encoder, geometry)
     if remark := encoder.magnification_remark(geometry):
         say(remark)
@@ -80,7 +80,7 @@ def _encode_slides(
     with encoding_progress(len(tiles), sum(map(len, tiles.values()))) as (on_slide, on_tiles):
         for number, (path, cut) in enumerate(tiles.items(), 1):
             on_slide(cut.slide, number)
-            bag = _kept(cut, encoder, store, work / f"{names[cut.slide]}.safetensors")
+            bag = _stored_bag(cut, encoder, store, work / f"{names[cut.slide]}.safetensors")
             if bag is not None and bag.slide_file.differs_from(slide_file_at(path)):
                 say(f"{path} has changed since it was encoded (another size or modification time): it is encoded again")
                 bag = None
@@ -89,19 +89,19 @@ def _encode_slides(
                 on_tiles(len(cut))
             else:
                 try:
-                    bag = _encoded(path, cut, placed, found, on_tiles)
+                    bag = _encode_slide(path, cut, placed, found, on_tiles)
                 except CarmilError as error:
                     found.broken[path] = str(error)
                     continue
                 write_bag(bag, work, "safetensors", names=names)
             if files is not None:
                 write_bag(bag, files[1], files[0], names=names_of_files)
-    found.store = _packed(store, work, names, out, say)
+    found.store = _pack(store, work, names, out, say)
     return found
 
 
 def tiles_of(slides: Sequence[Path], folder: Path) -> tuple[dict[Path, Tiles], dict[Path, str]]:
-    """The tiles of each slide that `carmil slides tile` (or TRIDENT) left in `folder`, and what is wrong with the others."""
+    """Return the tiles of each slide that `carmil slides tile` (or TRIDENT) wrote in `folder`, and the errors of the others."""
     found: dict[Path, Tiles] = {}
     broken: dict[Path, str] = {}
     for path in slides:
@@ -116,7 +116,7 @@ def tiles_of(slides: Sequence[Path], folder: Path) -> tuple[dict[Path, Tiles], d
 
 
 def _one_geometry(tiles: Iterable[Tiles]) -> TileGeometry:
-    """The geometry of the tiles of all slides, if there is one."""
+    """Return the common geometry of the tiles of all slides; refuse tiles that differ."""
     first: Tiles | None = None
     for cut in tiles:
         first = first or cut
@@ -134,11 +134,11 @@ def _work_name(encoder: Encoder, geometry: TileGeometry) -> str:
     return f"{safe_name(encoder.name)}-{checksum(made.encode())[:8]}"
 
 
-def _there(out: Path, encoder: Encoder, geometry: TileGeometry, say: Callable[[str], None]) -> Store | None:
-    """The store that will grow, if there is one."""
+def _existing_store(out: Path, encoder: Encoder, geometry: TileGeometry, say: Callable[[str], None]) -> Store | None:
+    """Return the store to add to, or None; refuse one that does not fit."""
     if not is_store(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise CarmilError(f"{out} is there already and is not a store: choose another --out")
+            raise CarmilError(f"{out} exists and is not a store: choose another --out")
         return None
     store = open_store(out)
     if store.encoder != encoder.name:
@@ -156,8 +156,8 @@ def _there(out: Path, encoder: Encoder, geometry: TileGeometry, say: Callable[[s
     return store
 
 
-def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, file: Path) -> Bag | None:
-    """The features of these very tiles, if they are in the file or the store, whole."""
+def _stored_bag(tiles: Tiles, encoder: Encoder, store: Store | None, file: Path) -> Bag | None:
+    """Return the features of exactly these tiles from the file or the store, or None."""
     bag = None
     if file.is_file():
         try:
@@ -178,7 +178,7 @@ def _kept(tiles: Tiles, encoder: Encoder, store: Store | None, file: Path) -> Ba
     return bag if same else None
 
 
-def _encoded(
+def _encode_slide(
     path: Path, tiles: Tiles, encoder: DeviceEncoder, found: EncodedSlides, on_tiles: Callable[[int], None]
 ) -> Bag:
     if not len(tiles):
@@ -203,10 +203,10 @@ def _encoded(
     )
 
 
-def _packed(
+def _pack(
     store: Store | None, work: Path, names: Mapping[str, str], out: Path, say: Callable[[str], None]
 ) -> Store | None:
-    """The store with what is new in it. It stays as it was until the new one is whole."""
+    """Return the store with the new slides added. The old store stays until the new one is complete."""
     new = {file.stem for file in work.glob("*.safetensors")} if work.is_dir() else set()
     if not new:
         return store

@@ -1,4 +1,4 @@
-"""Open a slide, whoever wrote it; find the slides of a folder."""
+"""Open a slide of any format; find the slides of a folder."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _OTHERS = {
 
 
 def open_slide(path: Path, *, mpp: float | None = None) -> Slide:
-    """The slide at `path`. `mpp`, micrometres a level-0 pixel, is needed where the file has none, and wins where it has."""
+    """Open the slide at `path`. mpp: micrometres per level-0 pixel, needed where the file has none; it overrides the file's."""
     path = Path(path)
     if path.is_dir():
         raise CarmilError(f"{path} is a folder: expected a slide")
@@ -36,21 +36,23 @@ def open_slide(path: Path, *, mpp: float | None = None) -> Slide:
         from carmil.slides.tiff_files import is_tiff
         from carmil.slides.tiff_slide import TiffSlide
     except (ImportError, OSError) as error:
-        raise CarmilError(f"slides need `pip install 'carmil[slides]'` ({error}); `carmil doctor` says more") from None
-    whose = vendor(path)
-    if whose not in (None, "generic-tiff"):
+        raise CarmilError(
+            f"slides need `pip install 'carmil[slides]'` ({error}); run `carmil doctor` for details"
+        ) from None
+    maker = vendor(path)
+    if maker not in (None, "generic-tiff"):
         return OpenSlideSlide(path, mpp=mpp)
-    # OpenSlide's plain TIFF knows neither SubIFDs nor inches, nor says that a file is cut off
+    # OpenSlide's plain TIFF supports neither SubIFDs nor inches, and does not report a truncated file
     if is_tiff(path):
         return TiffSlide(path, mpp=mpp)
-    looks = next(
+    guess = next(
         (f"it looks like {words}" for mark, words in _OTHERS.items() if start.startswith(mark)), "unknown format"
     )
-    raise CarmilError(f"{path} is not a slide that OpenSlide or tifffile can read: {looks}")
+    raise CarmilError(f"{path} is not a slide that OpenSlide or tifffile can read: {guess}")
 
 
 def is_slide(path: Path) -> bool:
-    """Whether a file's name is that of a slide. (DICOM slides are many files: name one of them yourself.)"""
+    """Whether a file has the name of a slide. (DICOM slides consist of many files: name one of them explicitly.)"""
     return not path.name.startswith(".") and _has_suffix(path)
 
 
@@ -58,10 +60,10 @@ def _has_suffix(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
-def slides_in(paths: Sequence[Path], *, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """The slides among `paths`: files as they are, folders searched to the bottom. No two of the same name.
+def find_slides(paths: Sequence[Path], *, log: Callable[[str], None] = lambda line: None) -> list[Path]:
+    """Return the slides among `paths`: files as they are, folders searched recursively. Two slides of one name are refused.
 
-    Files of a folder whose names begin with a dot are left out, and named in one line.
+    Files of a folder whose names begin with a dot are left out, and logged in one line.
     """
     found: dict[Path, None] = {}
     for path in paths:

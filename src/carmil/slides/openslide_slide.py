@@ -1,4 +1,4 @@
-"""Slides by OpenSlide: Aperio, Hamamatsu, Leica, MIRAX, Philips, Ventana, DICOM and others."""
+"""Slides read with OpenSlide: Aperio, Hamamatsu, Leica, MIRAX, Philips, Ventana, DICOM and others."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,18 +7,18 @@ import numpy as np
 import openslide
 
 from carmil.errors import CarmilError
-from carmil.slides.pixel_size import FileMpp, chosen_mpp
+from carmil.slides.pixel_size import FileMpp, choose_mpp
 from carmil.slides.pyramid import Pyramid, over_white
 from carmil.slides.slide import Level, Picture
 from carmil.slides.tiff_files import check_tiff, is_tiff
 
-_KEPT = 1 << 26  # bytes of decoded tiles kept, since neighbouring pieces share them
+_CACHE = 1 << 26  # bytes of decoded tiles, which neighbouring pieces share
 
 _LARGEST_TILE = 1 << 26  # pixels
 
 
 def vendor(path: Path) -> str | None:
-    """Whose file OpenSlide takes it for; None if it does not know it."""
+    """Return the vendor that OpenSlide detects; None if the format is unknown."""
     try:
         return openslide.OpenSlide.detect_format(path)
     except openslide.OpenSlideError:
@@ -32,7 +32,7 @@ class OpenSlideSlide(Pyramid):
             check_tiff(path)
         try:
             self._file = openslide.OpenSlide(path)
-            self._file.set_cache(openslide.OpenSlideCache(_KEPT))
+            self._file.set_cache(openslide.OpenSlideCache(_CACHE))
         except openslide.OpenSlideError as error:
             raise CarmilError(f"{path} cannot be opened: {_line(error)}; is the file complete?") from None
         try:
@@ -45,19 +45,19 @@ class OpenSlideSlide(Pyramid):
                     self._file.level_dimensions, self._file.level_downsamples, strict=True
                 )
             )
-            self.mpp, self.mpp_from = chosen_mpp(path, _told(properties), mpp, objective=_objective(properties))
+            self.mpp, self.mpp_from = choose_mpp(path, _recorded_mpp(properties), mpp, objective=_objective(properties))
         except CarmilError:
             self.close()
             raise
 
     def _refuse_huge_tiles(self, properties: Mapping[str, str]) -> None:
-        """OpenSlide decodes a stored tile whole, and ends the process where there is not enough memory for it."""
+        """Refuse tiles that are too large: OpenSlide decodes a tile whole, and aborts the process if memory is short."""
         for level in range(len(self._file.level_dimensions)):
             sides = [properties.get(f"openslide.level[{level}].tile-{side}", "0") for side in ("width", "height")]
             if int(sides[0]) * int(sides[1]) > _LARGEST_TILE:
                 raise CarmilError(
                     f"{self.path} stores tiles of {sides[0]} x {sides[1]} pixels, which would have to be decoded whole; is the "
-                    "file whole?"
+                    "file complete?"
                 )
 
     def _region(self, level: int, x: int, y: int, width: int, height: int) -> Picture:
@@ -68,9 +68,9 @@ class OpenSlideSlide(Pyramid):
         except openslide.OpenSlideError as error:
             raise CarmilError(
                 f"{self.path} cannot be read at x {corner[0]}, y {corner[1]} (level-0 pixels): {_line(error)}; "
-                "is the file whole?"
+                "is the file complete?"
             ) from None
-        if picture.getchannel("A").getextrema()[0] == 255:  # as nearly everywhere; quicker than below
+        if picture.getchannel("A").getextrema()[0] == 255:  # almost everywhere; faster than blending
             return np.asarray(picture.convert("RGB"))
         pixels = np.asarray(picture)
         return over_white(pixels[..., :3], pixels[..., 3])
@@ -79,7 +79,7 @@ class OpenSlideSlide(Pyramid):
         self._file.close()
 
 
-def _told(properties: Mapping[str, str]) -> FileMpp | None:
+def _recorded_mpp(properties: Mapping[str, str]) -> FileMpp | None:
     try:
         x, y = (float(properties[f"openslide.mpp-{axis}"]) for axis in "xy")
         return FileMpp(x, y, "OpenSlide's mpp-x, mpp-y")

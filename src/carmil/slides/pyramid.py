@@ -1,4 +1,4 @@
-"""Reading a rectangle of a slide at any size, from whichever level is nearest, a piece at a time."""
+"""Read a rectangle of a slide at any size, from the nearest level, in pieces."""
 
 import os
 from abc import abstractmethod
@@ -14,16 +14,16 @@ from carmil.errors import CarmilError
 from carmil.slides.slide import Level, Picture, Slide
 
 _PIECE = 1024  # level pixels of a side that are in memory at once
-MOST = 10_000_000_000  # level pixels read for one picture: minutes; more than that is a file without an overview
+MOST = 10_000_000_000  # level pixels read for one picture, which takes minutes; a file that needs more has no overview
 _WHITE = 255
 
 
 class Pyramid(Slide):
-    """A slide whose file gives rectangles of whole level pixels; the rest, scaling and edges, is here."""
+    """A slide whose file gives rectangles of whole level pixels; scaling and edges are handled here."""
 
     @abstractmethod
     def _region(self, level: int, x: int, y: int, width: int, height: int) -> Picture:
-        """A rectangle in pixels of that level, all of it inside."""
+        """Return a rectangle in pixels of that level, which lies inside it."""
 
     def read(self, x: float, y: float, width: float, height: float, pixels: tuple[int, int]) -> Picture:
         across, down = pixels
@@ -33,7 +33,7 @@ class Pyramid(Slide):
         level = self.levels[number]
         left, top = x / level.downsample, y / level.downsample
         step = (width / level.downsample / across, height / level.downsample / down)
-        if max(step) > _PIECE / 4:  # so many pixels become one that a row of pieces is too much: go there in two steps
+        if max(step) > _PIECE / 4:  # too many pixels per output pixel for one row of pieces: scale in two steps
             finer = (ceil(across * max(1, step[0] / 64)), ceil(down * max(1, step[1] / 64)))
             larger = Image.fromarray(self.read(x, y, width, height, finer))
             return np.array(larger.resize(pixels, Image.Resampling.BOX))
@@ -53,7 +53,7 @@ class Pyramid(Slide):
         return out
 
     def _level_for(self, scale: float) -> int:
-        """The smallest level that is large enough; a hundredth too small counts as large enough."""
+        """Return the smallest level that is large enough, within one per cent."""
         fitting = [i for i, level in enumerate(self.levels) if level.downsample <= scale * 1.01]
         return max(fitting, key=lambda i: self.levels[i].downsample, default=0)
 
@@ -68,9 +68,9 @@ class Pyramid(Slide):
     def _piece(
         self, number: int, left: float, top: float, step: tuple[float, float], pixels: tuple[int, int]
     ) -> Picture:
-        """`pixels` of `step` level pixels each, from (left, top). White where the level ends."""
+        """Return `pixels` of `step` level pixels each, from (left, top); white outside the level."""
         level = self.levels[number]
-        # A hair beyond a whole pixel is that pixel, or a tile would need its neighbours decoded too.
+        # Rounding errors are removed: otherwise the neighbours of a tile would be decoded too.
         left, top = (round(start) if abs(start - round(start)) < 1e-6 else start for start in (left, top))
         x0, y0 = floor(left), floor(top)
         x1, y1 = ceil(left + pixels[0] * step[0] - 1e-6), ceil(top + pixels[1] * step[1] - 1e-6)
@@ -101,7 +101,7 @@ def _pieces(pixels: int, step: float) -> list[tuple[int, int]]:
 
 
 def over_white(colour: Picture, alpha: Picture, *, premultiplied: bool = False) -> Picture:
-    """colour (h, w, 3) with alpha (h, w), laid on white."""
+    """Blend colour (h, w, 3) with alpha (h, w) over white."""
     if alpha.min(initial=_WHITE) == _WHITE:
         return colour
     share = alpha[..., None].astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Tiles that are better left out: blank, marked by a pen, blurred. Each rule can be switched off by its name."""
+"""Quality rules: leave out tiles that are blank, marked by a pen or blurred. Each rule can be switched off by its name."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError, unknown
-from carmil.slides.ink import inked, saturation
+from carmil.slides.ink import is_ink, saturation
 from carmil.slides.overview import OVERVIEW, Overview
 from carmil.slides.slide import Tiles
 from carmil.slides.tissue import Tissue
@@ -21,10 +21,10 @@ _PEN_SHARE = 0.1
 _SHARP = 1.0
 
 
-def sort_out(
+def apply_rules(
     tiles: Tiles, overview: Overview, tissue: Tissue, *, keep: Collection[str] = ()
 ) -> tuple[Tiles, dict[str, Tiles]]:
-    """The tiles to use, and by the name of the rule those left out; a tile counts for the first rule it breaks."""
+    """Return the tiles to use, and those left out by the name of the first rule they break."""
     check_rules(keep)
     mean = _means(tiles, overview.picture.shape[:2])
     good, left_out = np.ones(len(tiles), bool), {}
@@ -49,11 +49,11 @@ def _blank(overview: Overview, tissue: Tissue, mean: Mean) -> NDArray[np.bool_]:
 
 
 def _pen(overview: Overview, tissue: Tissue, mean: Mean) -> NDArray[np.bool_]:
-    return mean(inked(overview.picture)) > _PEN_SHARE
+    return mean(is_ink(overview.picture)) > _PEN_SHARE
 
 
 def _blurred(overview: Overview, tissue: Tissue, mean: Mean) -> NDArray[np.bool_]:
-    """Of the tissue in a tile. A slide too coarse to tell (no detail) has no blurred tiles."""
+    """Judge the tissue of a tile. A slide too coarse for detail has no blurred tiles."""
     if overview.detail is None:
         return np.zeros(1, bool)
     contrast, edges = (mean(values * tissue.mask) for values in (overview.detail.contrast, overview.detail.edges))
@@ -68,7 +68,7 @@ RULES: dict[str, Callable[[Overview, Tissue, Mean], NDArray[np.bool_]]] = {
 
 
 def _means(tiles: Tiles, shape: tuple[int, ...]) -> Mean:
-    """Gives the function that takes the mean of a map (h, w) over each tile, by sums over rectangles."""
+    """Return a function that gives the mean of a map (h, w) over each tile, from sums over rectangles."""
     to_pixels = tiles.slide_mpp / OVERVIEW
     first = np.rint(tiles.corners * to_pixels).astype(np.int64)
     last = np.maximum(np.rint((tiles.corners + tiles.size) * to_pixels).astype(np.int64), first + 1)

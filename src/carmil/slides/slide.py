@@ -1,6 +1,6 @@
-"""What a slide, and tiles cut from it, are to everything else in this room.
+"""The types of a slide and of tiles cut from it.
 
-Lengths are in level-0 pixels (of the slide at its largest), tile pixels (of what an encoder sees) or micrometres, and say so.
+Lengths are in level-0 pixels (of the largest level), tile pixels (of an encoder's input) or micrometres, and say so.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ Picture = NDArray[np.uint8]  # (height, width, 3), RGB
 
 @dataclass(frozen=True)
 class Level:
-    """One size in which the slide is stored; `downsample` level-0 pixels are one of its own."""
+    """One size in which the slide is stored. downsample: level-0 pixels per pixel of this level."""
 
     width: int
     height: int
@@ -26,10 +26,9 @@ class Level:
 
 
 class Slide(ABC):
-    """An open slide. `width`, `height` in level-0 pixels; `mpp`, micrometres a level-0 pixel; `levels`, the largest first.
+    """An open slide. width, height: in level-0 pixels; mpp: micrometres per level-0 pixel; levels: the largest first.
 
-    `mpp_from` says in words where the mpp comes from.
-    May be read from several threads, and opened again in another process by its path and mpp.
+    mpp_from: the source of the mpp, in words. Several threads may read it; another process opens it by its path and mpp.
     """
 
     path: Path
@@ -45,25 +44,25 @@ class Slide(ABC):
 
     @property
     def magnification(self) -> float:
-        """Of the objective, as a pathologist says it: 10 / mpp, so that 0.5 is 20x and 0.25 is 40x."""
+        """Magnification of the objective: 10 / mpp, so that 0.5 is 20x and 0.25 is 40x."""
         return 10 / self.mpp
 
     @abstractmethod
     def read(self, x: float, y: float, width: float, height: float, pixels: tuple[int, int]) -> Picture:
-        """The rectangle at (x, y), in level-0 pixels, as a picture of `pixels` = (width, height).
+        """Return the rectangle at (x, y), in level-0 pixels, as a picture of `pixels` = (width, height).
 
-        From the smallest level that is large enough, scaled down without aliasing; white where there is no slide. Never more
-        memory than some times the picture.
+        It is read from the smallest level that is large enough and scaled down without aliasing; white outside the slide. Memory
+        is bounded by a few times the picture.
         """
 
     def thumbnail(self, longest: int) -> Picture:
-        """The whole slide, its longer side `longest` pixels."""
+        """Return the whole slide, its longer side `longest` pixels."""
         scale = longest / max(self.width, self.height)
         pixels = (max(1, round(self.width * scale)), max(1, round(self.height * scale)))
         return self.read(0, 0, self.width, self.height, pixels)
 
     def close(self) -> None:  # noqa: B027 - not every slide holds a file
-        """Gives back what the file took."""
+        """Release the file."""
 
     def __enter__(self) -> "Slide":
         return self
@@ -74,10 +73,10 @@ class Slide(ABC):
 
 @dataclass(frozen=True)
 class Tiles:
-    """Squares of a slide, n of them. `corners` (n, 2): x, y of the upper left one, whole level-0 pixels.
+    """Square tiles of a slide, n of them. corners (n, 2): x, y of their upper left corners, whole level-0 pixels.
 
-    A side is `size` level-0 pixels (a fraction is possible), shown to an encoder as `pixels` tile pixels of `mpp` micrometres.
-    width, height and slide_mpp are the slide's, so that tiles can be drawn without it.
+    A side is `size` level-0 pixels (possibly a fraction), resized to `pixels` tile pixels of `mpp` micrometres. width, height and
+    slide_mpp are those of the slide, so that tiles can be drawn without it.
     """
 
     slide: str

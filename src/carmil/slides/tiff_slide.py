@@ -1,4 +1,4 @@
-"""Slides by tifffile: plain and pyramidal TIFF, OME-TIFF. A level is a page; a page is stored in segments (tiles or strips)."""
+"""Slides read with tifffile: plain and pyramidal TIFF, OME-TIFF. A level is a page, stored in segments (tiles or strips)."""
 
 import xml.etree.ElementTree as ElementTree
 from collections import OrderedDict
@@ -9,14 +9,14 @@ import numpy as np
 import tifffile
 
 from carmil.errors import CarmilError
-from carmil.slides.pixel_size import FileMpp, chosen_mpp, micrometres
+from carmil.slides.pixel_size import FileMpp, choose_mpp, micrometres
 from carmil.slides.pyramid import Pyramid, over_white
 from carmil.slides.slide import Level, Picture
 from carmil.slides.tiff_files import open_tiff
 from carmil.untrusted import one_line_errors
 
 _LARGEST_SEGMENT = 1 << 28  # samples; a segment is always decoded whole
-_KEPT = 1 << 26  # bytes of decoded segments kept, since neighbouring tiles share them
+_CACHE = 1 << 26  # bytes of decoded segments, which neighbouring tiles share
 
 
 class TiffSlide(Pyramid):
@@ -24,12 +24,12 @@ class TiffSlide(Pyramid):
         self.path = path
         self._file = open_tiff(path)
         self._file.filehandle.set_lock(True)
-        self._lock = self._file.filehandle.lock  # tifffile's own: it too looks things up in the file, when first asked
+        self._lock = self._file.filehandle.lock  # tifffile's own lock: it reads metadata lazily
         self._segments, self._bytes = OrderedDict[tuple[int, int], np.ndarray](), 0
         try:
             with one_line_errors(path, "is this TIFF whole?"):
                 series, number = self._largest_series()
-                self._pages = [self._checked(level) for level in series.levels]
+                self._pages = [self._check_level(level) for level in series.levels]
                 self.height, self.width = self._pages[0].imagelength, self._pages[0].imagewidth
                 self.levels = tuple(
                     Level(
@@ -39,8 +39,8 @@ class TiffSlide(Pyramid):
                     )
                     for page in self._pages
                 )
-                told = self._ome_mpp(number) if self._file.is_ome else _tag_mpp(self._pages[0])
-                self.mpp, self.mpp_from = chosen_mpp(path, told, mpp)
+                recorded = self._ome_mpp(number) if self._file.is_ome else _tag_mpp(self._pages[0])
+                self.mpp, self.mpp_from = choose_mpp(path, recorded, mpp)
         except BaseException:
             self.close()
             raise
@@ -66,7 +66,7 @@ class TiffSlide(Pyramid):
         return _rgb(out, page)
 
     def _segment(self, level: int, index: int) -> np.ndarray | None:
-        """(height, width, samples) of a stored segment, or None where the file holds nothing."""
+        """Return a decoded segment (height, width, samples), or None where the file stores nothing."""
         page, key = self._pages[level], (level, index)
         size = page.databytecounts[index]
         if size == 0:
@@ -89,7 +89,7 @@ class TiffSlide(Pyramid):
             if key not in self._segments:
                 self._segments[key] = segment
                 self._bytes += segment.nbytes
-            while self._bytes > _KEPT and len(self._segments) > 1:
+            while self._bytes > _CACHE and len(self._segments) > 1:
                 self._bytes -= self._segments.popitem(last=False)[1].nbytes
         return segment
 
@@ -101,7 +101,7 @@ class TiffSlide(Pyramid):
             raise CarmilError(f"{self.path} cannot be read at byte {at:,}: {_line(error)}") from None
 
     def _largest_series(self) -> tuple[tifffile.TiffPageSeries, int]:
-        """The largest picture of the file (others are labels and overviews), and its number."""
+        """Return the largest picture of the file (others are labels and overviews), and its number."""
         if not len(self._file.series):
             raise CarmilError(f"{self.path} holds no picture; is the file complete?")
         sized = [
@@ -116,8 +116,8 @@ class TiffSlide(Pyramid):
             )
         return series, number
 
-    def _checked(self, level: tifffile.TiffPageSeries) -> tifffile.TiffPage:
-        """The page of a level, if it is one that can be shown as 8-bit RGB and all of it is in the file."""
+    def _check_level(self, level: tifffile.TiffPageSeries) -> tifffile.TiffPage:
+        """Return the page of a level; refuse one that is not 8-bit RGB or grayscale, or is truncated."""
         page = level.keyframe
         sizes = (page.imagewidth, page.imagelength, page.samplesperpixel, *page.chunks)
         if not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -160,14 +160,14 @@ class TiffSlide(Pyramid):
 
 
 def _grid(page: tifffile.TiffPage) -> tuple[int, int, int, int, int]:
-    """Planes of a page, height and width of a segment, and how many segments lie below and beside each other."""
+    """Return the planes of a page, height and width of a segment, and the rows and columns of segments."""
     planes = page.samplesperpixel if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE else 1
     tall, wide = page.chunks[-3:-1] if planes == 1 and page.samplesperpixel > 1 else page.chunks[-2:]
     return planes, tall, wide, -(-page.imagelength // tall), -(-page.imagewidth // wide)
 
 
 def _unreadable(page: tifffile.TiffPage) -> str | None:
-    """What is wrong with a page's kind of pixel, in words."""
+    """Return what is wrong with the pixels of a page, or None."""
     kinds = tifffile.PHOTOMETRIC
     if page.dtype != np.uint8 or page.bitspersample != 8:
         return f"has {page.bitspersample} bits per sample ({page.dtype})"
@@ -183,7 +183,7 @@ def _unreadable(page: tifffile.TiffPage) -> str | None:
 
 
 def _rgb(samples: Picture, page: tifffile.TiffPage) -> Picture:
-    """RGB of (height, width, samples), alpha laid on white."""
+    """Convert (height, width, samples) to RGB, alpha over white."""
     colours = page.samplesperpixel - len(page.extrasamples)
     colour = samples[..., :colours]
     if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE:
@@ -197,7 +197,7 @@ def _rgb(samples: Picture, page: tifffile.TiffPage) -> Picture:
 
 
 def _tag_mpp(page: tifffile.TiffPage) -> FileMpp | None:
-    """From the resolution tags; without a unit, or with the 1 that writers put there for want of better, nothing."""
+    """Return the resolution tags; None without a unit, or with the placeholder 1."""
     unit = {2: 25_400, 3: 10_000}.get(int(page.resolutionunit))
     x, y = page.resolution
     if unit is None or min(x, y) <= 1:

@@ -1,4 +1,4 @@
-"""Slides of a cohort cut into tiles, one after the other; what cannot be cut is said and left out, what is done stays done."""
+"""Cut the slides of a cohort into tiles; slides that cannot be cut are reported and skipped, finished ones are kept."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,8 +12,8 @@ from carmil.errors import CarmilError
 from carmil.files import safe_name, write_text
 from carmil.slides.contact_sheets import write_contact_sheets, write_sheet
 from carmil.slides.opening import open_slide
-from carmil.slides.overview import look
-from carmil.slides.quality import RULES, check_rules, sort_out
+from carmil.slides.overview import read_overview
+from carmil.slides.quality import RULES, apply_rules, check_rules
 from carmil.slides.slide import Tiles
 from carmil.slides.tiling import check_tiles, cut, geometries_in, read_more, read_tiles, tiles_file, write_tiles
 from carmil.slides.tissue import find_tissue, preset
@@ -21,7 +21,7 @@ from carmil.slides.tissue import find_tissue, preset
 
 @dataclass(frozen=True)
 class TileSettings:
-    """How slides are cut. `keep` names the rules of quality that are switched off."""
+    """How slides are cut. keep: names of quality rules that are switched off."""
 
     pixels: int = 256
     mpp: float = 0.5
@@ -42,7 +42,7 @@ class TileSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a slide: its tiles, or the `problem` in words. `resumed` if an earlier run had done it."""
+    """Result of a slide: its tiles, or the `problem` in words. resumed: an earlier run had cut it."""
 
     path: Path
     tiles: Tiles | None = None
@@ -65,16 +65,16 @@ def tile_slides(
     mpp: float | None = None,
     on_slide: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Outcome]:
-    """Writes each slide's tiles and sheet below `out`, then contact_sheet.png and tiles.csv of them all.
+    """Write the tiles and the sheet of each slide below `out`, then contact_sheet.png and tiles.csv of all slides.
 
-    A folder that holds tiles of another geometry is refused before anything is written. A slide that is skipped loses the tiles
-    and the sheet that an earlier call cut with other settings or from another file.
+    A folder that holds tiles of another geometry is refused before anything is written. Tiles and sheet of an earlier call, with
+    other settings or from another file, are removed if the slide is skipped now.
     """
     settings = settings or TileSettings()
     settings.check()
     _check_folder(out, settings)
     outcomes = []
-    with ThreadPoolExecutor(1) as sheets:  # a sheet is drawn while the next slide is looked at
+    with ThreadPoolExecutor(1) as sheets:  # a sheet is drawn while the next slide is read
         drawn: Future[None] | None = None
         for i, path in enumerate(paths):
             on_slide(i, len(paths))
@@ -98,18 +98,18 @@ def tile_slides(
 def tile_slide(
     path: Path, out: Path, settings: TileSettings, *, mpp: float | None = None
 ) -> tuple[Outcome, Callable[[], None] | None]:
-    """One slide's tiles, written, and the function that draws its sheet; None where an earlier run did both."""
+    """Write the tiles of one slide; return the outcome and the function that draws its sheet, None if an earlier run did both."""
     size = path.stat().st_size if path.is_file() else 0
     words = {"settings": {**asdict(settings), "keep": sorted(settings.keep), "given_mpp": mpp}, "bytes": size}
-    if (done := _done(path, out, words)) is not None:
+    if (done := _earlier_outcome(path, out, words)) is not None:
         return done, None
     with open_slide(path, mpp=mpp) as slide:
-        overview = look(slide, detail="blurred" not in settings.keep)
+        overview = read_overview(slide, detail="blurred" not in settings.keep)
         tissue = find_tissue(slide, overview, preset(settings.preset))
         found = cut(
             slide, tissue, pixels=settings.pixels, mpp=settings.mpp, overlap=settings.overlap, rule=settings.rule
         )
-        tiles, left_out = sort_out(found, overview, tissue, keep=settings.keep)
+        tiles, left_out = apply_rules(found, overview, tissue, keep=settings.keep)
     gone = {name: len(some) for name, some in left_out.items()}
     if not len(tiles):
         side = f"{settings.pixels * settings.mpp:g} um"
@@ -118,24 +118,24 @@ def tile_slide(
         raise CarmilError(f"{path}: {tissue.mm2:.3f} mm2 of tissue, but no tile ({why})")
     more = {**words, "left_out": gone, "tissue_mm2": tissue.mm2, "mpp_from": slide.mpp_from}
     sheet = _sheet_path(out, path)
-    sheet.unlink(missing_ok=True)  # of other settings; without it the slide counts as not done
+    sheet.unlink(missing_ok=True)  # of other settings; without a sheet the slide counts as not cut
     write_tiles(tiles, out, overlap=settings.overlap, more=more)
     outcome = Outcome(path, tiles, mm2=tissue.mm2, mpp_from=slide.mpp_from, left_out=tuple(gone.items()))
     return outcome, lambda: write_sheet(sheet, slide, overview, tissue, tiles, left_out)
 
 
 def _check_folder(out: Path, settings: TileSettings) -> None:
-    """Refuses a folder that holds tiles of another geometry: they would be replaced, or mixed with these."""
+    """Refuse a folder that holds tiles of another geometry: they would be replaced, or mixed with these."""
     for path, there in geometries_in(out).items():
         if there != settings.geometry:
             raise CarmilError(
-                f"{out} holds tiles of {there} ({path.name}), and tiles of {settings.geometry} were asked for: choose another "
+                f"{out} holds tiles of {there} ({path.name}), not of {settings.geometry}: choose another "
                 f"--out, or remove {out / 'patches'} to cut the slides again"
             )
 
 
-def _done(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
-    """What an earlier run made of the same file with the same settings, if it did."""
+def _earlier_outcome(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
+    """Return the outcome of an earlier run with the same file and settings, or None."""
     file = tiles_file(out, path.stem)
     if not (file.is_file() and _sheet_path(out, path).is_file()):
         return None
@@ -150,12 +150,12 @@ def _done(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
 
 
 def _remove_tiles(path: Path, out: Path) -> bool:
-    """Remove what an earlier call left of a slide; whether there were tiles."""
+    """Remove the files of an earlier call; return whether there were tiles."""
     file = tiles_file(out, path.stem)
-    there = file.is_file()
+    existed = file.is_file()
     file.unlink(missing_ok=True)
     _sheet_path(out, path).unlink(missing_ok=True)
-    return there
+    return existed
 
 
 def _sheet_path(out: Path, slide: Path) -> Path:
@@ -169,7 +169,7 @@ def _cell(out: Path, outcome: Outcome) -> tuple[str, str, Path | None]:
 
 
 def _write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """A line a slide; empty where there is no number."""
+    """Write one row per slide; cells without a number are empty."""
     size = ("tile_pixels", "tile_mpp", "mpp", "mpp_from", "width", "height")
     heads = ("slide", "path", "tiles", "tissue_mm2", *RULES, *size, "problem")
     rows: list[Sequence[object]] = [heads]

@@ -1,4 +1,4 @@
-"""Cut tissue into tiles, on a grid anchored in micrometres; keep them in the files that TRIDENT and others know."""
+"""Cut tissue into tiles on a grid in micrometres; read and write tiles in the files of TRIDENT and others."""
 
 import json
 import os
@@ -17,17 +17,17 @@ from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tissue import Tissue
 from carmil.untrusted import one_line_errors
 
-# Points of a tile, in shares of its side; it is in if one of them lies in tissue.
+# Points of a tile, in shares of its side; a tile is kept if one of them lies in tissue.
 POINTS = {
     "centre": np.array([(0.5, 0.5)]),
     "four-point": np.array([(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)]),  # CLAM's
 }
-LARGEST = 2**31  # pixels that any attribute of a file may speak of
+LARGEST = 2**31  # of any number of pixels in a file
 _ATTRIBUTES = (
     *("name", "patch_size", "patch_size_level0", "level0_width", "level0_height"),
     *("mpp", "slide_mpp", "target_magnification", "level0_magnification", "carmil"),
 )
-_COARSER = 1.5  # a slide may be so much coarser than its tiles; beyond, most of a tile would be invented
+_COARSER = 1.5  # how much coarser than its tiles a slide may be; beyond, most of a tile would be interpolated
 
 
 def cut(
@@ -39,9 +39,9 @@ def cut(
     overlap: float = 0.0,
     rule: str = "centre",
 ) -> Tiles:
-    """Tiles of `pixels` tile pixels of `mpp` micrometres whose centre (or by another `rule` of POINTS) lies in tissue.
+    """Return tiles of `pixels` tile pixels of `mpp` micrometres whose centre (or another `rule` of POINTS) lies in tissue.
 
-    Neighbours share `overlap` of their side. Row by row, from a grid that begins at the slide's corner; all inside the slide.
+    Neighbours share `overlap` of their side. The grid begins at the slide's corner; tiles are ordered by row and lie inside it.
     """
     check_tiles(pixels, mpp, overlap, rule)
     if slide.mpp > _COARSER * mpp:
@@ -83,7 +83,7 @@ def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
 
 
 def tiles_file(folder: Path, slide: str) -> Path:
-    """The file of a slide's tiles in a folder as TRIDENT lays it out: one by TRIDENT itself, or where ours is or would be."""
+    """Return the path of a slide's tiles in a folder laid out as TRIDENT's: ours, or TRIDENT's own if only that exists."""
     ours = folder / "patches" / f"{safe_name(slide)}_patches.h5"
     if ours.exists() or os.path.basename(slide) != slide or "\0" in slide:
         return ours
@@ -92,7 +92,7 @@ def tiles_file(folder: Path, slide: str) -> Path:
 
 
 def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mapping[str, Any] | None = None) -> Path:
-    """Writes folder/patches/SLIDE_patches.h5 as TRIDENT does, with our mpp and slide_mpp besides, and `more` as JSON."""
+    """Write folder/patches/SLIDE_patches.h5 as TRIDENT does, plus mpp and slide_mpp, and `more` as JSON."""
     path = tiles_file(folder, tiles.slide)
     with new_hdf5(path) as file:
         coords = file.create_dataset("coords", data=tiles.corners.astype(np.int64))
@@ -114,13 +114,13 @@ def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mappi
 
 
 def read_tiles(path: Path) -> Tiles:
-    """Tiles of a file by us or by TRIDENT, which has magnifications where we have micrometres."""
+    """Read tiles that carmil or TRIDENT wrote; TRIDENT records magnifications instead of micrometres."""
     corners, told = _read(path)
 
     def number(name: str) -> float:
         value = as_number(told.get(name), f"{path}: {name}")
         if value is None:
-            raise CarmilError(f"{path} does not say {name}: expected a file of tiles as TRIDENT writes it")
+            raise CarmilError(f"{path} has no {name}: expected a file of tiles as TRIDENT writes it")
         if value > LARGEST:
             raise CarmilError(f"{path}: {name} is {value:g}: expected at most {LARGEST:,}, as TRIDENT writes it")
         return value
@@ -139,18 +139,18 @@ def read_tiles(path: Path) -> Tiles:
 
 
 def geometries_in(folder: Path) -> dict[Path, TileGeometry]:
-    """The geometry of every readable file of tiles in a folder as TRIDENT lays it out."""
+    """Return the geometry of every readable file of tiles in a folder laid out as TRIDENT's."""
     found = {}
     for path in sorted((folder / "patches").glob("*_patches.h5")):
         try:
             found[path] = read_tiles(path).geometry
-        except CarmilError:  # damaged: it will be cut again
+        except CarmilError:  # damaged: the slide will be cut again
             continue
     return found
 
 
 def read_more(path: Path) -> dict[str, Any]:
-    """What `write_tiles` was given as `more`; empty if another tool wrote the file."""
+    """Return the `more` of `write_tiles`; empty if another tool wrote the file."""
     told = _read(path)[1].get("carmil", "{}")
     try:
         more = json.loads(told)
@@ -160,7 +160,7 @@ def read_more(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
-    """Corners (n, 2), and the attributes that the file has."""
+    """Return the corners (n, 2) and the attributes of a file."""
     with open_arrays(path) as file:
         coords = file.array("coords")
         if len(coords.shape) != 2 or coords.shape[1] != 2 or np.dtype(coords.dtype).kind not in "iu":

@@ -1,4 +1,4 @@
-"""Where a slide has tissue, after CLAM: saturation, median, Otsu, closing, holes, least areas. All lengths in micrometres."""
+"""Find the tissue of a slide, after CLAM: saturation, median, Otsu, closing, holes, smallest areas. Lengths in micrometres."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ from skimage.filters import threshold_otsu
 from skimage.measure import approximate_polygon, find_contours
 
 from carmil.errors import CarmilError, unknown
-from carmil.slides.ink import inked, saturation
+from carmil.slides.ink import is_ink, saturation
 from carmil.slides.overview import OVERVIEW, Overview
 from carmil.slides.slide import Slide
 
 Outline = NDArray[np.float64]  # (k, 2): x, y in level-0 pixels, the last point the first again
 
-# Glass is hardly more saturated than 8 (of 255), and never 30: beyond, Otsu would part tissue from tissue where there is no glass.
+# Glass is rarely more saturated than 8 (of 255), never than 30: without glass, a higher Otsu threshold would divide tissue.
 _OTSU_WITHIN = (8, 30)
 
 
 @dataclass(frozen=True)
 class TissueRule:
-    """How tissue is told from glass. `threshold` is a saturation of 0 to 255, or None for Otsu's."""
+    """How tissue is separated from glass. threshold: a saturation of 0 to 255, or None for Otsu's."""
 
     threshold: int | None = None
     median_um: float = 56
@@ -42,7 +42,7 @@ PRESETS = {
 
 @dataclass(frozen=True, eq=False)
 class TissueRegion:
-    """A piece of tissue: its outline and those of its holes."""
+    """A piece of tissue: its outline and the outlines of its holes."""
 
     outer: Outline
     holes: tuple[Outline, ...]
@@ -50,7 +50,7 @@ class TissueRegion:
 
 @dataclass(frozen=True, eq=False)
 class Tissue:
-    """The regions of a slide, largest first, and the same as a `mask` (h, w) of OVERVIEW micrometres per pixel."""
+    """Regions of a slide, largest first, and their `mask` (h, w) with OVERVIEW micrometres per pixel."""
 
     regions: tuple[TissueRegion, ...]
     mask: NDArray[np.bool_]
@@ -61,7 +61,7 @@ class Tissue:
         return float(self.mask.sum()) * (OVERVIEW / 1000) ** 2
 
     def holds(self, points: NDArray) -> NDArray[np.bool_]:
-        """Whether points (..., 2), x and y in micrometres, lie in tissue."""
+        """Return whether points (..., 2), x and y in micrometres, lie in tissue."""
         x, y = np.moveaxis(np.floor(points / OVERVIEW).astype(np.int64), -1, 0)
         height, width = self.mask.shape
         inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
@@ -75,11 +75,11 @@ def preset(name: str) -> TissueRule:
 
 
 def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["default"]) -> Tissue:
-    """The slide's tissue; an error in words where it has none."""
+    """Return the tissue of a slide; refuse a slide without any."""
     colour = saturation(overview.picture)
     threshold = _otsu(overview, colour) if rule.threshold is None else rule.threshold
-    found = _most(colour > threshold, rule.median_um)
-    found = _closed(found, rule.closing_um)
+    found = _majority(colour > threshold, rule.median_um)
+    found = _close(found, rule.closing_um)
     labels, count = ndimage.label(found)
     pixel = (OVERVIEW / 1000) ** 2
     sizes = np.bincount(labels.ravel(), minlength=count + 1) * pixel
@@ -90,44 +90,44 @@ def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["de
     mask, regions = np.zeros_like(found), []
     for i in kept:
         rows, columns = boxes[i - 1]
-        part, holes = _with_holes(labels[rows, columns] == i, rule)
+        part, holes = _split_holes(labels[rows, columns] == i, rule)
         mask[rows, columns] |= part
         regions.append(_region(slide, part, holes, (columns.start, rows.start)))
     return Tissue(tuple(regions), mask, threshold)
 
 
 def _why_none(sizes: NDArray[np.floating], threshold: int, rule: TissueRule) -> str:
-    """Why no piece of these sizes (mm2) is tissue, and what to do about it."""
+    """Return why no piece of these sizes (mm2) is tissue, and what to do."""
     if not len(sizes):
-        return f"nothing is coloured: no saturation above {threshold} of 255"
-    found = f"the largest piece has {sizes.max():.3f} mm2, the least area asked for is {rule.least_mm2:g} mm2"
+        return f"no colour: no saturation above {threshold} of 255"
+    found = f"the largest piece has {sizes.max():.3f} mm2, the smallest area that counts is {rule.least_mm2:g} mm2"
     small = PRESETS["biopsy"].least_mm2
     return f"{found}: for small pieces use --preset biopsy, {small:g} mm2" if rule.least_mm2 > small else found
 
 
 def _otsu(overview: Overview, colour: NDArray[np.uint8]) -> int:
-    """Otsu's threshold between glass and tissue, of every third pixel; ink is neither."""
-    some = ndimage.median_filter(colour[::3, ::3], 3)[~inked(overview.picture[::3, ::3])]
+    """Return Otsu's threshold between glass and tissue, from every third pixel without ink."""
+    some = ndimage.median_filter(colour[::3, ::3], 3)[~is_ink(overview.picture[::3, ::3])]
     lowest, highest = _OTSU_WITHIN
     if some.size == 0 or some.min() == some.max():
         return lowest
     return int(np.clip(threshold_otsu(some), lowest, highest))
 
 
-def _most(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
-    """Where most of a square around is set: what a threshold of the median gives, without sorting."""
+def _majority(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
+    """Return where most of the surrounding square is set, which equals a thresholded median filter."""
     return ndimage.uniform_filter(mask.astype(np.float32), _odd(width_um), mode="nearest") > 0.5
 
 
-def _closed(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
+def _close(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
     size = _odd(width_um)
-    beyond = np.pad(mask, size, mode="edge")  # or what is near the slide's edge would grow towards it
+    beyond = np.pad(mask, size, mode="edge")  # otherwise tissue near the edge would grow towards it
     wide = ndimage.maximum_filter(beyond, size)
     return ndimage.minimum_filter(wide, size)[size:-size, size:-size]
 
 
-def _with_holes(part: NDArray[np.bool_], rule: TissueRule) -> tuple[NDArray[np.bool_], list[NDArray[np.bool_]]]:
-    """A piece with its smaller holes filled, and its larger ones, each as a mask."""
+def _split_holes(part: NDArray[np.bool_], rule: TissueRule) -> tuple[NDArray[np.bool_], list[NDArray[np.bool_]]]:
+    """Return a piece with its smaller holes filled, and the masks of its larger holes."""
     whole = ndimage.binary_fill_holes(part)
     labels, count = ndimage.label(whole & ~part)
     sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:] * (OVERVIEW / 1000) ** 2
@@ -148,7 +148,7 @@ def _region(
 
 
 def _outline(slide: Slide, mask: NDArray[np.bool_], corner: tuple[int, int]) -> Outline:
-    """The longest contour of a mask whose upper left pixel is overview pixel `corner`, in level-0 pixels."""
+    """Return the longest contour, in level-0 pixels, of a mask whose upper left pixel is overview pixel `corner`."""
     contours = find_contours(np.pad(mask, 1).astype(np.uint8), 0.5, fully_connected="low")
     line = approximate_polygon(max(contours, key=len), tolerance=0.5)
     overview = (
@@ -159,5 +159,5 @@ def _outline(slide: Slide, mask: NDArray[np.bool_], corner: tuple[int, int]) -> 
 
 
 def _odd(width_um: float) -> int:
-    """A width in overview pixels, odd, so that it has a middle."""
+    """Return a width in overview pixels, odd so that it has a centre."""
     return max(1, round(width_um / OVERVIEW) // 2 * 2 + 1)
