@@ -61,7 +61,7 @@ def test_pixels_must_be_equal_and_micrometres_within_five_per_cent(other, differ
 
 
 @pytest.mark.finding(n=1)
-def test_another_geometry_is_one_line_that_names_both_and_an_unknown_one_is_said():
+def test_another_geometry_is_one_line_that_names_both_and_an_unknown_one_is_noted():
     lines: list[str] = []
     words = {"what": "new", "whose": "the run", "todo": f"use `{AT_10X.command}`", "log": lines.append}
     check_geometry(AT_10X, AT_10X, **words)
@@ -133,7 +133,7 @@ def test_a_cohort_of_two_geometries_is_refused_by_name_or_left_out(tmp_path):
 
 
 @pytest.mark.finding(n=1)
-def test_a_cohort_that_records_the_geometry_of_some_bags_says_so(tmp_path):
+def test_a_cohort_that_records_the_geometry_of_some_bags_notes_it(tmp_path):
     lines: list[str] = []
     for name in ("a", "b"):
         write_bag(bag(name, UNKNOWN if name == "b" else AT_10X), tmp_path / "src", "safetensors")

@@ -49,7 +49,7 @@ def test_a_plain_table_is_read_as_it_stands(table):
     assert labels.official is None
 
 
-def test_every_guess_is_said(table):
+def test_every_guess_is_noted(table):
     assert read_labels(table(PLAIN)).notes == (
         "slide column: 'slide_id' (guessed)",
         "patient column: 'case_id' (guessed)",
@@ -109,7 +109,7 @@ def test_nothing_becomes_a_number_or_nothing_on_the_way(table):
     assert list(frame.index) == [2, 3]
 
 
-def test_latin_letters_are_read_and_said(table):
+def test_latin_letters_are_read_and_noted(table):
     labels = read_labels(table(PLAIN.replace("tumor", "bösartig").encode("latin-1")))
     assert labels.classes == ("bösartig", "normal")
     assert "labels.csv is not UTF-8: read as Latin-1; check ids and labels with special letters" in labels.notes
@@ -154,7 +154,7 @@ def test_a_slide_that_comes_twice_counts_once(table):
     assert "1 row repeats a slide and is counted once ('d')" in labels.notes
 
 
-def test_a_patient_of_two_labels_is_said(table):
+def test_a_patient_of_two_labels_is_noted(table):
     labels = read_labels(table(PLAIN + "p1,e,tumor\n"))
     assert "1 patient has slides of different labels ('p1')" in labels.notes
 
@@ -198,7 +198,7 @@ def test_a_column_called_set_that_is_no_split_is_not_taken_for_one(table):
     assert read_labels(table("slide,label,set\na,0,TCGA\nb,1,CPTAC\nc,1,CPTAC\n")).official is None
 
 
-def test_two_slide_columns_are_said(table):
+def test_two_slide_columns_are_noted(table):
     labels = read_labels(table("slide_id,image_id,label\na,1,0\nb,2,1\nc,3,1\n"))
     assert labels.slides == ("a", "b", "c")
     assert "slide column: 'slide_id' (guessed; 'image_id' would do too)" in labels.notes
@@ -321,7 +321,7 @@ def test_ids_that_became_floats_find_their_bags():
     assert found.missing == ("x",)
 
 
-def test_ids_that_are_nearly_the_same_are_said():
+def test_ids_that_are_nearly_the_same_are_noted():
     found = match(labelled("Bag 5", "bag06", "bag-7"), ["bag_05", "bag06", "bag08"])
     assert (
         "WARNING: 1 label has no bag, and a bag with nearly the same id has no label: 'Bag 5' in the table, 'bag_05' among the "

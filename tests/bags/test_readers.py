@@ -244,7 +244,7 @@ def test_stamp_is_in_micrometres(tmp_path, attrs):
     np.testing.assert_array_equal(bag.coordinates, grid(step=256))
 
 
-def test_an_old_stamp_file_becomes_micrometres_as_stamp_does_it_and_says_so(tmp_path):
+def test_an_old_stamp_file_becomes_micrometres_as_stamp_does_it_and_notes_it(tmp_path):
     stamp_file(tmp_path / "s1.h5", coords=grid(step=224), extractor="ctranspath")
     found = find_bags(tmp_path)
     bag = read_bag(found.sources[0])
@@ -387,7 +387,7 @@ def test_what_is_too_large_for_float32_becomes_infinite_in_silence(tmp_path):
     assert np.isinf(only(tmp_path).features).all()
 
 
-def test_kinds_may_stand_side_by_side_and_what_is_no_feature_is_said(tmp_path):
+def test_kinds_may_stand_side_by_side_and_what_is_no_feature_is_noted(tmp_path):
     np.save(tmp_path / "a.npy", features())
     torch.save(torch.from_numpy(features()), tmp_path / "b.pt")
     (tmp_path / ".b.pt.unfinished.pt").write_bytes(b"")

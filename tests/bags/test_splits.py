@@ -121,7 +121,7 @@ def test_a_site_is_tested_in_one_fold_only():
     assert "7 sites, each in the test part of one fold only" in splits.notes
 
 
-def test_a_site_with_most_of_the_patients_is_said():
+def test_a_site_with_most_of_the_patients_is_noted():
     slides, patients, labels = cohort(patients=40)
     sites = ["big" if int(patient[1:]) < 30 else patient[2] for patient in patients]
     splits = make_splits(slides, patients, labels, folds=3, sites=sites)
@@ -333,14 +333,14 @@ def test_a_split_of_cases_is_read_by_patient(tmp_path):
     assert splits.notes == ("the ids of k=all.tsv are patients",)
 
 
-def test_ids_that_became_floats_are_repaired_and_said(tmp_path):
+def test_ids_that_became_floats_are_repaired_and_noted(tmp_path):
     path = written(tmp_path / "splits_0.csv", ",train,val,test\n0,11.0,13.0,14.0\n1,12.0,,\n")
     splits = read_splits(path, ["11", "12", "13", "14"], ["11", "12", "13", "14"], [0, 1, 0, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, VALIDATION, TEST]]
     assert splits.notes == ("4 ids end in '.0' (saved as numbers): '11.0' read as '11'",)
 
 
-def test_strangers_and_slides_in_no_fold_are_said(tmp_path):
+def test_strangers_and_slides_in_no_fold_are_noted(tmp_path):
     path = written(
         tmp_path / "splits.csv", "bag_name,split\na.svs,train\nb,train\nc,val\nd,test\nx,train\ny,test\nz,val\n"
     )

@@ -183,7 +183,7 @@ def test_another_width_or_encoder_is_found(tmp_path):
     ]
 
 
-def test_empty_slides_are_left_out_and_said(tmp_path):
+def test_empty_slides_are_left_out_and_noted(tmp_path):
     write_bag(bag("a"), tmp_path / "src", "npy")
     write_bag(bag("b", rows=0), tmp_path / "src", "npy")
     said = []

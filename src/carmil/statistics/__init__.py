@@ -1,1 +1,1 @@
-"""Figures of answers and how sure they are: metrics, intervals, tests, calibration, operating points. Numbers in, numbers out."""
+"""Metrics, intervals, tests, calibration and operating points: numbers in, numbers out."""

@@ -1,4 +1,4 @@
-"""Intervals of a study's figures that hold for few patients and at 0 and 1.
+"""Intervals of the figures of a study that are valid for few patients and at 0 and 1.
 
 A figure is the mean over test folds, and in each fold over seeds, of a measure of the fold's answers; its interval is of that
 mean. Shares of cases have Clopper and Pearson's exact interval. All others are score intervals: all true values t with

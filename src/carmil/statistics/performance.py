@@ -1,4 +1,4 @@
-"""How good the answers are, bag by bag. b bags, k classes."""
+"""Metrics of the predictions of bags. b bags, k classes."""
 
 import numpy as np
 from numpy.typing import ArrayLike
