@@ -11,7 +11,7 @@ from carmil.plot_style import COLOURS, STYLE, save_figure
 
 @dataclass(frozen=True)
 class Ribbon:
-    """A curve over the shares gone, 0 to 1, and where it may lie; without bounds a line alone. `colour` counts from 0."""
+    """A curve over the share removed, 0 to 1, and its interval; without bounds a line alone. `colour` counts from 0."""
 
     label: str
     colour: int

@@ -1,4 +1,4 @@
-"""A picture of figures and how sure they are: a row a name, a dot with its interval for each group."""
+"""A picture of figures with their intervals: one row per name, one dot per group."""
 
 from collections.abc import Mapping
 from pathlib import Path
