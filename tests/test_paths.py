@@ -42,7 +42,7 @@ ALLOWED = {
     "maps/drawing.py": {"out / f'tiles_{name}.png'", "out / f'{name}.ome.tiff'", "out / f'{name}.png'"},  # file_names
     "slides/features.py": {"out.with_name(f'{out.name}.encoding')"},
     "plot_style.py": {"fonts / f\"DejaVuSans{'-Bold' * bold}.ttf\""},
-    "slides/sheets.py": {"path.with_stem(f'{path.stem}_{page + 1}')"},
+    "slides/contact_sheets.py": {"path.with_stem(f'{path.stem}_{page + 1}')"},
     "slides/tiling.py": {"folder / 'patches' / f'{slide}_patches.h5'"},  # read only, if it is one name
     "runs/evidence.py": {"folder / f'{kind}.json'"},
     "studies/agreement.py": {"run.folder / 'agreement' / f'{bags}-{name}.json'"},  # a map of the source, a checksum
