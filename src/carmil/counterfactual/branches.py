@@ -1,7 +1,7 @@
 """Counterfactual branches: another attention in front of the same classifier.
 
 A name reads branch/model: `car/abmil` is ABMIL with a counterfactual branch. Every model that attends can carry every branch;
-how the maps become answers is the model's own business.
+how the maps become logits is up to the model.
 
 n instances, b bags, k classes, h heads, m counterfactual maps.
 """
@@ -33,7 +33,7 @@ _DISTANCES = {"l1": l1_distance, "cosine": cosine_distance, "relative": relative
 
 
 class Branch(Noisy):
-    """Makes m counterfactual maps next to the factual one, and says what they are trained for."""
+    """Makes m counterfactual maps beside the factual one, and defines their loss terms."""
 
     learned = True
     abilities = Ability.NONE  # what a model gains with it
@@ -53,12 +53,12 @@ class Branch(Noisy):
 
     @staticmethod
     def coefficients(alpha: float, lambda_: float, distance: str) -> dict[str, float]:
-        """What alpha, lambda and the distance mean for the terms of `losses`."""
+        """The weights of the terms of `losses` for an alpha, a lambda and a distance."""
         raise NotImplementedError
 
 
 class CAR(Branch):
-    """The paper's branch: one map, close to the factual one yet leading to another answer.
+    """The paper's branch: one map, close to the factual one yet leading to another prediction.
 
     `shared`: u_cf_j = w_cf . trunk(z_j), one more projection. `full`: a second attention module of its own.
     """
@@ -86,7 +86,7 @@ class CAR(Branch):
     def losses(
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
     ) -> dict[str, Tensor]:
-        u, cf = _made(prediction)
+        u, cf = _counterfactual(prediction)
         losses = {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels, model.bag_loss)}
         for name, distance in _DISTANCES.items():
             if name in terms:
@@ -106,7 +106,7 @@ class CAR(Branch):
 
 
 class Targeted(Branch):
-    """One map a class: the smallest change of the attention that makes the shared classifier answer that class.
+    """One map per class: the smallest change of the attention that makes the shared classifier predict that class.
 
     u^(c) = u + delta_c,  delta_c,j = w_c . trunk(z_j)
     L = CE(F(u), y) + alpha mean_c CE(F(u^(c)), c) + lambda mean |delta|
@@ -131,7 +131,7 @@ class Targeted(Branch):
     def losses(
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
     ) -> dict[str, Tensor]:
-        u, cf = _made(prediction)
+        u, cf = _counterfactual(prediction)
         wanted = torch.arange(self.classes, device=labels.device)
         return {
             "target": model.bag_loss(cf.logits, wanted).mean(-1),
@@ -147,7 +147,7 @@ class Targeted(Branch):
 
 
 class CIA(Branch):
-    """No learned branch: while training, the factual attention must do better than a random one, drawn anew each step."""
+    """No learned branch: while training, the factual attention must beat a random one, drawn at every step."""
 
     learned = False
 
@@ -160,7 +160,7 @@ class CIA(Branch):
     def losses(
         self, model: AttendingModel, prediction: Prediction, labels: Tensor, terms: Container[str]
     ) -> dict[str, Tensor]:
-        _, cf = _made(prediction)
+        _, cf = _counterfactual(prediction)
         return {"diff": evidence_differential_loss(prediction.logits, cf.logits, labels, model.bag_loss)}
 
     @staticmethod
@@ -195,8 +195,8 @@ class CounterfactualModel(Wrapper):
 
 
 BRANCHES: dict[str, tuple[Callable[..., Branch], str]] = {
-    "car": (CAR, "a learned attention close to the factual one, yet leading to another answer (the paper)"),
-    "targeted": (Targeted, "for every class the smallest change of attention that makes the model answer it"),
+    "car": (CAR, "a learned attention close to the factual one, yet leading to another prediction (the paper)"),
+    "targeted": (Targeted, "for every class the smallest change of attention that makes the model predict it"),
     "cia": (CIA, "the attention must beat a random one (CIA-MIL)"),
 }
 
@@ -204,10 +204,10 @@ BRANCHES: dict[str, tuple[Callable[..., Branch], str]] = {
 def create_model(
     name: str, in_features: int = 1024, classes: int = 2, *, init: str = "own", **options: Any
 ) -> BagModel:
-    """A fresh model by name: `abmil`, or with a branch in front, `car/abmil`.
+    """Build a fresh model by name: `abmil`, or with a branch in front, `car/abmil`.
 
     `options` are those of the model's class; `branch='shared'` or `'full'` chooses what CAR's branch is made of. `init`: the
-    model's own initial weights, or `xavier`: Xavier-normal with zero biases. A model begins alike with and without a branch.
+    model's own initial weights, or `xavier`: Xavier-normal with zero biases. A branch does not change the model's initial weights.
     """
     if init not in INITS:
         raise CarmilError(unknown("init", init, INITS))
@@ -231,7 +231,7 @@ def create_model(
 
 
 def list_models() -> dict[str, str]:
-    """Every name that `create_model` takes, and what stands behind it in a few words."""
+    """Every name that `create_model` takes, with a short description."""
     entries = registry.registered_models()
     branched = {
         f"{prefix}/{name}": about
@@ -242,25 +242,25 @@ def list_models() -> dict[str, str]:
     return {**{name: entry.description for name, entry in entries.items()}, **branched}
 
 
-def study_coefficients(name: str, given: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The loss weights that a study trains a model with, and alpha, lambda_ and distance as far as they were given or chosen.
+def study_coefficients(
+    name: str, given: Mapping[str, float | str | None]
+) -> tuple[dict[str, float], dict[str, float | str]]:
+    """The weights of the loss terms that a study trains with, and the alpha, lambda_ and distance they come from.
 
     CAR's distance is `relative` unless given: the paper's l1 and cosine mean another thing on every cohort.
     """
-    given = {word: value for word, value in given.items() if value is not None}
+    weights = {option: value for option, value in given.items() if value is not None}
     if name.startswith("car/"):
-        distance = given.get("distance", DEFAULT_DISTANCE)
+        distance = str(weights.get("distance", DEFAULT_DISTANCE))
         alpha, lambda_ = WEIGHTS.get(distance, WEIGHTS["l1"])
-        given = {"alpha": alpha, "lambda_": lambda_, "distance": distance, **given}
-    if given and "/" not in name:
-        raise CarmilError(
-            f"{name!r} has no counterfactual branch that {', '.join(given)} could be of: try 'car/{name}'"
-        )
-    return branch_coefficients(name, **given) if given else {}, given
+        weights = {"alpha": alpha, "lambda_": lambda_, "distance": distance, **weights}
+    if weights and "/" not in name:
+        raise CarmilError(f"{name!r} has no counterfactual branch for {', '.join(weights)}: try 'car/{name}'")
+    return branch_coefficients(name, **weights) if weights else {}, weights
 
 
 def branch_coefficients(name: str, **given: Any) -> dict[str, float]:
-    """What alpha, lambda_ and distance, as far as given, mean for the loss terms of the model of this name."""
+    """The weights of the loss terms of a named model for the given alpha, lambda_ and distance."""
     prefix, _, rest = name.rpartition("/")
     if not prefix:
         return {}
@@ -273,7 +273,7 @@ def _carriers() -> str:
     return ", ".join(name for name, entry in registry.registered_models().items() if entry.carries_branch)
 
 
-def _made(prediction: Prediction) -> tuple[Tensor, Counterfactual]:
+def _counterfactual(prediction: Prediction) -> tuple[Tensor, Counterfactual]:
     if prediction.counterfactual is None or prediction.scores is None:
         raise ValueError("this prediction was made without its counterfactual branch")
     return prediction.scores, prediction.counterfactual

@@ -19,7 +19,7 @@ from carmil.models.contract import cross_entropy
 from carmil.models.pooling import Offsets, bag_mean, bag_sum
 
 BagLoss = Callable[[Tensor, Tensor], Tensor]  # logits (..., b, k), labels -> (..., b)
-SMALLEST_SPREAD = 1e-3  # of scores: a bag whose scores are all alike has none
+SMALLEST_SPREAD = 1e-3  # of scores: a bag of equal scores has none
 DISTANCES = ("l1", "cosine", "relative")
 DEFAULT_DISTANCE = "relative"
 # alpha and lambda of each distance unless given: the paper's, and ours, chosen on validation bags (docs/choosing.md).
@@ -65,7 +65,7 @@ def bag_deviation(x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def checked_weights(alpha: float, lambda_: float, distance: str) -> None:
-    """alpha and lambda are not negative, the distance is one we have."""
+    """Refuse a negative alpha or lambda and an unknown distance."""
     for name, value in (("alpha", alpha), ("lambda", lambda_)):
         if not 0 <= value < math.inf:
             raise CarmilError(f"{name} is {value}: expected a number >= 0")

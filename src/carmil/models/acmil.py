@@ -3,7 +3,7 @@
 z_j = relu(E x_j),   u_jh = w_h' (tanh(V z_j) * sigmoid(U z_j)),   Z_h = sum_j softmax(u_h)_j z_j
 F   = W mean_h Z_h + c,    F_h = W_h Z_h + c_h
 L   = CE(F, y) + mean_h CE(F_h, y) + mean over pairs of maps of cos(softmax(u_h), softmax(u_h'))
-While training, each map may not look at a random 6 of its top 10 instances.
+While training, a random 6 of the top 10 instances of each map are hidden from it.
 
 n instances, b bags, d features, k classes, h heads.
 """

@@ -1,4 +1,4 @@
-"""Additive MIL (Javed et al., 2022): the bag's answer is the sum of its instances' answers.
+"""Additive MIL (Javed et al., 2022): the logits of a bag are the sum of its instances' logits.
 
 a = softmax(MLP(x)),   l_j = g(a_j x_j),   F = sum_j l_j
 

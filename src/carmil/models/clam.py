@@ -2,7 +2,7 @@
 
 z_j = relu(E x_j),   u_j = w' (tanh(V z_j) * sigmoid(U z_j))
 single branch:  F   = W sum_j softmax(u)_j z_j + c
-multi-branch:   F_c = w_c . sum_j softmax(u_c)_j z_j + b_c            a map a class
+multi-branch:   F_c = w_c . sum_j softmax(u_c)_j z_j + b_c            one map per class
 instance loss:  the B most attended instances are of the bag's class, the B least attended are not; each class has a
                 classifier of instances for that. L = 0.7 CE(F, y) + 0.3 L_instance
 

@@ -1,4 +1,4 @@
-"""Max-MIL: every instance answers, the bag's answer is, class by class, the largest.
+"""Max-MIL: the logit of a bag is, class by class, the largest of its instances.
 
 z_j = relu(E x_j),   l_j = W z_j + c,   F_c = max_j l_jc
 """

@@ -1,4 +1,4 @@
-"""Mean-MIL: every instance answers, the bag's answer is their mean.
+"""Mean-MIL: the logits of a bag are the mean of its instances' logits.
 
 z_j = relu(E x_j),   l_j = W z_j + c,   F = mean_j l_j
 """

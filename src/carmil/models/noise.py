@@ -1,8 +1,8 @@
 """Random numbers that belong to a model.
 
 A draw is a function of (the model's seed, its step, the place in the network, the instance, the column), nothing else. So
-a model trained in a population sees what it would see alone, whoever its neighbours are, whichever bags they bring along
-and whenever they stop, on any device.
+a model draws the same numbers in a population as alone, whichever other models and bags there are and whenever they stop, on
+any device.
 """
 
 import torch

@@ -16,7 +16,7 @@ Plan = TypeVar("Plan")
 
 
 class Offsets:
-    """Where each bag lies among the instances, with what the pooling asks of it again and again.
+    """Where each bag lies among the instances, with cached values that pooling needs.
 
     starts (b+1): bag i is instances starts[i]:starts[i+1].
     """
@@ -45,7 +45,7 @@ class Offsets:
         return self.starts.diff()
 
     def planned(self, key: Hashable, plan: Callable[[], Plan]) -> Plan:
-        """What `plan` makes of these bags, made once: a layout that several layers and steps use."""
+        """The layout that `plan` makes of these bags, cached for several layers and steps."""
         if key not in self._plans:
             self._plans[key] = plan()
         return self._plans[key]

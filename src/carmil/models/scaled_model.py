@@ -8,8 +8,8 @@ between tiles, and where few tiles differ it never does.
     halfway   centred; feature i divided by sqrt(c s_i), s_i its own deviation
     own       centred; feature i divided by s_i
 
-The zero of a scaled feature is the mean training tile. Nothing is computed for every instance: the linear layers that read the
-features take the scale over (`Linear.folded`). A model whose features go elsewhere too (ABMIL with feature dropout,
+The zero of a scaled feature is the mean training tile. Nothing is computed per instance: the scale is folded into the linear
+layers that read the features (`Linear.folded`). A model whose features go elsewhere too (ABMIL with feature dropout,
 `dsmil.official`, which pools them) is given features that were scaled before.
 """
 
