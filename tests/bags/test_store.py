@@ -497,7 +497,7 @@ def test_a_header_that_lies_about_its_size_is_refused_by_name_before_anything_is
         case "h5":
             with h5py.File(liar, "w") as file:
                 file.create_dataset("features", (10**9, 8), "f4", chunks=(64, 8), compression="gzip")
-    with pytest.raises(CarmilError, match=rf"liar\.{kind}.* declares 32,000,000,000 bytes, and the file holds"):
+    with pytest.raises(CarmilError, match=rf"liar\.{kind}.* declares 32,000,000,000 bytes, but the file holds"):
         build_store(folder, tmp_path / "store", workers=1)
     assert [path.name for path in tmp_path.iterdir()] == ["features"]
 
