@@ -146,7 +146,7 @@ def test_a_killed_command_goes_on_with_the_slides_that_are_missing(tmp_path, sca
 def test_features_cut_short_are_made_again(tmp_path, scans, encode, computed, monkeypatch):
     slides = scans("a")
     with monkeypatch.context() as patch:
-        patch.setattr(features, "_packed", lambda *_: None)
+        patch.setattr(features, "_pack", lambda *_: None)
         encode(slides)
     (file,) = (tmp_path / "store.encoding").rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
