@@ -7,7 +7,7 @@ from carmil import Bags, create_model, list_models
 from carmil.models.pooling import Offsets
 from carmil.models.scaled_model import SCALES, ScaledModel, deviation_of
 from carmil.training import TRAIN, VALIDATION, Member, Population, Recipe, fit
-from carmil.training.feeder import Feeder, _as_type
+from carmil.training.feeder import Feeder, _convert
 from carmil.training.recipe import UNUSED
 from carmil.training.scaling import fit_scales
 
@@ -128,7 +128,7 @@ def test_sixteen_bits_hold_the_differences_once_the_common_vector_is_gone():
     bags = offset_bags()
     features = 100 + bags.features
     shift = features.mean(0)
-    plain, less = (_as_type(features, torch.device("cpu"), torch.bfloat16, by) for by in (None, shift))
+    plain, less = (_convert(features, torch.device("cpu"), torch.bfloat16, by) for by in (None, shift))
     error = (plain.float() - features).abs().max()
     assert (less.float() + shift - features).abs().max() < error / 20
     fed = next(Feeder(bags, torch.device("cpu"), torch.bfloat16, bags.features.mean(0)).feed([torch.tensor([0])]))
