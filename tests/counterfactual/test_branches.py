@@ -52,7 +52,7 @@ def test_the_counterfactual_answer_is_the_shared_classifiers_on_the_other_pool()
         assert torch.allclose(model.classify(Z.reshape(1, 1, -1))[0], p.counterfactual.logits[i, 0], atol=1e-6)
 
 
-def test_targeted_has_a_map_a_class_and_asks_each_for_its_own_class():
+def test_targeted_has_one_map_per_class_and_trains_each_for_its_own_class():
     model, p = predicted("targeted/abmil")
     assert p.counterfactual.scores.shape == (11, 3, 1)
     losses = model.losses(p, Y, ("target", "change"))

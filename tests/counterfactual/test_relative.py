@@ -51,7 +51,7 @@ def test_no_gradient_goes_through_the_unit_and_equal_scores_are_no_division_by_z
     assert torch.isfinite(relative_distance(torch.zeros(9, 1), torch.ones(9, 1, 1), OFFSETS)).all()
 
 
-def test_a_study_of_car_measures_relatively_unless_told_and_the_paper_is_a_word_away():
+def test_a_study_of_car_uses_the_relative_distance_by_default():
     assert study_coefficients("car/abmil", {}) == (
         {"diff": 0.05, "l1": 0.0, "cosine": 0.0, "relative": 0.05},
         {"alpha": 0.05, "lambda_": 0.05, "distance": "relative"},

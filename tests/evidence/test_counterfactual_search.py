@@ -110,7 +110,7 @@ def test_a_dearer_change_is_a_smaller_one_on_fewer_instances():
     assert few < many and small < large
 
 
-def test_what_cannot_be_searched_is_named_and_the_model_goes_on_as_it_was():
+def test_an_invalid_search_is_refused_and_leaves_the_model_unchanged():
     model, x = model_of().train(), torch.randn(40, 6, dtype=torch.float64)
     with pytest.raises(CarmilError, match="search needs a model that declares 'pools by attention'; TransMIL does not"):
         search_counterfactual(create_model("transmil", 6, 2, hidden=8, heads=2), x, STARTS)

@@ -68,12 +68,12 @@ def test_only_evidence_that_says_so_differs_between_the_classes(name):
     for method in filter(quick, explainers_of(model)):
         evidence = explain(model, bags, method)
         alike = torch.equal(evidence, evidence[:, :1].expand_as(evidence))
-        a_map_a_class = Ability.MAP_PER_CLASS in model.abilities and "attention" in EXPLAINERS[method].description
-        assert alike != (EXPLAINERS[method].class_conditional or a_map_a_class), method
+        map_per_class = Ability.MAP_PER_CLASS in model.abilities and "attention" in EXPLAINERS[method].description
+        assert alike != (EXPLAINERS[method].class_conditional or map_per_class), method
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_a_model_is_asked_for_what_it_has_and_refuses_the_rest_in_one_line(name):
+def test_a_model_refuses_explainers_it_does_not_declare_in_one_line(name):
     model, bags = fresh(name), some_bags()
     fitting = explainers_of(model)
     assert [method for method in EXPLAINERS if method in fitting] == fitting
@@ -98,7 +98,7 @@ def test_a_model_is_asked_for_what_it_has_and_refuses_the_rest_in_one_line(name)
         ("weno", ANY | {"attention", "patch_scores"}),
     ],
 )
-def test_what_a_model_can_be_asked_for_follows_from_what_it_is(name, expected):
+def test_every_kind_of_model_has_the_expected_explainers(name, expected):
     model = fresh(name)
     assert set(explainers_of(model)) == expected
     assert set(explainers_of(ScaledModel(model, WIDTH))) == expected

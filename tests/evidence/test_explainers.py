@@ -85,7 +85,7 @@ def test_attention_says_the_same_for_every_class_and_path_evidence_does_not():
     assert EXPLAINERS["path"].signed
 
 
-def test_an_explainer_that_is_not_there_or_does_not_fit_is_named():
+def test_an_unknown_explainer_and_one_that_the_model_cannot_answer_are_refused_by_name():
     bags = Bags.from_list([torch.randn(3, 16)])
     with pytest.raises(CarmilError, match="unknown explainer 'paht'; did you mean 'path'"):
         explain(model_of(), bags, "paht")
@@ -106,7 +106,7 @@ def test_large_logits_cost_no_more_pieces_than_small_ones(monkeypatch):
     assert torch.isfinite(evidence).all()
 
 
-def test_a_model_asked_for_what_it_does_not_have_goes_on_as_it_was():
+def test_a_refused_explainer_leaves_the_model_in_training_mode():
     model, bags = create_model("mean", 16, 4, hidden=8).train(), Bags.from_list([torch.randn(3, 16)])
     with pytest.raises(CarmilError, match="'path' needs a model that declares 'pools by attention'; MeanMIL does not"):
         explain(model, bags, "path")
@@ -128,7 +128,7 @@ def test_single_is_the_answer_for_the_instance_alone_and_random_is_the_same_ever
     assert torch.equal(explain(model, bags, "random"), explain(model, bags, "random"))
 
 
-def test_a_map_a_class_is_shown_class_by_class():
+def test_a_model_with_one_map_per_class_shows_each_class_its_own():
     model, bags = create_model("clam.mb", 16, 4, hidden=8, attention=6), Bags.from_list([torch.randn(9, 16)])
     attention = explain(model, bags, "attention")
     assert torch.allclose(attention, model.eval()(bags.features, bags.offsets).scores)

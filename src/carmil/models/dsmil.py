@@ -4,7 +4,7 @@ z_j = relu(E x_j)  (official: z_j = x_j),   c_j = W z_j,   m_c = argmax_j c_jc
 U_jc = q(z_j) . q(z_{m_c}),   u = U / sqrt(s),   Z_c = sum_j softmax(u_c)_j z_j
 F = conv over all classes' Z_c,    L = 0.5 CE(F, y) + 0.5 CE(max_j c_j, y)
 
-As three verbs: `attend` scores every instance by its likeness to its bag's critical ones, a map a class.
+As three verbs: `attend` scores every instance by its likeness to its bag's critical ones, one map per class.
 The counterfactual branch is a second query q_cf with the same critical instances; its distance is taken on U of the class
 that the bag is answered with. CIA draws the instance scores that pick the critical instances.
 

@@ -256,7 +256,7 @@ def project(z: Tensor, directions: Tensor, offsets: Offsets) -> Tensor:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Bags cut into runs of at most CHUNK rows: where each begins and ends, and whose it is."""
+    """Bags cut into runs of at most CHUNK rows: the start, the end and the bag of each."""
 
     starts: Tensor
     ends: Tensor
@@ -299,7 +299,7 @@ def _padded(count: int) -> int:
 
 
 def _rows_of(columns: int) -> int:
-    """So many that a program of four warps has 32 numbers a thread, or 16 of eight: quick on an H200."""
+    """Rows per program: 32 numbers per thread with four warps, or 16 with eight; fast on an H200."""
     return max(1, 4096 // _padded(columns))
 
 

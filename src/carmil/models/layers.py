@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from carmil.models import fused
 from carmil.models.noise import Dropout
 
-PIECE = 2048  # rows of a large bag that the first layer looks at, at a time, on a CPU
+PIECE = 2048  # rows of a large bag per product of the first layer, on a CPU
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if x.ndim == 3:
             return _product(x, weight, bias)
-        # All models look at the same rows: one product for all of them.
+        # All models share the same rows: one product for all of them.
         y = nn.functional.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         return y.unflatten(-1, weight.shape[:2]).transpose(0, 1)
 
@@ -248,7 +248,7 @@ INITS = ("xavier", "own")
 
 
 def xavier(model: nn.Module) -> None:
-    """Gives every linear layer Xavier-normal weights and zero biases, as several of the originals start."""
+    """Give every linear layer Xavier-normal weights and zero biases, as several of the originals do."""
     for module in model.modules():
         if isinstance(module, Linear):
             nn.init.xavier_normal_(module.weight)
