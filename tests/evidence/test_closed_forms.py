@@ -234,5 +234,5 @@ def test_relevance_leaves_the_model_as_it_was():
 def test_a_model_without_attention_pooling_is_refused_in_one_line(method):
     bags = Bags.from_list([torch.randn(5, WIDTH)])
     for name in ("mean", "additive", "transmil"):
-        with pytest.raises(CarmilError, match="needs a model that declares .pools by attention."):
+        with pytest.raises(CarmilError, match="needs a model that declares 'pools by attention'"):
             explain(create_model(name, WIDTH, 2, hidden=8), bags, method)
