@@ -534,7 +534,7 @@ def test_a_run_of_0_1_0_opens_and_says_that_its_tiles_could_not_be_compared(at_1
     (tmp_path / "old" / "run.json").write_text(json.dumps(facts))
     words = ["--bags", str(at_10x / "other"), "--out", str(tmp_path / "p"), "--device", "cpu"]
     status, _, err = said("predict", str(tmp_path / "old"), *words)
-    assert status == 0 and "old is not fully known: that it is the same could not be checked" in err
+    assert status == 0 and "old is not fully known: whether it is the same could not be checked" in err
 
 
 def test_a_run_that_cannot_be_written_says_so(files, tmp_path, said):

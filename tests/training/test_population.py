@@ -195,8 +195,11 @@ def test_optimizers_step_as_torchs(name, make, recorded):
 def test_bag_order_is_a_function_of_study_seed_and_epoch():
     data, train = bags(), torch.ones(1, 40)
     feeder = Feeder(data, torch.device("cpu"))
-    all_of_them = torch.ones(len(train), dtype=torch.bool)
-    order = lambda recipe, epoch: [b.labels.tolist() for b in _batches(feeder, train, all_of_them, recipe, epoch)]  # noqa: E731
+    running = torch.ones(len(train), dtype=torch.bool)
+
+    def order(recipe, epoch):
+        return [batch.labels.tolist() for batch in _batches(feeder, train, running, None, recipe, epoch)]
+
     assert order(QUICK, 3) == order(QUICK, 3)
     assert order(QUICK, 3) != order(QUICK, 4)
     assert order(QUICK, 3) != order(Recipe(**{**vars(QUICK), "study_seed": 1}), 3)

@@ -22,7 +22,7 @@ def test_where_memory_does_not_suffice_what_is_kept_is_given_back_and_it_is_trie
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return work
 
-    monkeypatch.setattr(Recorder, "_recorded", short_of_memory)
+    monkeypatch.setattr(Recorder, "_capture", short_of_memory)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
     enough, recorder = 1, Recorder()
     assert recorder.record(len) is len

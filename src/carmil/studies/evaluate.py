@@ -256,7 +256,7 @@ def check_encoder(
         raise CarmilError(f"{what} was pooled by {pooling}, the run was trained on {trained}: encode it again")
     if mine is None or encoder is None:
         log(
-            f"the encoder of {'the run' if mine is None else what} is not known: that it is the same could not be checked"
+            f"the encoder of {'the run' if mine is None else what} is not known: whether it is the same could not be checked"
         )
 
 
