@@ -61,7 +61,7 @@ def in_double(model: BagModel) -> BagModel:
     weights = tuple((one.data_ptr(), one._version) for one in (*model.parameters(), *model.buffers()))
     if model not in _DOUBLES or _DOUBLES[model][0] != weights:
         _DOUBLES[model] = weights, copy.deepcopy(model).double()
-    return _DOUBLES[model][1]
+    return _DOUBLES[model][1].train(model.training)
 
 
 _DOUBLES: WeakKeyDictionary[BagModel, tuple[tuple[tuple[int, int], ...], BagModel]] = WeakKeyDictionary()
