@@ -1,8 +1,8 @@
-"""Triton kernels of the fast path on GPUs: what lies between the matrix products of a population, in as few passes as it takes.
+"""Triton kernels of the fast path on GPUs: the operations between the matrix products of a population, in few passes.
 
 r models, n instances, d features, a columns of the attention's trunk, m maps. Sums over instances are written as one partial
-result a block of rows and added up afterwards: no atomic additions, so the same bits every time.
-The noise is that of `carmil.models.noise`, drawn again wherever it is needed instead of being kept.
+sum per block of rows and added afterwards: without atomic additions, results are the same bits every time.
+The noise is that of `carmil.models.noise`, drawn again wherever it is needed instead of stored.
 """
 
 import triton
@@ -22,7 +22,7 @@ def _mix(x):
 
 @triton.jit
 def _stream(seeds, steps, model, site):
-    """The key of a model's noise at this step and place in the network."""
+    """The key of a model's noise at this step and site of the network."""
     seed = tl.load(seeds + model).to(tl.uint32)
     step = tl.load(steps + model).to(tl.uint32)
     return _mix(_mix(_mix(seed) ^ step) ^ site.to(tl.uint32))
@@ -30,7 +30,7 @@ def _stream(seeds, steps, model, site):
 
 @triton.jit
 def _kept(key, rows, threshold, COLUMNS: tl.constexpr):
-    """(rows, COLUMNS) true where an element is kept: two columns share 32 random bits."""
+    """Mask (rows, COLUMNS), true where an element is kept; two columns share 32 random bits."""
     halves = tl.arange(0, COLUMNS // 2).to(tl.uint32)
     bits = (_mix(_mix(rows.to(tl.uint32))[:, None] ^ halves[None, :]) ^ key) * 0x7FEB352D
     bits ^= bits >> 15
@@ -93,7 +93,7 @@ def _opened(
     h, bias, seeds, steps, rows, model, at, n, a, site_v, site_u, threshold, scale,
     GATED: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The trunk of some instances, v * u, and how v and u move with what they were made of, each (ROWS, COLUMNS)."""
+    """The factors v and u of the trunk of some instances, and their derivatives by their inputs, each (ROWS, COLUMNS)."""
     column = tl.arange(0, COLUMNS)
     inside = (at < n)[:, None] & (column < a)[None, :]
     width = a * 2 if GATED else a
@@ -156,7 +156,7 @@ def scores_backward(
     ROWS: tl.constexpr, LOOPS: tl.constexpr, COLUMNS: tl.constexpr, BEHIND: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """From for_scores (r, n, m): for_h in the first columns of (r, n, width), for_reads (r, blocks, m, a), for_bias
-    (r, blocks, a or 2a). The columns behind for_h get each instance's attention weights (r, n, m) at the place of its bag."""
+    (r, blocks, a or 2a). The columns after for_h get each instance's attention weights (r, n, m) in the columns of its bag."""
     model, block = tl.program_id(1), tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     which = tl.arange(0, PADDED)
@@ -208,10 +208,10 @@ def pool_forward(
     weights, z, starts, ends, partial, n, d, chunks, m,
     SECOND: tl.constexpr, ROWS: tl.constexpr, LOOPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """partial (r, chunks, m, d): sums of weights (r, n, m) times z (r, n, d) over each chunk of rows; two maps a program."""
+    """partial (r, chunks, m, d): sums of weights (r, n, m) times z (r, n, d) over each chunk of rows; two maps per program."""
     model, chunk, first = tl.program_id(1), tl.program_id(0), tl.program_id(2) * 2
     begin, end = tl.load(starts + chunk), tl.load(ends + chunk)
-    second_end = tl.where(first + 1 < m, end, begin)  # where there is no second map, it has no rows
+    second_end = tl.where(first + 1 < m, end, begin)  # a missing second map has no rows
     column = tl.arange(0, COLUMNS)
     one = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     two = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -234,7 +234,7 @@ def pool_backward(
     z, for_pooled, starts, ends, bags, for_weights, n, d, count, m,
     SECOND: tl.constexpr, ROWS: tl.constexpr, LOOPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """for_weights (r, n, m): each instance on the gradient of its bag's pool, for_pooled (r, b, m, d)."""
+    """for_weights (r, n, m): each instance projected onto the gradient of its bag's pool, for_pooled (r, b, m, d)."""
     model, chunk, first = tl.program_id(1), tl.program_id(0), tl.program_id(2) * 2
     begin, end, bag = tl.load(starts + chunk), tl.load(ends + chunk), tl.load(bags + chunk)
     column = tl.arange(0, COLUMNS)

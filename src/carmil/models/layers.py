@@ -1,6 +1,6 @@
 """Layers whose parameters may carry a leading model axis.
 
-A model built from these answers for one set of weights, and, its parameters replaced by stacked ones (r, ...), for r
+A model built from these layers computes one model, or, with stacked parameters (r, ...), r
 models at once: x (n, in) or (r, n, in) -> (r, n, out). See `carmil.training.population`.
 """
 
@@ -19,9 +19,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 
 
 class Linear(nn.Module):
-    """y = x W' + b. Initialised as torch's: uniform in +-1/sqrt(in).
+    """y = x W' + b. Initialised as in torch: uniform in +-1/sqrt(in).
 
-    `scale`, the mean m and deviation s of the inputs, makes it y = ((x - m) / s) W' + b (see `carmil.models.scaled_model`).
+    With `scale`, the mean m and deviation s of the inputs, it is y = ((x - m) / s) W' + b (see `carmil.models.scaled_model`).
     """
 
     bias: Tensor | None
@@ -34,7 +34,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound)) if bias else None
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias for inputs as they come: W ((x - m) / s) + b = (W / s) x + (b - (W / s) m)."""
+        """Return weight and bias for unscaled inputs: W ((x - m) / s) + b = (W / s) x + (b - (W / s) m)."""
         if self.scale is None:
             return self.weight, self.bias
         mean, deviation = self.scale
@@ -57,21 +57,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if x.ndim == 3:
             return _product(x, weight, bias)
-        # All models share the same rows: one product for all of them.
+        # All models share the same rows: one product serves all of them.
         y = nn.functional.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         return y.unflatten(-1, weight.shape[:2]).transpose(0, 1)
 
 
 def in_half(outputs: int) -> bool:
-    """Whether a product with so many outputs is computed in 16 bits, if these are asked for: scores and answers, a few, are not."""
+    """Whether autocast computes a product with this many outputs in 16 bits; scores and logits, with few outputs, stay in 32."""
     return outputs >= 16
 
 
 class _Products(torch.autograd.Function):
     """x W' + b of every model, for CPUs. x (r, n, in), W (r, out, in), b (r, out) -> (r, n, out).
 
-    A product a model, in one call, is as quick there as one wide product, and what a model gets does not depend, not even
-    in the last bit, on how many there are. The gradient of W comes out as W lies, so that it need not be copied.
+    One product per model, in one call, is as fast there as one wide product, and a model's result does not depend on the
+    number of models, not even in the last bit. The gradient of W has the memory layout of W, which saves a copy.
     """
 
     @staticmethod
@@ -83,7 +83,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        gradient = gradient.contiguous()  # sums of it, in their last bits, follow how it lies
+        gradient = gradient.contiguous()  # the last bits of its sums depend on the memory layout
         return (
             torch.bmm(gradient, weight) if of_x else None,
             torch.bmm(gradient.mT, x) if of_weight else None,
@@ -96,7 +96,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class HeadLinear(nn.Module):
-    """A linear layer of its own for every head: y_h = W_h x_h + b_h. (..., b, h, in) -> (..., b, h, out)."""
+    """A separate linear layer for each head: y_h = W_h x_h + b_h. (..., b, h, in) -> (..., b, h, out)."""
 
     def __init__(self, heads: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -111,9 +111,9 @@ class HeadLinear(nn.Module):
 
 
 class Hidden(nn.Sequential):
-    """A layer that most methods begin with: dropout(relu(W x + b)).
+    """The first layer of most methods: dropout(relu(W x + b)).
 
-    In a population it is one operation that keeps its result alone for the gradient, and x as it lies on the disk.
+    In a population it is one operation that saves only its result and x in its stored type for the gradient.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dropout: float = 0.0) -> None:
@@ -137,7 +137,7 @@ class Hidden(nn.Sequential):
 
 
 class _HiddenProducts(torch.autograd.Function):
-    """dropout(relu(x W' + b)) of every model, for CPUs, some rows at a time. x (n, in) or (r, n, in).
+    """dropout(relu(x W' + b)) of every model, for CPUs, PIECE rows at a time. x (n, in) or (r, n, in).
 
     Where the result is 0, so is the gradient.
     """
@@ -145,7 +145,7 @@ class _HiddenProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dropout: Dropout) -> Tensor:
         n = x.shape[-2]
-        x = x.to(weight.dtype) if n <= PIECE else x  # a small bag is converted once, a large one a piece at a time
+        x = x.to(weight.dtype) if n <= PIECE else x  # a small bag is converted once, a large one piece by piece
         pieces = (
             (rows, dropout.drop_(_product(_for_each(x[..., rows, :], weight), weight, bias).relu_(), rows, n))
             for rows in _some_rows(n)
@@ -179,18 +179,18 @@ class _HiddenProducts(torch.autograd.Function):
 
 
 def _for_each(x: Tensor, weight: Tensor) -> Tensor:
-    """(n, in) or (r, n, in) -> (r, n, in) in the type of W; what the models share is not copied."""
+    """(n, in) or (r, n, in) -> (r, n, in) in the type of W; rows shared by the models are not copied."""
     x = x.to(weight.dtype)
     return x.expand(len(weight), -1, -1) if x.ndim == 2 else x
 
 
 def _some_rows(count: int) -> list[slice]:
-    """Few enough rows that what is made of them stays small; the same for any number of models, so that bits stay too."""
+    """Slices of PIECE rows, which bound the memory; the same for any number of models, so that results are the same bits."""
     return [slice(first, first + PIECE) for first in range(0, count, PIECE)]
 
 
 class LayerNorm(nn.Module):
-    """Each row to zero mean and unit variance, then scaled and shifted."""
+    """Normalisation of each row to zero mean and unit variance, then scale and shift."""
 
     def __init__(self, features: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -207,9 +207,9 @@ class LayerNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Each feature to zero mean and unit variance over the instances; running statistics when not training.
+    """Normalisation of each feature to zero mean and unit variance over the instances; running statistics outside training.
 
-    `counted` (r, n, 1), set by a population, says which instances a model may learn from: those of its own training bags.
+    `counted` (r, n, 1), set by a population, marks the instances of each model's own training bags.
     """
 
     running_mean: Tensor
@@ -248,7 +248,7 @@ INITS = ("xavier", "own")
 
 
 def xavier(model: nn.Module) -> None:
-    """Give every linear layer Xavier-normal weights and zero biases, as several of the originals do."""
+    """Give every linear layer Xavier-normal weights and zero biases, as several original implementations do."""
     for module in model.modules():
         if isinstance(module, Linear):
             nn.init.xavier_normal_(module.weight)

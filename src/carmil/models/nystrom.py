@@ -1,6 +1,6 @@
-"""Nystrom attention, by which TransMIL reads a bag: softmax attention through m landmarks, never multiplied out.
+"""Nystrom attention, used by TransMIL: softmax attention through m landmarks, never computed explicitly.
 
-i matrices, h heads of size e, s tokens that ask, p+t tokens that are asked, m landmarks.
+i matrices, h heads of size e, s query tokens, p+t key tokens, m landmarks.
 """
 
 import math
@@ -14,12 +14,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 _BLOCK = 64  # tokens
-_KEPT = 2**24  # a softmax of more numbers than this is computed again for its gradient, not kept
+_KEPT = 2**24  # a softmax of more elements than this is recomputed for its gradient instead of stored
 
 
 @dataclass(frozen=True)
 class NystromAttention:
-    """A = softmax(q k~'/sqrt e) inverse softmax(q~ k'/sqrt e) of each head, in its factors; s tokens ask.
+    """A = softmax(q k~'/sqrt e) inverse softmax(q~ k'/sqrt e) of each head, stored as its factors, for s queries.
 
     queries (..., h, s, e), keys (..., h, p+t, e), landmarks q~ and k~ (..., h, m, e), inverse (..., h, m, m).
     """
@@ -41,7 +41,7 @@ class NystromAttention:
         return weigh_softmax(landmarks, self.query_landmarks, self.keys)
 
     def row_sums(self) -> Tensor:
-        """A 1, (..., h, s); the rows of the last factor sum to one."""
+        """Row sums of A, (..., h, s); the rows of the last factor sum to one."""
         sums = self.inverse.sum(-1, keepdim=True).expand_as(self.key_landmarks)
         return _attend(self.queries, self.key_landmarks, sums)[..., 0]
 
@@ -56,22 +56,22 @@ def _weigh(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """softmax(q k'/sqrt e) v, whose softmax is never whole in memory."""
+    """softmax(q k'/sqrt e) v, without storing the whole softmax."""
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (queries, keys, values))
     return scaled_dot_product_attention(q, k, v).reshape(*queries.shape[:-1], values.shape[-1])
 
 
 def along_tokens(values: Tensor, weight: Tensor) -> Tensor:
-    """Each head's convolution along its tokens, zeros around: values (..., g, h, t, e), weight (..., h, 1, taps, 1) -> as values.
+    """Convolve each head along its tokens, zero-padded: values (..., g, h, t, e), weight (..., h, 1, taps, 1) -> as values.
 
-    Done as a product: for every block of tokens it is the same band matrix times what the block can see. Two of three
-    multiply-adds are for nothing; but a GPU has no quick way to the gradient of a convolution with few kernels.
+    Computed as a matrix product: every block of tokens is the same band matrix times the block's receptive field. Two of
+    three multiply-adds are wasted, but GPUs have no fast gradient for a convolution with few kernels.
     """
     taps, tokens = weight.shape[-2], values.shape[-2]
     blocks, seen = -(-tokens // _BLOCK), _BLOCK + taps - 1
     padded = pad(values, (0, 0, taps // 2, blocks * _BLOCK - tokens + taps // 2))
     windows = padded.unfold(-2, seen, _BLOCK)  # (..., g, h, blocks, e, seen)
-    # Row i of the band begins i further to the right: the kernel and so many zeros that a row is one short of their length.
+    # Row i of the band starts i columns further right: the kernel plus its zeros is one element longer than a row.
     kernel = pad(weight[..., 0, :, 0], (0, _BLOCK))
     band = torch.cat([kernel] * _BLOCK, dim=-1)[..., : _BLOCK * seen].unflatten(-1, (_BLOCK, seen))
     y = torch.einsum("...ghbes,...hcs->...ghbce", windows, band)
@@ -87,8 +87,11 @@ def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
 
 
 class _Refined(torch.autograd.Function):
-    """The steps of `pseudo_inverse`, p = az, x = 7 - p, y = 15 - px, w = 13 - py, z <- zw / 4, and their gradient, a product
-    an operation: asked for one by one they would be half of all that TransMIL asks for. a, z (i, m, m)."""
+    """The steps of `pseudo_inverse` and their gradient: p = az, x = 7 - p, y = 15 - px, w = 13 - py, z <- zw / 4.
+
+    One operation per product: written as plain torch operations, they would be half of all operations of TransMIL.
+    a, z (i, m, m).
+    """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, z: Tensor, iterations: int) -> Tensor:

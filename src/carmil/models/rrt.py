@@ -2,23 +2,23 @@
 
 e = relu(E x)                                each bag laid out, row by row, as a square of 8 x 8 regions
 f = e + P attend(Q + EPEG(Q), K, V)          R-MSA, each region's tokens among themselves; Q, K, V linear in LN e
-y = f + sum_k c_k m_k r_k                    CR-MSA, each token takes from k representatives of its region:
-    l   = phi' LN f                              k logits for each token
+y = f + sum_k c_k m_k r_k                    CR-MSA, each token receives from k representatives of its region:
+    l   = phi' LN f                              k logits per token
     p_k = sum_j softmax_j(l_k)_j LN f_j          a representative, pooled over the region's tokens j
-    r_k = P attend(Q, K, V)                      after attending to its likes of all regions; Q, K, V linear in p_k
+    r_k = P attend(Q, K, V)                      after attending to the k-th representatives of all regions; Q, K, V linear in p_k
     c_k = softmax_k(l)_k,  m_k = (l_k - min_j l_k) / (max_j l_k - min_j l_k + 1e-8)
 z = LN y                                     LN (y + e) with `all_shortcut`
 u = w' tanh(V z),  F = linear(sum_j softmax(u)_j z_j)
 
-A square's side is the smallest multiple of 8 that holds the bag; zeros fill it up and are attended to like the rest. So
-a bag of up to 64 instances has regions of one token, for which m is zero: such a bag knows no CR-MSA.
+The side of a square is the smallest multiple of 8 that holds the bag; zeros pad it and are attended to like instances. A bag
+of up to 64 instances has regions of one token, for which m is zero, so CR-MSA does not change it.
 
 EPEG is published as a convolution over the query axis of the attention logits Q K', added to them. It is linear, so it is
-taken of Q instead, (Q + EPEG(Q)) K', and no logits need be kept. Its bias shifts all logits of a head alike, which no
-softmax sees; the parameter is there for the sake of published weights and counts.
+applied to Q instead, (Q + EPEG(Q)) K', and no logits have to be stored. Its bias shifts all logits of a head equally, and the
+softmax cancels it; the parameter exists to match published weights and parameter counts.
 
-n instances of all bags together, d features, h heads of c features, k representatives; g bags whose squares have one side,
-s regions of a bag, t tokens of a region. Axes in front of these, such as that of a population's models, come along.
+n instances of all bags together, d features, h heads of c features, k representatives; g bags with squares of the same side,
+s regions per bag, t tokens per region. Leading axes, such as the models of a population, are carried through.
 """
 
 import math
@@ -35,7 +35,7 @@ from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
 
-_SEQUENCES = 2**15  # that one attention kernel takes: CUDA's grids end at 2**16
+_SEQUENCES = 2**15  # per call of the attention kernel: CUDA grids end at 2**16
 
 
 class RRT(WithAttention):
@@ -88,10 +88,10 @@ class RRT(WithAttention):
 
 @dataclass(frozen=True)
 class Squares:
-    """Where the instances lie in the squares, bags whose squares have one side together.
+    """Positions of the instances in the squares; bags with squares of the same side are grouped.
 
-    cells, for each side (g, s, t): the row of the instance that lies there, n where none does.
-    places (n): where an instance lies among all cells.
+    cells, for each side (g, s, t): the row of the instance in each cell, n where the cell is empty.
+    places (n): the index of each instance's cell among all cells.
     """
 
     cells: list[Tensor]
@@ -109,7 +109,7 @@ class Squares:
         return cls(cells, places[:-1])
 
     def gather(self, rows: Tensor) -> list[Tensor]:
-        """(..., n+1, d), of which the last row is what fills the squares up -> for each side (..., g, s, t, d)."""
+        """(..., n+1, d), whose last row pads the squares -> for each side (..., g, s, t, d)."""
         return [rows.index_select(-2, cells.flatten()).unflatten(-2, cells.shape) for cells in self.cells]
 
     def scatter(self, tokens: list[Tensor]) -> Tensor:
@@ -118,7 +118,7 @@ class Squares:
 
 
 def _cells(side: int, bags: list[int], offsets: Offsets, regions: int) -> Tensor:
-    """(g, s, t): bags lie row by row in their squares, regions are windows of these."""
+    """Cells (g, s, t) of bags laid out row by row in their squares; regions are windows of the squares."""
     chosen = torch.tensor(bags, device=offsets.starts.device)
     size = side // regions
     places = torch.arange(side * side, device=chosen.device).view(regions, size, regions, size)
@@ -128,7 +128,7 @@ def _cells(side: int, bags: list[int], offsets: Offsets, regions: int) -> Tensor
 
 
 class WithinRegions(nn.Module):
-    """R-MSA, what it adds to x."""
+    """R-MSA: the term that is added to x."""
 
     def __init__(self, features: int, heads: int, *, epeg_k: int, dropout: float) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class WithinRegions(nn.Module):
 
 
 class AcrossRegions(nn.Module):
-    """CR-MSA, what it adds to x."""
+    """CR-MSA: the term that is added to x."""
 
     def __init__(self, features: int, heads: int, *, representatives: int, dropout: float) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class AcrossRegions(nn.Module):
         return self.drop(squares.scatter(dispatched))
 
     def _attend(self, pooled: Tensor) -> Tensor:
-        """Representatives of all bags, each among its likes of the bag's other regions. (..., b, s, k, d) -> same."""
+        """Attention of the k-th representatives of a bag's regions to each other, for each k. (..., b, s, k, d) -> same."""
         sequences = pooled.transpose(-3, -2)
         qkv = self.qkv(sequences.flatten(-4, -2)).unflatten(-2, sequences.shape[-4:-1])
         attended = _attended(*_heads(qkv.flatten(-4, -3), self.heads))
@@ -183,7 +183,7 @@ class AcrossRegions(nn.Module):
 
 
 class EPEG(nn.Module):
-    """A convolution over the tokens, with one kernel for each head."""
+    """A convolution over the tokens, with one kernel per head."""
 
     def __init__(self, heads: int, size: int) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _dispatch(logits: Tensor) -> Tensor:
-    """How much each token takes of each representative of its region. (..., t, k) -> same."""
+    """Weight of each representative of the region for each token. (..., t, k) -> same."""
     lowest, highest = logits.amin(-2, keepdim=True), logits.amax(-2, keepdim=True)
     return logits.softmax(dim=-1) * (logits - lowest) / (highest - lowest + 1e-8)
 

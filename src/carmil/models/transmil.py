@@ -6,17 +6,17 @@ H3 = H2 + Nystrom'(LN H2),  F = W LN(H3[class token])
 
 Nystrom(X) = O [A V + depthwise convolution of V along the tokens],   Q, K, V = X W' (h heads of size e)
 A = softmax(Q K~'/sqrt e) pinv(softmax(Q~ K~'/sqrt e)) softmax(Q~ K'/sqrt e)
-with landmarks Q~, K~: means of m runs of consecutive tokens. As published, zeros in front of the class token fill the tokens
-up to a multiple of m, without a mask. The pseudo-inverse is six steps of an iteration whose start is scaled for each bag and
-head by itself, so that a bag does not depend on its company. A is never multiplied out.
+with landmarks Q~, K~: means of m runs of consecutive tokens. As published, zeros in front of the class token pad the tokens
+to a multiple of m, without a mask. The pseudo-inverse takes six steps of an iteration whose starting point is scaled per bag
+and head, so that a bag's result does not depend on the other bags of the batch. A is never computed explicitly.
 
-The scores u_j are the class token's row of A' of the last layer, head mean, at the bag's own instances. They are shares already,
-not logits, and can be negative. CAR's branch is a second last layer with a row of its own. Every other learned branch tilts the
-row: in each head w_j = A_j e^{delta_j} sum|A| / sum(|A| e^delta), delta = u_cf - u at the instances and 0 elsewhere. CIA's row is
-the softmax of its random scores over the instances, in all heads the same.
+The scores u_j are the class token's row of A' of the last layer, averaged over heads, at the bag's own instances. They are
+attention weights, not logits, and can be negative. CAR's branch is a second last layer with its own row. Every other learned
+branch tilts the row: in each head w_j = A_j e^{delta_j} sum|A| / sum(|A| e^delta), with delta = u_cf - u at the instances and 0
+elsewhere. CIA's row is the softmax of its random scores over the instances, the same in all heads.
 
 r models, n instances, b bags, g bags with the same S, t tokens, p zeros in front, d features, k classes, j maps.
-Leading axes, such as that of a population's models, come along.
+Leading axes, such as the models of a population, are carried through.
 """
 
 import math
@@ -63,7 +63,7 @@ class TransMIL(AttendingModel):
     ) -> None:
         super().__init__()
         if hidden < heads:
-            raise CarmilError(f"hidden is {hidden} with {heads} heads: expected at least one feature a head")
+            raise CarmilError(f"hidden is {hidden} with {heads} heads: expected at least one feature per head")
         self.classes, self.trunk_size = classes, hidden
         self._layer: dict[str, Any] = dict(
             features=hidden,
@@ -114,8 +114,8 @@ class TransMIL(AttendingModel):
     def rollout(self, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
         """Attention rollout: the class token's row of a2 a1 at the instances, a = rows of (A + I)/2 divided by their sums.
 
-        A is the head mean, zeros in front included as in the reference. The reference divides column j by row j's sum, its
-        normalisation lacking keepdim; here each row is divided by its own. Answers (..., n, 1).
+        A is averaged over heads and includes the zeros in front, as in the reference. The reference divides column j by the
+        sum of row j, because its normalisation lacks keepdim; here each row is divided by its own sum. Returns (..., n, 1).
         """
         layout = Layout.of(Offsets.of(offsets, features.device))
         x = self.embedding(features)
@@ -136,7 +136,7 @@ class TransMIL(AttendingModel):
         return (self.embedding.linear,)
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
-        """The instances' tokens as the last layer sees them, normalised: (..., n, in) -> z (..., n, d)."""
+        """Return the normalised tokens of the instances that enter the last layer: (..., n, in) -> z (..., n, d)."""
         layout = Layout.of(offsets)
         return layout.instances([_each(self.last.norm, h)[..., 1:, :] for h in self._tokens(features, layout)])
 
@@ -144,7 +144,9 @@ class TransMIL(AttendingModel):
         return instances
 
     def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
-        raise CarmilError("TransMIL scores instances by its class token, which they do not carry: use forward's scores")
+        raise CarmilError(
+            "TransMIL scores instances by its class token, which the instances do not contain: use the scores that forward returns"
+        )
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Class tokens after the last layer (..., b, 1, d) -> F (..., b, k)."""
@@ -162,7 +164,7 @@ class TransMIL(AttendingModel):
         return [self._next(self._begin(x, group), group) for group in layout.groups]
 
     def _begin(self, x: Tensor, group: "Group") -> Tensor:
-        """H0: the class token before the instances, the first of which are repeated. (..., n, d) -> (..., g, t, d)."""
+        """H0: the class token, then the instances, the first of them repeated to fill the square. (..., n, d) -> (..., g, t, d)."""
         bags, tokens = group.source.shape
         tiles = x.index_select(-2, group.tiles).unflatten(-2, (bags, tokens - 1))
         first = self.class_token.unsqueeze(-2).unsqueeze(-2).expand(*tiles.shape[:-2], 1, -1)
@@ -172,7 +174,7 @@ class TransMIL(AttendingModel):
         return self.position(self.first(h, group), group.side)
 
     def _read(self, layer: "NystromLayer", views: list["View"], maps: list[Tensor], layout: "Layout") -> Tensor:
-        """Class tokens after the layer, one for each map: -> (..., b, j, d)."""
+        """Return the class tokens after the layer, one per map: -> (..., b, j, d)."""
         read = [layer.read(*three) for three in zip(views, maps, layout.groups, strict=True)]
         return layout.bags(read)
 
@@ -181,8 +183,8 @@ class TransMIL(AttendingModel):
 class Group:
     """Bags whose instances fill a square of the same side S; t = 1 + S^2.
 
-    source (g, t): the instance a token is made of, for the class token the bag's first.
-    kind (g, t): 0 an instance, 1 an instance again, 2 the class token.
+    source (g, t): the instance that each token comes from; the bag's first instance for the class token.
+    kind (g, t): 0 an instance, 1 a repeated instance, 2 the class token.
     """
 
     side: int
@@ -195,21 +197,21 @@ class Group:
 
     @property
     def tiles(self) -> Tensor:
-        """(g S^2) the instances of the squares."""
+        """The instances of the squares, (g S^2)."""
         return self.source[:, 1:].flatten()
 
     @property
     def own(self) -> Tensor:
-        """(g, S^2) is this token the instance itself, not its repetition?"""
+        """Mask of the tokens that are instances and not repetitions, (g, S^2)."""
         return self.kind[:, 1:] == 0
 
     def spread(self, x: Tensor) -> Tensor:
-        """What instances have, at the tokens of their squares: (..., n, j) -> (..., g, j, S^2)."""
+        """Copy values of instances to the tokens of their squares: (..., n, j) -> (..., g, j, S^2)."""
         return x.index_select(-2, self.tiles).unflatten(-2, (len(self.source), self.tokens - 1)).mT
 
 
 class Layout:
-    """Which bags go through the network together, and the way back from their tokens to instances and bags."""
+    """Grouping of bags for the forward pass, and the mapping from tokens back to instances and bags."""
 
     def __init__(self, offsets: Offsets) -> None:
         device = offsets.starts.device
@@ -218,7 +220,7 @@ class Layout:
             sides.setdefault(math.isqrt(size - 1) + 1, []).append(bag)
         self.groups: list[Group] = []
         order: list[int] = []
-        firsts = [0] * offsets.bags  # where a bag's instances begin among the squares of all groups
+        firsts = [0] * offsets.bags  # start of each bag's instances among the squares of all groups
         place = 0
         for side, bags in sides.items():
             self.groups.append(_group(side, torch.tensor(bags, device=device), offsets))
@@ -235,11 +237,11 @@ class Layout:
         return offsets.planned("squares and class tokens", lambda: cls(offsets))
 
     def instances(self, parts: Sequence[Tensor]) -> Tensor:
-        """Of each group (..., g, S^2, c) -> (..., n, c)."""
+        """Merge the tokens of all groups: (..., g, S^2, c) each -> (..., n, c)."""
         return torch.cat([part.flatten(-3, -2) for part in parts], dim=-2).index_select(-2, self._instance)
 
     def bags(self, parts: Sequence[Tensor]) -> Tensor:
-        """Of each group (..., g, j, d) -> (..., b, j, d)."""
+        """Merge the class tokens of all groups: (..., g, j, d) each -> (..., b, j, d)."""
         return torch.cat(list(parts), dim=-3).index_select(-3, self._bag)
 
 
@@ -253,7 +255,7 @@ def _group(side: int, bags: Tensor, offsets: Offsets) -> Group:
 
 @dataclass(frozen=True)
 class View:
-    """What the class tokens of a group see: h (..., g, t, d) normalised, their row of A (..., g, h, 1, p+t), the values."""
+    """Inputs of the class tokens of a group: h (..., g, t, d) and LN h, their row of A (..., g, h, 1, p+t), the values."""
 
     entering: Tensor
     normed: Tensor
@@ -266,7 +268,7 @@ class View:
 
 
 class NystromLayer(nn.Module):
-    """h + O [A V + convolution of V], from LN h."""
+    """h + O [A V + convolution of V], computed from LN h."""
 
     def __init__(
         self, *, features: int, heads: int, landmarks: int, iterations: int, dropout: float, kernel: int
@@ -281,7 +283,7 @@ class NystromLayer(nn.Module):
         self.dropout = TokenDropout(dropout)
 
     def forward(self, h: Tensor, group: Group) -> Tensor:
-        """All tokens: (..., g, t, d) -> (..., g, t, d)."""
+        """Update all tokens: (..., g, t, d) -> (..., g, t, d)."""
         attention, values = self.attention(h)
         tokens = h.shape[-2]
         mixed = attention.gather(values)[..., -tokens:, :] + along_tokens(
@@ -292,13 +294,13 @@ class NystromLayer(nn.Module):
         return h + y.squeeze(-2).unflatten(-2, h.shape[-3:-1])
 
     def attention(self, h: Tensor) -> tuple[NystromAttention, Tensor]:
-        """A with all tokens asking, and the values."""
+        """Return A with all tokens as queries, and the values."""
         x = self._padded(_each(self.norm, h))
         q, k, v = self._project(x, 0, 3)
         return self._factors(x, q, k), v
 
     def view(self, h: Tensor) -> View:
-        """What the class token sees; nobody else asks."""
+        """Return the view of the class token, which is the only query."""
         normed = _each(self.norm, h)
         x = self._padded(normed)
         k, v = self._project(x, 1, 3)
@@ -307,7 +309,7 @@ class NystromLayer(nn.Module):
         return View(h, normed, self._factors(x, q, k).reach(q.new_ones(1, 1)), v)
 
     def read(self, view: View, maps: Tensor, group: Group) -> Tensor:
-        """The class token after this layer if these were its rows of A: maps (..., g, h, j, p+t) -> (..., g, j, d)."""
+        """Return the class token after this layer, with `maps` as its rows of A: maps (..., g, h, j, p+t) -> (..., g, j, d)."""
         weight = self.residual.weight[..., 0, :, 0]
         reach = view.values[..., view.zeros :, :][..., : weight.shape[-1] // 2 + 1, :]
         taps = weight[..., weight.shape[-1] // 2 :][..., : reach.shape[-2]].unsqueeze(-3).unsqueeze(-1)
@@ -325,21 +327,21 @@ class NystromLayer(nn.Module):
         return tuple(part.transpose(-3, -2) for part in y.unflatten(-1, (last - first, self.heads, -1)).unbind(-3))
 
     def _factors(self, x: Tensor, q: Tensor, k: Tensor) -> NystromAttention:
-        # The projection has no bias, so that the mean's projection is the projections' mean.
+        # The projection has no bias, so projecting the means equals averaging the projections.
         landmarks = x.unflatten(-2, (self.landmarks, -1)).mean(-2)
         q_, k_ = self._project(landmarks, 0, 2)
         return NystromAttention(q, k, q_, k_, pseudo_inverse(softmax_of(q_, k_), self.iterations))
 
 
 class PositionEncoding(nn.Module):
-    """PPEG: x + three depthwise convolutions of the square map, done as the one that is their sum."""
+    """PPEG: x + three depthwise convolutions of the square map, computed as one convolution with the summed kernels."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
         self.wide, self.middle, self.narrow = (Depthwise(features, (size, size)) for size in (7, 5, 3))
 
     def forward(self, h: Tensor, side: int) -> Tensor:
-        """(..., g, 1 + side^2, d) -> the same; the class token passes."""
+        """(..., g, 1 + side^2, d) -> same shape; the class token is left unchanged."""
         weight = self.wide.weight + pad(self.middle.weight, (1,) * 4) + pad(self.narrow.weight, (2,) * 4)
         biases = [conv.bias for conv in (self.wide, self.middle, self.narrow) if conv.bias is not None]
         tiles = h[..., 1:, :]
@@ -348,28 +350,28 @@ class PositionEncoding(nn.Module):
 
 
 class Depthwise(nn.Module):
-    """What a convolution of each channel by itself learns. Initialised as torch's: uniform in +-1/sqrt(kernel)."""
+    """Parameters of a depthwise convolution. Initialised as in torch: uniform in +-1/sqrt(kernel)."""
 
     bias: Tensor | None
 
     def __init__(self, channels: int, kernel: tuple[int, int], *, bias: bool = True) -> None:
         super().__init__()
         if not all(size % 2 for size in kernel):
-            raise CarmilError(f"a convolution of {kernel[0]} x {kernel[1]}: expected odd sizes, which have a middle")
+            raise CarmilError(f"a convolution of {kernel[0]} x {kernel[1]}: expected odd sizes, which have a centre")
         bound = 1 / math.sqrt(math.prod(kernel))
         self.weight = nn.Parameter(torch.empty(channels, 1, *kernel).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
 
 class TokenDropout(Noisy):
-    """Dropout whose draws follow the instance a token is made of, and tell apart what kind of token it is."""
+    """Dropout whose draws depend on the instance that a token comes from and on the kind of token."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor, source: Tensor, kind: Tensor) -> Tensor:
-        """x (..., t, j, d), source and kind (t): the j readings of a token lose the same features."""
+        """x (..., t, j, d), source and kind (t): the same features are dropped from all j readings of a token."""
         if not self.training or self.p == 0:
             return x
         shape = (x.shape[-3], x.shape[-1])
@@ -383,7 +385,7 @@ class TokenDropout(Noisy):
 
 
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., g, c, height, width), weight (c, 1, ...) or of r models (r, c, 1, ...), whose channels then lie side by side."""
+    """Convolve each channel separately. x (..., g, c, height, width), weight (c, 1, ...), or (r, c, 1, ...) for r models."""
     padding = [weight.shape[-2] // 2, weight.shape[-1] // 2]
     if weight.ndim == 4:
         y = conv2d(x.reshape(-1, *x.shape[-3:]), weight, bias, padding=padding, groups=len(weight))
@@ -403,7 +405,7 @@ def tilt(rows: Tensor, delta: Tensor) -> Tensor:
 
 
 def _with_counterfactual(views: list[View], layout: Layout, u: Tensor, u_cf: Tensor, *, learned: bool) -> list[Tensor]:
-    """The factual rows and the counterfactual ones after them, (..., g, h, 1+j, p+t) of each group."""
+    """Return the factual row followed by the counterfactual rows, (..., g, h, 1+j, p+t) per group."""
     maps = []
     for view, group in zip(views, layout.groups, strict=True):
         own, front = group.own.unsqueeze(-2), (view.zeros + 1, 0)
@@ -428,7 +430,7 @@ def _instances(views: list[View], layout: Layout) -> Tensor:
 
 
 def _each(layer: nn.Module, x: Tensor) -> Tensor:
-    """A layer for rows (..., n, d) on tokens of bags (..., g, t, d)."""
+    """Apply a layer for rows (..., n, d) to the tokens of bags (..., g, t, d)."""
     return layer(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
 
 

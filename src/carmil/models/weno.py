@@ -1,11 +1,11 @@
 """WENO (Qu et al., 2022): a bag-level teacher and an instance-level student that teach each other. Two classes only.
 
 z_j = BN(E x_j),   t_j = teacher(z_j),   u_j = w' tanh(V t_j),   F = W sum_j softmax(u)_j t_j,   s_j = student(z_j)
-teacher's pass:  -log p_y of the bag; after `smooth_epochs`, in positive bags only instances that the student finds hard
-                 (s_j <= 1/2; if there is none, the most positive one) may be attended
-student's pass:  p_j = u_j scaled by the pass's smallest and largest to (0, 1), 0 in negative bags;
+teacher's pass:  -log p_y of the bag; after `smooth_epochs`, attention in positive bags is restricted to hard instances
+                 (s_j <= 1/2; if there is none, the instance with the largest s_j)
+student's pass:  p_j = u_j scaled to (0, 1) by the smallest and largest score of the pass, 0 in negative bags;
                  -mean_j [0.1 (1 - p_j) log(1 - s_j) + 0.9 p_j log s_j]
-Both passes train the shared encoder E. The original takes 512 instances a step of the student's pass; ours takes whole bags.
+Both passes train the shared encoder E. The original uses 512 instances per step of the student's pass; this one uses whole bags.
 """
 
 from collections.abc import Container, Hashable
@@ -23,7 +23,7 @@ from carmil.models.registry import register
 
 
 class WENO(BagModel):
-    """init_std: of the linear weights, as the original; None for torch's own start."""
+    """init_std: standard deviation of the initial linear weights, as in the original; None for torch's default."""
 
     abilities = BagModel.abilities | Ability.ATTENDS | Ability.INSTANCE_LOGITS
     coefficients = {"cls": 1.0, "student": 1.0}  # noqa: RUF012
@@ -86,7 +86,7 @@ class WENO(BagModel):
             u = self.attention(t)
         said = None
         alone = self.training and self.phase == "teacher" and not self.mining
-        if not alone:  # most of what is computed, and where the teacher learns alone for nothing
+        if not alone:  # the student is most of the cost, and its output is unused while only the teacher learns
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
                 said = self.student(z)
         maps = u
@@ -124,14 +124,14 @@ class WENO(BagModel):
         return {"student": bag_mean(loss.unsqueeze(-1), prediction.offsets).squeeze(-1)}
 
     def _mined(self, u: Tensor, said: Tensor, offsets: Offsets) -> Tensor:
-        """u with -inf where the student is sure already; of a bag it is sure of altogether, the most positive one stays."""
+        """Return u with -inf at easy instances (s_j > 1/2); if all of a bag are easy, keep the one with the largest s_j."""
         hard = said <= 0.5
         any_hard = bag_max(hard.to(u.dtype), offsets).index_select(-2, offsets.bag_of) > 0
         most = said == bag_max(said, offsets).index_select(-2, offsets.bag_of)
         return u.masked_fill(~torch.where(any_hard, hard, most), float("-inf"))
 
     def _remember(self, u: Tensor) -> None:
-        """Keeps the range of the scores (..., n, 1), of a model's own training bags only."""
+        """Update the range of the scores (..., n, 1) over each model's own training bags."""
         counted = self.normalised.counted
         low, high = (u, u) if counted is None else (u.where(counted, torch.inf), u.where(counted, -torch.inf))
         self.lowest.copy_(torch.minimum(self.lowest, low.amin(-2)))
