@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from carmil.report.run import write_report
-from carmil.runs.decision import Decision
+from carmil.runs.decision import Decision, joint_decision, rule_origin
 from carmil.runs.run import read_run
-from carmil.studies.decisions import JOINT, RULE, decision_of, joint_decision, rule_origin
+from carmil.studies.decisions import JOINT, RULE
 from carmil.studies.evaluate import evaluate_run, predict_bags
 from carmil.studies.explain import explain_run
 from carmil.studies.train import run_study
@@ -133,7 +133,7 @@ def test_models_that_agree_are_not_overruled_by_their_joint_threshold():
 def test_every_table_of_answers_has_the_rule(study, tmp_path):
     folder, files = study
     run = read_run(folder / "run")
-    rule = decision_of(run).rule
+    rule = run.decision().rule
     assert re.fullmatch(
         r"b if p\(b\) >= [\d.]+, else a \(mean of the thresholds of 4 models, each chosen for balanced accuracy on "
         r"validation patients; slides use the same\)",
@@ -141,7 +141,7 @@ def test_every_table_of_answers_has_the_rule(study, tmp_path):
     )
     told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", log=quiet)
     assert set(told["models"]) == {2}  # of the fold that the slide was tested in
-    of_folds = {decision_of(run, [row for row, model in enumerate(run.models) if model.fold == f]).rule for f in (0, 1)}
+    of_folds = {run.decision([row for row, model in enumerate(run.models) if model.fold == f]).rule for f in (0, 1)}
     assert set(pd.read_csv(tmp_path / "predict" / "predictions.csv")[RULE]) == of_folds
     write_report(run, tmp_path / "report.html")
     assert "slides use the threshold of their patients" in (tmp_path / "report.html").read_text()
@@ -181,14 +181,14 @@ def test_a_rule_that_holds_in_one_fold_names_the_fold_wherever_it_is_printed(stu
     run = read_run(folder / "run")
     for fold in (0, 1):
         rows = [row for row, model in enumerate(run.models) if model.fold == fold]
-        assert f", else a (fold {fold}: mean of the thresholds of 2 models" in decision_of(run, rows).rule
+        assert f", else a (fold {fold}: mean of the thresholds of 2 models" in run.decision(rows).rule
     mine = run.predictions()
     assert all(f"(fold {fold}: threshold chosen" in rule for fold, rule in zip(mine["fold"], mine[RULE], strict=True))
     _, out, _ = said("explain", str(folder / "run"), "--out", str(tmp_path / "evidence"), "--device", "cpu")
     rules = [line for line in out.splitlines() if line.startswith("- answer: ")]
     assert sorted(line.partition("(fold ")[2][:2] for line in rules) == ["0:", "1:"]
     same = replace(run, models=tuple(replace(model, threshold=0.5) for model in run.models))
-    assert {decision_of(same, [row]).rule for row in range(4)} == {decision_of(same).rule}  # one rule in all folds
+    assert {same.decision([row]).rule for row in range(4)} == {same.decision().rule}  # one rule in all folds
 
 
 @pytest.mark.finding(n=2)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from carmil.runs.decision import NO_ANSWER, Decision
 from carmil.runs.run import Run
-from carmil.studies.decisions import decision_of
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.predictions import class_numbers, probability_columns
 
@@ -64,7 +63,7 @@ class Cases:
 
 def decision_of_folds(run: Run, folds: Sequence[int]) -> Decision:
     """The rule of the models that were tested on some folds, all seeds together."""
-    return decision_of(run, [row for row, fold in enumerate(run.tested_folds) if fold in folds])
+    return run.decision([row for row, fold in enumerate(run.tested_folds) if fold in folds])
 
 
 def decide_cases(run: Run, frame: "pd.DataFrame", prefix: str = "p") -> Cases:

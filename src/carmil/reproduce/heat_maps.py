@@ -26,7 +26,6 @@ from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_cohorts import with_coordinates
 from carmil.reproduce.slide_table import ABMIL, uninformed_lines
 from carmil.runs.run import Run
-from carmil.studies.decisions import decision_of
 from carmil.studies.subjects import Subject, open_run_store, own_subjects
 from carmil.tables import ResultTable
 
@@ -123,7 +122,7 @@ def _correct(run: Run, subjects: Sequence[Subject]) -> set[str]:
     return {
         one.slide
         for one in subjects
-        if one.probabilities is not None and decision_of(run, one.models).answer(one.probabilities) == one.label
+        if one.probabilities is not None and run.decision(one.models).answer(one.probabilities) == one.label
     }
 
 

@@ -1,15 +1,21 @@
 """The decision rule of a run: the only place where probabilities become the answer that a user gets.
 
+A slide of the run's own cohort is answered by the models that were tested on it, a new slide by all models: the mean of their
+probabilities is compared with the mean of their thresholds, and of the confidences below which they give no answer. The mean
+of p - threshold has the sign that all models agree on, if they agree; with the median of the thresholds it might not.
+
 b bags, k classes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
-from carmil.statistics.operating import ABOVE_ALL, answered, confidence
+from carmil.statistics.operating import ABOVE_ALL, Rule, answered, confidence
 
 NO_ANSWER = "no answer"
 
@@ -88,3 +94,31 @@ class Decision:
             near = 0.5 if self.threshold is None else self.threshold
             return f"{found}; {NO_ANSWER} if p is within {self.cut:.4g} of {near:.4g}"
         return f"{found}; {NO_ANSWER} if the two most probable are less than {self.cut:.4g} apart"
+
+
+def joint_decision(each: Sequence[Decision]) -> Decision:
+    """The rule of models that answer by the mean of their probabilities: the mean of their thresholds and cuts."""
+    thresholds = [one.threshold for one in each if one.threshold is not None]
+    cuts = [one.cut for one in each if one.cut is not None]
+    threshold, cut = (mean(values) if values else None for values in (thresholds, cuts))  # exact: equal ones stay equal
+    return replace(each[0], threshold=threshold, cut=cut)
+
+
+def rule_origin(rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str) -> str:
+    """How the numbers of a decision rule were chosen, and in which test folds it holds, unless in all.
+
+    each: the rules of the models that answer together. rule, level and patients as in the run's settings and metrics.
+    """
+    parsed, thresholds = Rule.parse(rule), [one.threshold for one in each]
+    where = f"{'fold' if len(folds) == 1 else 'folds'} {', '.join(map(str, folds))}" if folds else ""
+    if None in thresholds:
+        return where if any(one.cut is not None for one in each) else ""
+    if parsed.name == "fixed":
+        return "threshold given"
+    chosen = f"chosen for {parsed.words} on validation {level}s"
+    if len(set(thresholds)) > 1:
+        chosen = f"mean of the thresholds of {len(thresholds)} models, each {chosen}"
+    else:
+        chosen = f"threshold {chosen}"
+    chosen += "; slides use the same" if level == "patient" and patients != "one-bag" else ""
+    return f"{where}: {chosen}" if where else chosen

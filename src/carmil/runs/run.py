@@ -20,7 +20,7 @@ Keys of these files are the names of fields here and in `facts`; no other room s
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,7 +33,7 @@ from carmil.errors import CarmilError
 from carmil.models.contract import BagModel
 from carmil.models.scaled_model import ScaledModel
 from carmil.provenance import config_key
-from carmil.runs.decision import Decision
+from carmil.runs.decision import Decision, joint_decision, rule_origin
 from carmil.runs.facts import Data, FoldModel, Learning, Metrics
 from carmil.runs.settings import WHERE, Settings, Value, current_names
 from carmil.training.population import Member, Population
@@ -98,6 +98,20 @@ class Run:
     def decisions(self, rows: Sequence[int]) -> list[Decision]:
         """The decision rule of each of these models by itself."""
         return [Decision(self.classes, self.models[row].threshold, self.models[row].abstain_below) for row in rows]
+
+    def decision(self, rows: Sequence[int] | None = None) -> Decision:
+        """The joint decision rule of some models; by default of all, which answer for new slides."""
+        rows = range(len(self.models)) if rows is None else rows
+        folds = {self.tested_folds[row] for row in rows}
+        one_rule = len({(model.threshold, model.abstain_below) for model in self.models}) == 1
+        origin = rule_origin(
+            self.settings.threshold,
+            self.decisions(rows),
+            folds=() if one_rule or folds == set(self.tested_folds) else sorted(folds),
+            level=self.metrics.level,
+            patients=self.metrics.rule,
+        )
+        return replace(joint_decision(self.decisions(rows)), origin=origin)
 
     def predictions(self) -> "pd.DataFrame":
         """Read one row per test slide, fold and seed; every column that is used is checked."""

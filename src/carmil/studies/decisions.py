@@ -1,23 +1,15 @@
-"""The decision rule of models that answer together, and tables of their answers.
-
-A slide of the run's own cohort is answered by the models that were tested on it, a new slide by all models: the mean of their
-probabilities is compared with the mean of their thresholds, and of the confidences below which they give no answer. The mean
-of p - threshold has the sign that all models agree on, if they agree; with the median of the thresholds it might not.
-"""
+"""Answers of models that answer together, by their joint decision rule (`runs.decision`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from statistics import mean
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from carmil.bags.bags import Bags
-from carmil.runs.decision import Decision
+from carmil.runs.decision import Decision, joint_decision
 from carmil.runs.run import Run, pick_device
 from carmil.runs.slide_evidence import RULE
-from carmil.statistics.operating import Rule
 from carmil.studies.predictions import predict_frame, probability_columns
 from carmil.studies.subjects import Subject, group_by_models
 
@@ -26,31 +18,6 @@ if TYPE_CHECKING:
 
 JOINT = "joint_answer"  # the column with the answer of all models that were tested on the slide
 MOST = 3  # rules on a terminal
-
-
-def decision_of(run: Run, models: Sequence[int] | None = None) -> Decision:
-    """The rule of some models (rows of `run.models`) that answer together; without `models` of all, for new slides."""
-    rows = range(len(run.models)) if models is None else models
-    each = run.decisions(rows)
-    folds = run.tested_folds
-    mine = {folds[row] for row in rows}
-    one_rule = len({(model.threshold, model.abstain_below) for model in run.models}) == 1
-    origin = rule_origin(
-        str(run.settings.threshold),
-        each,
-        folds=() if one_rule or mine == set(folds) else sorted(mine),
-        level=run.metrics.level,
-        patients=run.metrics.rule,
-    )
-    return replace(joint_decision(each), origin=origin)
-
-
-def joint_decision(each: Sequence[Decision]) -> Decision:
-    """The rule of models that answer by the mean of their probabilities: the mean of their thresholds and cuts."""
-    thresholds = [one.threshold for one in each if one.threshold is not None]
-    cuts = [one.cut for one in each if one.cut is not None]
-    threshold, cut = (mean(values) if values else None for values in (thresholds, cuts))  # exact: equal ones stay equal
-    return replace(each[0], threshold=threshold, cut=cut)
 
 
 def joint_answers(frame: "pd.DataFrame", decisions: Mapping[tuple[int, int], Decision]) -> "pd.Series":
@@ -82,7 +49,7 @@ def answer_table(run: Run, bags: Bags, subjects: Sequence[Subject], device: str)
             places = torch.tensor([subject.place for subject in new])
             parts.append(predict_frame(population, models, bags, places, run.classes))
         frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
-        decision = decision_of(run, models)
+        decision = run.decision(models)
         frame["answer"] = decision.answers(frame[probability_columns(run.classes)].to_numpy(dtype=np.float64))
         frame["models"] = len(models)
         frame[RULE] = decision.rule
@@ -114,23 +81,3 @@ def _stored_probabilities(run: Run, subjects: Sequence[Subject]) -> "pd.DataFram
         if subjects[0].counterfactual is not None:
             frame[probability_columns(run.classes, "cf")] = np.array([subject.counterfactual for subject in subjects])
     return frame
-
-
-def rule_origin(rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str) -> str:
-    """How the numbers of a decision rule were chosen, and in which test folds it holds, unless in all.
-
-    each: the rules of the models that answer together. rule, level and patients as in the run's settings and metrics.
-    """
-    parsed, thresholds = Rule.parse(rule), [one.threshold for one in each]
-    where = f"{'fold' if len(folds) == 1 else 'folds'} {', '.join(map(str, folds))}" if folds else ""
-    if None in thresholds:
-        return where if any(one.cut is not None for one in each) else ""
-    if parsed.name == "fixed":
-        return "threshold given"
-    chosen = f"chosen for {parsed.words} on validation {level}s"
-    if len(set(thresholds)) > 1:
-        chosen = f"mean of the thresholds of {len(thresholds)} models, each {chosen}"
-    else:
-        chosen = f"threshold {chosen}"
-    chosen += "; slides use the same" if level == "patient" and patients != "one-bag" else ""
-    return f"{where}: {chosen}" if where else chosen

@@ -21,7 +21,7 @@ from carmil.runs.run import Run, pick_device, read_run
 from carmil.runs.writing import check_no_run, write_predictions
 from carmil.studies.cautions import answer_cautions, readings
 from carmil.studies.cohort import Cohort, label_cohort, open_bags
-from carmil.studies.decisions import answer_table, decision_of, distinct_rules
+from carmil.studies.decisions import answer_table, distinct_rules
 from carmil.studies.figures import calibration, fold_answers, intervals, measure
 from carmil.studies.predictions import class_numbers, merge_patients, predict_frame, probabilities
 from carmil.studies.subjects import Subject, same_features, store_subjects
@@ -272,7 +272,7 @@ def _decisions(run: Run, cases: Sequence[str], case_of: Sequence[str], subjects:
     models: dict[str, set[int]] = {}
     for case, subject in zip(case_of, subjects, strict=True):
         models.setdefault(case, set()).update(subject.models)
-    return [decision_of(run, sorted(models[case])) for case in cases]
+    return [run.decision(sorted(models[case])) for case in cases]
 
 
 def _single_models(run: Run, cohort: Cohort, rule: str, level: str, device: str) -> dict[str, Spread]:
@@ -283,7 +283,7 @@ def _single_models(run: Run, cohort: Cohort, rule: str, level: str, device: str)
         frame = _add_labels(predict_frame(population, [row], cohort.bags, cohort.known, run.classes), cohort)
         if level == "patient":
             frame = merge_patients(frame, run.classes, rule)
-        lines.append(measure(frame, run.classes, decision_of(run, [row])))
+        lines.append(measure(frame, run.classes, run.decision([row])))
     return {
         name: Spread(float(np.mean(values)), float(np.std(values, ddof=1)))
         for name in lines[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from carmil.bags.splits import TEST
-from carmil.runs.decision import Decision
+from carmil.runs.decision import Decision, rule_origin
 from carmil.runs.facts import FoldFigures, FoldModel, Metrics
 from carmil.runs.settings import Settings
 from carmil.runs.writing import write_metrics, write_models, write_predictions
@@ -17,7 +17,7 @@ from carmil.statistics.operating import OperatingPoint, Rule, abstention, thresh
 from carmil.studies.agreement import map_figures
 from carmil.studies.cautions import readings
 from carmil.studies.cohort import Cohort, Material
-from carmil.studies.decisions import JOINT, RULE, joint_answers, rule_origin
+from carmil.studies.decisions import JOINT, RULE, joint_answers
 from carmil.studies.figures import (
     MEAN_OVER_FOLDS,
     calibration,

@@ -19,7 +19,7 @@ from carmil.runs.facts import Number
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.runs.slide_evidence import TAKEN, Row, read_row, write_slide_evidence
 from carmil.studies.bag_evidence import BagEvidence, concentration_numbers, explain_bag
-from carmil.studies.decisions import RULE, decision_of
+from carmil.studies.decisions import RULE
 from carmil.studies.evaluate import check_fits
 from carmil.studies.localisation import dice_thresholds
 from carmil.studies.subjects import (
@@ -149,7 +149,7 @@ def _row(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -
     A slide that the run was tested on has the probabilities that the run holds, so that rounding cannot change the answer.
     explained_class is the class whose evidence is shown: the answer, or without one the class that leads.
     """
-    numbers, decision = dict(found.numbers), decision_of(run, subject.models)
+    numbers, decision = dict(found.numbers), run.decision(subject.models)
     computed = numbers.pop("p").tolist()
     p = computed if subject.probabilities is None else list(subject.probabilities)
     leading = decision.leading_class(p)

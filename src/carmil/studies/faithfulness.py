@@ -26,7 +26,6 @@ from carmil.runs.faithfulness import MapFaithfulness, RemovalFigures, RunFaithfu
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.studies import faithfulness_probe
 from carmil.studies.accumulator import Accumulator, Floats
-from carmil.studies.decisions import decision_of
 from carmil.studies.faithfulness_probe import TWINS, ProbeSettings, probe
 from carmil.studies.subjects import Subject, check_complete, group_by_models, open_run_store, own_subjects, pack_bags
 
@@ -158,7 +157,7 @@ def _group(
         every = []
         for row, model in members.items():
             seeds = range(row * TWINS, (row + 1) * TWINS)
-            every.append(probe(model, part, labels, probe_settings, accumulator, where, decision_of(run, [row]), seeds))
+            every.append(probe(model, part, labels, probe_settings, accumulator, where, run.decision([row]), seeds))
             done += len(part)
             on_answers(done)
         if len(members) > 1:

@@ -13,7 +13,6 @@ from carmil.models.contract import Ability
 from carmil.progress import Log
 from carmil.runs.evidence import RunEvidence, read_run_evidence
 from carmil.runs.run import Run, finished, read_run
-from carmil.studies.decisions import decision_of
 from carmil.studies.subjects import open_run_store, own_subjects
 from carmil.viewer.cases import Case, RunCases
 
@@ -50,7 +49,7 @@ def _cases(run: Run, log: Log) -> RunCases:
                 slide=subject.slide,
                 place=subject.place,
                 models=subject.models,
-                decision=decision_of(run, subject.models),
+                decision=run.decision(subject.models),
                 probabilities=np.array(subject.probabilities),
                 counterfactual=np.array(subject.counterfactual) if with_counterfactual else None,
                 label=subject.label,
