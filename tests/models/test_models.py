@@ -255,7 +255,7 @@ def test_gated_attention_is_the_published_formula():
         (lambda: create_model("car/abmil", branch="half"), "unknown kind of branch 'half'"),
         (lambda: create_model("abmil", 0, 2), "at least one feature"),
         (lambda: create_model("abmil", 5, 1), "two classes"),
-        (lambda: create_model("weno", 5, 3), "weno tells positive bags from negative ones: it takes 2 classes, not 3"),
+        (lambda: create_model("weno", 5, 3), "weno separates positive from negative bags: expected 2 classes, not 3"),
         (lambda: create_model("car/mean"), "'car/mean': mean cannot carry a counterfactual branch; abmil"),
         (lambda: create_model("targeted/additive"), "additive cannot carry a counterfactual branch"),
     ],

@@ -82,7 +82,7 @@ def test_run_again_it_reads_what_is_finished(table, monkeypatch):
 
 def test_a_model_that_cannot_be_built_is_named_before_anything_is_trained(tmp_path):
     cohorts = small_cohorts(tmp_path, ["four_bags"])
-    with pytest.raises(CarmilError, match="weno tells positive bags from negative ones"):
+    with pytest.raises(CarmilError, match="weno separates positive from negative bags"):
         run_table1(cohorts, digit_methods(["abmil", "weno"]), request_for(tmp_path))
     assert not (tmp_path / "runs").exists()
 

@@ -1,7 +1,7 @@
-"""Counterfactual branches: another attention in front of the same classifier.
+"""Counterfactual branches: a second attention in front of the same classifier.
 
-A name reads branch/model: `car/abmil` is ABMIL with a counterfactual branch. Every model that attends can carry every branch;
-how the maps become logits is up to the model.
+Names have the form branch/model: `car/abmil` is ABMIL with CAR's branch. Every `AttendingModel` can carry every branch; the
+model defines how maps become logits.
 
 n instances, b bags, k classes, h heads, m counterfactual maps.
 """
@@ -33,17 +33,17 @@ _DISTANCES = {"l1": l1_distance, "cosine": cosine_distance, "relative": relative
 
 
 class Branch(Noisy):
-    """Makes m counterfactual maps beside the factual one, and defines their loss terms."""
+    """Source of m counterfactual maps, and of their loss terms."""
 
     learned = True
-    abilities = Ability.NONE  # what a model gains with it
+    abilities = Ability.NONE  # that the branch adds to a model
 
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
         """z (..., n, d), the attention's trunk (..., n, t), u (..., n, h) -> u_cf (..., n, m, h)."""
         raise NotImplementedError
 
     def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
-        """Where all maps are linear in the trunk: weight (..., m h, t) and bias (..., m h). `score` is the model's own."""
+        """Return weight (..., m h, t) and bias (..., m h) if all maps are linear in the trunk. `score`: the model's own."""
         return None
 
     def losses(
@@ -53,14 +53,14 @@ class Branch(Noisy):
 
     @staticmethod
     def coefficients(alpha: float, lambda_: float, distance: str) -> dict[str, float]:
-        """The weights of the terms of `losses` for an alpha, a lambda and a distance."""
+        """Return the weights of the terms of `losses` for an alpha, a lambda and a distance."""
         raise NotImplementedError
 
 
 class CAR(Branch):
-    """The paper's branch: one map, close to the factual one yet leading to another prediction.
+    """The paper's branch: one map, close to the factual one but leading to another prediction.
 
-    `shared`: u_cf_j = w_cf . trunk(z_j), one more projection. `full`: a second attention module of its own.
+    `shared`: u_cf_j = w_cf . trunk(z_j), one more projection. `full`: a separate second attention module.
     """
 
     abilities = Ability.COUNTERFACTUAL_MAP
@@ -147,7 +147,7 @@ class Targeted(Branch):
 
 
 class CIA(Branch):
-    """No learned branch: while training, the factual attention must beat a random one, drawn at every step."""
+    """No learned branch: in training, the factual attention must outperform a random one, drawn at every step."""
 
     learned = False
 
@@ -178,7 +178,7 @@ class CounterfactualModel(Wrapper):
         super().__init__(model)
         self.branch = branch
         self.abilities = model.abilities | branch.abilities
-        # A method that weighs its bag loss weighs the branch's terms with it.
+        # A method that weights its bag loss weights the terms of the branch equally.
         scale = model.coefficients["cls"]
         own = branch.coefficients()  # type: ignore[call-arg]
         self.coefficients = {**model.coefficients, **{term: scale * value for term, value in own.items()}}
@@ -195,9 +195,9 @@ class CounterfactualModel(Wrapper):
 
 
 BRANCHES: dict[str, tuple[Callable[..., Branch], str]] = {
-    "car": (CAR, "a learned attention close to the factual one, yet leading to another prediction (the paper)"),
-    "targeted": (Targeted, "for every class the smallest change of attention that makes the model predict it"),
-    "cia": (CIA, "the attention must beat a random one (CIA-MIL)"),
+    "car": (CAR, "a learned attention close to the factual one that leads to another prediction (the paper)"),
+    "targeted": (Targeted, "for every class, the smallest change of attention that makes the model predict it"),
+    "cia": (CIA, "the attention must outperform a random one (CIA-MIL)"),
 }
 
 
@@ -206,8 +206,9 @@ def create_model(
 ) -> BagModel:
     """Build a fresh model by name: `abmil`, or with a branch in front, `car/abmil`.
 
-    `options` are those of the model's class; `branch='shared'` or `'full'` chooses what CAR's branch is made of. `init`: the
-    model's own initial weights, or `xavier`: Xavier-normal with zero biases. A branch does not change the model's initial weights.
+    `options` are those of the model's class; `branch='shared'` or `'full'` selects the kind of CAR's branch. `init`: `own` for
+    the model's own initial weights, `xavier` for Xavier-normal weights with zero biases. A branch does not change the initial
+    weights of the model.
     """
     if init not in INITS:
         raise CarmilError(unknown("init", init, INITS))
@@ -231,7 +232,7 @@ def create_model(
 
 
 def list_models() -> dict[str, str]:
-    """Every name that `create_model` takes, with a short description."""
+    """Return every name that `create_model` accepts, with a short description."""
     entries = registry.registered_models()
     branched = {
         f"{prefix}/{name}": about
@@ -245,9 +246,9 @@ def list_models() -> dict[str, str]:
 def study_coefficients(
     name: str, given: Mapping[str, float | str | None]
 ) -> tuple[dict[str, float], dict[str, float | str]]:
-    """The weights of the loss terms that a study trains with, and the alpha, lambda_ and distance they come from.
+    """Return the weights of a study's loss terms, and the alpha, lambda_ and distance they come from.
 
-    CAR's distance is `relative` unless given: the paper's l1 and cosine mean another thing on every cohort.
+    CAR's distance is `relative` unless given: the scale of the paper's l1 and cosine differs between cohorts.
     """
     weights = {option: value for option, value in given.items() if value is not None}
     if name.startswith("car/"):
@@ -260,7 +261,7 @@ def study_coefficients(
 
 
 def branch_coefficients(name: str, **given: Any) -> dict[str, float]:
-    """The weights of the loss terms of a named model for the given alpha, lambda_ and distance."""
+    """Return the weights of a named model's loss terms for the given alpha, lambda_ and distance."""
     prefix, _, rest = name.rpartition("/")
     if not prefix:
         return {}
@@ -275,5 +276,5 @@ def _carriers() -> str:
 
 def _counterfactual(prediction: Prediction) -> tuple[Tensor, Counterfactual]:
     if prediction.counterfactual is None or prediction.scores is None:
-        raise ValueError("this prediction was made without its counterfactual branch")
+        raise ValueError("this prediction has no counterfactual maps: expected a model with a counterfactual branch")
     return prediction.scores, prediction.counterfactual

@@ -1,10 +1,10 @@
-"""The terms of the counterfactual objective, for each bag.
+"""Terms of the counterfactual objective, per bag.
 
 L = CE(F(u), y) + alpha CE(F(u) - F(u_cf), y) + lambda D(u, u_cf)
 
     l1        D = mean |u - u_cf|                       the paper's
     cosine    D = 1 - cos(u, u_cf)                      the paper's
-    relative  D = mean |u - u_cf| / deviation of u      in units of the factual score, so that lambda means the same everywhere
+    relative  D = mean |u - u_cf| / deviation of u      in units of the factual score, so that lambda is comparable between cohorts
 
 b bags, n instances, k classes, h heads, m counterfactual maps.
 """
@@ -19,7 +19,7 @@ from carmil.models.contract import cross_entropy
 from carmil.models.pooling import Offsets, bag_mean, bag_sum
 
 BagLoss = Callable[[Tensor, Tensor], Tensor]  # logits (..., b, k), labels -> (..., b)
-SMALLEST_SPREAD = 1e-3  # of scores: a bag of equal scores has none
+SMALLEST_SPREAD = 1e-3  # of scores: a bag of equal scores has a deviation of 0
 DISTANCES = ("l1", "cosine", "relative")
 DEFAULT_DISTANCE = "relative"
 # alpha and lambda of each distance unless given: the paper's, and ours, chosen on validation bags (docs/choosing.md).
@@ -50,8 +50,8 @@ def cosine_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
 def relative_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
     """D = 1/N sum_j |u_j - u_cf_j| / s, s the deviation of u in its bag. u (..., n, h), u_cf (..., n, m, h) -> (..., b).
 
-    The score's spread differs between cohorts by orders of magnitude and grows in training; s takes it out. It is a unit of
-    measure and not a part of the model: no gradient goes through it.
+    The spread of the scores differs between cohorts by orders of magnitude and grows in training; dividing by s removes it.
+    s is only a unit of measurement: no gradient flows through it.
     """
     spread = bag_deviation(u.detach(), offsets).clamp_min(SMALLEST_SPREAD)  # (..., b, h)
     change = bag_mean((u.unsqueeze(-2) - u_cf).abs().mean(-2), offsets)  # (..., b, h)
@@ -59,13 +59,13 @@ def relative_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_deviation(x: Tensor, offsets: Offsets) -> Tensor:
-    """The deviation of x (..., n, h) in each bag, (..., b, h)."""
+    """Return the standard deviation of x (..., n, h) in each bag, (..., b, h)."""
     mean = bag_mean(x, offsets)
     return bag_mean((x - mean.index_select(-2, offsets.bag_of)).square(), offsets).sqrt()
 
 
 def checked_weights(alpha: float, lambda_: float, distance: str) -> None:
-    """Refuse a negative alpha or lambda and an unknown distance."""
+    """Raise an error for a negative or infinite alpha or lambda, or an unknown distance."""
     for name, value in (("alpha", alpha), ("lambda", lambda_)):
         if not 0 <= value < math.inf:
             raise CarmilError(f"{name} is {value}: expected a number >= 0")

@@ -1,6 +1,6 @@
 """The paper's appendix in closed form, for a linear classifier F_c = w_c . Z (+ bias).
 
-One bag: n instances, k classes. a = softmax(u), s (n, k) what each instance alone would answer, mu = sum_j a_j s_j.
+One bag: n instances, k classes. a = softmax(u), s (n, k) the logits of each instance by itself, mu = sum_j a_j s_j.
 """
 
 import math
@@ -22,9 +22,9 @@ def margin_sensitivity(u: Tensor, s: Tensor, y: int, k: int) -> Tensor:
 
 
 def optimal_l1_perturbation(g: Tensor, epsilon: float) -> Tensor:
-    """The delta with |delta|_1 <= epsilon that raises the margin m(u, u + delta) = -g . delta most; it gains epsilon max|g|.
+    """Return the delta, |delta|_1 <= epsilon, with the largest margin m(u, u + delta) = -g . delta, which is epsilon max|g|.
 
-    All of it rests on the instance of largest |g| (the first of them, if several are), against the sign of g.
+    It is nonzero only at the instance with the largest |g| (the first among ties), with the sign opposite to g.
     """
     best = g.abs().argmax()
     delta = torch.zeros_like(g)

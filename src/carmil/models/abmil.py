@@ -48,7 +48,8 @@ class ABMIL(WithAttention):
         return self.embedding(self.feature_dropout(features))
 
     def input_layers(self) -> tuple[Linear, ...]:
-        return () if self.feature_dropout.p else (self.embedding.linear,)  # a dropped feature is a mean one, not a zero
+        # With feature dropout, scaling comes first: a dropped feature then takes its mean value.
+        return () if self.feature_dropout.p else (self.embedding.linear,)
 
     def classify(self, pooled: Tensor) -> Tensor:
         return self.classifier(pooled.squeeze(-2))

@@ -1,9 +1,9 @@
-"""ACMIL (Zhang et al., 2024), gated attention: several maps that must differ, none of which may rest on a few instances.
+"""ACMIL (Zhang et al., 2024), gated attention: several maps, trained to differ and not to concentrate on a few instances.
 
 z_j = relu(E x_j),   u_jh = w_h' (tanh(V z_j) * sigmoid(U z_j)),   Z_h = sum_j softmax(u_h)_j z_j
 F   = W mean_h Z_h + c,    F_h = W_h Z_h + c_h
 L   = CE(F, y) + mean_h CE(F_h, y) + mean over pairs of maps of cos(softmax(u_h), softmax(u_h'))
-While training, a random 6 of the top 10 instances of each map are hidden from it.
+In training, a random 6 of the top 10 instances of each map are masked.
 
 n instances, b bags, d features, k classes, h heads.
 """
@@ -62,15 +62,15 @@ class ACMIL(WithAttention):
         if self.training:
             assert prediction.pooled is not None
             assert prediction.weights is not None
-            answers = self.head_classifiers(prediction.pooled)
-            losses["branch"] = self.bag_loss(answers, labels.unsqueeze(-1)).mean(-1)
+            head_logits = self.head_classifiers(prediction.pooled)
+            losses["branch"] = self.bag_loss(head_logits, labels.unsqueeze(-1)).mean(-1)
             if self.heads > 1:
                 losses["diversity"] = _mean_cosine(prediction.weights, prediction.offsets)
         return losses
 
 
 class TopMask(Noisy):
-    """-inf at a random share of the best `among` scores of every bag and map, while training."""
+    """Mask that sets a random share of the top `among` scores of every bag and map to -inf in training."""
 
     def __init__(self, among: int, share: float) -> None:
         super().__init__()
@@ -80,20 +80,20 @@ class TopMask(Noisy):
         if not self.training or self.share == 0:
             return scores
         _, rows = bag_topk(scores.detach(), offsets, self.among)  # (..., b, among, h)
-        luck = self.draw((scores.shape[-2], scores.shape[-1]), scores).expand(scores.shape)
-        taken = luck.gather(-2, rows.flatten(-3, -2)).unflatten(-2, rows.shape[-3:-1])
+        draws = self.draw((scores.shape[-2], scores.shape[-1]), scores).expand(scores.shape)
+        drawn = draws.gather(-2, rows.flatten(-3, -2)).unflatten(-2, rows.shape[-3:-1])
         candidates = offsets.sizes.clamp_max(self.among)
         missing = torch.arange(self.among, device=scores.device) >= candidates.unsqueeze(-1)  # (b, among)
-        place = taken.masked_fill(missing.unsqueeze(-1), 2.0).argsort(-2).argsort(-2)
-        out = place < (candidates * self.share).long()[:, None, None]
+        rank = drawn.masked_fill(missing.unsqueeze(-1), 2.0).argsort(-2).argsort(-2)
+        masked = rank < (candidates * self.share).long()[:, None, None]
         hits = torch.zeros_like(scores).scatter_reduce(
-            -2, rows.flatten(-3, -2), out.to(scores.dtype).flatten(-3, -2), "amax"
+            -2, rows.flatten(-3, -2), masked.to(scores.dtype).flatten(-3, -2), "amax"
         )
         return scores.masked_fill(hits > 0, float("-inf"))
 
 
 def _mean_cosine(weights: Tensor, offsets: Offsets) -> Tensor:
-    """Mean cosine between the maps of a bag, over all pairs. (..., n, h) -> (..., b)."""
+    """Mean cosine similarity between the maps of a bag, over all pairs. (..., n, h) -> (..., b)."""
     heads = weights.shape[-1]
     products = bag_sum((weights.unsqueeze(-1) * weights.unsqueeze(-2)).flatten(-2), offsets).unflatten(
         -1, (heads, heads)
@@ -103,4 +103,4 @@ def _mean_cosine(weights: Tensor, offsets: Offsets) -> Tensor:
     return (cosines.sum((-2, -1)) - heads) / (heads * (heads - 1))
 
 
-register("acmil", ACMIL, "ACMIL: five maps that must differ, the top instances masked at random while training")
+register("acmil", ACMIL, "ACMIL: five maps trained to differ, top instances masked at random in training")

@@ -2,8 +2,8 @@
 
 a = softmax(MLP(x)),   l_j = g(a_j x_j),   F = sum_j l_j
 
-The attention MLP has batch normalisation and LeakyReLU(0.2), g has ReLU. l_jc is what instance j adds to class c: signed
-evidence of a class as it is.
+The attention MLP has batch normalisation and LeakyReLU(0.2), g has ReLU. l_jc, what instance j adds to class c,
+is signed evidence per class without further computation.
 """
 
 import math
@@ -47,9 +47,9 @@ class AdditiveMIL(BagModel):
         offsets = Offsets.of(offsets, features.device)
         u = self.attention(features)
         a = bag_softmax(u, offsets)
-        # W (a_j x_j) + b = a_j (W x_j) + b, so that all models share one product with the features.
+        # W (a_j x_j) + b = a_j (W x_j) + b, so all models share one product with the features.
         logits = self.rest(a * self.first(features) + self.first_bias.unsqueeze(-2))
         return Prediction(logits=bag_sum(logits, offsets), offsets=offsets, scores=u, weights=a, instance_logits=logits)
 
 
-register("additive", AdditiveMIL, "additive MIL: the answer is the sum of the instances' answers")
+register("additive", AdditiveMIL, "additive MIL: the logits of a bag are the sum of its instances' logits")

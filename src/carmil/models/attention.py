@@ -1,4 +1,4 @@
-"""The attention that most methods share, and the models that have it.
+"""The attention shared by most methods, and the base class of models that use it.
 
 u_j = w' tanh(V z_j)        or, gated, w' (tanh(V z_j) * sigmoid(U z_j))
 """
@@ -16,7 +16,7 @@ from carmil.models.pooling import Offsets
 
 
 class Attention(nn.Module):
-    """u = score(trunk(z)): a trunk of features worth attending by, and a projection onto `heads` maps."""
+    """u = score(trunk(z)): a hidden layer, the trunk, and a projection onto `heads` maps."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self._made_with: dict[str, Any] = dict(
+        self._options: dict[str, Any] = dict(
             inputs=inputs, size=size, gated=gated, heads=heads, activation=activation, bias=bias, dropout=dropout
         )
         self.V = Linear(inputs, size, bias=bias)
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         return self.score(self.trunk(z))
 
     def projections(self, branch: CounterfactualAttention | None) -> tuple[Tensor, Tensor | None] | None:
-        """All projections of the trunk stacked, the factual one first; None if some map is not a projection."""
+        """Return all projections of the trunk stacked, the factual one first; None if some map is not a projection."""
         if isinstance(self.activation, nn.Sigmoid):
             return None
         if branch is None:
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         return torch.cat([self.score.weight, others[0]], dim=-2), torch.cat([self.score.bias, others[1]], dim=-1)
 
     def stacked_trunk(self) -> tuple[Tensor, Tensor | None]:
-        """V, or V over U as one matrix (..., 2 size, d), so that z is looked at once; and their bias."""
+        """Return V, or V over U as one matrix (..., 2 size, d), so that z is read once; and their bias."""
         if self.U is None:
             return self.V.weight, self.V.bias
         weight = torch.cat([self.V.weight, self.U.weight], dim=-2)
@@ -70,12 +70,12 @@ class Attention(nn.Module):
         return weight, torch.cat([self.V.bias, self.U.bias], dim=-1)
 
     def fresh(self) -> "Attention":
-        """Another attention of this shape with weights of its own."""
-        return Attention(**self._made_with)
+        """Return a new attention of the same shape with its own weights."""
+        return Attention(**self._options)
 
 
 class WithAttention(AttendingModel):
-    """An attending model whose attention is `self.attention`."""
+    """A model whose attention is `self.attention`."""
 
     attention: Attention
 
@@ -92,7 +92,7 @@ class WithAttention(AttendingModel):
     def attend_and_pool(
         self, instances: Tensor, offsets: Offsets, branch: CounterfactualAttention | None
     ) -> PooledMaps:
-        """One fused operation on a GPU in bfloat16, where all maps are projections of one trunk."""
+        """Use one fused operation on a GPU in bfloat16, if all maps are projections of one trunk."""
         projections = self.attention.projections(branch) if fused.enabled(instances) else None
         if projections is None or instances.ndim != 3:
             return super().attend_and_pool(instances, offsets, branch)

@@ -1,12 +1,12 @@
-"""CLAM (Lu et al., 2021): attention pooling with an instance loss that makes the attended ones alike.
+"""CLAM (Lu et al., 2021): attention pooling with a clustering loss on the most and least attended instances.
 
 z_j = relu(E x_j),   u_j = w' (tanh(V z_j) * sigmoid(U z_j))
 single branch:  F   = W sum_j softmax(u)_j z_j + c
 multi-branch:   F_c = w_c . sum_j softmax(u_c)_j z_j + b_c            one map per class
-instance loss:  the B most attended instances are of the bag's class, the B least attended are not; each class has a
-                classifier of instances for that. L = 0.7 CE(F, y) + 0.3 L_instance
+instance loss:  a binary classifier per class takes the B most attended instances as positive for the bag's class and the
+                B least attended as negative. L = 0.7 CE(F, y) + 0.3 L_instance
 
-n instances, b bags, d features, k classes, h heads, B instances taken from each end.
+n instances, b bags, d features, k classes, h heads, B instances sampled from each end.
 """
 
 from collections.abc import Container
@@ -22,7 +22,7 @@ from carmil.models.registry import register
 
 
 class CLAM(WithAttention):
-    """subtyping: the classes exclude each other, so what is attended for another class is negative evidence too."""
+    """subtyping: the classes are mutually exclusive, so the top instances are negatives for every other class."""
 
     coefficients = {"cls": 0.7, "instance": 0.3}  # noqa: RUF012
     abilities = WithAttention.abilities | Ability.INSTANCE_WISE
@@ -68,39 +68,39 @@ class CLAM(WithAttention):
         return losses
 
     def _instance_loss(self, prediction: Prediction, labels: Tensor) -> Tensor:
-        """(..., b)."""
-        attended, there = self._judged(prediction, 1)
-        ignored, _ = self._judged(prediction, -1)
+        """Instance loss of each bag, (..., b)."""
+        attended, exists = self._instance_logits(prediction, 1)
+        ignored, _ = self._instance_logits(prediction, -1)
         own = one_hot(labels, self.classes)  # (b, k)
-        weight = there / there.sum(-1, keepdim=True)  # (b, B)
-        inside = _mean(_binary(attended, 1) + _binary(ignored, 0), weight) / 2
-        loss = (own * inside).sum(-1)
+        weight = exists / exists.sum(-1, keepdim=True)  # (b, B)
+        own_loss = _mean(_binary(attended, 1) + _binary(ignored, 0), weight) / 2
+        loss = (own * own_loss).sum(-1)
         if self.subtyping:
-            outside = _mean(_binary(attended, 0), weight)
-            loss = (loss + ((1 - own) * outside).sum(-1)) / self.classes
+            other_loss = _mean(_binary(attended, 0), weight)
+            loss = (loss + ((1 - own) * other_loss).sum(-1)) / self.classes
         return loss
 
-    def _judged(self, prediction: Prediction, sign: int) -> tuple[Tensor, Tensor]:
-        """What each class's classifier says of the B instances at one end of its map, (..., b, B, k, 2); which exist, (b, B)."""
+    def _instance_logits(self, prediction: Prediction, sign: int) -> tuple[Tensor, Tensor]:
+        """Logits of each class for the B instances at one end of its map, (..., b, B, k, 2); mask of those that exist, (b, B)."""
         assert prediction.scores is not None
         assert prediction.instances is not None
         z, offsets = prediction.instances, prediction.offsets
         _, rows = bag_topk(sign * prediction.scores.detach(), offsets, self.sampled)
         rows = rows.expand(*rows.shape[:-1], self.classes)
         index = rows.flatten(-3).unsqueeze(-1)
-        taken = z.gather(-2, index.expand(*index.shape[:-1], z.shape[-1])).unflatten(-2, (-1, self.classes))
-        judged = self.instance_classifiers(taken).unflatten(-3, (offsets.bags, self.sampled))
-        there = torch.arange(self.sampled, device=z.device) < offsets.sizes.unsqueeze(-1)
-        return judged, there.to(z.dtype)
+        sampled = z.gather(-2, index.expand(*index.shape[:-1], z.shape[-1])).unflatten(-2, (-1, self.classes))
+        logits = self.instance_classifiers(sampled).unflatten(-3, (offsets.bags, self.sampled))
+        exists = torch.arange(self.sampled, device=z.device) < offsets.sizes.unsqueeze(-1)
+        return logits, exists.to(z.dtype)
 
 
 def _binary(logits: Tensor, target: int) -> Tensor:
-    """Cross-entropy against one target for all. (..., 2) -> (...)."""
+    """Cross-entropy with the same target for all. (..., 2) -> (...)."""
     return -logits.log_softmax(-1)[..., target]
 
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    """Over the instances taken: (..., b, B, k), (b, B) -> (..., b, k)."""
+    """Weighted mean over the sampled instances: (..., b, B, k), (b, B) -> (..., b, k)."""
     return (values * weight.unsqueeze(-1)).sum(-2)
 
 

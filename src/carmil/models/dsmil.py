@@ -1,12 +1,12 @@
-"""DSMIL (Li et al., 2021): every class has a critical instance, and attends to what is like it.
+"""DSMIL (Li et al., 2021): every class has a critical instance and attends to instances similar to it.
 
 z_j = relu(E x_j)  (official: z_j = x_j),   c_j = W z_j,   m_c = argmax_j c_jc
 U_jc = q(z_j) . q(z_{m_c}),   u = U / sqrt(s),   Z_c = sum_j softmax(u_c)_j z_j
 F = conv over all classes' Z_c,    L = 0.5 CE(F, y) + 0.5 CE(max_j c_j, y)
 
-As three verbs: `attend` scores every instance by its likeness to its bag's critical ones, one map per class.
-The counterfactual branch is a second query q_cf with the same critical instances; its distance is taken on U of the class
-that the bag is answered with. CIA draws the instance scores that pick the critical instances.
+The score of an instance is its similarity to the critical instances of its bag, one map per class.
+The counterfactual branch is a second query q_cf with the same critical instances; its distance is computed on U of the
+predicted class. CIA draws the instance scores that select the critical instances.
 
 n instances, b bags, d features, k classes, s the query's size.
 """
@@ -24,7 +24,7 @@ from carmil.models.registry import register
 
 
 class DSMIL(AttendingModel):
-    """query: "linear" (the paper's) or "nonlinear" (the original's). loss: "ce" or the original's "bce" on one-hot labels."""
+    """query: "linear" (CAR-MIL paper) or "nonlinear" (original code). loss: "ce", or "bce" on one-hot labels (original code)."""
 
     coefficients = {"cls": 0.5, "max": 0.5}  # noqa: RUF012
     abilities = AttendingModel.abilities | Ability.MAP_PER_CLASS | Ability.INSTANCE_LOGITS
@@ -58,22 +58,21 @@ class DSMIL(AttendingModel):
         return self.embedding(features.to(self.classifier.weight.dtype))
 
     def input_layers(self) -> tuple[Linear, ...]:
-        return (
-            (self.embedding.linear,) if isinstance(self.embedding, Hidden) else ()
-        )  # without it, it pools the features
+        # Without an embedding, the model pools the features themselves.
+        return (self.embedding.linear,) if isinstance(self.embedding, Hidden) else ()
 
     def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        """q(z_j), and beside it what each instance says by itself, c_j."""
+        """Return q(z_j) and the instance logits c_j, concatenated."""
         return torch.cat([self.query(instances), self.instance_classifier(instances)], dim=-1)
 
     def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
-        return self._likeness(trunk[..., : self.query_size], self._said(trunk), offsets)
+        return self._similarity(trunk[..., : self.query_size], self._instance_logits(trunk), offsets)
 
     def classify(self, pooled: Tensor) -> Tensor:
         return self.classifier(pooled.flatten(-2))
 
     def instance_logits(self, trunk: Tensor) -> Tensor:
-        return self._said(trunk)
+        return self._instance_logits(trunk)
 
     def second_attention(self) -> nn.Module:
         second = _query(*self._query)
@@ -81,15 +80,15 @@ class DSMIL(AttendingModel):
         return second
 
     def attend_with(self, attention: nn.Module, instances: Tensor, trunk: Tensor, offsets: Offsets) -> Tensor:
-        return self._likeness(attention(instances), self._said(trunk), offsets)
+        return self._similarity(attention(instances), self._instance_logits(trunk), offsets)
 
     def attend_at_random(self, trunk: Tensor, u: Tensor, offsets: Offsets, draw: Draw) -> Tensor:
-        said = draw((u.shape[-2], u.shape[-1]), u).expand(u.shape)
-        return self._likeness(trunk[..., : self.query_size], said, offsets)
+        logits = draw((u.shape[-2], u.shape[-1]), u).expand(u.shape)
+        return self._similarity(trunk[..., : self.query_size], logits, offsets)
 
     def compared_scores(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
-        answered = logits.argmax(-1).index_select(-1, offsets.bag_of)[..., None, None]
-        column = scores.gather(-1, answered.expand(*scores.shape[:-1], 1))
+        predicted = logits.argmax(-1).index_select(-1, offsets.bag_of)[..., None, None]
+        column = scores.gather(-1, predicted.expand(*scores.shape[:-1], 1))
         return column * math.sqrt(self.query_size)
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
@@ -98,12 +97,12 @@ class DSMIL(AttendingModel):
         largest = bag_max(prediction.instance_logits, prediction.offsets)
         return {"cls": measure(prediction.logits, labels), "max": measure(largest, labels)}
 
-    def _said(self, trunk: Tensor) -> Tensor:
+    def _instance_logits(self, trunk: Tensor) -> Tensor:
         return trunk[..., self.query_size :]
 
-    def _likeness(self, queries: Tensor, said: Tensor, offsets: Offsets) -> Tensor:
-        """u_jc = q(z_j) . q(z_{m_c}) / sqrt(s). queries (..., n, s), said (..., n, k) -> (..., n, k)."""
-        rows = bag_argmax(said, offsets)  # (..., b, k)
+    def _similarity(self, queries: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
+        """u_jc = q(z_j) . q(z_{m_c}) / sqrt(s). queries (..., n, s), logits (..., n, k) -> (..., n, k)."""
+        rows = bag_argmax(logits, offsets)  # (..., b, k)
         index = rows.flatten(-2).unsqueeze(-1)
         critical = queries.gather(-2, index.expand(*index.shape[:-1], self.query_size)).unflatten(-2, rows.shape[-2:])
         return bag_project(queries, critical, offsets) / math.sqrt(self.query_size)
@@ -116,7 +115,7 @@ def _query(inputs: int, size: int, kind: str) -> nn.Module:
 
 
 def _one_hot_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross-entropy of every class against the one-hot label, their mean. (..., b, k) -> (..., b)."""
+    """Mean over the classes of the binary cross-entropy against the one-hot label. (..., b, k) -> (..., b)."""
     target = one_hot(labels, logits.shape[-1]).expand(logits.shape)
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
 

@@ -1,7 +1,7 @@
-"""The fast path on GPUs: the first layer, and attention with its pooling, as one operation each, in bfloat16.
+"""The fast path on GPUs, in bfloat16: the first layer as one operation, attention and pooling as another.
 
 r models, n instances, b bags, d features, a columns of the attention's trunk, m maps (factual and counterfactual).
-Matrix products are the library's; everything between them is in `carmil.models.kernels`. Sums, softmax and scores are float32.
+Matrix products use torch; the operations between them are in `carmil.models.kernels`. Sums, softmax and scores are float32.
 """
 
 import functools
@@ -29,12 +29,12 @@ def available() -> bool:
 
 
 def bfloat16_enabled(x: Tensor) -> bool:
-    """Whether autocast asks for bfloat16 on the device of x."""
+    """Whether autocast selects bfloat16 on the device of x."""
     return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def enabled(x: Tensor) -> bool:
-    """Whether the fast path serves x: bfloat16 on a GPU, with Triton installed."""
+    """Whether the fast path applies to x: bfloat16 on a GPU, with Triton installed."""
     return bfloat16_enabled(x) and available()
 
 
@@ -63,7 +63,7 @@ class _Draws:
         return round((1 - self.p) * 2**16)
 
     def streams(self, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Seeds, steps and rows; `spare` stands in for each where nothing is drawn."""
+        """Return seeds, steps and rows; `spare` replaces each where nothing is drawn."""
         return (spare, spare, spare) if self.noise is None else (self.noise.seeds, self.noise.steps, self.rows)
 
 
@@ -192,9 +192,9 @@ class _AttendAndPool(torch.autograd.Function):
         for_weights = for_weights + project(z, for_pooled, offsets)
         inner = bag_sum(weights * for_weights, offsets).index_select(-2, offsets.bag_of)
         for_scores = torch.addcmul(for_scores, weights, for_weights - inner)
-        # What each instance passes on to z: by the attention's trunk, and by its part in the pools. The weights stand as
-        # further columns beside the gradient of the trunk, the pools' gradients as further rows below the trunk's matrix,
-        # so that both come out of one product.
+        # The gradient of z has two parts, from the attention's trunk and from the pools. The weights are appended as columns to
+        # the gradient of the trunk, and the gradients of the pools as rows to the trunk's matrix, so that one product
+        # computes both.
         columns = trunk.shape[1]
         pools = offsets.bags * m if offsets.bags * m <= 64 else 0
         width = columns + -(-pools // 16) * 16
@@ -240,7 +240,7 @@ def pool(weights: Tensor, z: Tensor, offsets: Offsets) -> Tensor:
 
 
 def project(z: Tensor, directions: Tensor, offsets: Offsets) -> Tensor:
-    """Each instance on the m directions of its own bag. z (r, n, d), directions (r, b, m, d) float32 -> (r, n, m) float32."""
+    """Project each instance onto the m directions of its bag. z (r, n, d), directions (r, b, m, d) float32 -> (r, n, m) float32."""
     from carmil.models import kernels
 
     (r, n, d), m = z.shape, directions.shape[-2]
@@ -277,7 +277,7 @@ class _Chunks:
 
 
 def _spread(weights: Tensor, for_pooled: Tensor, offsets: Offsets) -> Tensor:
-    """sum over the maps of a_j dZ, for many small bags. -> (r, n, d)."""
+    """Sum a_j dZ over the maps, for many small bags. -> (r, n, d)."""
     spread = torch.zeros(*weights.shape[:2], for_pooled.shape[-1], device=weights.device)
     for i in range(weights.shape[-1]):
         spread.addcmul_(weights[..., i, None], for_pooled[:, :, i].index_select(1, offsets.bag_of))
@@ -294,7 +294,7 @@ def _kind(options: _Options, bias: Tensor | None) -> dict[str, bool]:
 
 
 def _padded(count: int) -> int:
-    """The next power of two, as a kernel's blocks must be; of nothing, nothing."""
+    """Return the next power of two, at least 2, which kernel blocks require; 0 for 0."""
     return 0 if count == 0 else max(2, 1 << (count - 1).bit_length())
 
 

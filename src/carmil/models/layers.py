@@ -51,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.ndim == 2:
         return nn.functional.linear(x.to(weight.dtype), weight, bias)
     if not x.is_cuda:
-        return _Products.apply(_for_each(x, weight), weight, bias)
+        return _Products.apply(_per_model(x, weight), weight, bias)
     dtype = torch.bfloat16 if fused.bfloat16_enabled(x) and in_half(weight.shape[1]) else weight.dtype
     with torch.autocast("cuda", enabled=False):
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -147,8 +147,8 @@ class _HiddenProducts(torch.autograd.Function):
         n = x.shape[-2]
         x = x.to(weight.dtype) if n <= PIECE else x  # a small bag is converted once, a large one piece by piece
         pieces = (
-            (rows, dropout.drop_(_product(_for_each(x[..., rows, :], weight), weight, bias).relu_(), rows, n))
-            for rows in _some_rows(n)
+            (rows, dropout.drop_(_product(_per_model(x[..., rows, :], weight), weight, bias).relu_(), rows, n))
+            for rows in _row_slices(n)
         )
         if n <= PIECE:
             _, y = next(pieces)
@@ -165,26 +165,28 @@ class _HiddenProducts(torch.autograd.Function):
         x, weight, y = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         for_x, for_weight, for_bias = [], None, None
-        for rows in _some_rows(x.shape[-2]):
+        for rows in _row_slices(x.shape[-2]):
             passed = torch.ops.aten.threshold_backward(gradient[:, rows].contiguous(), y[:, rows].contiguous(), 0.0)
             passed.mul_(ctx.scale)
-            some = _for_each(x[..., rows, :], weight)
+            piece = _per_model(x[..., rows, :], weight)
             if of_x:
                 for_x.append(torch.bmm(passed, weight))
             if of_weight:
-                for_weight = torch.bmm(passed.mT, some) if for_weight is None else for_weight.baddbmm_(passed.mT, some)
+                for_weight = (
+                    torch.bmm(passed.mT, piece) if for_weight is None else for_weight.baddbmm_(passed.mT, piece)
+                )
             if of_bias:
                 for_bias = passed.sum(-2) if for_bias is None else for_bias + passed.sum(-2)
         return torch.cat(for_x, dim=1) if of_x else None, for_weight, for_bias, None
 
 
-def _for_each(x: Tensor, weight: Tensor) -> Tensor:
+def _per_model(x: Tensor, weight: Tensor) -> Tensor:
     """(n, in) or (r, n, in) -> (r, n, in) in the type of W; rows shared by the models are not copied."""
     x = x.to(weight.dtype)
     return x.expand(len(weight), -1, -1) if x.ndim == 2 else x
 
 
-def _some_rows(count: int) -> list[slice]:
+def _row_slices(count: int) -> list[slice]:
     """Slices of PIECE rows, which bound the memory; the same for any number of models, so that results are the same bits."""
     return [slice(first, first + PIECE) for first in range(0, count, PIECE)]
 

@@ -1,8 +1,7 @@
 """Random numbers that belong to a model.
 
-A draw is a function of (the model's seed, its step, the place in the network, the instance, the column), nothing else. So
-a model draws the same numbers in a population as alone, whichever other models and bags there are and whenever they stop, on
-any device.
+A draw depends only on the model's seed, its step, the site in the network, the instance and the column. So a model draws the
+same numbers alone and in a population, on any device, whatever the other models and bags are and whenever they stop.
 """
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 
 
 class Noise:
-    """The streams of r models: `seeds` (r) and how many steps each has taken, `steps` (r).
+    """The noise streams of r models: `seeds` (r), and `steps` (r), the number of steps that each has taken.
 
-    `rows` (n) says which instances of the cohort the current ones are; without it they are counted from 0.
+    `rows` (n) holds the current instances' indices in the cohort; without it they are numbered from 0.
     """
 
     def __init__(self, seeds: Tensor, steps: Tensor | None = None) -> None:
@@ -21,30 +20,30 @@ class Noise:
         self.rows: Tensor | None = None
 
     def uniform(self, shape: tuple[int, int], site: int) -> Tensor:
-        """(r, *shape) numbers in [0, 1), fresh for every step and site; a first axis of n follows the instances."""
+        """Numbers (r, *shape) in [0, 1), new at every step and site; with shape[0] = n, each row belongs to its instance."""
         rows = self.rows_for(shape[0])
         return (self._bits(rows, shape[1], site) >> 8 & 0xFFFFFF).float() * 2.0**-24
 
     def kept(self, shape: tuple[int, int], share: float, site: int, part: slice = slice(None)) -> Tensor:
-        """(r, *shape) true where an element is kept, with probability `share` (in steps of 2^-16): half the work of `uniform`.
+        """Mask (r, *shape), true with probability `share` (in steps of 2^-16), at half the cost of `uniform`.
 
-        part: only these rows of it.
+        part: return only these rows.
         """
         rows = self.rows_for(shape[0])[part]
         halves = self._bits(rows, (shape[1] + 1) // 2, site).view(torch.int16)
         return halves[..., : shape[1]] < round(share * 2**16) - 2**15
 
     def rows_for(self, count: int) -> Tensor:
-        """(count) the instances of the cohort that draw."""
+        """The instances of the cohort that draw, (count)."""
         if self.rows is not None and len(self.rows) == count:
             return self.rows
         return torch.arange(count, device=self.seeds.device)
 
     def _bits(self, rows: Tensor, columns: int, site: int) -> Tensor:
-        """(r, rows, columns) int32, all 32 bits random."""
+        """Random int32 (r, rows, columns), all 32 bits random."""
         key = _mix(_mix(_mix(self.seeds) ^ self.steps.int()) ^ site)
         place = _mix(_mix(rows).unsqueeze(-1) ^ torch.arange(columns, device=key.device, dtype=torch.int32))
-        # Place and key are random already; this much more makes models unrelated, and one multiplication does not.
+        # Place and key are random already; these two rounds also decorrelate the models, which one would not.
         bits = place ^ key[:, None, None]
         bits *= 0x7FEB352D
         bits ^= (bits >> 15) & 0x1FFFF
@@ -53,26 +52,26 @@ class Noise:
 
 
 class Noisy(nn.Module):
-    """A layer that draws. Alone it uses torch's generator; a population gives it `noise`, and a `site` of its own."""
+    """A layer with random draws. By itself it uses torch's generator; a population sets its `noise` and a unique `site`."""
 
     noise: Noise | None = None
     site: int = 0
 
     def draw(self, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """Numbers in [0, 1): (*shape) alone, (r, *shape) in a population."""
+        """Draw numbers in [0, 1): (*shape) by itself, (r, *shape) in a population."""
         if self.noise is None:
             return torch.rand(shape, device=like.device)
         return self.noise.uniform(shape, self.site)
 
     def kept(self, shape: tuple[int, int], share: float, like: Tensor, part: slice = slice(None)) -> Tensor:
-        """True with probability `share`: (*shape) alone, (r, *shape) in a population; of these rows only."""
+        """Draw a mask, true with probability `share`: (*shape) by itself, (r, *shape) in a population; only the rows of `part`."""
         if self.noise is None:
             return torch.rand(shape, device=like.device)[part] < share
         return self.noise.kept(shape, share, self.site, part)
 
 
 class Dropout(Noisy):
-    """Each element is dropped with probability p while training, the others scaled by 1 / (1-p)."""
+    """Dropout of each element with probability p in training; the others are scaled by 1 / (1-p)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -80,7 +79,7 @@ class Dropout(Noisy):
 
     @property
     def scale(self) -> float:
-        """What is kept is multiplied by this."""
+        """Factor by which kept elements are multiplied."""
         return 1 / (1 - self.p) if self.training else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,16 +89,16 @@ class Dropout(Noisy):
         return x.masked_fill(dropped, 0.0).mul_(self.scale)
 
     def drop_(self, x: Tensor, rows: slice, count: int) -> Tensor:
-        """The same in place, for these rows of a population's (r, count, d)."""
+        """Apply dropout in place to these rows of a population's (r, count, d)."""
         if self.training and self.p > 0:
             x.mul_(self.kept((count, x.shape[-1]), 1 - self.p, x, rows)).mul_(self.scale)
         return x
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers under which neighbours become unrelated (two rounds of xor-shift-multiply)."""
+    """Map 32-bit integers one-to-one so that neighbours become uncorrelated (two rounds of xor-shift-multiply)."""
     x = x.to(torch.int32, copy=True)
-    x ^= (x >> 16) & 0xFFFF  # the sign is not to be shifted in
+    x ^= (x >> 16) & 0xFFFF  # do not shift the sign in
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
     x *= 0x846CA68B - 2**32

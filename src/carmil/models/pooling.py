@@ -1,8 +1,8 @@
 """Softmax, sums, means, maxima and top-k over ragged bags.
 
 n instances of all bags together, b bags, d features, h heads (attention maps).
-The instance axis is the second last; axes before it, such as that of a population's models, come along.
-A model that lays its bags out in another way plans that from `Offsets`; nothing else knows how bags lie among the instances.
+The instance axis is the second to last; axes before it, such as the models of a population, are carried through.
+Only `Offsets` knows where bags start; a model that needs another layout derives it from there and caches it in `planned`.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,16 +16,17 @@ Plan = TypeVar("Plan")
 
 
 class Offsets:
-    """Where each bag lies among the instances, with cached values that pooling needs.
+    """Positions of the bags among the instances, with cached values for pooling.
 
     starts (b+1): bag i is instances starts[i]:starts[i+1].
     """
 
     def __init__(self, starts: Tensor, device: torch.device | str | None = None) -> None:
-        self.lengths: list[int] = starts.diff().tolist()  # instances in each bag, where Python can read them
+        self.lengths: list[int] = starts.diff().tolist()  # instances per bag, as Python integers
         self.bags = len(self.lengths)
         self.instances = sum(self.lengths)
-        self.size = self.lengths[0] if len(set(self.lengths)) == 1 else None  # what all bags share, if they do
+        # The number of instances per bag if it is the same for all bags.
+        self.size = self.lengths[0] if len(set(self.lengths)) == 1 else None
         self.starts = starts.to(device if device is not None else starts.device)
         self._plans: dict[Hashable, Any] = {}
 
@@ -35,23 +36,23 @@ class Offsets:
 
     @cached_property
     def bag_of(self) -> Tensor:
-        """(n) the bag each instance belongs to."""
+        """Index of each instance's bag, (n)."""
         positions = torch.arange(self.instances, device=self.starts.device)
         return torch.searchsorted(self.starts, positions, right=True) - 1
 
     @cached_property
     def sizes(self) -> Tensor:
-        """(b) instances in each bag."""
+        """Number of instances in each bag, (b)."""
         return self.starts.diff()
 
     def planned(self, key: Hashable, plan: Callable[[], Plan]) -> Plan:
-        """The layout that `plan` makes of these bags, cached for several layers and steps."""
+        """Return the layout that `plan` computes for these bags; cached, so that layers and steps share it."""
         if key not in self._plans:
             self._plans[key] = plan()
         return self._plans[key]
 
     def split(self, x: Tensor) -> Tensor:
-        """(..., n, c) -> (..., b, size, c), a view, for bags that share one size."""
+        """View (..., n, c) as (..., b, size, c), for bags of one common size."""
         return x.unflatten(-2, (self.bags, self.size or 0))
 
 
@@ -88,7 +89,7 @@ def bag_max(x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_argmax(x: Tensor, offsets: Offsets) -> Tensor:
-    """The row of each bag's largest value, the first of equals. (..., n, c) -> (..., b, c)."""
+    """Return the row of each bag's largest value, the first among ties. (..., n, c) -> (..., b, c)."""
     if offsets.size is not None:
         return offsets.split(x).argmax(dim=-2) + offsets.starts[:-1, None]
     x = x.detach()
@@ -100,7 +101,7 @@ def bag_argmax(x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_weighted_sum(weights: Tensor, x: Tensor, offsets: Offsets) -> Tensor:
-    """Z = sum_j a_j z_j, one for each head. weights (..., n, h), x (..., n, d) -> (..., b, h, d)."""
+    """Z = sum_j a_j z_j, one per head. weights (..., n, h), x (..., n, d) -> (..., b, h, d)."""
     if offsets.size is not None:
         return offsets.split(weights).mT @ offsets.split(x)
     products = weights.unsqueeze(-1) * x.unsqueeze(-2)
@@ -108,10 +109,10 @@ def bag_weighted_sum(weights: Tensor, x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_project(x: Tensor, directions: Tensor, offsets: Offsets) -> Tensor:
-    """Each instance on the directions of its own bag. x (..., n, d), directions (..., b, c, d) -> (..., n, c)."""
+    """Project each instance onto the directions of its bag. x (..., n, d), directions (..., b, c, d) -> (..., n, c)."""
     if offsets.size is not None:
         return (offsets.split(x) @ directions.mT).flatten(-3, -2)
-    rows = max(1, 2**22 // directions[..., 0, :, :].numel())  # so that what is gathered stays small
+    rows = max(1, 2**22 // directions[..., 0, :, :].numel())  # bounds the memory of the gathered directions
     parts = [
         torch.einsum("...nd,...ncd->...nc", part, directions.index_select(-3, bag))
         for part, bag in zip(x.split(rows, dim=-2), offsets.bag_of.split(rows), strict=True)
@@ -120,9 +121,9 @@ def bag_project(x: Tensor, directions: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_ranking(scores: Tensor, offsets: Offsets) -> Tensor:
-    """Instances of each bag by falling score, ties in their own order. scores (..., n, h) -> rows (..., n, h).
+    """Rank the instances of each bag by decreasing score; ties keep their order. scores (..., n, h) -> rows (..., n, h).
 
-    Place starts[i] + r of the answer holds the row of bag i's r-th best instance.
+    Entry starts[i] + r of the result is the row of bag i's r-th best instance, counted from 0.
     """
     if offsets.size is not None:
         own = offsets.split(scores).argsort(dim=-2, descending=True, stable=True)
@@ -133,9 +134,9 @@ def bag_ranking(scores: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_topk(scores: Tensor, offsets: Offsets, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of each bag: values and rows. scores (..., n, h) -> twice (..., b, k, h).
+    """Return the values and rows of the k best instances of each bag. scores (..., n, h) -> two of (..., b, k, h).
 
-    A bag of fewer than k instances fills up with -inf and repeats its last row.
+    A bag of fewer than k instances is padded with values of -inf and repetitions of its last row.
     """
     ranking = bag_ranking(scores, offsets)
     places = torch.arange(k, device=scores.device)

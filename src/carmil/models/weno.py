@@ -47,7 +47,7 @@ class WENO(BagModel):
     ) -> None:
         super().__init__()
         if classes != 2:
-            raise CarmilError(f"weno tells positive bags from negative ones: it takes 2 classes, not {classes}")
+            raise CarmilError(f"weno separates positive from negative bags: expected 2 classes, not {classes}")
         self.classes, self.smooth_epochs = classes, smooth_epochs
         self.encoder, self.normalised = Linear(in_features, hidden), BatchNorm(hidden)
         self.teacher = nn.Sequential(
@@ -84,27 +84,27 @@ class WENO(BagModel):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase != "student"):
             t = self.teacher(z)
             u = self.attention(t)
-        said = None
+        student_logits = None
         alone = self.training and self.phase == "teacher" and not self.mining
         if not alone:  # the student is most of the cost, and its output is unused while only the teacher learns
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.phase == "student"):
-                said = self.student(z)
+                student_logits = self.student(z)
         maps = u
         if self.training and self.mining:
-            assert said is not None
-            maps = torch.cat([u, self._mined(u, said.detach().softmax(-1)[..., 1:], offsets)], dim=-1)
+            assert student_logits is not None
+            maps = torch.cat([u, self._mask_easy(u, student_logits.detach().softmax(-1)[..., 1:], offsets)], dim=-1)
         weights = bag_softmax(maps, offsets)
         pooled = bag_weighted_sum(weights, t, offsets)
         F = self.classifier(pooled.flatten(-3, -2)).unflatten(-2, pooled.shape[-3:-1])
         if self.training and self.phase == "teacher":
-            self._remember(u.detach())
+            self._update_range(u.detach())
         return Prediction(
             logits=F[..., 0, :],
             offsets=offsets,
             scores=u,
             instances=t,
             weights=weights[..., :1],
-            instance_logits=said,
+            instance_logits=student_logits,
             extras={"mined_logits": F[..., -1, :]},
         )
 
@@ -119,18 +119,18 @@ class WENO(BagModel):
         low, high = self.lowest.unsqueeze(-2), self.highest.unsqueeze(-2)
         p = ((prediction.scores.detach() - low) / (high - low).clamp_min(1e-12)).clamp(1e-5, 1 - 1e-5).squeeze(-1)
         p = p * labels[prediction.offsets.bag_of]
-        log_said = prediction.instance_logits.log_softmax(-1)
-        loss = -(0.1 * (1 - p) * log_said[..., 0] + 0.9 * p * log_said[..., 1])
+        log_p = prediction.instance_logits.log_softmax(-1)
+        loss = -(0.1 * (1 - p) * log_p[..., 0] + 0.9 * p * log_p[..., 1])
         return {"student": bag_mean(loss.unsqueeze(-1), prediction.offsets).squeeze(-1)}
 
-    def _mined(self, u: Tensor, said: Tensor, offsets: Offsets) -> Tensor:
+    def _mask_easy(self, u: Tensor, student_p: Tensor, offsets: Offsets) -> Tensor:
         """Return u with -inf at easy instances (s_j > 1/2); if all of a bag are easy, keep the one with the largest s_j."""
-        hard = said <= 0.5
+        hard = student_p <= 0.5
         any_hard = bag_max(hard.to(u.dtype), offsets).index_select(-2, offsets.bag_of) > 0
-        most = said == bag_max(said, offsets).index_select(-2, offsets.bag_of)
+        most = student_p == bag_max(student_p, offsets).index_select(-2, offsets.bag_of)
         return u.masked_fill(~torch.where(any_hard, hard, most), float("-inf"))
 
-    def _remember(self, u: Tensor) -> None:
+    def _update_range(self, u: Tensor) -> None:
         """Update the range of the scores (..., n, 1) over each model's own training bags."""
         counted = self.normalised.counted
         low, high = (u, u) if counted is None else (u.where(counted, torch.inf), u.where(counted, -torch.inf))
