@@ -30,7 +30,7 @@ def test_the_objective_is_the_papers(branch):
         assert torch.isclose(losses["cosine"][i], 1 - nnf.cosine_similarity(u, u_cf, dim=0), atol=1e-6)
 
 
-def test_only_the_terms_asked_for_are_computed():
+def test_only_the_requested_terms_are_computed():
     model, p = predicted("car/abmil")
     assert set(model.losses(p, Y, ("l1",))) == {"cls", "diff", "l1"}
 
@@ -44,7 +44,7 @@ def test_a_shared_branch_reads_the_factual_trunk_and_a_full_one_does_not():
     assert not torch.allclose(p.scores, p.counterfactual.scores[..., 0, :])
 
 
-def test_the_counterfactual_answer_is_the_shared_classifiers_on_the_other_pool():
+def test_counterfactual_logits_come_from_the_shared_classifier_on_the_other_pool():
     model, p = predicted("car/abmil", output_layers=1)
     for i, (first, last) in enumerate(((0, 4), (4, 11))):
         a = p.counterfactual.scores[first:last, 0].softmax(0)
@@ -62,7 +62,7 @@ def test_targeted_has_one_map_per_class_and_trains_each_for_its_own_class():
     assert torch.isclose(losses["change"][0], change)
 
 
-def test_cia_draws_anew_while_training_and_is_the_plain_model_otherwise():
+def test_cia_draws_at_every_training_step_and_is_the_plain_model_otherwise():
     model, p = predicted("cia/abmil")
     again = model(X, STARTS)
     assert not torch.equal(p.counterfactual.scores, again.counterfactual.scores)
@@ -90,7 +90,7 @@ def test_alpha_lambda_and_distance_become_coefficients():
         ((0.1, 1.0, "l3"), "unknown distance 'l3'"),
     ],
 )
-def test_weights_that_make_no_sense_are_refused(given, words):
+def test_invalid_loss_weights_are_refused(given, words):
     with pytest.raises(CarmilError) as raised:
         CAR.coefficients(*given)
     assert words in str(raised.value)

@@ -1,4 +1,4 @@
-"""The distance in units of the factual score: what it is, and that lambda then means the same everywhere."""
+"""The relative distance: its value, and its independence of the scale of the scores."""
 
 import pytest
 import torch
@@ -17,14 +17,14 @@ def scores(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(9, 2, generator=chance), torch.randn(9, 3, 2, generator=chance)
 
 
-def test_it_is_l1_divided_by_the_deviation_of_u_in_its_bag():
+def test_the_relative_distance_is_l1_divided_by_the_deviation_of_u_in_its_bag():
     u, u_cf = scores()
     u, u_cf = u[:, :1], u_cf[..., :1]
     deviation = torch.stack([part.std(unbiased=False) for part in (u[:4], u[4:])])
     assert torch.allclose(relative_distance(u, u_cf, OFFSETS), l1_distance(u, u_cf, OFFSETS) / deviation, atol=1e-6)
 
 
-def test_scores_of_another_size_and_place_have_the_same_distance():
+def test_scaling_and_shifting_the_scores_keeps_the_distance():
     u, u_cf = scores()
     here = relative_distance(u, u_cf, OFFSETS)
     assert torch.allclose(relative_distance(50 * u - 7, 50 * u_cf - 7, OFFSETS), here, rtol=1e-4)
@@ -39,7 +39,7 @@ def test_every_head_is_measured_by_its_own_deviation():
     )
 
 
-def test_no_gradient_goes_through_the_unit_and_equal_scores_are_no_division_by_zero():
+def test_no_gradient_flows_through_the_deviation_and_equal_scores_stay_finite():
     u, u_cf = scores()
     moved = (u + 1.0).requires_grad_()  # all of them up by one changes the distance, not the unit
     plain = (moved.unsqueeze(-2) - u_cf).abs().mean((-2,))
@@ -63,7 +63,7 @@ def test_a_study_of_car_uses_the_relative_distance_by_default():
         study_coefficients("abmil", {"alpha": 0.1})
 
 
-def test_a_model_begins_alike_with_and_without_a_branch():
+def test_a_branch_does_not_change_the_initial_weights_of_the_model():
     def begun(name: str, init: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(5)
         return create_model(name, 6, 2, hidden=4, attention=3, init=init).state_dict()

@@ -47,7 +47,7 @@ def test_no_perturbation_of_the_same_size_gains_more_to_first_order(bag):
     assert (-(tried @ g)).max() <= -g @ best + 1e-12
 
 
-def test_the_optimal_perturbation_really_widens_the_margin(bag):
+def test_the_optimal_perturbation_widens_the_margin(bag):
     u, s, F = bag
     g = margin_sensitivity(u, s, 0, 3)
     u_cf = u + optimal_l1_perturbation(g, 1e-3)

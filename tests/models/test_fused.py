@@ -1,4 +1,4 @@
-"""The GPU's kernels, run by Triton's interpreter, against the same written out in torch."""
+"""The GPU kernels, run by Triton's interpreter, against plain torch operations."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def noise_of(n: int) -> Noise:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("n", "d", "p"), [(1, 16, 0.25), (37, 20, 0.25), (300, 64, 0.5), (40, 16, 0.0)])
-def test_the_first_layer_is_its_three_operations(n: int, d: int, p: float, bias: bool) -> None:
+def test_the_fused_first_layer_equals_its_three_operations(n: int, d: int, p: float, bias: bool) -> None:
     x, weight = random(n, 8, seed=0), random(R, d, 8, seed=1).requires_grad_()
     b = random(R, d, seed=2).requires_grad_() if bias else None
     drop = dropout(p, 3, noise_of(n))
@@ -65,7 +65,7 @@ GATED, RELU, DROPPED = (True, False, 0.0), (False, True, 0.0), (True, False, 0.2
         ([3] * 40, RELU, 5),
     ],
 )
-def test_attention_and_pooling_are_what_they_are_written_out(
+def test_fused_attention_and_pooling_equal_the_plain_operations(
     lengths: list[int], kind: tuple[bool, bool, float], maps: int
 ) -> None:
     gated, relu, p = kind

@@ -1,4 +1,4 @@
-"""The layer that most methods begin with, in a population, against the same written out."""
+"""The first layer of most methods, in a population, against its plain operations."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from carmil.models.noise import Noise
 
 
 def hidden_of(seeds: list[int], *, dropout: float, bias: bool) -> Hidden:
-    """A layer 6 -> 5 whose parameters carry a model axis."""
+    """A layer 6 -> 5 whose parameters have a model axis."""
     layer = Hidden(6, 5, bias=bias, dropout=dropout)
     generator = torch.Generator().manual_seed(0)
     for name, shape in (("weight", (5, 6)), ("bias", (5,))):
@@ -31,7 +31,7 @@ def written_out(layer: Hidden, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 2048, 5000])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_hidden_layer_is_its_three_operations(rows: int, bias: bool, dtype: torch.dtype) -> None:
+def test_a_hidden_layer_equals_its_three_operations(rows: int, bias: bool, dtype: torch.dtype) -> None:
     layer = hidden_of([3, 4], dropout=0.25, bias=bias)
     x = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1)).to(dtype)
     parameters = [tensor for tensor in (layer[0].weight, layer[0].bias) if tensor is not None]
@@ -51,7 +51,7 @@ def test_a_hidden_layer_passes_gradients_to_features_of_each_model() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-def test_without_training_nothing_is_dropped() -> None:
+def test_nothing_is_dropped_outside_training() -> None:
     layer = hidden_of([3], dropout=0.9, bias=True).eval()
     x = torch.randn(7, 6)
     torch.testing.assert_close(layer(x), nn.functional.relu(x @ layer[0].weight.mT + layer[0].bias.unsqueeze(-2)))

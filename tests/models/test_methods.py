@@ -1,4 +1,4 @@
-"""What sets each method apart, against its definition written out bag by bag."""
+"""The specific parts of each method, against explicit computations bag by bag."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_clams_instance_loss_is_the_published_one(name, subtyping):
         assert torch.isclose(ours[i], total / (3 if subtyping else 1), atol=1e-5)
 
 
-def test_clam_with_fewer_instances_than_it_samples_uses_those_there_are():
+def test_clam_uses_all_instances_of_bags_smaller_than_its_sample():
     model = made("clam.sb", attention=6, dropout=0.0, sampled=8).train()
     loss = model.losses(model(X, STARTS), Y, ("instance",))["instance"]
     alone = model.losses(model(X[26:], torch.tensor([0, 5])), Y[2:], ("instance",))["instance"]
@@ -58,7 +58,7 @@ def test_clams_multi_branch_reads_each_class_from_its_own_map():
 
 
 @pytest.mark.parametrize("name", ["dsmil", "dsmil.official"])
-def test_dsmil_attends_to_what_is_like_the_critical_instance(name):
+def test_dsmil_attends_to_instances_similar_to_the_critical_one(name):
     torch.manual_seed(3)
     options = {} if name == "dsmil.official" else {"hidden": 8}
     model = create_model(name, 10, 3, query_size=6, **options).eval()
@@ -74,7 +74,7 @@ def test_dsmil_attends_to_what_is_like_the_critical_instance(name):
         assert torch.allclose(p.logits[i], model.classifier(torch.cat(pooled).unsqueeze(0))[0], atol=1e-5)
 
 
-def test_dsmils_loss_halves_the_bag_and_the_critical_instances():
+def test_dsmils_loss_is_the_mean_of_bag_and_critical_instance_losses():
     model = made("dsmil").eval()
     p = model(X, STARTS)
     losses = model.losses(p, Y, ())
@@ -84,7 +84,7 @@ def test_dsmils_loss_halves_the_bag_and_the_critical_instances():
     assert model.coefficients == {"cls": 0.5, "max": 0.5}
 
 
-def test_car_on_dsmil_compares_the_unscaled_scores_of_the_answered_class():
+def test_car_on_dsmil_compares_the_unscaled_scores_of_the_predicted_class():
     model = made("car/dsmil", query_size=6, dropout=0.0).train()
     p = model(X, STARTS)
     ours = model.losses(p, Y, ("l1",))["l1"]
@@ -95,7 +95,7 @@ def test_car_on_dsmil_compares_the_unscaled_scores_of_the_answered_class():
     assert model.coefficients["diff"] == pytest.approx(0.1)  # the branch's terms are halved with the bag's
 
 
-def test_cia_on_dsmil_draws_who_is_critical():
+def test_cia_on_dsmil_draws_the_critical_instances():
     model = made("cia/dsmil", query_size=6, dropout=0.0).train()
     p = model(X, STARTS)
     q = model.model.query(p.instances)
@@ -107,7 +107,7 @@ def test_cia_on_dsmil_draws_who_is_critical():
         ).min() < 1e-5  # it is the likeness to some instance of the bag
 
 
-def test_additive_sums_what_its_instances_say():
+def test_additive_mil_sums_the_logits_of_its_instances():
     model = create_model("additive", 10, 3, hidden=8).eval()
     p = model(X, STARTS)
     a = p.scores[:20].softmax(0)
@@ -116,7 +116,7 @@ def test_additive_sums_what_its_instances_say():
     assert torch.allclose(p.logits[0], p.instance_logits[:20].sum(0), atol=1e-5)
 
 
-def test_acmil_masks_six_of_the_top_ten_of_every_map_while_training():
+def test_acmil_masks_six_of_the_top_ten_instances_of_every_map_in_training():
     model = made("acmil", attention=6).train()
     p = model(X, STARTS)
     for first, last in BAGS:
@@ -132,7 +132,7 @@ def test_acmil_masks_six_of_the_top_ten_of_every_map_while_training():
     assert (model.eval()(X, STARTS).weights > 0).all()
 
 
-def test_acmils_losses_are_those_of_its_heads_and_of_maps_that_are_alike():
+def test_acmils_losses_are_those_of_its_heads_and_the_similarity_of_its_maps():
     model = made("acmil", attention=6, masked_share=0.0).train()
     p = model(X, STARTS)
     losses = model.losses(p, Y, ())
@@ -144,7 +144,7 @@ def test_acmils_losses_are_those_of_its_heads_and_of_maps_that_are_alike():
     assert torch.isclose(losses["branch"][0], torch.stack(heads).mean(), atol=1e-5)
 
 
-def test_mean_and_max_pool_answers():
+def test_mean_and_max_pool_instance_logits():
     for name, pool in (("mean", lambda x: x.mean(0)), ("max", lambda x: x.amax(0))):
         model = made(name).eval()
         p = model(X, STARTS)
@@ -159,7 +159,7 @@ def weno():
     ).train()
 
 
-def test_wenos_student_learns_from_the_teachers_scores_and_knows_negative_bags():
+def test_wenos_student_learns_from_the_teachers_scores_and_from_negative_bags():
     model, labels = weno(), torch.tensor([1, 0, 1])
     model.begin("teacher", 0)
     model(X, STARTS)
@@ -174,7 +174,7 @@ def test_wenos_student_learns_from_the_teachers_scores_and_knows_negative_bags()
     assert torch.allclose(loss, torch.stack([expected[first:last].mean() for first, last in BAGS]), atol=1e-5)
 
 
-def test_wenos_passes_train_the_encoder_and_one_of_the_two():
+def test_each_pass_of_weno_trains_the_encoder_and_either_teacher_or_student():
     model = weno()
     for phase, trained, resting in (("teacher", "teacher", "student"), ("student", "student", "teacher")):
         model.zero_grad(set_to_none=True)
@@ -185,7 +185,7 @@ def test_wenos_passes_train_the_encoder_and_one_of_the_two():
         assert resting not in touched
 
 
-def test_wenos_student_is_asked_only_where_somebody_listens():
+def test_wenos_student_runs_only_where_its_output_is_used():
     model, asked = weno(), []
     model.student.register_forward_hook(lambda *given: asked.append(model.phase))
     for phase, epoch in (("teacher", 0), ("student", 0), ("teacher", 2), ("student", 2)):
@@ -197,7 +197,7 @@ def test_wenos_student_is_asked_only_where_somebody_listens():
     assert model(X, STARTS).instance_logits is not None
 
 
-def test_weno_mines_the_instances_that_the_student_finds_hard():
+def test_weno_restricts_attention_to_instances_that_are_hard_for_the_student():
     model = weno()
     model.begin("teacher", 2)
     p = model(X, STARTS)
@@ -212,7 +212,7 @@ def test_weno_mines_the_instances_that_the_student_finds_hard():
         )
 
 
-def test_the_row_of_the_largest_is_found_in_every_bag():
+def test_argmax_returns_the_row_of_the_largest_value_of_every_bag():
     x = torch.randint(0, 4, (31, 2)).float()
     rows = bag_argmax(x, Offsets(STARTS))
     assert rows.tolist() == [(x[first:last].argmax(0) + first).tolist() for first, last in BAGS]

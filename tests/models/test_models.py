@@ -1,4 +1,4 @@
-"""What every registered model must do, with every branch in front that it declares."""
+"""Requirements on every registered model, with every branch that it declares."""
 
 import itertools
 
@@ -65,7 +65,7 @@ def test_a_bag_alone_and_in_company_gets_the_same_answer(name, sizes):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_permuting_instances_permutes_the_attention_and_leaves_the_answer(name):
+def test_permuting_instances_permutes_the_attention_and_keeps_the_logits(name):
     model, x, starts = fresh(name).eval(), torch.randn(9, WIDTH), torch.tensor([0, 9])
     order = torch.tensor([3, 7, 1, 8, 0, 2, 6, 5, 4])
     before, after = model(x, starts), model(x[order], starts)
@@ -90,7 +90,7 @@ def test_gradients_reach_every_parameter_but_those_declared_inert(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if entry(name).carries_branch])
-def test_the_verbs_agree_with_forward(name):
+def test_the_separate_steps_agree_with_forward(name):
     model, x, offsets = fresh(name).eval(), torch.randn(10, WIDTH), Offsets(torch.tensor([0, 4, 10]))
     if Ability.POOLS_BY_ATTENTION not in model.abilities:
         pytest.skip("its pooling is its own")
@@ -105,7 +105,7 @@ def test_the_verbs_agree_with_forward(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_prediction_holds_what_the_model_declares(name):
+def test_a_prediction_has_the_fields_that_the_model_declares(name):
     model = fresh(name).eval()
     prediction, abilities = model(torch.randn(10, WIDTH), torch.tensor([0, 4, 10])), model.abilities
     assert (prediction.scores is not None) == (Ability.ATTENDS in abilities)
@@ -128,7 +128,7 @@ def test_instances_get_the_same_scores_without_their_bag_where_the_model_declare
 
 
 def separable(name, count=8, seed=0):
-    """Bags whose class shows in the mean of one feature."""
+    """Bags whose class is visible in the mean of one feature."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes_of(name)
     parts = [torch.randn(5 + i % 4, WIDTH, generator=generator) for i in range(count)]
@@ -138,7 +138,7 @@ def separable(name, count=8, seed=0):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_overfits_eight_bags(name):
+def test_every_model_overfits_eight_bags(name):
     data = separable(name)
     twice = Bags.concatenate([data, data])
     roles = torch.tensor([TRAIN] * 8 + [VALIDATION] * 8)
@@ -148,7 +148,7 @@ def test_it_overfits_eight_bags(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_population_answers_and_trains_as_its_members(name):
+def test_a_population_predicts_and_trains_like_its_members(name):
     members = [Member(seed=s, lr=0.01) for s in (3, 5)]
     together = population(name, members)
     x, starts = torch.randn(10, WIDTH), torch.tensor([0, 3, 10])
@@ -171,7 +171,7 @@ def test_a_population_answers_and_trains_as_its_members(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bag_of_thirty_thousand_instances_is_answered(name):
+def test_a_bag_of_thirty_thousand_instances_gets_finite_logits(name):
     x = torch.randn(30_000, WIDTH)
     with torch.no_grad():
         prediction = fresh(name).eval()(x, torch.tensor([0, 30_000]))
@@ -179,7 +179,7 @@ def test_a_bag_of_thirty_thousand_instances_is_answered(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_saved_and_loaded_a_population_answers_the_same(name, tmp_path):
+def test_a_population_predicts_the_same_after_saving_and_loading(name, tmp_path):
     from safetensors.torch import load_file, save_file
 
     first, second = population(name, [Member(seed=0)]), population(name, [Member(seed=1)])
@@ -260,7 +260,7 @@ def test_gated_attention_is_the_published_formula():
         (lambda: create_model("targeted/additive"), "additive cannot carry a counterfactual branch"),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_there_is(make, words):
+def test_an_invalid_model_is_refused_with_the_valid_choices(make, words):
     with pytest.raises(CarmilError) as raised:
         make()
     assert words in str(raised.value)
@@ -283,7 +283,7 @@ def test_every_attending_model_declares_every_branch():
     assert all(one.description for one in registered_models().values())
 
 
-def test_noise_belongs_to_a_model_and_a_step():
+def test_noise_depends_only_on_the_model_and_the_step():
     both, one = Noise(torch.tensor([7, 8])), Noise(torch.tensor([8]))
     a, b = both.uniform((1000, 10), site=2), one.uniform((1000, 10), site=2)
     assert torch.equal(a[1], b[0])
@@ -302,8 +302,8 @@ def test_noise_belongs_to_a_model_and_a_step():
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_what_models_drop_is_unrelated(half):
-    """Two columns share 32 random bits; each half of them must differ from model to model."""
+def test_dropout_masks_of_different_models_are_uncorrelated(half):
+    """Two columns share 32 random bits; both halves must be uncorrelated between models."""
     kept = Noise(torch.arange(60)).kept((2000, 64), 0.75, site=1)[..., half::2].float().flatten(1)
     related = torch.corrcoef(kept)[~torch.eye(60, dtype=torch.bool)]
     chance = kept.shape[1] ** -0.5
@@ -312,7 +312,7 @@ def test_what_models_drop_is_unrelated(half):
     assert abs(kept.mean() - 0.75) < 0.001
 
 
-def test_dropout_keeps_the_mean_and_rests_when_not_training():
+def test_dropout_preserves_the_mean_and_is_off_outside_training():
     layer, x = Dropout(0.25), torch.ones(400, 100)
     dropped = layer(x)
     assert abs((dropped == 0).float().mean() - 0.25) < 0.01
@@ -328,7 +328,7 @@ def test_dropout_keeps_the_mean_and_rests_when_not_training():
         (BatchNorm(6), torch.nn.BatchNorm1d(6)),
     ],
 )
-def test_layers_are_torchs(ours, theirs):
+def test_layers_match_those_of_torch(ours, theirs):
     ours.load_state_dict(theirs.state_dict(), strict=False)
     state = {name: value for name, value in theirs.state_dict().items() if name != "num_batches_tracked"}
     ours.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The parts of Nystrom attention against what they stand for, written out."""
+"""The parts of Nystrom attention, against explicit computations."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from carmil.models import nystrom, transmil
 
 
-def test_the_pseudo_inverse_and_its_gradient_are_those_of_its_steps():
+def test_the_pseudo_inverse_and_its_gradient_equal_the_explicit_iteration():
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(2, 3, 16, 16, generator=generator, dtype=torch.float64).softmax(-1).requires_grad_()
     z = a.mT / (a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1))[..., None, None]
@@ -21,7 +21,7 @@ def test_the_pseudo_inverse_and_its_gradient_are_those_of_its_steps():
 
 @pytest.mark.parametrize("tokens", [1, 40, 64, 65, 200])
 @pytest.mark.parametrize("models", [(), (3,)])
-def test_the_product_with_a_band_is_the_convolution_along_the_tokens(tokens, models):
+def test_the_product_with_a_band_matrix_equals_the_convolution_along_the_tokens(tokens, models):
     generator = torch.Generator().manual_seed(tokens)
     values = torch.randn(*models, 2, 4, tokens, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(*models, 4, 1, 33, 1, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -32,8 +32,8 @@ def test_the_product_with_a_band_is_the_convolution_along_the_tokens(tokens, mod
         torch.testing.assert_close(one, other)
 
 
-def test_the_gradient_of_its_kernel_is_exact_for_large_bags():
-    """torch's own, of the convolution in float32, is off by a per cent here."""
+def test_the_gradient_of_the_kernel_is_exact_for_large_bags():
+    """The gradient of torch's float32 convolution has an error of one per cent here."""
     generator = torch.Generator().manual_seed(0)
     values, up = (torch.randn(2, 8, 5041, 64, generator=generator) for _ in range(2))
     weight = torch.randn(8, 1, 33, 1, generator=generator)

@@ -85,7 +85,7 @@ def embedded_by_loops(model, x, regions=8):
 
 
 def stirred(model):
-    """Biases and norms start at zero and one, where a wrong use of them would go unseen."""
+    """A model with random biases and norms: at their initial zeros and ones, wrong use would go unnoticed."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -100,7 +100,7 @@ def test_the_parameter_count_is_the_published_one(options, count):
 @pytest.mark.parametrize("n", [1, 5, 64, 70, 300])
 @pytest.mark.parametrize("options", [{}, {"all_shortcut": True, "crmsa_k": 1, "epeg_k": 3}, {"hidden": 20}])
 @torch.no_grad()
-def test_embedding_is_that_of_explicit_loops_over_regions_and_heads(n, options):
+def test_the_embedding_equals_explicit_loops_over_regions_and_heads(n, options):
     model, x = stirred(fresh(**options)), torch.randn(n, WIDTH)
     z = model.embed(x, Offsets(torch.tensor([0, n])))
     assert torch.allclose(z, embedded_by_loops(model, x), atol=1e-5)
@@ -131,7 +131,7 @@ def test_a_bag_alone_and_in_company_gets_the_same_answer(name, sizes):
             assert torch.allclose(alone.counterfactual.scores, together.counterfactual.scores[first:last], atol=1e-5)
 
 
-def test_many_sequences_are_attended_in_parts(monkeypatch):
+def test_many_sequences_are_split_over_several_attention_calls(monkeypatch):
     model, x, starts = fresh(), torch.randn(80, WIDTH), torch.tensor([0, 4, 74, 80])
     whole = model(x, starts).logits
     monkeypatch.setattr(rrt, "_SEQUENCES", 10)
@@ -139,7 +139,7 @@ def test_many_sequences_are_attended_in_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["rrt", "car/rrt"])
-def test_a_population_answers_and_learns_as_its_members(name):
+def test_a_population_predicts_and_learns_like_its_members(name):
     population = Population(lambda: create_model(name, WIDTH, CLASSES, **SMALL), [Member(seed=s) for s in range(3)])
     population.weights += 0.1 * torch.randn_like(population.weights)
     population.train(False)
@@ -179,6 +179,6 @@ def test_gradients_of_small_bags_are_finite():
 @pytest.mark.parametrize(
     ("options", "words"), [({"heads": 3}, "16 hidden features for 3 heads"), ({"epeg_k": 4}, "odd number")]
 )
-def test_what_does_not_fit_is_answered_in_one_line(options, words):
+def test_invalid_sizes_are_refused_with_one_line(options, words):
     with pytest.raises(CarmilError, match=words):
         fresh(**options)

@@ -27,7 +27,7 @@ def starts_of(sizes):
 
 
 def dense_attention(layer, h):
-    """(A, V) of a bag's tokens h (t, d): A (heads, p+t, p+t) multiplied out, V (heads, p+t, e)."""
+    """(A, V) of a bag's tokens h (t, d): A (heads, p+t, p+t) computed explicitly, V (heads, p+t, e)."""
     x = torch.nn.functional.layer_norm(h, h.shape[-1:], layer.norm.weight, layer.norm.bias)
     m, e = layer.landmarks, layer.inner // layer.heads
     while len(x) % m:
@@ -74,7 +74,7 @@ def dense_position(position, h):
 
 
 def dense_tokens(model, x):
-    """The tokens before the first layer, and before the last."""
+    """Return the tokens before the first layer and before the last."""
     h = model.embedding(x)
     full = math.ceil(math.sqrt(len(x))) ** 2
     h = torch.cat([model.class_token[None], h, h[: full - len(x)]])
@@ -82,7 +82,7 @@ def dense_tokens(model, x):
 
 
 def dense_row(layer, h, count):
-    """The class token's attention to the instances, head mean, (count)."""
+    """Return the class token's attention to the instances, averaged over heads, (count)."""
     A, _ = dense_attention(layer, h)
     first = A.shape[1] - len(h)
     return A.mean(0)[first, first + 1 : first + 1 + count]
@@ -95,7 +95,7 @@ def dense_logits(model, layer, h):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [1, 2, 7, 30])
-def test_logits_and_scores_are_those_of_the_dense_version(size):
+def test_logits_and_scores_equal_those_of_the_dense_version(size):
     model, x = fresh(), torch.randn(size, WIDTH)
     _, h = dense_tokens(model, x)
     prediction = model(x, torch.tensor([0, size]))
@@ -120,7 +120,7 @@ def test_cars_branch_is_a_second_last_layer_before_the_same_classifier(size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [1, 7, 30])
-def test_the_row_is_that_of_the_matrix_multiplied_out(size):
+def test_the_row_equals_that_of_the_explicit_attention_matrix(size):
     model, x = fresh(), torch.randn(size, WIDTH)
     h, _ = dense_tokens(model, x)
     A, _ = dense_attention(model.first, h)
@@ -149,7 +149,7 @@ def test_rollout_is_the_product_of_the_normalised_matrices():
 
 
 @torch.no_grad()
-def test_a_targeted_map_tilts_the_class_tokens_row_and_keeps_its_mass():
+def test_a_targeted_map_tilts_the_class_tokens_row_and_preserves_its_mass():
     model, x = fresh("targeted/transmil"), torch.randn(7, WIDTH)
     prediction = model(x, torch.tensor([0, 7]))
     net, layer = model.model, model.model.last
@@ -167,7 +167,7 @@ def test_a_targeted_map_tilts_the_class_tokens_row_and_keeps_its_mass():
         assert torch.allclose(prediction.counterfactual.logits[0, c], net.classifier(changed)[0], atol=1e-5)
 
 
-def test_a_tilt_of_nothing_changes_nothing_and_a_huge_one_stays_finite():
+def test_a_zero_tilt_changes_nothing_and_a_huge_one_stays_finite():
     rows = torch.randn(2, 4, 1, 9)
     assert torch.allclose(transmil.tilt(rows, torch.zeros(2, 1, 3, 9)), rows.expand(2, 4, 3, 9))
     tilted = transmil.tilt(rows, 1e6 * torch.randn(2, 1, 3, 9))
@@ -192,7 +192,7 @@ def test_a_bag_alone_and_in_company_gets_the_same_answer(name, sizes):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*NAMES, "cia/transmil"])
-def test_a_population_answers_as_its_members(name):
+def test_a_population_predicts_like_its_members(name):
     make = lambda: create_model(name, WIDTH, CLASSES, hidden=HIDDEN)  # noqa: E731
     population = Population(make, [Member(seed=s) for s in range(3)])
     population.train(False)
@@ -209,7 +209,7 @@ def test_a_population_answers_as_its_members(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", BRANCHED)
-def test_dropout_of_a_model_does_not_depend_on_its_neighbours_or_the_other_bags(name):
+def test_dropout_of_a_model_does_not_depend_on_other_models_or_bags(name):
     make = lambda seeds: Population(  # noqa: E731
         lambda: create_model(name, WIDTH, CLASSES, hidden=HIDDEN, dropout=0.5), [Member(seed=s) for s in seeds]
     )
@@ -231,7 +231,7 @@ def test_gradients_reach_every_parameter(name, options):
     assert not [n for n, p in model.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-7]
 
 
-def test_a_softmax_too_large_to_keep_gives_the_same_answer_and_gradient(monkeypatch):
+def test_a_recomputed_softmax_gives_the_same_result_and_gradient(monkeypatch):
     x, starts = torch.randn(40, WIDTH), starts_of([30, 10])
 
     def answer():
@@ -262,7 +262,7 @@ def test_parameter_counts_are_the_published_ones(name, in_features, classes, hid
 
 
 @torch.no_grad()
-def test_embed_and_classify_agree_with_forward_and_attend_says_why_it_cannot():
+def test_embed_and_classify_agree_with_forward_and_attend_is_refused():
     model, x, offsets = fresh(), torch.randn(10, WIDTH), Offsets(torch.tensor([0, 4, 10]))
     prediction = model(x, offsets)
     assert torch.allclose(model.embed(x, offsets), prediction.instances)
@@ -271,13 +271,13 @@ def test_embed_and_classify_agree_with_forward_and_attend_says_why_it_cannot():
         model.attend(prediction.instances, offsets)
 
 
-def test_fewer_features_than_heads_is_answered_with_what_was_expected():
+def test_fewer_features_than_heads_are_refused():
     with pytest.raises(CarmilError, match="hidden is 4 with 8 heads"):
         create_model("transmil", WIDTH, CLASSES, hidden=4)
 
 
 @torch.no_grad()
-def test_features_may_have_an_axis_in_front():
+def test_features_may_have_a_leading_axis():
     model, x, starts = fresh("targeted/transmil"), torch.randn(2, 10, WIDTH), torch.tensor([0, 4, 10])
     both = model(x, starts)
     for i in range(2):

@@ -1,4 +1,4 @@
-"""Adam's kernel, run by Triton's interpreter, against torch's own Adam."""
+"""The Adam kernel, run by Triton's interpreter, against torch's Adam."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ if torch.cuda.is_available():  # pragma: no cover
 from carmil.training.optimizers import Adam
 
 
-def test_the_kernel_steps_as_torch_does_and_leaves_rows_that_are_not_active() -> None:
+def test_the_kernel_steps_like_torch_and_leaves_inactive_rows_unchanged() -> None:
     start = torch.randn(3, 1500)
     weights, lr = start.clone(), torch.tensor([1e-2, 2e-2, 3e-2])
     optimizer = Adam(weights, lr, weight_decay=0.1)

@@ -1,4 +1,4 @@
-"""The same study on a Ray cluster: two nodes on this machine, of which one is killed."""
+"""A study on a Ray cluster equals the local one: two nodes on this machine, one of which is killed."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ RECIPE = Recipe(epochs=60, batch=1, warmup=1, patience=100, shuffle=True, optimi
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Bags as every node finds them."""
+    """Bags that every node can read."""
     folder = tmp_path_factory.mktemp("bags")
     generator = torch.Generator().manual_seed(0)
     for i in range(BAGS):
@@ -70,7 +70,7 @@ def trained(bags: Bags, recipe=RECIPE, **how):
 
 @pytest.fixture(scope="module")
 def nodes():
-    """A cluster of a head that takes no tasks, and two nodes with a core each."""
+    """A cluster of a head without tasks and two nodes with one core each."""
     pytest.importorskip("ray", reason="needs ray: carmil[cluster]")
     from ray.cluster_utils import Cluster as Nodes
 
@@ -85,7 +85,7 @@ def nodes():
 
 
 class Killer(threading.Thread):
-    """Kills a node when both parts have begun, and keeps a record of the epochs their files tell of."""
+    """Kill a node once both parts have started, and log the epochs recorded in their files."""
 
     def __init__(self, nodes, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -99,9 +99,9 @@ class Killer(threading.Thread):
             for path in self.folder.glob("*.begun.safetensors"):
                 with contextlib.suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
                     self.epochs.setdefault(path.name, []).append(json.loads(file.metadata()["carmil"])["epoch"])
-            if not self.at_kill and len(self.epochs) == 2 and all(told[-1] > 5 for told in self.epochs.values()):
+            if not self.at_kill and len(self.epochs) == 2 and all(reports[-1] > 5 for reports in self.epochs.values()):
                 assert not list(self.folder.glob("*.ended.safetensors"))
-                self.at_kill = {name: told[-1] for name, told in self.epochs.items()}
+                self.at_kill = {name: reports[-1] for name, reports in self.epochs.items()}
                 self.nodes.remove_node(next(iter(self.nodes.worker_nodes)), allow_graceful=False)
 
 
@@ -115,7 +115,7 @@ class Killer(threading.Thread):
         ("head", "expected host:port"),
     ],
 )
-def test_an_address_where_nobody_is_found_is_named(address, words):
+def test_an_address_without_a_cluster_is_named(address, words):
     pytest.importorskip("ray", reason="needs ray: carmil[cluster]")
     with pytest.raises(CarmilError, match=words), connected(address):
         pass
@@ -124,7 +124,7 @@ def test_an_address_where_nobody_is_found_is_named(address, words):
 QUICK = Recipe(epochs=1)
 
 
-def test_what_is_wrong_on_a_node_is_one_line(nodes, bags, store, tmp_path, monkeypatch):
+def test_an_error_on_a_node_is_reported_in_one_line(nodes, bags, store, tmp_path, monkeypatch):
     elsewhere = partial(worker_bags, tmp_path / "elsewhere", store.fingerprint, torch.arange(BAGS) % 2)
     other = partial(worker_bags, store.path, "another", torch.arange(BAGS) % 2)
     with connected(nodes.address) as ray:
@@ -142,7 +142,7 @@ def test_what_is_wrong_on_a_node_is_one_line(nodes, bags, store, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_study_on_a_cluster_is_the_study_here(nodes, store, tmp_path):
+def test_a_study_on_a_cluster_equals_the_local_study(nodes, store, tmp_path):
     (tmp_path / "labels.csv").write_text("slide,label\n" + "".join(f"{i:02d},{'ab'[i % 2]}\n" for i in range(BAGS)))
     folders = []
     for name, how in (("here", {}), ("there", {"cluster": nodes.address})):
@@ -169,7 +169,7 @@ def test_a_study_on_a_cluster_is_the_study_here(nodes, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
+def test_killing_a_node_during_training_changes_nothing(nodes, bags, tmp_path):
     where = Checkpoint(tmp_path / "checkpoint.safetensors", "mine", every=0.0)
     said, counts = [], []
     lasting = replace(RECIPE, epochs=150, patience=150)  # both parts are at work when a node is killed
@@ -178,15 +178,15 @@ def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
     killer.start()
     try:
         with connected(nodes.address) as ray:
-            cluster = Cluster(ray, bags, log=said.append, on_part=lambda *told: counts.append(told))
+            cluster = Cluster(ray, bags, log=said.append, on_part=lambda *reports: counts.append(reports))
             assert cluster.at_most(8) == 4
             found = trained(bags(), lasting, at_most=4, engine=cluster, checkpoint=where)
     finally:
         killer.over.set()
         killer.join()
     assert killer.at_kill, "no node was killed: the test would prove less"
-    assert all(told == sorted(told) for told in killer.epochs.values())  # nobody began anew
-    assert all(told[-1] > killer.at_kill[name] for name, told in killer.epochs.items())
+    assert all(reports == sorted(reports) for reports in killer.epochs.values())  # nobody began anew
+    assert all(reports[-1] > killer.at_kill[name] for name, reports in killer.epochs.items())
     assert torch.equal(found.population.weights, local.population.weights)
     assert torch.equal(found.history.validation, local.history.validation)
     assert torch.equal(found.history.best_epoch, local.history.best_epoch)
@@ -197,7 +197,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(nodes, bags, tmp_path):
     assert counts == [(0, 2), (1, 2), (2, 2)]
 
 
-def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
+def test_a_missing_ray_is_reported_with_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     words = r"needs Ray, which is not installed: pip install 'carmil\[cluster\]'"
     with pytest.raises(CarmilError, match=words), connected("auto"):

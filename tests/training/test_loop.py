@@ -7,8 +7,8 @@ from carmil.training.protocol import GridPoint, train_protocol
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION, Recipe
 
 
-def test_batches_are_full_of_training_bags_where_some_bags_train_no_model(monkeypatch):
-    """With an official split, validation and test bags take no place in a batch."""
+def test_batches_hold_only_training_bags_under_an_official_split(monkeypatch):
+    """With an official split, validation and test bags are not part of any batch."""
     torch.manual_seed(0)
     bags = Bags(torch.randn(60, 4), torch.arange(31) * 2, torch.arange(30) % 2)
     roles = torch.tensor([TRAIN] * 12 + [VALIDATION] * 8 + [UNUSED] * 10)[None]

@@ -1,4 +1,4 @@
-"""A population in parts becomes what it would become as a whole."""
+"""Training a population in parts gives the same result as training it as a whole."""
 
 import json
 from functools import partial
@@ -28,7 +28,7 @@ def bags() -> Bags:
 
 
 def roles() -> torch.Tensor:
-    """Three folds, and each of them in every third row."""
+    """Roles of three folds, repeated every third row."""
     found = torch.full((MODELS, BAGS), TRAIN)
     for row in range(MODELS):
         fold = row % 3
@@ -41,13 +41,13 @@ WIDTHS = {"hidden": 32, "attention": 32, "dropout": 0.25}
 
 
 def population(name="car/abmil.gated", **options) -> Population:
-    """Widths of 32: other ones leave a remainder whose sigmoid torch computes in another way, wherever it falls."""
+    """Widths of 32: other widths leave a remainder whose sigmoid torch computes differently, depending on its position."""
     members = [Member(seed=row // 3, lr=0.02 / (1 + row % 4)) for row in range(MODELS)]
     return Population(partial(create_model, name, WIDTH, 2, **(options or WIDTHS)), members)
 
 
 def same(first, second) -> bool:
-    """Weights, buffers and histories, bit by bit."""
+    """Compare weights, buffers and histories bit by bit."""
     (mine, history), (theirs, other) = first, second
     tables = {**history.train, "validation": history.validation}
     others = {**other.train, "validation": other.validation}
@@ -68,12 +68,12 @@ def whole():
 
 
 @pytest.mark.parametrize("at_most", [1, 2, 4, 7, None])
-def test_parts_become_what_the_whole_becomes_bit_by_bit(whole, at_most):
+def test_training_in_parts_gives_the_same_bits_as_training_the_whole(whole, at_most):
     assert len(set(whole[1].epochs_run.tolist())) > 2, "all stopped together: the test would prove less"
     assert same(fit_in_parts(population(), bags(), roles(), RECIPE, at_most=at_most), whole)
 
 
-def test_running_statistics_come_back_too():
+def test_running_statistics_are_returned_too():
     trained = population("additive", hidden=32)
     history = fit(trained, bags(), roles(), RECIPE)
     assert trained.buffers.numel() > 0
@@ -82,7 +82,7 @@ def test_running_statistics_come_back_too():
 
 @pytest.mark.parametrize("at_most", [1, 2, 3, 4, 5, 8, 9, 100, None])
 @pytest.mark.parametrize("models", [1, 2, 3, 5, 9])
-def test_parts_are_small_enough_nearly_equal_and_of_two_at_least(models, at_most):
+def test_parts_fit_are_nearly_equal_and_have_at_least_two_models(models, at_most):
     parts = partition(roles()[:models], at_most)
     most = models if at_most is None else max(2, at_most)
     assert sorted({row for part in parts for row in part.tolist()}) == list(range(models))
@@ -91,12 +91,12 @@ def test_parts_are_small_enough_nearly_equal_and_of_two_at_least(models, at_most
     assert len(parts) == -(-models // most)
 
 
-def test_models_with_the_same_bags_go_together():
+def test_models_with_the_same_bags_share_a_part():
     assert sorted(part.tolist() for part in partition(roles(), 3)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
 @pytest.mark.parametrize("at_most", [3, 4, 5, 6])
-def test_what_is_left_is_divided_as_it_was(at_most):
+def test_remaining_models_keep_their_partition(at_most):
     parts = [part.tolist() for part in partition(roles(), at_most)]
     for gone in range(len(parts)):
         left = [part.tolist() for part in partition(roles(), at_most, done=parts[gone])]
@@ -108,7 +108,7 @@ class KilledError(Exception):
     pass
 
 
-def test_killed_in_a_part_it_goes_on_with_that_part_and_trains_no_other_again(whole, tmp_path, monkeypatch):
+def test_an_interrupted_training_resumes_its_part_and_repeats_no_other(whole, tmp_path, monkeypatch):
     path = tmp_path / "checkpoint.safetensors"
     epochs: list[int] = []
 
@@ -138,18 +138,18 @@ def test_killed_in_a_part_it_goes_on_with_that_part_and_trains_no_other_again(wh
         return inner(*given, on_epoch=lambda epoch, *rest: (own(epoch), on_epoch(epoch, *rest)), **others)
 
     monkeypatch.setattr(module, "fit", counting)
-    assert same(train(3, lambda *told: None), whole)
+    assert same(train(3, lambda *reports: None), whole)
     assert len(seen) == 3 - len(ended)
     assert seen[0][0] == stopped + 1
     assert all(name.stat().st_mtime_ns == written for name, written in ended.items())
     assert not list(folder.glob("*.begun.safetensors"))
-    assert same(train(3, lambda *told: None), whole)  # nothing is left to do
+    assert same(train(3, lambda *reports: None), whole)  # nothing is left to do
     assert len(seen) == 3 - len(ended)
     Checkpoint(path, "mine").remove()
     assert not folder.exists()
 
 
-def test_a_restart_with_another_number_at_once_keeps_what_has_ended(whole, tmp_path):
+def test_resuming_with_another_number_at_once_keeps_finished_parts(whole, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     for stop, at_most in ((2, 2), (4, 5), (99, None)):
         trained = 0
@@ -185,7 +185,7 @@ def test_parts_of_another_training_are_refused(tmp_path):
         train(checkpoint=Checkpoint(path, "theirs"))
 
 
-def test_a_folder_that_is_not_seen_is_named(tmp_path):
+def test_a_folder_that_a_worker_cannot_see_is_named(tmp_path):
     where = Checkpoint(tmp_path / "nowhere" / "checkpoint.safetensors", "mine")
     part = Part(torch.tensor([0, 1]), population().subset(torch.tensor([0, 1])), roles()[:2], RECIPE, where)
     with pytest.raises(
@@ -194,8 +194,8 @@ def test_a_folder_that_is_not_seen_is_named(tmp_path):
         part.train(bags(), "cpu")
 
 
-def test_progress_over_parts_never_goes_back():
-    told: list[tuple[int, int]] = []
+def test_progress_over_parts_never_decreases():
+    reports: list[tuple[int, int]] = []
     recipe = Recipe(epochs=10, batch=1, warmup=1, patience=100)
     fit_in_parts(
         population(),
@@ -203,12 +203,12 @@ def test_progress_over_parts_never_goes_back():
         roles(),
         recipe,
         at_most=4,
-        on_epoch=lambda epoch, losses, running: told.append((epoch, running)),
+        on_epoch=lambda epoch, losses, running: reports.append((epoch, running)),
     )
-    assert len(told) == 30
-    assert [epoch for epoch, _ in told] == sorted(epoch for epoch, _ in told)
-    assert told[0] == (0, 9) and told[-1] == (9, 3)
-    assert told[10][1] == 6  # three are done
+    assert len(reports) == 30
+    assert [epoch for epoch, _ in reports] == sorted(epoch for epoch, _ in reports)
+    assert reports[0] == (0, 9) and reports[-1] == (9, 3)
+    assert reports[10][1] == 6  # three are done
 
 
 def test_a_population_of_one_is_one_part():

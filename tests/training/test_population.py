@@ -19,7 +19,7 @@ WIDTH = 6
 
 
 def bags(count=40, sizes=(3, 9), seed=0) -> Bags:
-    """A bag is of class 1 if one of its instances has a large first feature."""
+    """Bags whose class is 1 if some instance has a large first feature."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(*sizes, (count,), generator=generator).tolist()
     labels = torch.randint(0, 2, (count,), generator=generator)
@@ -50,7 +50,7 @@ QUICK = Recipe(epochs=25, batch=7, warmup=2, patience=4, shuffle=True)
 @pytest.mark.parametrize("sizes", [(3, 9), (5, 6)])
 @pytest.mark.parametrize("name", ["car/abmil", "cia/abmil.gated"])
 def test_a_population_trains_as_its_members_would_alone(optimizer, sizes, name):
-    """Seeds, learning rates, loss weights, dropout, random attention, own bags and early stopping: model by model the same."""
+    """Each model has its own seed, learning rate, loss weights, dropout, random attention, bags and early stopping."""
     data, recipe = bags(sizes=sizes), Recipe(**{**vars(QUICK), "optimizer": optimizer})
     members = (
         MEMBERS if name.startswith("car") else [Member(m.seed, m.lr, {"diff": m.coefficients["diff"]}) for m in MEMBERS]
@@ -75,8 +75,8 @@ def test_a_population_trains_as_its_members_would_alone(optimizer, sizes, name):
 
 
 @pytest.mark.parametrize("other", ["abmil", "car/abmil"])
-def test_models_made_in_another_thread_meanwhile_do_not_change_how_weights_begin(other):
-    """All are drawn from torch's one generator: a model that is made between a seed and its model would take its numbers."""
+def test_models_created_in_another_thread_do_not_change_initial_weights(other):
+    """All weights come from torch's global generator: a model created between seeding and drawing would consume its numbers."""
     made = threading.Event()
 
     def elsewhere():
@@ -117,17 +117,17 @@ def test_features_of_any_floating_type_are_trained_on():
     assert torch.equal(*results)
 
 
-def test_losses_that_are_told_are_those_of_models_still_running():
-    told = []
+def test_reported_losses_are_those_of_running_models():
+    reports = []
     fit(
         population(MEMBERS),
         bags(),
         roles(),
         QUICK,
-        on_epoch=lambda epoch, losses, running: told.append((losses, running)),
+        on_epoch=lambda epoch, losses, running: reports.append((losses, running)),
     )
-    assert all(losses["total"] > 0.05 for losses, _ in told)
-    assert told[-1][1] == 0 or len(told) == QUICK.epochs
+    assert all(losses["total"] > 0.05 for losses, _ in reports)
+    assert reports[-1][1] == 0 or len(reports) == QUICK.epochs
 
 
 def test_a_model_keeps_the_weights_of_its_best_validation_epoch():
@@ -178,8 +178,8 @@ def test_a_model_without_a_bag_in_the_batch_takes_no_step():
     ],
 )
 @pytest.mark.parametrize("recorded", [False, True])
-def test_optimizers_step_as_torchs(name, make, recorded):
-    """Both as on a CPU and as on a GPU, where a step is recorded once and replayed."""
+def test_optimizers_step_like_those_of_torch(name, make, recorded):
+    """Tested as on a CPU and as on a GPU, where a step is recorded once and replayed."""
     ours, theirs = torch.randn(1, 5), torch.nn.Parameter(torch.empty(5))
     theirs.data.copy_(ours[0])
     mine, reference = OPTIMIZERS[name](ours, torch.tensor([0.1]), weight_decay=0.01), make([theirs])
@@ -206,8 +206,8 @@ def test_bag_order_is_a_function_of_study_seed_and_epoch():
     assert sum(order(Recipe(batch=7), 0), []) == data.labels.tolist()  # unshuffled: as they lie
 
 
-def test_a_bag_whose_learners_have_all_stopped_is_left_out(monkeypatch):
-    """Two models with bags of their own, one of which stops first: there is no step that nobody takes."""
+def test_a_bag_is_skipped_once_all_its_learners_have_stopped(monkeypatch):
+    """Two models with their own bags, one of which stops first: no step is run without a learner."""
     stepped = []
     plain = Stepper._step
 
@@ -225,7 +225,7 @@ def test_a_bag_whose_learners_have_all_stopped_is_left_out(monkeypatch):
     assert len(stepped) == 15 * int(history.epochs_run.sum())
 
 
-def test_warm_start_takes_the_baseline_and_leaves_the_branch():
+def test_a_warm_start_copies_the_baseline_but_not_the_branch():
     baseline, car = population([Member(seed=5)], "abmil"), population(MEMBERS, "car/abmil")
     before = car.state()
     car.warm_start(baseline.state())
@@ -257,13 +257,13 @@ def test_warm_start_takes_the_baseline_and_leaves_the_branch():
         (lambda: population(MEMBERS).load_state({}), "these weights belong to another model"),
     ],
 )
-def test_what_cannot_be_trained_is_named(make, words):
+def test_an_invalid_population_is_refused_with_the_reason(make, words):
     with pytest.raises(CarmilError) as raised:
         make()
     assert words in str(raised.value)
 
 
-def test_a_cosine_takes_the_learning_rate_of_every_model_from_full_to_none():
+def test_a_cosine_schedule_lowers_every_learning_rate_to_zero():
     recipe = Recipe(epochs=4, schedule="cosine")
     assert [round(recipe.pace(epoch), 4) for epoch in range(5)] == [1.0, 0.8536, 0.5, 0.1464, 0.0]
     weights = torch.zeros(2, 1)

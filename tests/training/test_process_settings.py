@@ -1,11 +1,11 @@
-"""What training sets for the whole process."""
+"""Process-wide settings of training."""
 
 import torch
 
 from carmil.training.process_settings import configure_process
 
 
-def test_attention_does_not_plan_for_every_size_of_bag():
+def test_attention_makes_no_plan_per_bag_size():
     torch.backends.cuda.enable_cudnn_sdp(True)
     configure_process()
     assert not torch.backends.cuda.cudnn_sdp_enabled()

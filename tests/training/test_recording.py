@@ -1,4 +1,4 @@
-"""Recording on a GPU, as far as it can be seen without one."""
+"""Recording of CUDA graphs, as far as it can be tested without a GPU."""
 
 import gc
 import threading
@@ -13,28 +13,28 @@ from carmil.recording import Recorder, out_of_memory, release_cached_memory
 from carmil.training import TRAIN, VALIDATION
 
 
-def test_where_memory_does_not_suffice_what_is_kept_is_given_back_and_it_is_tried_once_more(monkeypatch):
-    given_back, tried = [], []
+def test_recording_releases_cached_memory_and_retries_once_when_out_of_memory(monkeypatch):
+    releases, tried = [], []
 
     def short_of_memory(self, work):
         tried.append(work)
-        if len(given_back) < enough:
+        if len(releases) < enough:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return work
 
     monkeypatch.setattr(Recorder, "_capture", short_of_memory)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: releases.append(True))
     enough, recorder = 1, Recorder()
     assert recorder.record(len) is len
     assert not recorder.full
-    given_back.clear(), tried.clear()
+    releases.clear(), tried.clear()
     enough = 9
     assert recorder.record(len) is None
     assert recorder.full and len(tried) == 2
 
 
 class NoGraph:
-    """A recording on a machine without a GPU: it does the work."""
+    """A stand-in for a CUDA graph on a machine without a GPU: the work runs directly."""
 
     ends = True
 
@@ -62,13 +62,13 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(recording, "thread_stream", lambda use: NoStream())
     monkeypatch.setattr(recording, "_BROKEN", [])
-    told = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("given back"))
-    return told
+    events = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("released"))
+    return events
 
 
-def test_memory_is_given_back_when_nobody_records(no_gpu):
-    """While anybody does, torch could not."""
+def test_cached_memory_is_released_only_while_no_thread_records(no_gpu):
+    """torch cannot release memory during a capture."""
     other = threading.Thread(target=release_cached_memory)
 
     def work():
@@ -79,18 +79,18 @@ def test_memory_is_given_back_when_nobody_records(no_gpu):
 
     assert Recorder().record(work) is not None
     other.join()
-    assert no_gpu == ["recorded", "given back"]
+    assert no_gpu == ["recorded", "released"]
 
 
-def test_after_a_recording_that_could_not_be_ended_nothing_is_given_back(no_gpu, monkeypatch):
-    """To torch it is under way still, and to ask would be an error in every training that comes."""
+def test_no_memory_is_released_after_a_capture_that_could_not_end(no_gpu, monkeypatch):
+    """torch still considers the capture active, and a release would fail in every later training."""
     monkeypatch.setattr(NoGraph, "ends", False)
 
-    def looks_at_its_numbers():
+    def synchronise():
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        Recorder().record(looks_at_its_numbers)
+        Recorder().record(synchronise)
     release_cached_memory()
     assert no_gpu == []
 
@@ -105,20 +105,20 @@ def test_after_a_recording_that_could_not_be_ended_nothing_is_given_back(no_gpu,
         (RuntimeError("CUDA error: device-side assert triggered"), False),
     ],
 )
-def test_memory_that_does_not_suffice_is_known_by_whoever_says_it(error, is_memory):
+def test_out_of_memory_errors_are_recognised_by_their_messages(error, is_memory):
     assert out_of_memory(error) is is_memory
 
 
-def test_nothing_holds_a_recorder_when_a_training_has_ended(monkeypatch):
-    """What it recorded could not be given back before Python happens to look for circles."""
-    made = []
+def test_recorders_are_freed_when_training_ends(monkeypatch):
+    """Reference cycles would delay the release of recorded memory until garbage collection."""
+    recorders = []
 
-    def seen(self):
+    def track(self):
         plain(self)
-        made.append(weakref.ref(self))
+        recorders.append(weakref.ref(self))
 
     plain = Recorder.__init__
-    monkeypatch.setattr(Recorder, "__init__", seen)
+    monkeypatch.setattr(Recorder, "__init__", track)
     population = Population(
         lambda: create_model("abmil", 4, 2, hidden=6, attention=3), [Member(seed=0), Member(seed=1)]
     )
@@ -126,6 +126,6 @@ def test_nothing_holds_a_recorder_when_a_training_has_ended(monkeypatch):
     gc.disable()
     try:
         fit(population, bags, torch.tensor([TRAIN] * 4 + [VALIDATION] * 2), Recipe(epochs=2, batch=1))
-        assert len(made) == 2 and all(one() is None for one in made)  # of the steps and of validation
+        assert len(recorders) == 2 and all(one() is None for one in recorders)  # one for the steps, one for validation
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Validation asks about the same bags every epoch; on a GPU that is recorded, here with a recorder that runs what it is given."""
+"""Validation reads the same bags every epoch, so a GPU records it; here, a recorder that runs the work directly stands in."""
 
 import gc
 import weakref
@@ -15,8 +15,8 @@ from carmil.training.validation import Validator, validation_parts
 SIZES = (3, 5, 2, 7, 4, 6)
 
 
-def judges(count: int = 2) -> list[Validator]:
-    """Of the same three models, of which the last validates on other bags than the first two."""
+def validators(count: int = 2) -> list[Validator]:
+    """Validators of the same three models; the last model validates on other bags than the first two."""
     generator = torch.Generator().manual_seed(0)
     bags = Bags.from_list([torch.randn(n, 4, generator=generator) for n in SIZES], labels=torch.arange(6) % 2)
     validated = torch.zeros(3, 6, dtype=torch.bool)
@@ -41,26 +41,26 @@ class Replayed:
         return self.work()
 
 
-def test_what_is_replayed_follows_the_weights_and_the_models_that_are_left(monkeypatch):
+def test_a_replayed_pass_follows_the_weights_and_the_remaining_models(monkeypatch):
     made = []
     monkeypatch.setattr(Recorder, "record", lambda self, work: made.append(Replayed(work)) or made[-1])
-    plain, replayed = judges()
+    plain, replayed = validators()
     replayed._records = True
     for epoch in range(4):
-        for judge in (plain, replayed):
-            judge.state.population.weights *= 0.9
+        for validator in (plain, replayed):
+            validator.state.population.weights *= 0.9
         torch.testing.assert_close(replayed(), plain(), rtol=0, atol=0)
         assert plain().shape == (3,) and plain().std() > 0
         assert [one.times for one in made] == [epoch] * len(made)
-    for judge in (plain, replayed):
-        judge.state.active[:] = torch.tensor([True, False, False])
-        judge.state._compact()
+    for validator in (plain, replayed):
+        validator.state.active[:] = torch.tensor([True, False, False])
+        validator.state._compact()
     for _ in range(3):
         torch.testing.assert_close(replayed(), plain(), rtol=0, atol=0)
-    assert len(made) == 3  # two parts of three models, then one of those that are left
+    assert len(made) == 3  # two parts of three models, then one part of the remaining model
 
 
-def test_where_memory_does_not_suffice_it_is_asked_as_ever(monkeypatch):
+def test_validation_runs_unrecorded_if_memory_does_not_suffice(monkeypatch):
     tried = []
 
     def too_much(self, work):
@@ -68,22 +68,26 @@ def test_where_memory_does_not_suffice_it_is_asked_as_ever(monkeypatch):
         self.full = True
 
     monkeypatch.setattr(Recorder, "record", too_much)
-    plain, full = judges()
+    plain, full = validators()
     full._records = True
     for _ in range(4):
         torch.testing.assert_close(full(), plain(), rtol=0, atol=0)
     assert len(tried) == 1
 
 
-def test_what_a_recorded_pass_reads_is_kept(monkeypatch):
-    """A graph does not own what it reads: memory that was given back would be somebody else's by the next epoch."""
-    monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(lambda: torch.zeros(2)))  # forgets the work
-    (judge,) = judges(1)
-    judge._records = True
-    judge()
-    read = [weakref.ref(tensor) for fed, _ in judge._passes.values() for tensor in (fed.rows, fed.labels, fed.offsets)]
-    judge()
-    judge()
+def test_inputs_of_a_recorded_pass_stay_alive(monkeypatch):
+    """A graph does not own its inputs: released memory could be reused before the next epoch."""
+    # The recorder keeps no reference to the work.
+    monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(lambda: torch.zeros(2)))
+    (validator,) = validators(1)
+    validator._records = True
+    validator()
+    read = [
+        weakref.ref(tensor) for fed, _ in validator._passes.values() for tensor in (fed.rows, fed.labels, fed.offsets)
+    ]
+    validator()
+    validator()
     gc.collect()
     assert len(read) == 6 and all(one() is not None for one in read)
-    assert [fed.features.untyped_storage().nbytes() for fed, _ in judge._passes.values()] == [0, 0]  # features are many
+    kept_bytes = [fed.features.untyped_storage().nbytes() for fed, _ in validator._passes.values()]
+    assert kept_bytes == [0, 0]  # features are too large to keep
