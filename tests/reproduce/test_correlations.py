@@ -7,10 +7,10 @@ import pytest
 from scipy.stats import spearmanr
 
 from carmil.reproduce import correlations, digits, slide_cohorts
+from carmil.reproduce.branch_outputs import models_of_run, predict_branches
 from carmil.reproduce.correlations import PAIRS, MapCorrelations
 from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Request
-from carmil.reproduce.two_branches import look, models_of_run
 from carmil.studies import cautions
 
 from .small_cohorts import make_cohort
@@ -58,7 +58,7 @@ def test_slides_and_digits_are_compared_model_by_model(tmp_path, monkeypatch):
     bags, plain = models_of_run(train_model(cohort, "abmil.gated", request), "cpu")  # read, not trained
     first = next(plain)
     car = next(models_of_run(train_model(cohort, "car/abmil.gated", request), "cpu")[1])
-    a, b = look(first.model, bags, first.places), look(car.model, bags, car.places)
+    a, b = predict_branches(first.model, bags, first.places), predict_branches(car.model, bags, car.places)
     bounds = a.offsets.starts.tolist()
     expected = [spearmanr(a.scores[i:j], b.scores[i:j]).statistic for i, j in pairwise(bounds)]
     facts = json.loads((request.out / "correlations.json").read_text())["found"]

@@ -10,13 +10,13 @@ from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.models.pooling import Offsets
 from carmil.reproduce import digits, shift, slide_cohorts
+from carmil.reproduce.branch_outputs import BranchOutputs
 from carmil.reproduce.digits import Point
 from carmil.reproduce.method_runs import runs_folder
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.shift_reading import READINGS, Reasons, Shift, pooled, shift_of
 from carmil.reproduce.shift_words import nearest_reading, reasons_lines, verdict
 from carmil.reproduce.slide_cohorts import several_classes
-from carmil.reproduce.two_branches import Looked
 from carmil.studies import cautions
 
 from .small_cohorts import make_cohort
@@ -27,7 +27,7 @@ NAMES = ("neither 8 nor 9", "some 8, no 9", "some 9, no 8", "some of both")
 def seen(before, after):
     before, after = torch.tensor(before), torch.tensor(after)
     offsets = Offsets(torch.arange(len(before) + 1))
-    return Looked(torch.zeros(len(before)), before, torch.zeros(len(before)), after, offsets)
+    return BranchOutputs(torch.zeros(len(before)), before, torch.zeros(len(before)), after, offsets)
 
 
 def shift_to(one_to_three, three_to_one, change=None):

@@ -9,10 +9,10 @@ from carmil.counterfactual import theory as closed_forms
 from carmil.counterfactual.branches import create_model
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.reproduce import digits, theory
+from carmil.reproduce.branch_outputs import models_of_run, predict_branches
 from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.theory_reading import _measured, _medians, followed, margin_gradient, margins
-from carmil.reproduce.two_branches import look, models_of_run
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def bags():
 
 def test_the_margins_gradient_is_the_appendixs_closed_form_where_the_classifier_is_linear(bags):
     model = create_model("car/abmil", 5, 3, hidden=8, attention=4, dropout=0.0, branch="full").eval()
-    seen = look(model, bags)
+    seen = predict_branches(model, bags)
     for rival in ("runner-up", "weighed most"):
         weights = margins(seen, bags.labels, rival)
         g = margin_gradient(model, bags, seen, weights)
@@ -40,7 +40,7 @@ def test_the_mean_of_all_rivals_is_how_the_loss_falls_from_an_unchanged_attentio
     from carmil.counterfactual.objective import evidence_differential_loss
 
     model = create_model("car/abmil", 5, 3, hidden=8, attention=4, output_layers=1, dropout=0.0, branch="full").eval()
-    seen = look(model, bags)
+    seen = predict_branches(model, bags)
     g = margin_gradient(model, bags, seen, margins(seen, bags.labels, "all others"))
     u_cf = seen.scores.clone().requires_grad_()
     z = model.model.embed(bags.features, seen.offsets)
@@ -90,7 +90,7 @@ def test_the_recipe_measures_both_tasks_and_distances_and_says_what_it_measured(
     measured = followed(bags, tested)
     row = next(r for r in facts if (r["task"], r["distance"], r["rival"]) == ("Four Bags", "L1", "all others"))
     assert row["pearson"] == pytest.approx(measured.interval("pearson"))
-    seen = look(tested[0].model, bags, tested[0].places)
+    seen = predict_branches(tested[0].model, bags, tested[0].places)
     promised = measured.margin[0]
     change = (seen.logits - seen.branch[1]).double()
     y = tested[0].labels

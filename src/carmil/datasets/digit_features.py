@@ -43,12 +43,12 @@ def read_features(path: Path) -> np.ndarray:
 
 
 def array_features(path: Path, digits: DigitImages) -> np.ndarray:
-    """Features from a .npy file, one row an image in the order of the images."""
+    """Features from a .npy file, one row per image in the order of the images."""
     features = read_features(path)
     if len(features) != len(digits.images):
         raise CarmilError(
             f"{path} has {len(features):,} rows for {len(digits.images):,} images ({digits.source}): "
-            "expected one row an image, in the same order"
+            "expected one row per image, in the same order"
         )
     return features
 

@@ -184,7 +184,7 @@ def sample_study(
     """Train, validation and test bags. `labels` (images) are the digits, `features` (images, d) what a model sees."""
     if len(labels) != len(features):
         raise CarmilError(
-            f"{len(features)} rows of features for {len(labels)} digit images: expected one row an image, in the same order"
+            f"{len(features)} rows of features for {len(labels)} digit images: expected one row per image, in the same order"
         )
     parts = []
     for i, (name, size, rows) in enumerate(

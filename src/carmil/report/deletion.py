@@ -1,4 +1,4 @@
-"""A picture of curves with their intervals, a panel a question: what happens as instances go."""
+"""A picture of curves with their intervals, one panel per question: what happens as instances are removed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,12 +14,12 @@ from carmil.errors import CarmilError
 from carmil.evidence.counterfactual_change import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
+from carmil.reproduce.branch_outputs import BranchOutputs, models_of_run, predict_branches
 from carmil.reproduce.digits import Point, digit_cohorts, training_lines
 from carmil.reproduce.method_runs import Method, MethodRun, train_methods
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.slide_cohorts import several_classes
 from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed_lines
-from carmil.reproduce.two_branches import Looked, look, models_of_run
 from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
@@ -119,7 +119,7 @@ def _correlate(rows: Sequence[MethodRun], request: Request) -> list[MapCorrelati
     return results
 
 
-def _views(plain: Run, car: Run, device: str) -> Iterator[tuple[Looked, Looked]]:
+def _views(plain: Run, car: Run, device: str) -> Iterator[tuple[BranchOutputs, BranchOutputs]]:
     bags, models = models_of_run(plain, device)
     others = {(one.fold, one.seed): one for one in models_of_run(car, device)[1]}
     for one in models:
@@ -128,7 +128,7 @@ def _views(plain: Run, car: Run, device: str) -> Iterator[tuple[Looked, Looked]]
             raise CarmilError(
                 f"{plain.folder} and {car.folder} were tested on different slides: remove one and run again"
             )
-        yield look(one.model, bags, one.places), look(other.model, bags, one.places)
+        yield predict_branches(one.model, bags, one.places), predict_branches(other.model, bags, one.places)
 
 
 def _matrix(result: MapCorrelations, kind: str) -> Matrix:

@@ -24,7 +24,7 @@ from carmil.studies.compare import ComparedRun, each_fold
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.point_selection import Choice, choose
 from carmil.studies.predictions import class_numbers, probabilities
-from carmil.studies.train import EACH_ITS_OWN, check, check_fit, run_study, run_together
+from carmil.studies.train import PER_MODEL_SETTINGS, check, check_fit, run_study, run_together
 from carmil.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _populations(methods: Sequence[Method]) -> list[list[Method]]:
     """The methods that can be trained as one population: the same model; only loss weights, distance or rate differ."""
     groups: dict[tuple[str, str], list[Method]] = {}
     for method in methods:
-        others = {name: value for name, value in method.settings.items() if name not in EACH_ITS_OWN}
+        others = {name: value for name, value in method.settings.items() if name not in PER_MODEL_SETTINGS}
         groups.setdefault((method.model, repr(others)), []).append(method)
     return list(groups.values())
 
@@ -149,7 +149,7 @@ def train_model(cohort: StudyCohort, model: str, request: Request, **settings: A
 def train_together(
     cohort: StudyCohort, model: str, variants: Sequence[Mapping[str, Any]], request: Request
 ) -> list[Run]:
-    """One run per variant of the settings, which differ in EACH_ITS_OWN; missing ones are trained as one population."""
+    """One run per variant of the settings, which differ in PER_MODEL_SETTINGS; missing ones are trained as one population."""
     studies = []
     for settings in variants:
         name = "-".join([model.replace("/", "-"), *(f"{key.rstrip('_')}_{value}" for key, value in settings.items())])

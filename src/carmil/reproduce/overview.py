@@ -18,9 +18,9 @@ from carmil.models.abmil import ABMIL
 from carmil.models.contract import BagModel, cross_entropy
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.report.overview_figure import BagView, Stage, draw_overview
+from carmil.reproduce.branch_outputs import models_of_run, predict_branches
 from carmil.reproduce.method_runs import train_model
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
-from carmil.reproduce.two_branches import look, models_of_run
 from carmil.studies.subjects import open_run_store
 from carmil.tables import ResultTable
 
@@ -76,7 +76,7 @@ def example_bag(request: Request) -> tuple[BagView, str]:
     protocol = replace(DIGITS, seeds=1, epochs=EPOCHS, fast_epochs=FAST_EPOCHS, lr=8e-3)
     run = train_model(data.cohort(TASK, request.shared / "cohorts", protocol), MODEL, request)
     bags, (one,) = models_of_run(run, request.device)
-    answers = look(one.model, bags, one.places).logits.argmax(1)
+    answers = predict_branches(one.model, bags, one.places).logits.argmax(1)
     wanted = torch.nonzero((one.labels == LABEL) & (answers == one.labels)).flatten()
     first = int(wanted[0] if len(wanted) else torch.nonzero(one.labels == LABEL).flatten()[0])
     pictures = open_run_store(run).pictures()
@@ -92,7 +92,7 @@ def example_bag(request: Request) -> tuple[BagView, str]:
 def _view(model: BagModel, bags: Bags, place: int, pictures: Pictures) -> BagView:
     bag, labels = bags[place], torch.tensor([LABEL])
     start = int(bags.offsets[place])
-    seen = look(model, bag)
+    seen = predict_branches(model, bag)
     u_cf, after = seen.branch
     shown = pictures.index[start : start + len(bag.features)]
     order = shown.argsort(kind="stable")

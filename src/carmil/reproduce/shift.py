@@ -12,6 +12,7 @@ import numpy as np
 from carmil.datasets.study_cohort import StudyCohort
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
+from carmil.reproduce.branch_outputs import models_of_run, predict_branches
 from carmil.reproduce.digits import Point, digit_cohorts, training_lines
 from carmil.reproduce.method_runs import MethodRun, train_methods, train_model
 from carmil.reproduce.paper import figure, figure_text
@@ -28,7 +29,6 @@ from carmil.reproduce.shift_words import (
 )
 from carmil.reproduce.slide_cohorts import several_classes
 from carmil.reproduce.slide_table import CAR_L1, uninformed_lines
-from carmil.reproduce.two_branches import look, models_of_run
 from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
@@ -80,7 +80,7 @@ def reproduce(request: Request, *, points: Sequence[Point] = (Point(),)) -> Find
         *training_lines(cohorts, [one.run for one in found]),
         *said,
     ]
-    caption = "Which class's logit grows most under the counterfactual attention; a row a true class."
+    caption = "Which class's logit grows most under the counterfactual attention; one row per true class."
     why = "By how much each logit changes in these bags: what speaks for a class falls and rises together."
     finding = Finding(
         tuple(tables), (Picture(picture, caption), Picture(changes, why)), tuple(lines), tuple(conditions)
@@ -92,7 +92,7 @@ def _shift(run: Run, request: Request) -> Shift:
     """The test bags of all folds of a seed together."""
     bags, models = models_of_run(run, request.device)
     tested = list(models)
-    shift = shift_of((look(one.model, bags, one.places), one.labels) for one in tested)
+    shift = shift_of((predict_branches(one.model, bags, one.places), one.labels) for one in tested)
     return pooled(shift, [one.seed for one in tested])
 
 

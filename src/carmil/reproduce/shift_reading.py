@@ -1,6 +1,6 @@
 """Which class grows under the counterfactual attention, and why: counted over the bags that a model answers rightly.
 
-r models, b bags, n instances, k classes, d groups of digits; a row a true class.
+r models, b bags, n instances, k classes, d groups of digits; one row per true class.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from carmil.bags.bags import Bags
 from carmil.evidence import explain
 from carmil.evidence.counterfactual_change import class_shift, count_choices
 from carmil.models.pooling import bag_softmax, bag_sum
-from carmil.reproduce.two_branches import Looked, Tested, look
+from carmil.reproduce.branch_outputs import BranchOutputs, TestedModel, predict_branches
 
 Floats = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class Reasons:
     evidence: Floats
 
 
-def shift_of(looked: Iterable[tuple[Looked, Tensor]]) -> Shift:
+def shift_of(looked: Iterable[tuple[BranchOutputs, Tensor]]) -> Shift:
     """looked: what each model sees in its bags, and their labels (b)."""
     counts: dict[str, list[Tensor]] = {name: [] for name in READINGS}
     changes = []
@@ -84,7 +84,7 @@ def pooled(shift: Shift, groups: Sequence[int]) -> Shift:
     return Shift(counts, np.stack(change))
 
 
-def reasons_of(bags: Bags, models: Iterable[Tested]) -> Reasons:
+def reasons_of(bags: Bags, models: Iterable[TestedModel]) -> Reasons:
     """Where attention goes, by digit, and what each digit says for each class. On Four Bags the truth tells the digits apart."""
     before: list[Tensor] = []
     after: list[Tensor] = []
@@ -95,7 +95,7 @@ def reasons_of(bags: Bags, models: Iterable[Tested]) -> Reasons:
         eight, nine = ((tested.instance_labels == torch.tensor(signs)).all(1) for signs in (EIGHT, NINE))
         groups = torch.stack([eight, nine, ~eight & ~nine], dim=1)  # (n, d)
         path = explain(one.model, tested, "path").cpu()
-        seen = look(one.model, tested)
+        seen = predict_branches(one.model, tested)
         u_cf, _ = seen.branch
         for u, kept in ((seen.scores, before), (u_cf, after)):
             weights = bag_softmax(u.unsqueeze(-1), seen.offsets)

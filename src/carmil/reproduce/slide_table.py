@@ -40,7 +40,8 @@ Pair = tuple[MethodRun, MethodRun]
 
 @dataclass(frozen=True)
 class Difference:
-    """One method minus another on a cohort, by one of its measures. informed: whether at least one of the two is."""
+    """One method minus another on a cohort, by one of its measures. informed: whether at least one of the two
+    methods is better than always predicting the class frequencies."""
 
     cohort: StudyCohort
     measure: str

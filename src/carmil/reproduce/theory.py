@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from carmil.progress import console
+from carmil.reproduce.branch_outputs import models_of_run
 from carmil.reproduce.digits import TASKS, Point, digit_cohorts, training_lines
 from carmil.reproduce.method_runs import train_methods
 from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
 from carmil.reproduce.theory_picture import Row, draw_theory
 from carmil.reproduce.theory_reading import MEASURES, RIVALS, TENTH, Followed, followed
-from carmil.reproduce.two_branches import models_of_run
 from carmil.tables import ResultTable
 
 MAIN = "all others"  # of RIVALS: it needs no choice

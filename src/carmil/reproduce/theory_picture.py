@@ -31,7 +31,7 @@ class Row:
 
 
 def draw_theory(rows: Sequence[Row], path: Path) -> Path:
-    """A line of panels a task: correlations of bags, and for each distance the density and the margins, promised and real."""
+    """One row of panels per task: correlations of bags, and for each distance the density and the margins, promised and real."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -22,7 +22,7 @@ from carmil.evidence.rank_correlation import bag_places, pearson, spearman
 from carmil.evidence.sensitivity import logit_sensitivity
 from carmil.models.contract import BagModel, one_hot
 from carmil.models.pooling import Offsets, bag_max, bag_ranking, bag_sum
-from carmil.reproduce.two_branches import Looked, Tested, look
+from carmil.reproduce.branch_outputs import BranchOutputs, TestedModel, predict_branches
 from carmil.statistics.bootstrap import mean_intervals
 
 Floats = NDArray[np.float64]
@@ -79,13 +79,13 @@ class Followed:
         return found
 
 
-def followed(cohort: Bags, models: Iterable[Tested], *, rival: str = "all others", seed: int = 0) -> Followed:
+def followed(cohort: Bags, models: Iterable[TestedModel], *, rival: str = "all others", seed: int = 0) -> Followed:
     """How delta follows -g on the test bags of the models, the same for all, and how a shuffled delta does."""
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {name: [] for name in ("real", "shuffled", "margin", "promised", "instances")}
     for one in models:
         bags, labels, model = cohort[one.places], one.labels, one.model
-        seen = look(model, bags)
+        seen = predict_branches(model, bags)
         against = margins(seen, labels, rival)
         g = margin_gradient(model, bags, seen, against)
         u_cf, after = seen.branch
@@ -102,14 +102,14 @@ def followed(cohort: Bags, models: Iterable[Tested], *, rival: str = "all others
     return Followed(real, shuffled, stacked["margin"], stacked["promised"], stacked["instances"])
 
 
-def margin_gradient(model: BagModel, bags: Bags, seen: Looked, margin: Tensor) -> Tensor:
+def margin_gradient(model: BagModel, bags: Bags, seen: BranchOutputs, margin: Tensor) -> Tensor:
     """g (n) of the margin of each bag."""
     first = next(model.parameters())
     s = logit_sensitivity(model, bags.features.to(first), Offsets(bags.offsets, first.device)).double().cpu()
     return (s * margin[seen.offsets.bag_of]).sum(1)
 
 
-def margins(seen: Looked, labels: Tensor, rival: str) -> Tensor:
+def margins(seen: BranchOutputs, labels: Tensor, rival: str) -> Tensor:
     """(b, k) how the logits make up the margin: 1 for the bag's class, -1 shared by its rivals."""
     classes = seen.logits.shape[1]
     own = one_hot(labels, classes).double()

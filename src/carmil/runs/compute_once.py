@@ -16,7 +16,7 @@ def compute_once(
 ) -> tuple[Any, str]:
     """Return what `compute` returns, and the machine it ran on; read it from `path` if the same was requested before.
 
-    kind: the type of the result, see `carmil.untrusted.parsed`. Without one it is as JSON has it: NaN is None.
+    kind: the type of the result, see `carmil.untrusted.parse_as`. Without one it is as JSON has it: NaN is None.
     """
     key = config_key(request)
     try:

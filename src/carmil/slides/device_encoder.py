@@ -81,7 +81,7 @@ class DeviceEncoder:
             return self.encoder(pictures).half()
 
     def _record(self, pixels: int) -> tuple[Tensor, Recording] | None:
-        """A whole batch, recorded. A network that looks at its numbers on the way cannot be: it is asked for bit by bit."""
+        """A whole batch, recorded; None for a network that waits for its numbers on the CPU, which cannot be captured."""
         pictures = torch.zeros((self.batch, pixels, pixels, 3), dtype=torch.uint8, device=self.device)
         self._in_half(pictures)  # libraries plan on the first call
         if not _is_asynchronous(lambda: self._in_half(pictures)):

@@ -72,7 +72,7 @@ class FoldAnswers:
         cases: ArrayLike | None = None,
         patients: ArrayLike | None = None,
     ) -> "FoldAnswers":
-        """One fold, one seed, the likeliest class, each row a case of its own patient: unless said otherwise."""
+        """Build answers. By default: one fold and seed, the most probable class, one patient per row."""
         given, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.int64)
         if not len(y):
             raise CarmilError("no cases: expected at least one label and its answer")

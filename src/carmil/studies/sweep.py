@@ -6,7 +6,7 @@ data/            bags that are packed or regrouped first, once for all points
 checkpoint-*     where an interrupted training resumes; removed when its points have ended
 sweep.md, sweep.png, report.html   for people
 
-Points that differ in EACH_ITS_OWN only are one population. p points of the grid.
+Points that differ in PER_MODEL_SETTINGS only are one population. p points of the grid.
 """
 
 import re
@@ -23,7 +23,7 @@ from carmil.runs.run import Run
 from carmil.runs.settings import WHERE, Settings, Value, plain_name
 from carmil.runs.writing import begin_sweep
 from carmil.studies.cohort import Material, log_once, open_material
-from carmil.studies.train import EACH_ITS_OWN, check, check_fit, grid_of, run_together
+from carmil.studies.train import PER_MODEL_SETTINGS, check, check_fit, grid_of, run_together
 from carmil.words import plural
 
 # What bags and labels depend on, and what folds do.
@@ -243,7 +243,7 @@ def common_settings(sweep: Sweep) -> dict[str, Value]:
 def _populations(sweep: Sweep) -> list[list[Point]]:
     groups: dict[str, list[Point]] = {}
     for point in sweep.points:
-        groups.setdefault(_key(point.study, without=(*EACH_ITS_OWN, "out")), []).append(point)
+        groups.setdefault(_key(point.study, without=(*PER_MODEL_SETTINGS, "out")), []).append(point)
     return list(groups.values())
 
 

@@ -38,7 +38,7 @@ from carmil.training.recipe import UNUSED, Recipe, first_eligible_epoch
 from carmil.training.scaling import fit_scales
 from carmil.words import plural
 
-EACH_ITS_OWN = ("lr", "alpha", "lambda_", "distance")  # in which the models of one population may differ
+PER_MODEL_SETTINGS = ("lr", "alpha", "lambda_", "distance")  # in which the models of one population may differ
 
 
 def run_study(settings: Settings, *, log: Log = lambda line: None) -> Run:
@@ -95,7 +95,7 @@ def _check_validation(settings: Settings, material: Material) -> None:
 def run_together(
     studies: Sequence[Settings], material: Material, *, checkpoint: Path, log: Log = lambda line: None
 ) -> list[Run]:
-    """Train studies that differ in EACH_ITS_OWN only (and `out`) as one population; each chooses and is tested by itself.
+    """Train studies that differ in PER_MODEL_SETTINGS only (and `out`) as one population; each chooses and is tested by itself.
 
     They write what each would have written alone.
     """

@@ -1,4 +1,4 @@
-"""What a CAR model sees in bags: both attentions and both answers. n instances of all bags together, b bags, k classes."""
+"""Outputs of both branches of a CAR model: attention scores and logits. n instances of all bags together, b bags, k classes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ AT_ONCE = 2**16  # instances in memory
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class BranchOutputs:
     """u (n), F(u) (b, k); with CAR's branch u_cf (n) and F(u_cf) (b, k), else None. On the CPU."""
 
     scores: Tensor
@@ -35,7 +35,7 @@ class Looked:
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class TestedModel:
     """A model of a run, with the bags it was tested on: their places in the cohort and labels (b)."""
 
     model: BagModel
@@ -46,8 +46,8 @@ class Tested:
 
 
 @torch.no_grad()
-def look(model: BagModel, bags: Bags, chosen: Tensor | None = None) -> Looked:
-    """What a model with one attention map sees in all bags, or in the chosen ones (positions)."""
+def predict_branches(model: BagModel, bags: Bags, chosen: Tensor | None = None) -> BranchOutputs:
+    """Return the scores and logits of a model with one attention map for all bags, or the chosen ones (positions)."""
     first = next(model.parameters())
     columns: list[list[Tensor]] = [[], [], [], []]
     sizes = []
@@ -55,7 +55,9 @@ def look(model: BagModel, bags: Bags, chosen: Tensor | None = None) -> Looked:
     for part in bags.parts(AT_ONCE, chosen):
         seen = model(part.features.to(first.device).to(first), Offsets(part.offsets, first.device))
         if seen.scores is None or seen.scores.shape[-1] != 1:
-            raise CarmilError(f"{type(model).__name__} has not one attention map: expected a model such as 'abmil'")
+            raise CarmilError(
+                f"{type(model).__name__} does not have exactly one attention map: expected a model such as 'abmil'"
+            )
         columns[0].append(seen.scores[:, 0].cpu())
         columns[1].append(seen.logits.cpu())
         if seen.counterfactual is not None:
@@ -65,18 +67,18 @@ def look(model: BagModel, bags: Bags, chosen: Tensor | None = None) -> Looked:
     u, logits, u_cf, cf_logits = (torch.cat(column) if column else None for column in columns)
     assert u is not None and logits is not None
     ends = torch.cat(sizes).cumsum(0)
-    return Looked(u, logits, u_cf, cf_logits, Offsets(torch.cat([ends.new_zeros(1), ends])))
+    return BranchOutputs(u, logits, u_cf, cf_logits, Offsets(torch.cat([ends.new_zeros(1), ends])))
 
 
-def models_of_run(run: Run, device: str) -> tuple[Bags, Iterator[Tested]]:
+def models_of_run(run: Run, device: str) -> tuple[Bags, Iterator[TestedModel]]:
     """The cohort of a run, and its models one by one with the slides that each was tested on."""
     store = open_run_store(run)
     subjects, population = own_subjects(run, store), run.population(device)
 
-    def each() -> Iterator[Tested]:
+    def each() -> Iterator[TestedModel]:
         for row, model in enumerate(run.models):
             mine = [one for one in subjects if row in one.models]
-            yield Tested(
+            yield TestedModel(
                 population.member(row),
                 model.fold,
                 model.seed,
