@@ -25,7 +25,7 @@ def tool(name):
         '<span class="arithmatex">\\(x\\)</span>',
     ],
 )
-def test_what_a_browser_would_fetch_is_found(tmp_path, asked):
+def test_external_resources_are_reported(tmp_path, asked):
     (tmp_path / "page.html").write_text(f"<html>{asked}</html>")
     assert len(tool("check_site").asked_outside(tmp_path)) == 1
 

@@ -474,7 +474,7 @@ def test_a_truth_that_cannot_be_true_is_named(tmp_path, table, truth, words):
     one_sentence(matrix(tmp_path / "cohort", table), words, truth=truth)
 
 
-def test_truth_is_not_taken_where_it_has_no_place(tmp_path):
+def test_truth_is_refused_for_a_file_that_has_none(tmp_path):
     npy(tmp_path / "cohort" / "a.npy")
     one_sentence(tmp_path / "cohort", "leave it out", truth="tumour")
 

@@ -512,7 +512,7 @@ def test_an_out_that_is_a_link_to_nowhere_is_refused_before_anything_is_written(
 
 
 @pytest.mark.finding(n=10)
-def test_an_out_that_is_a_link_to_a_folder_is_built_there(features, tmp_path):
+def test_a_symlinked_out_folder_is_built_at_its_target(features, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     build_store(features, tmp_path / "link")

@@ -270,7 +270,7 @@ def test_what_nobody_annotated_is_unknown_unless_annotation_is_complete():
     assert label_tiles(tiles, regions).labels.tolist() == [1, 1, UNKNOWN]
 
 
-def test_of_regions_in_each_other_the_smallest_counts():
+def test_the_smallest_of_nested_regions_labels_a_tile():
     tiles = tiles_of([(100, 100), (300, 300), (500, 500)])
     inside = [region("_2", 300, 300, 400, 400), region("tissue", 0, 0, 1000, 800), region("_0", 50, 50, 450, 450)]
     assert label_tiles(tiles, inside, positive=["_0"]).labels.tolist() == [1, 0, 0]

@@ -19,7 +19,7 @@ for name in sys.argv[2].split(","):
 """
 
 
-def test_no_room_that_every_run_needs_asks_for_a_library_that_is_optional():
+def test_required_rooms_import_without_optional_libraries():
     files = [path for room in NEEDED for path in (SOURCE / room).rglob("*.py") if path.stem != "__init__"]
     modules = [".".join(("carmil", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]
     assert len(modules) > 100

@@ -112,7 +112,7 @@ def test_a_row_is_a_method_and_a_cell_what_its_run_found(recipe_request, found2)
     assert column(ours, "CAMELYON16 AUC")["CAR-MIL (L1)"] == shown
 
 
-def test_maps_are_scored_by_attention_and_transmils_by_its_rollout(recipe_request, found2):
+def test_auprc_uses_attention_and_for_transmil_rollout(recipe_request, found2):
     ours = column(found2.tables[0], "CAMELYON16 AUPRC+")
     assert ours["Mean"] == "–"  # attends to nothing
     camelyon = next(c for c in find_cohorts(recipe_request).cohorts if c.name == "camelyon16")

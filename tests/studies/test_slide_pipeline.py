@@ -110,7 +110,7 @@ def test_one_command_goes_from_slides_to_answers_maps_and_geojson(tmp_path, run,
 
 @pytest.mark.finding(n=2)
 @pytest.mark.finding(n=3)
-def test_slides_run_answers_by_the_runs_rule_and_shows_the_evidence_of_that_answer(
+def test_slides_run_applies_the_decision_rule_of_the_run_and_explains_that_class(
     tmp_path, said, cohort, small_weights, make_cohort_slide
 ):
     """A threshold that turns the answer turns the maps too; a slide of the run is answered as in its report."""

@@ -80,7 +80,7 @@ def lock_file(out: Path) -> Path:
 
 
 def _signature(sources: Sequence[Source], origin: Path, dtype: str) -> str:
-    """A checksum that changes with the name within `origin`, the size or the time of any file of the cohort."""
+    """Checksum of what the store is built from: the path within `origin`, size and modification time of every file."""
     digest = hashlib.sha256(dtype.encode())
     for source in sources:
         files = [source.path, *(path for _, path in source.companions)]

@@ -37,7 +37,7 @@ class TileGeometry:
         return f"carmil slides tile{pixels}{'' if self.tile_mpp is None else f' --tile-mpp {self.tile_mpp:.4g}'}"
 
     def differs_from(self, other: "TileGeometry") -> bool:
-        """Whether a number that both know differs: pixels at all, micrometres per pixel by more than MPP_TOLERANCE."""
+        """Whether pixels differ, or micrometres per pixel by more than MPP_TOLERANCE; missing values are ignored."""
         if None not in (self.tile_pixels, other.tile_pixels) and self.tile_pixels != other.tile_pixels:
             return True
         if self.tile_mpp is None or other.tile_mpp is None:

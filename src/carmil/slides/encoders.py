@@ -1,7 +1,7 @@
 """Encoders: networks that turn a tile into a vector of features. Their names:
 
 resnet50              torchvision's, up to its third stage, 1024 features, as CLAM
-resnet50.caffe        its original, from a file of weights
+resnet50.caffe        the original Caffe network, from a file of weights
 timm/NAME             any model of timm
 hf-hub:OWNER/NAME     UNI and others on the Hugging Face hub, with the user's own token; `published_encoders` says how the
                       well-known ones are used

@@ -1,4 +1,4 @@
-"""Tables of answers: by slide, and by patient. k classes."""
+"""Tables of predictions, one row per slide or per patient. k classes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

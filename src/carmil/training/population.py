@@ -273,7 +273,7 @@ def _slots(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> list[_Slot]
 
 
 def _stacked(matrix: Tensor, slots: list[_Slot]) -> list[tuple[_Slot, Tensor]]:
-    """Columns of the matrix as stacked tensors, views of it."""
+    """Views of the columns of the matrix, one (r, *shape) tensor per slot."""
     pieces = matrix.split([slot.count for slot in slots], dim=1) if slots else []
     return [(slot, piece.unflatten(1, slot.shape)) for slot, piece in zip(slots, pieces, strict=True)]
 
