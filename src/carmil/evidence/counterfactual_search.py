@@ -30,8 +30,8 @@ from carmil.models.pooling import Offsets, bag_max, bag_softmax, bag_weighted_su
 
 @dataclass(frozen=True)
 class SearchResult:
-    """u_cf and F(u_cf), like those of a learned branch; for each map, (b, m): the target class, whether the model predicts it with the
-    requested confidence, and the number of steps taken."""
+    """u_cf and F(u_cf), like those of a learned branch; for each map, (b, m): the target class, whether the model predicts it with
+    the requested confidence, and the number of steps taken."""
 
     counterfactual: Counterfactual
     targets: Tensor
