@@ -10,7 +10,7 @@ from carmil.runs.decision import Decision
 from carmil.runs.run import read_run
 from carmil.training.population import Member, Population
 from carmil.viewer.cases import Case, RunCases
-from carmil.viewer.whatif import WhatIf, _InCompany, _Standing, highest, inside
+from carmil.viewer.whatif import WhatIf, _CachedInstances, _ReducedBag, highest, inside
 
 MODELS = {
     "abmil": {},
@@ -71,7 +71,7 @@ def test_every_model_answers_as_it_would_for_the_bag_that_is_left(model):
 )
 def test_instances_are_kept_only_where_they_do_not_know_their_bag(model, alone):
     ready = WhatIf(run_of(model, 100, **MODELS[model])).prepare(0)
-    assert all(isinstance(one, _Standing if alone else _InCompany) for one in ready)
+    assert all(isinstance(one, _CachedInstances if alone else _ReducedBag) for one in ready)
 
 
 def test_one_instance_alone_can_answer_but_nothing_cannot(ask, number_of):
@@ -80,7 +80,7 @@ def test_one_instance_alone_can_answer_but_nothing_cannot(ask, number_of):
     said = ask.post(f"/api/case/{number_of['s4']}/whatif", {"remove": whole[:-1]})
     assert said.status == 200 and said.json["removed"] == whole[:-1]
     said = ask.post(f"/api/case/{number_of['s4']}/whatif", {"remove": whole})
-    assert (said.status, said.json) == (422, {"error": "all 34 instances would be gone: leave at least one"})
+    assert (said.status, said.json) == (422, {"error": "all 34 instances would be removed: keep at least one"})
 
 
 def test_the_server_answers_what_python_computes(ask, study_folder, number_of):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from carmil.plot_style import COLOURS, INK, SOFT, STYLE, save_figure
 from carmil.runs.settings import Value
-from carmil.studies.sweep import Point, Swept, setting_name, value_text
+from carmil.studies.sweep import Point, SweepResult, setting_name, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ MOST_PANELS, MOST_BARS = 12, 60
 WIDE = 50  # a largest value so many times the smallest is drawn on a logarithmic axis
 
 
-def write_picture(swept: Swept, best: int | None, path: Path) -> str:
+def write_picture(swept: SweepResult, best: int | None, path: Path) -> str:
     """Draw the picture, with a ring around the best point on validation bags; return its caption."""
     import matplotlib
 
@@ -35,7 +35,7 @@ def write_picture(swept: Swept, best: int | None, path: Path) -> str:
     return f"{words} Means over the folds; {_spread(swept)}.{ring}"
 
 
-def _lines(swept: Swept, numeric: Sequence[str], ringed: Point | None) -> tuple["Figure", str]:
+def _lines(swept: SweepResult, numeric: Sequence[str], ringed: Point | None) -> tuple["Figure", str]:
     from matplotlib.figure import Figure
 
     over, aucs = swept.sweep.over, _aucs(swept)
@@ -105,7 +105,7 @@ def _number_axis(panel: "Axes", values: Sequence[float]) -> None:
         panel.set_xticks([], minor=True)
 
 
-def _bars(swept: Swept, ringed: Point | None) -> tuple["Figure", str]:
+def _bars(swept: SweepResult, ringed: Point | None) -> tuple["Figure", str]:
     """One bar per point, where no setting is a number."""
     from matplotlib.figure import Figure
 
@@ -129,14 +129,14 @@ def _bars(swept: Swept, ringed: Point | None) -> tuple["Figure", str]:
     return figure, "AUC of the test folds." + (f" The first {len(points)} of {total} points." * (len(points) < total))
 
 
-def _aucs(swept: Swept) -> dict[str, float]:
+def _aucs(swept: SweepResult) -> dict[str, float]:
     """Per cent, by the point's name; NaN where there is none."""
     means = [run.metrics.summary["auc"].mean for run in swept.runs]
     names = [point.name for point in swept.sweep.points]
     return {name: math.nan if mean is None else 100 * mean for name, mean in zip(names, means, strict=True)}
 
 
-def _spread(swept: Swept) -> str:
+def _spread(swept: SweepResult) -> str:
     found = [run.metrics.summary["auc"].std for run in swept.runs]
     known = [100 * std for std in found if std is not None]
     if not known:

@@ -11,7 +11,7 @@ from carmil.runs.writing import SweepPoint, write_sweep_figures
 from carmil.studies import card
 from carmil.studies.figures import SHOWN, line
 from carmil.studies.point_selection import Choice, choose
-from carmil.studies.sweep import Swept, common_settings, setting_name, value_text
+from carmil.studies.sweep import SweepResult, common_settings, setting_name, value_text
 from carmil.studies.tables import figures_lines
 from carmil.tables import ResultTable
 from carmil.words import plural
@@ -20,7 +20,7 @@ FIGURES = ("auc", "f1_macro", "balanced_accuracy", "auprc_attention", "auprc_rol
 CHOSEN, IDLE = "*", "†"
 
 
-def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
+def write_sweep(swept: SweepResult) -> tuple[ResultTable, list[str]]:
     """Write sweep.json, sweep.md, sweep.png, report.html, and study.yaml if the command needs it. Return table and notes."""
     out = swept.sweep.out
     choice = choose(swept.runs)
@@ -56,7 +56,7 @@ def write_sweep(swept: Swept) -> tuple[ResultTable, list[str]]:
     return table, lines
 
 
-def sweep_points(swept: Swept, choice: Choice) -> list[SweepPoint]:
+def sweep_points(swept: SweepResult, choice: Choice) -> list[SweepPoint]:
     """The figures of every point, for a script."""
     return [
         SweepPoint(
@@ -71,7 +71,7 @@ def sweep_points(swept: Swept, choice: Choice) -> list[SweepPoint]:
     ]
 
 
-def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
+def sweep_table(swept: SweepResult, choice: Choice) -> ResultTable:
     """One row per point; the last is what validation bags choose fold by fold."""
     names = [name for name in FIGURES if any(name in run.metrics.summary for run in swept.runs)]
     lines = []
@@ -91,7 +91,7 @@ def sweep_table(swept: Swept, choice: Choice) -> ResultTable:
     )
 
 
-def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
+def sweep_lines(swept: SweepResult, choice: Choice) -> list[str]:
     """What the table is of, and how to read it."""
     runs = swept.runs
     models = plural(sum(len(run.models) for run in runs), "model")
@@ -112,7 +112,7 @@ def sweep_lines(swept: Swept, choice: Choice) -> list[str]:
     return found
 
 
-def sweep_command(swept: Swept) -> str:
+def sweep_command(swept: SweepResult) -> str:
     """The command, to be typed in the folder that holds the sweep; OUT/study.yaml holds settings without an option."""
     grid = [
         f"{setting_name(name)}={','.join(value_text(v) for v in values)}" for name, values in swept.sweep.over.items()

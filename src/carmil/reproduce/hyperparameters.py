@@ -15,7 +15,7 @@ from carmil.reproduce.recipes import Finding, Picture, Request
 from carmil.reproduce.slide_cohorts import find_cohorts
 from carmil.reproduce.slide_table import ABMIL, CAR_L1, MethodComparison, Pair, write_slide_finding
 from carmil.studies.point_selection import choose
-from carmil.studies.sweep import Sweep, Swept, run_sweep, sweep_of
+from carmil.studies.sweep import Sweep, SweepResult, run_sweep, sweep_of
 
 COHORTS = ("brca", "luad_tp53", "crc", "weak")  # the paper's two, and what stands in for them
 GRID, FAST_GRID = [0.2, 0.8, 1.0], [0.2, 1.0]
@@ -57,7 +57,7 @@ def reproduce(request: Request) -> Finding:
     )
 
 
-def sweep_cohort(cohort: StudyCohort, request: Request) -> Swept:
+def sweep_cohort(cohort: StudyCohort, request: Request) -> SweepResult:
     """The grid and, for both distances, alpha = lambda = 0: one population, every point a run of its own."""
     settings: dict[str, Any] = study_settings(cohort, CAR_L1.model, request, "alpha-lambda-distance", seeds=1)
     values = FAST_GRID if request.fast else GRID
@@ -67,7 +67,7 @@ def sweep_cohort(cohort: StudyCohort, request: Request) -> Swept:
     return run_sweep(Sweep(grid.out, grid.over, (*plain.points, *grid.points)), log=quietly)
 
 
-def _pair(cohort: StudyCohort, swept: Swept) -> Pair:
+def _pair(cohort: StudyCohort, swept: SweepResult) -> Pair:
     """CAR with the weights and distance that each fold's validation bags choose, and the plain model."""
     points = list(zip(swept.sweep.points, swept.runs, strict=True))
     cars = [MethodRun.of(cohort, Method(point.name, CAR_L1.model), run) for point, run in points if not point.idle]
@@ -75,7 +75,7 @@ def _pair(cohort: StudyCohort, swept: Swept) -> Pair:
     return select_by_fold(cars, "CAR-MIL, chosen by fold,")[0], MethodRun.of(cohort, ABMIL, plain)
 
 
-def _range(cohort: StudyCohort, swept: Swept) -> str:
+def _range(cohort: StudyCohort, swept: SweepResult) -> str:
     """How far the points of the grid lie apart, beside how far the folds of one do."""
     points = [(point, run.metrics.summary["auc"]) for point, run in zip(swept.sweep.points, swept.runs, strict=True)]
     means = [100 * auc.mean for point, auc in points if not point.idle]

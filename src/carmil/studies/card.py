@@ -1,4 +1,4 @@
-"""The model card of a run: what was trained, on what, how it was evaluated, its limits, and the command that repeats it."""
+"""The model card of a run: model, data, protocol, figures, limits, and the command that reproduces the run."""
 
 import os
 import re
@@ -36,13 +36,13 @@ SCALING = {
 }
 INTERVALS = (
     "Intervals: Clopper and Pearson's for accuracy, sensitivity and specificity, Wilson's for balanced accuracy and F1, Newcombe's "
-    "(method 5) for AUC; none collapses at 0 or 100 %. Slides of one patient are not counted as independent. How often such "
-    "intervals hold the true value: docs/study.md."
+    "(method 5) for AUC; none collapses at 0 or 100 %. Slides of one patient are not counted as independent. For the "
+    "coverage of these intervals, see docs/study.md."
 )
 LIMITS = (
-    "Research use only. This is no medical device; no decision about a patient may rest on it.",
-    "The figures are of this cohort's test folds. Scanners, stains, sites and encoders it has not seen may change "
-    "them: carmil evaluate measures that on another cohort.",
+    "Research use only. This is not a medical device; do not base any decision about a patient on it.",
+    "The figures describe the test folds of this cohort. Other scanners, stains, sites and encoders may change "
+    "them: use carmil evaluate to measure that on another cohort.",
 )
 
 
@@ -77,24 +77,24 @@ def trained(run: Run) -> dict[str, str]:
     nested = f" x {inner} inner folds" if inner > 1 else ""
     return {
         "model": run.settings.model,
-        "options": _said(run.settings.options) if run.settings.options else "the model's defaults",
+        "options": _text(run.settings.options) if run.settings.options else "the model's defaults",
         "models kept": f"{len(run.models)}: {plural(folds, 'fold')}{nested} x {plural(seeds, 'seed')}",
         "input scaling": SCALING[run.settings.scale],
         "initial weights": "Xavier-normal, zero biases" if run.settings.init == "xavier" else "the model's own",
         **_objective(run),
-        **({"preset": f"{preset}: every setting of it as it is there"} if (preset := preset_of(run.settings)) else {}),
+        **({"preset": f"{preset}, with all settings unchanged"} if (preset := preset_of(run.settings)) else {}),
         "run": run.key,
     }
 
 
 def _objective(run: Run) -> dict[str, str]:
-    """Weights of the terms of the loss in the models that were kept; several values where validation bags chose."""
-    found = {}
+    """Weights of the loss terms of the selected models; several values where they were selected on validation bags."""
+    weights = {}
     for name in ("alpha", "lambda_", "distance"):
-        values = dict.fromkeys(_said(model.settings[name]) for model in run.models if name in model.settings)
+        values = dict.fromkeys(_text(model.settings[name]) for model in run.models if name in model.settings)
         if values:
-            found[name.rstrip("_")] = ", ".join(values)
-    return found
+            weights[name.rstrip("_")] = ", ".join(values)
+    return weights
 
 
 def data(run: Run) -> dict[str, str]:
@@ -103,7 +103,7 @@ def data(run: Run) -> dict[str, str]:
         "slides": f"{data.slides} of {plural(data.patients, 'patient')}",
         "classes": ", ".join(f"{name} ({n})" for name, n in zip(run.classes, data.class_counts, strict=True)),
         "features": PurePath(run.settings.bags).name,
-        "labels": PurePath(run.settings.labels).name if run.settings.labels else "came with the features",
+        "labels": PurePath(run.settings.labels).name if run.settings.labels else "stored with the features",
         "encoder": f"{data.encoder or 'not known'}, {data.width} features per tile"
         + (f", pooled by {data.pooling}" if data.pooling else ""),
         "tiles": str(run.data.geometry),
@@ -112,26 +112,26 @@ def data(run: Run) -> dict[str, str]:
 
 
 def protocol(run: Run) -> list[str]:
-    """How the figures were obtained, and what they are of."""
+    """Return how the figures were obtained and what they describe."""
     settings = run.settings
     selection = (
-        "Epoch, hyper-parameters and threshold were chosen on validation bags only; a test fold was looked at once."
+        "Epoch, hyper-parameters and threshold were chosen on validation bags only; each test fold was used once."
     )
     if len(run.classes) > 2:
-        selection = "Epoch and hyper-parameters were chosen on validation bags only; a test fold was looked at once."
+        selection = "Epoch and hyper-parameters were chosen on validation bags only; each test fold was used once."
     return [
         _folds(run),
         selection,
         f"Answers: {answer_rule(run)}.",
-        f"Figures are of {run.metrics.level}s{_merged(run)}.",
+        f"Figures are per {run.metrics.level}{_combination(run)}.",
         f"Training: at most {plural(settings.epochs, 'epoch')}, patience {settings.patience}, "
-        f"{settings.optimizer}, {plural(settings.batch, 'bag')} per step, learning rate {_said(settings.lr)} "
+        f"{settings.optimizer}, {plural(settings.batch, 'bag')} per step, learning rate {_text(settings.lr)} "
         f"({settings.schedule}), weight decay {settings.weight_decay:g}, label smoothing {settings.label_smoothing:g}.",
     ]
 
 
 def choices(run: Run) -> ResultTable:
-    """One row per model that was kept: what it chose on its validation bags."""
+    """Return the table of choices made on validation bags, one row per selected model."""
     settings = list(dict.fromkeys(name for model in run.models for name in model.settings))
     named = [name for name in ("inner", "seed") if len({getattr(model, name) for model in run.models}) > 1]
     heads = ["fold", *named, "epoch (from 0)", "validation loss", *(name.rstrip("_") for name in settings)]
@@ -139,13 +139,13 @@ def choices(run: Run) -> ResultTable:
     if two:
         heads += ["threshold", "sensitivity there", "specificity there"]
     if abstains:
-        heads.append("no answer if nearer than")
+        heads.append("no answer if closer than")
     if any(model.threshold_note for model in run.models):
         heads.append("remark")
     lines = []
     for fold, model in zip(run.tested_folds, run.models, strict=True):
         cells = [str(fold), *(str(getattr(model, name)) for name in (*named, "best_epoch"))]
-        cells += [_number(model.validation_loss), *(_said(model.settings.get(name)) for name in settings)]
+        cells += [_number(model.validation_loss), *(_text(model.settings.get(name)) for name in settings)]
         if two:
             cells.append(_number(model.threshold))
             cells += [percent(getattr(model, f"validation_{name}")) for name in ("sensitivity", "specificity")]
@@ -158,9 +158,9 @@ def choices(run: Run) -> ResultTable:
 
 
 def settings_shown(run: Run) -> dict[str, str]:
-    """All settings as text. Of a path only the last part, since the rest is about the machine."""
+    """Return all settings as text; of paths only the last part, since the rest describes the machine."""
     return {
-        name.rstrip("_"): PurePath(str(value)).name if name in PATHS and value else _said(value)
+        name.rstrip("_"): PurePath(str(value)).name if name in PATHS and value else _text(value)
         for name, value in run.settings.lasting().items()
     }
 
@@ -170,7 +170,7 @@ def machine(run: Run) -> dict[str, str]:
 
 
 def remarks(run: Run) -> list[str]:
-    """The notes of the run (guesses, slides left out) without the folders of the machine."""
+    """Return the notes of the run (guesses, omitted slides) without folders of the machine."""
     folders = {
         str(Path(str(value)).parent) for name, value in run.settings.lasting().items() if name in PATHS and value
     }
@@ -184,51 +184,53 @@ def remarks(run: Run) -> list[str]:
 
 
 def command(run: Run) -> str:
-    """The `carmil train` command that repeats the run, to be typed in the folder that holds the run."""
+    """Return the `carmil train` command that reproduces the run, for the folder that contains the run."""
     return command_of("train", run, run.folder)
 
 
 def command_of(verb: str, run: Run, out: Path, *, without: Collection[str] = (), extra: Sequence[str] = ()) -> str:
-    """The command of a study with the settings of a run, to be typed in the folder that holds `out`.
+    """Return the command of a study with the settings of a run, for the folder that contains `out`.
 
-    without: settings to leave out. extra: further words. OUT/study.yaml holds what `yaml_part` returns, if anything.
+    without: settings to omit. extra: further arguments. OUT/study.yaml contains the result of `yaml_part`, if not empty.
     """
     home, name = out.resolve().parent, out.resolve().name
     words = ["carmil", verb]
     if yaml_part(run, without=without):
         words += ["--config", f"{name}/{CONFIG}"]
-    for setting, value in _asked(run, home).items():
+    for setting, value in _changed_settings(run, home).items():
         if setting in YAML_ONLY or setting in without:
             continue
         words.append("--" + setting.rstrip("_").replace("_", "-"))
         if value is not True:
-            words.append(_said(value))
+            words.append(_text(value))
     return shlex.join([*words, *extra, "--out", name])
 
 
 def yaml_part(run: Run, *, without: Collection[str] = ()) -> str:
-    """The settings that only a YAML file can hold, if any."""
+    """Return the settings that have no command-line option as YAML, or an empty string."""
     import yaml
 
     home = run.folder.resolve().parent
-    rest = {name: value for name, value in _asked(run, home).items() if name in YAML_ONLY and name not in without}
+    rest = {
+        name: value for name, value in _changed_settings(run, home).items() if name in YAML_ONLY and name not in without
+    }
     return yaml.safe_dump(rest, sort_keys=False) if rest else ""
 
 
-def _asked(run: Run, home: Path) -> dict[str, Value]:
-    """The settings that differ from their defaults, paths from `home`; bags, labels and model in any case."""
+def _changed_settings(run: Run, home: Path) -> dict[str, Value]:
+    """Settings that differ from their defaults, with paths relative to `home`; bags, labels and model always."""
     defaults = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
     return {
-        name: _from_beside(home, str(value)) if name in PATHS and value else value
+        name: _relative_path(home, str(value)) if name in PATHS and value else value
         for name, value in run.settings.lasting().items()
         if name == "model" or value != defaults.get(name)
     }
 
 
-def _from_beside(home: Path, path: str) -> str:
+def _relative_path(home: Path, path: str) -> str:
     """A path relative to `home`; only its last part if it no longer exists."""
-    there = next((place for place in (Path(path), home / path) if place.exists()), None)
-    return PurePath(path).name if there is None else os.path.relpath(there.resolve(), home)
+    existing = next((place for place in (Path(path), home / path) if place.exists()), None)
+    return PurePath(path).name if existing is None else os.path.relpath(existing.resolve(), home)
 
 
 def _folds(run: Run) -> str:
@@ -248,13 +250,13 @@ def _folds(run: Run) -> str:
             origin += f", drawn anew for each of {len(divisions)} seeds"
     counts = ", ".join(
         f"{_range([fold.count(role) for fold in roles])} {words}"
-        for role, words in ((TRAIN, "to train on"), (VALIDATION, "to validate on"), (TEST, "to test on"))
+        for role, words in ((TRAIN, "for training"), (VALIDATION, "for validation"), (TEST, "for testing"))
     )
-    return f"{origin[0].upper()}{origin[1:]}; bags a fold: {counts}."
+    return f"{origin[0].upper()}{origin[1:]}; bags per fold: {counts}."
 
 
 def answer_rule(run: Run) -> str:
-    """How probabilities become answers, wherever answers of this run are shown."""
+    """Return how probabilities become answers, wherever answers of this run are displayed."""
     share = run.settings.abstain
     if len(run.classes) > 2:
         rule = "the most probable class"
@@ -274,8 +276,8 @@ def answer_rule(run: Run) -> str:
     return rule + (withheld if share else "")
 
 
-def _merged(run: Run) -> str:
-    """The rule by which slides become a patient's answer."""
+def _combination(run: Run) -> str:
+    """How slides are combined into a patient's answer."""
     if run.metrics.level == "slide":
         return ", since slides of a patient have different labels" if run.data.patients < run.data.slides else ""
     return {
@@ -288,30 +290,32 @@ def _merged(run: Run) -> str:
 def _limits(run: Run) -> list[str]:
     roles = [fold for division in run.data.splits for fold in division]
     validated = [fold.count(VALIDATION) for fold in roles]
-    found = [
-        f"What was chosen rests on {_range(validated)} validation bags a fold: the fewer, the more chance is in the "
-        "epoch and the threshold."
+    lines = [
+        f"Epoch and threshold were chosen on {_range(validated)} validation bags per fold: the fewer, the more they "
+        "depend on chance."
     ]
     if run.data.encoder is None:
-        found.append("The encoder of the features is not known: that other features fit cannot be checked by its name.")
-    if not run.data.geometry.known:
-        found.append(
-            "The size of the tiles (pixels, micrometres per pixel) is not fully known: that other tiles have the same cannot "
-            "be checked."
+        lines.append(
+            "The encoder of the features is not known, so it cannot be checked that other features come from the same one."
         )
-    return found
+    if not run.data.geometry.known:
+        lines.append(
+            "The size of the tiles (pixels, micrometres per pixel) is not fully known, so it cannot be checked that other "
+            "tiles have the same."
+        )
+    return lines
 
 
-def _said(value: Value) -> str:
+def _text(value: Value) -> str:
     match value:
         case None:
             return "–"
         case bool():
             return "yes" if value else "no"
         case list():
-            return ",".join(_said(item) for item in value)
+            return ",".join(_text(item) for item in value)
         case dict():
-            return ", ".join(f"{name}={_said(item)}" for name, item in value.items())
+            return ", ".join(f"{name}={_text(item)}" for name, item in value.items())
         case _:
             return str(value)
 
@@ -326,5 +330,5 @@ def _range(values: list[int]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape text of a file, so that Markdown shows it as it is: no tag, no table cell, no second line."""
+    """Escape text from a file so that Markdown displays it literally: no tag, no table cell, no second line."""
     return re.sub(r"([\\`*|])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")

@@ -26,7 +26,7 @@ from carmil.studies.cohort import Material, log_once, open_material
 from carmil.studies.train import PER_MODEL_SETTINGS, check, check_fit, grid_of, run_together
 from carmil.words import plural
 
-# What bags and labels depend on, and what folds do.
+# Settings that determine the bags and labels, and those that determine the folds.
 COHORT = (
     *("bags", "labels", "slide", "patient", "label", "site", "split", "positive", "truth", "patients", "dtype"),
     *("allow_duplicates", "skip_broken"),
@@ -37,7 +37,7 @@ LONGEST_NAME = 120
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid: the swept settings by name, and the study they make."""
+    """A point of the grid: the values of the swept settings, and the resulting study."""
 
     name: str
     values: dict[str, Value]
@@ -45,13 +45,13 @@ class Point:
 
     @property
     def idle(self) -> bool:
-        """Whether the counterfactual branch has no weight in the loss: the plain model, trained beside it."""
+        """Whether all loss weights of the counterfactual branch are zero, so that the point is the plain model."""
         return all(point.coefficients and not any(point.coefficients.values()) for point in grid_of(self.study))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The request; `over` lists the values of every swept setting."""
+    """A sweep to run; `over` lists the values of every swept setting."""
 
     out: Path
     over: dict[str, list[Value]]
@@ -59,7 +59,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """A finished sweep: one run per point, in the order of the points."""
 
     sweep: Sweep
@@ -75,17 +75,19 @@ def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
         if not name or not all(values):
             raise CarmilError(f"--over {word}: expected NAME=VALUE,VALUE,... for example alpha=0,0.2,0.8,1")
         if name in over:
-            raise CarmilError(f"--over {word}: {setting_name(name)} is swept already; name all its values at once")
+            raise CarmilError(
+                f"--over {word}: {setting_name(name)} is swept already; give all its values in one --over"
+            )
         over[name] = values
     return over
 
 
 def sweep_of(given: Mapping[str, Value], over: Mapping[str, Sequence[Value]], *, where: str) -> Sweep:
-    """The points of the grid. given: settings of a study, and `sweep` with names and values; `over` adds to these and wins."""
+    """Build the grid. given: settings of a study, and `sweep` with names and values; `over` extends and overrides these."""
     words = {name: value for name, value in given.items() if name != "sweep"}
     grid = {**_value_lists(given.get("sweep") or {}, where), **over}
     if not grid:
-        raise CarmilError(f"{where}: nothing to sweep over; expected for example --over alpha=0,0.2,0.8,1")
+        raise CarmilError(f"{where}: nothing to sweep over; expected, for example, --over alpha=0,0.2,0.8,1")
     for name in grid:
         _check_name(name, where)
     studies = []
@@ -98,16 +100,16 @@ def sweep_of(given: Mapping[str, Value], over: Mapping[str, Sequence[Value]], *,
         Point(name, values, replace(study, out=out / "points" / name))
         for name, (study, values) in zip(names, studies, strict=True)
     )
-    seen: dict[str, Point] = {}
+    first_by_key: dict[str, Point] = {}
     for point in points:
-        twin = seen.setdefault(_key(point.study, without=("out",)), point)
+        twin = first_by_key.setdefault(_key(point.study, without=("out",)), point)
         if twin is not point:
-            raise CarmilError(f"{where}: two points of the sweep are the same, {twin.name}: name each value once")
+            raise CarmilError(f"{where}: two points of the sweep are the same, {twin.name}: give each value once")
     return Sweep(out, {name: _distinct([point.values[name] for point in points]) for name in grid}, points)
 
 
-def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> Swept:
-    """Train all points, population by population. A sweep that was begun is resumed, one that has ended is read."""
+def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> SweepResult:
+    """Train all points, population by population. An interrupted sweep is resumed; a finished one is read."""
     for point in sweep.points:
         check(point.study)
     if (sweep.out / "run.json").exists():
@@ -131,16 +133,16 @@ def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> Swept:
         studies = [point.study for point in points]
         ended = run_together(studies, material, checkpoint=sweep.out / f"checkpoint-{i}.safetensors", log=log)
         runs |= {point.name: run for point, run in zip(points, ended, strict=True)}
-    return Swept(sweep, tuple(runs[point.name] for point in sweep.points))
+    return SweepResult(sweep, tuple(runs[point.name] for point in sweep.points))
 
 
 def models_of(study: Settings, material: Material) -> int:
-    """The number of models trained for a point: folds x seeds, times the size of the point's own grid."""
+    """Return the number of models trained for a point: folds x seeds, times the size of the point's own grid."""
     return material.roles.shape[1] * study.seeds * len(grid_of(study))
 
 
 def value_text(value: Value) -> str:
-    """A value in a few letters; of a path the last part."""
+    """Return a short text for a value; the last part of a path."""
     match value:
         case None:
             return "none"
@@ -173,23 +175,25 @@ def _value_lists(sweep: Value, where: str) -> dict[str, list[Value]]:
 def _check_name(name: str, where: str) -> None:
     known = [field.name for field in fields(Settings) if field.name not in WHERE]
     if name in WHERE:
-        raise CarmilError(f"{where}: {name} cannot be swept: it does not change what a run finds")
+        raise CarmilError(f"{where}: {name} cannot be swept: it does not change the results of a run")
     if name not in known and not (name.startswith("options.") and name != "options."):
-        raise CarmilError(f"{where}: {unknown('setting', setting_name(name), [setting_name(one) for one in known])}")
+        raise CarmilError(
+            f"{where}: {unknown('setting', setting_name(name), [setting_name(field) for field in known])}"
+        )
 
 
 def _combine(words: Mapping[str, Value], values: Mapping[str, Value]) -> dict[str, Value]:
-    """The settings of one point. `options.hidden` is one of the model's options, beside those that all points have."""
-    found = {**words, **{name: value for name, value in values.items() if not name.startswith("options.")}}
-    swept = {name.removeprefix("options."): _option(value) for name, value in values.items() if name not in found}
-    common = found.get("options")
+    """Return the settings of one point. `options.hidden` sets an option of the model, in addition to the common options."""
+    settings = {**words, **{name: value for name, value in values.items() if not name.startswith("options.")}}
+    swept = {name.removeprefix("options."): _option(value) for name, value in values.items() if name not in settings}
+    common = settings.get("options")
     if swept:
-        found["options"] = {**common, **swept} if isinstance(common, Mapping) else swept
-    return found
+        settings["options"] = {**common, **swept} if isinstance(common, Mapping) else swept
+    return settings
 
 
 def _option(value: Value) -> Value:
-    """Text that is a number, true or false becomes that: only the model knows the type of its options."""
+    """Convert text to a number or a boolean where possible: only the model knows the types of its options."""
     if not isinstance(value, str):
         return value
     for kind in (int, float):
@@ -207,15 +211,15 @@ def _value_of(study: Settings, name: str) -> Value:
 
 
 def _distinct(values: Sequence[Value]) -> list[Value]:
-    found: list[Value] = []
+    distinct: list[Value] = []
     for value in values:
-        if value not in found:
-            found.append(value)
-    return found
+        if value not in distinct:
+            distinct.append(value)
+    return distinct
 
 
 def _names(points: Sequence[Mapping[str, Value]]) -> list[str]:
-    """One folder name per point, numbered where the values alone would not do."""
+    """One folder name per point, numbered where the values alone are too long or ambiguous."""
     names = [folder_name(values) for values in points]
     if len({name.lower() for name in names}) < len(names) or max(map(len, names)) > LONGEST_NAME:
         return [f"{i},{name[:LONGEST_NAME]}" for i, name in enumerate(names)]
@@ -228,12 +232,12 @@ def folder_name(values: Mapping[str, Value]) -> str:
 
 
 def _key(study: Settings, *, without: Sequence[str] = (), only: Sequence[str] | None = None) -> str:
-    asked = study.as_json()
-    return config_key({name: asked[name] for name in asked if name not in without and (only is None or name in only)})
+    values = study.as_json()
+    return config_key({name: values[name] for name in values if name not in without and (only is None or name in only)})
 
 
 def common_settings(sweep: Sweep) -> dict[str, Value]:
-    """The settings that are the same at all points, as JSON has them."""
+    """Return the settings that are the same at all points, as in JSON."""
     study = sweep.points[0].study
     options = {name: value for name, value in (study.options or {}).items() if f"options.{name}" not in sweep.over}
     common = study.lasting() | {"options": options or study.options}
@@ -248,13 +252,13 @@ def _populations(sweep: Sweep) -> list[list[Point]]:
 
 
 def _materials(sweep: Sweep, points: Sequence[Point], *, log: Log) -> list[Material]:
-    """The bags and folds of each of these points, opened once where they are the same. Each message is logged once."""
-    found: dict[str, Material] = {}
+    """Open the bags and folds of these points, once where they are the same. Each message is logged once."""
+    materials: dict[str, Material] = {}
     log = log_once(log)
     keys = [_key(point.study, only=(*COHORT, *FOLDS)) for point in points]
     for key, point in zip(keys, points, strict=True):
-        if key not in found:
-            of_cohort = {name: value for name, value in point.values.items() if name in COHORT}
-            aside = sweep.out / "data" / folder_name(of_cohort)
-            found[key] = open_material(replace(point.study, out=aside), log=log)
-    return [found[key] for key in keys]
+        if key not in materials:
+            cohort_values = {name: value for name, value in point.values.items() if name in COHORT}
+            folder = sweep.out / "data" / folder_name(cohort_values)
+            materials[key] = open_material(replace(point.study, out=folder), log=log)
+    return [materials[key] for key in keys]

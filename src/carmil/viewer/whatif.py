@@ -1,10 +1,11 @@
-"""The answer without some instances, from stored features, by the models that were tested on the case.
+"""Predictions without some instances, from stored features, by the models that were tested on the case.
 
-Where z_j and u_j of an instance do not depend on its bag, they are computed once and kept; the instances left are pooled again:
+If z_j and u_j of an instance do not depend on its bag, they are computed once and cached; the remaining instances are pooled
+again:
 
-    Z' = sum over j left of softmax(u)_j z_j,    F' = classify(Z')
+    Z' = sum over remaining j of softmax(u)_j z_j,    F' = classify(Z')
 
-Other models see the reduced bag. n instances, d features, h heads, m counterfactual maps, k classes.
+Other models are run on the reduced bag. n instances, d features, h heads, m counterfactual maps, k classes.
 """
 
 from collections.abc import Sequence
@@ -21,70 +22,70 @@ from carmil.models.pooling import Offsets
 from carmil.viewer.cases import RunCases
 from carmil.viewer.limits import BoundedCache
 
-KEPT = 2**29  # bytes of z and u
+KEPT = 2**29  # bytes of cached z and u
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """probabilities (k) of the factual attention, and of the counterfactual one where there is one; means over the models."""
+    """Probabilities (k) of the factual attention and, if the model has one, the counterfactual; means over the models."""
 
     factual: list[float]
     counterfactual: list[float] | None
 
 
 @dataclass(frozen=True, eq=False)
-class _Standing:
-    """Instances that do not depend on their bag: z (n, d), maps u and u_cf (n, 1+m, h)."""
+class _CachedInstances:
+    """Cached instances that do not depend on their bag: z (n, d), maps u and u_cf (n, 1+m, h)."""
 
     model: BagModel
     instances: Tensor
     maps: Tensor
 
     def without(self, kept: Tensor) -> Tensor:
-        """Logits (1+m, k) of the instances in the mask `kept` (n)."""
+        """Return the logits (1+m, k) of the instances in the mask `kept` (n)."""
         weights = self.maps.masked_fill(~kept[:, None, None], float("-inf")).softmax(0)
         return self.model.classify(torch.einsum("nmh,nd->mhd", weights, self.instances))
 
 
 @dataclass(frozen=True, eq=False)
-class _InCompany:
-    """A model that must see the bag that is left."""
+class _ReducedBag:
+    """A model that has to be run again on the reduced bag."""
 
     model: BagModel
     features: Tensor
 
     def without(self, kept: Tensor) -> Tensor:
-        return _logits(_asked(self.model, self.features[kept]))
+        return _logits(_predict(self.model, self.features[kept]))
 
 
 class WhatIf:
-    """Answers without some instances. What the last cases need is kept in memory, as far as it fits."""
+    """Predictions without some instances. The data of recent cases is cached up to KEPT bytes."""
 
     def __init__(self, run: RunCases) -> None:
         self.run = run
-        self._kept: BoundedCache[list[_Standing | _InCompany]] = BoundedCache(KEPT, _bytes)
+        self._cache: BoundedCache[list[_CachedInstances | _ReducedBag]] = BoundedCache(KEPT, _bytes)
 
     @torch.no_grad()
-    def prepare(self, number: int) -> list[_Standing | _InCompany]:
-        """Compute what is needed to answer quickly."""
-        found = self._kept.get(number)
-        if found is None:
+    def prepare(self, number: int) -> list[_CachedInstances | _ReducedBag]:
+        """Compute and cache the data that makes later answers fast."""
+        members_ready = self._cache.get(number)
+        if members_ready is None:
             members = self.run.members(number)
             features = self.run.bag(number).features.to(next(members[0].parameters()))
-            found = [_prepared(model, features) for model in members]
-            self._kept.put(number, found)
-        return found
+            members_ready = [_prepare(model, features) for model in members]
+            self._cache.put(number, members_ready)
+        return members_ready
 
     def stands_alone(self, number: int) -> bool:
-        """Whether no instance depends on its bag, so that any answer is quick."""
-        return all(isinstance(ready, _Standing) for ready in self.prepare(number))
+        """Whether no instance depends on its bag, so that every answer is fast."""
+        return all(isinstance(ready, _CachedInstances) for ready in self.prepare(number))
 
     @torch.no_grad()
     def answer(self, number: int, removed: Sequence[int]) -> Answer:
         kept = torch.ones(self.run.size(number), dtype=torch.bool)
         kept[torch.tensor(removed, dtype=torch.long)] = False
         if not kept.any():
-            raise CarmilError(f"all {len(kept)} instances would be gone: leave at least one")
+            raise CarmilError(f"all {len(kept)} instances would be removed: keep at least one")
         logits = torch.stack([ready.without(kept) for ready in self.prepare(number)])
         p = logits.double().softmax(-1).mean(0)
         learned = Ability.COUNTERFACTUAL_MAP in self.run.model.abilities
@@ -92,46 +93,48 @@ class WhatIf:
 
 
 def highest(values: Tensor, share: float) -> list[int]:
-    """The `share` of the instances with the highest values of a map, at least one; of a signed map the most supporting."""
+    """Return the `share` of the instances with the highest values of a map, at least one; for signed maps, the most supporting."""
     count = max(1, int(share * len(values)))
     return sorted(values.nan_to_num().argsort(descending=True, stable=True)[:count].tolist())
 
 
 def inside(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Which points (n, 2) lie inside a polygon (p, 2), by the even-odd rule."""
+    """Return the indices of the points (n, 2) inside a polygon (p, 2), by the even-enclosed rule."""
     x, y = points.T
-    odd = np.zeros(len(points), dtype=bool)
+    enclosed = np.zeros(len(points), dtype=bool)
     for (x0, y0), (x1, y1) in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         if y0 != y1:
             crosses = (y0 > y) != (y1 > y)
-            odd ^= crosses & (x < x0 + (y - y0) / (y1 - y0) * (x1 - x0))
-    return np.flatnonzero(odd)
+            enclosed ^= crosses & (x < x0 + (y - y0) / (y1 - y0) * (x1 - x0))
+    return np.flatnonzero(enclosed)
 
 
-def _prepared(model: BagModel, features: Tensor) -> _Standing | _InCompany:
+def _prepare(model: BagModel, features: Tensor) -> _CachedInstances | _ReducedBag:
     if Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE not in model.abilities:
-        return _InCompany(model, features)
-    whole = _asked(model, features)
+        return _ReducedBag(model, features)
+    whole = _predict(model, features)
     assert whole.instances is not None
-    return _Standing(model, whole.instances, _maps(whole))
+    return _CachedInstances(model, whole.instances, _maps(whole))
 
 
-def _asked(model: BagModel, features: Tensor) -> Prediction:
+def _predict(model: BagModel, features: Tensor) -> Prediction:
     return model(features, Offsets(torch.tensor([0, len(features)])))
 
 
-def _logits(seen: Prediction) -> Tensor:
-    """F of the factual and of every counterfactual map, (1+m, k), of a single bag."""
-    factual = seen.logits[0].unsqueeze(0)
-    return factual if seen.counterfactual is None else torch.cat([factual, seen.counterfactual.logits[0]])
+def _logits(prediction: Prediction) -> Tensor:
+    """Logits of the factual and of every counterfactual map of a single bag, (1+m, k)."""
+    factual = prediction.logits[0].unsqueeze(0)
+    return factual if prediction.counterfactual is None else torch.cat([factual, prediction.counterfactual.logits[0]])
 
 
-def _maps(seen: Prediction) -> Tensor:
-    assert seen.scores is not None
-    factual = seen.scores.unsqueeze(1)
-    return factual if seen.counterfactual is None else torch.cat([factual, seen.counterfactual.scores], dim=1)
+def _maps(prediction: Prediction) -> Tensor:
+    assert prediction.scores is not None
+    factual = prediction.scores.unsqueeze(1)
+    return (
+        factual if prediction.counterfactual is None else torch.cat([factual, prediction.counterfactual.scores], dim=1)
+    )
 
 
-def _bytes(ready: list[_Standing | _InCompany]) -> int:
-    tensors = [[one.features] if isinstance(one, _InCompany) else [one.instances, one.maps] for one in ready]
+def _bytes(ready: list[_CachedInstances | _ReducedBag]) -> int:
+    tensors = [[item.features] if isinstance(item, _ReducedBag) else [item.instances, item.maps] for item in ready]
     return sum(tensor.numel() * tensor.element_size() for each in tensors for tensor in each)
