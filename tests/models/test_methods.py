@@ -169,8 +169,8 @@ def test_wenos_student_learns_from_the_teachers_scores_and_from_negative_bags():
     u = p.scores.detach().squeeze(-1)
     target = ((u - model.lowest) / (model.highest - model.lowest)).clamp(1e-5, 1 - 1e-5)
     target = target * labels[Offsets(STARTS).bag_of]
-    log_said = p.instance_logits.log_softmax(-1)
-    expected = -(0.1 * (1 - target) * log_said[:, 0] + 0.9 * target * log_said[:, 1])
+    log_p = p.instance_logits.log_softmax(-1)
+    expected = -(0.1 * (1 - target) * log_p[:, 0] + 0.9 * target * log_p[:, 1])
     assert torch.allclose(loss, torch.stack([expected[first:last].mean() for first, last in BAGS]), atol=1e-5)
 
 

@@ -29,8 +29,8 @@ from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.protocol import train_protocol
 
-# Ray reads these when it is imported: nobody else may give the nodes tasks, nothing is written into one's home, and where
-# the tests run under `uv run`, nodes are not made to build an environment of their own.
+# Ray reads these on import: only this process can submit tasks, no usage statistics are written to the home folder, and
+# nodes do not build their own environment when the tests run under `uv run`.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
@@ -185,7 +185,7 @@ def test_killing_a_node_during_training_changes_nothing(nodes, bags, tmp_path):
         killer.over.set()
         killer.join()
     assert killer.at_kill, "no node was killed: the test would prove less"
-    assert all(reports == sorted(reports) for reports in killer.epochs.values())  # nobody began anew
+    assert all(reports == sorted(reports) for reports in killer.epochs.values())  # no part started over
     assert all(reports[-1] > killer.at_kill[name] for name, reports in killer.epochs.items())
     assert torch.equal(found.population.weights, local.population.weights)
     assert torch.equal(found.history.validation, local.history.validation)
