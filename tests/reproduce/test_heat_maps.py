@@ -105,7 +105,7 @@ def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
         """The run as if its models called these slides b, and all others a."""
         p = frame["slide"].isin(rightly).astype(float)
         answers = frame.assign(p_a=1 - p, p_b=p)
-        own = {"classes": run.classes, "tested_folds": run.tested_folds, "decisions": run.decisions}
+        own = {"classes": run.classes, "tested_folds": run.tested_folds, "decision": run.decision}
         return SimpleNamespace(**(vars(run) | own | {"predictions": lambda: answers.copy()}))
 
     none = heat_maps.choose([answering(ill[:1]), answering(ill[1:])], store)
