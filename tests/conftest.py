@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = "1"  # a worker a core already; torch asks when it is imported, processes inherit it
+    os.environ["OMP_NUM_THREADS"] = "1"  # one worker per core; read by torch on import and inherited by subprocesses
 
 import torch
 from scipy import ndimage
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # kernels are run by Triton's interpreter; it must know before they are imported
-    )
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Triton's interpreter; must be set before they are imported
 
 from carmil.cli import main
 
@@ -29,14 +27,14 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _same_every_time() -> None:
+def _reproducible() -> None:
     torch.manual_seed(0)
-    torch.set_flush_denormal(False)  # a training before this test may have set it, for the whole process
+    torch.set_flush_denormal(False)  # earlier training in this process may have enabled it
 
 
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `carmil demo --fast` leaves behind."""
+    """Return the output folder of `carmil demo --fast`."""
     from carmil.reproduce.demo import run_demo
 
     out = tmp_path_factory.mktemp("demo")
@@ -45,8 +43,8 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def said(capsys, monkeypatch):
-    """Runs a command line in this process: its exit status, and what it said on stdout and stderr."""
+def run_cli(capsys, monkeypatch):
+    """Return a function that runs a command line in this process and returns exit status, stdout and stderr."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["carmil", *words])
@@ -57,11 +55,11 @@ def said(capsys, monkeypatch):
     return run
 
 
-# Slides made by hand: pink tissue with dark nuclei on white glass, written as TIFF.
+# Synthetic slides: pink tissue with dark nuclei on white glass, written as TIFF.
 
 
 def write_slide(path: Path, picture: np.ndarray, *, mpp: float | None = 0.5, levels: int = 1, **how) -> Path:
-    """A tiled TIFF; each level half the one before. `mpp` goes into its resolution."""
+    """Write a tiled TIFF whose levels halve in size; `mpp` is written as its resolution."""
     import tifffile
 
     known = {} if mpp is None else {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
@@ -71,18 +69,18 @@ def write_slide(path: Path, picture: np.ndarray, *, mpp: float | None = 0.5, lev
     with tifffile.TiffWriter(path) as file:
         for level in range(levels):
             file.write(picture, subfiletype=int(level > 0), **(known if level == 0 else {}), **options)
-            picture = halved(picture)
+            picture = halve(picture)
     return path
 
 
-def halved(picture: np.ndarray) -> np.ndarray:
+def halve(picture: np.ndarray) -> np.ndarray:
     height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
     parts = picture[:height, :width].reshape(height // 2, 2, width // 2, 2, *picture.shape[2:])
     return np.rint(parts.mean(axis=(1, 3))).astype(picture.dtype)
 
 
-def stained(height: int, width: int, *, mpp: float = 0.5, hole: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """A picture of an ellipse of tissue, and where it is: pink, with a nucleus of some 6 um every 12 um or so."""
+def draw_tissue(height: int, width: int, *, mpp: float = 0.5, hole: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return a picture of an ellipse of pink tissue with 6 um nuclei about every 12 um, and the tissue mask."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:height, :width]
     far = ((y / height - 0.5) / 0.4) ** 2 + ((x / width - 0.5) / 0.4) ** 2
@@ -97,17 +95,17 @@ def stained(height: int, width: int, *, mpp: float = 0.5, hole: bool = False) ->
 
 @pytest.fixture(scope="session")
 def ellipse(tmp_path_factory) -> Path:
-    """A slide of 1.5 x 1.2 mm, 20x, two levels."""
-    return write_slide(tmp_path_factory.mktemp("slides") / "ellipse.tif", stained(2400, 3000)[0], levels=2)
+    """Return a 20x slide of 1.5 x 1.2 mm with two levels."""
+    return write_slide(tmp_path_factory.mktemp("slides") / "ellipse.tif", draw_tissue(2400, 3000)[0], levels=2)
 
 
 @pytest.fixture(scope="session")
 def copies(tmp_path_factory) -> tuple[Path, Path]:
-    """A slide at 40x, with levels, and its copy at 20x, without."""
+    """Return a 40x slide with several levels and its 20x copy with a single level."""
     folder = tmp_path_factory.mktemp("copies")
-    picture = stained(3200, 3600, mpp=0.25, hole=True)[0]
+    picture = draw_tissue(3200, 3600, mpp=0.25, hole=True)[0]
     fine = write_slide(folder / "fine.tif", picture, mpp=0.25, levels=4)
-    return fine, write_slide(folder / "coarse.tif", halved(picture), mpp=0.5)
+    return fine, write_slide(folder / "coarse.tif", halve(picture), mpp=0.5)
 
 
 @pytest.fixture
@@ -117,26 +115,26 @@ def make_slide():
 
 @pytest.fixture
 def make_tissue():
-    return stained
+    return draw_tissue
 
 
 @pytest.fixture
-def smaller():
-    return halved
+def halve_picture():
+    return halve
 
 
 @pytest.fixture
 def plain_slide():
-    """Makes slides of one grey that are no file; `asked` lists the pictures that were read from one, (width, height)."""
+    """Return a class of uniformly grey slides without a file; `reads` lists the sizes (width, height) that were read."""
     from carmil.slides.slide import Level, Slide
 
     class PlainSlide(Slide):
         def __init__(self, width: int, height: int, mpp: float = 0.5) -> None:
             self.path, self.width, self.height, self.mpp, self.mpp_from = Path("plain.svs"), width, height, mpp, "made"
-            self.levels, self.asked = (Level(width, height, 1.0),), []
+            self.levels, self.reads = (Level(width, height, 1.0),), []
 
         def read(self, x, y, width, height, pixels):
-            self.asked.append(pixels)
+            self.reads.append(pixels)
             return np.full((pixels[1], pixels[0], 3), 200, np.uint8)
 
     return PlainSlide
@@ -144,7 +142,7 @@ def plain_slide():
 
 @pytest.fixture
 def grid_of_tiles():
-    """Makes the tiles of a slide that lie side by side, row after row."""
+    """Return a function that cuts a slide into adjacent tiles, row by row."""
     from carmil.slides.slide import Tiles
 
     def make(slide, size: float) -> Tiles:
@@ -157,7 +155,7 @@ def grid_of_tiles():
 
 @pytest.fixture(scope="session")
 def small_weights(tmp_path_factory) -> Path:
-    """Weights of timm/resnet10t, as chance made them."""
+    """Return a file with random weights of timm/resnet10t."""
     import timm
     import torch
 

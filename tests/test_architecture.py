@@ -1,6 +1,6 @@
-"""The rooms of the package import in one direction only, and no two files import one another.
+"""Subpackages import in one direction only, and no modules import each other.
 
-ROOMS is the order of the data's way: a room imports those above it.
+ROOMS follows the order of data processing: a subpackage imports only those listed before it.
 """
 
 import ast
@@ -24,21 +24,22 @@ ROOMS = (
     "maps",
     "runs",
     "studies",
+    "estimators",
     "report",
     "viewer",
     "reproduce",
     "cli",
 )
-FRONT_DOORS = ("carmil", "carmil.__main__")  # what a user imports or runs: they may name every room
+FRONT_DOORS = ("carmil", "carmil.__main__")  # what a user imports or runs: they may import every subpackage
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    found = {}
+    """Return the path of every module by its dotted name."""
+    results = {}
     for path in PACKAGE.rglob("*.py"):
         parts = ("carmil", *path.relative_to(PACKAGE).with_suffix("").parts)
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        results[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return results
 
 
 MODULES = modules()
@@ -50,36 +51,36 @@ def room_of(module: str) -> str:
 
 
 def imports_of(module: str) -> set[str]:
-    """Modules of the package that a module imports, inside functions too."""
-    found = set()
+    """Return the modules of the package that a module imports, also inside functions."""
+    results = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names if name.name in MODULES}
+            results |= {name.name for name in node.names if name.name in MODULES}
         elif isinstance(node, ast.ImportFrom) and node.module is not None and node.module in MODULES:
             names = {f"{node.module}.{name.name}" for name in node.names}
-            found |= {name if name in MODULES else node.module for name in names}
-    return found - {module}
+            results |= {name if name in MODULES else node.module for name in names}
+    return results - {module}
 
 
 IMPORTS = {module: imports_of(module) for module in MODULES if module not in FRONT_DOORS}
 
 
-def test_every_room_is_on_the_plan():
+def test_every_subpackage_is_listed():
     assert {room_of(module) for module in IMPORTS} <= set(ROOMS)
 
 
-def test_a_room_imports_only_rooms_above_it():
-    against = {
+def test_subpackages_import_only_those_listed_before_them():
+    violations = {
         (module, other)
         for module, others in IMPORTS.items()
         for other in others
         if other != "carmil" and ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
     }
-    assert against == set()
+    assert violations == set()
 
 
-def test_no_files_import_one_another():
-    """Packages' __init__ files and the version are left out: they import to show, not to use."""
+def test_no_modules_import_each_other():
+    """The __init__ files are excluded: they only re-export names."""
     packages = {module for module, path in MODULES.items() if path.name == "__init__.py"}
     graph = {module: {*others} - packages for module, others in IMPORTS.items() if module not in packages}
     cycle: list[str] = []

@@ -1,4 +1,4 @@
-"""tools/check_site.py finds what a page would fetch from elsewhere."""
+"""tools/check_site.py finds external resources that a page would load."""
 
 import importlib.util
 from pathlib import Path
@@ -16,7 +16,7 @@ def tool(name):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "markup",
     [
         '<script src="https://elsewhere.example/a.js"></script>',
         '<img src="//elsewhere.example/a.png">',
@@ -25,23 +25,23 @@ def tool(name):
         '<span class="arithmatex">\\(x\\)</span>',
     ],
 )
-def test_external_resources_are_reported(tmp_path, asked):
-    (tmp_path / "page.html").write_text(f"<html>{asked}</html>")
+def test_external_resources_are_reported(tmp_path, markup):
+    (tmp_path / "page.html").write_text(f"<html>{markup}</html>")
     assert len(tool("check_site").asked_outside(tmp_path)) == 1
 
 
-def test_a_font_in_a_style_sheet_is_found(tmp_path):
+def test_external_import_in_a_style_sheet_is_reported(tmp_path):
     (tmp_path / "a.css").write_text('@import "https://elsewhere.example/a.css"; p { color: red }')
     assert tool("check_site").asked_outside(tmp_path) == ['a.css: @import "https://elsewhere.example/a.css']
 
 
-def test_links_and_files_of_the_site_are_fine(tmp_path):
+def test_links_and_local_files_are_accepted(tmp_path):
     page = '<a href="https://elsewhere.example">x</a><img src="a.png"><link rel="canonical" href="https://x.example">'
     (tmp_path / "page.html").write_text(page)
     assert tool("check_site").asked_outside(tmp_path) == []
 
 
-def test_equations_become_mathml():
+def test_equations_are_converted_to_mathml():
     drawn = tool("mathml").on_page_content('<p><span class="arithmatex">\\(a &lt; b\\)</span></p>')
     assert (
         drawn.startswith("<p><math") and "<mi>a</mi>" in drawn and "<mi>b</mi>" in drawn and "arithmatex" not in drawn

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: whole commands in processes of their own."""
+"""The command line: whole commands, partly in separate processes."""
 
 import os
 import subprocess
@@ -17,14 +17,14 @@ def carmil(*words, cwd=None):
     )
 
 
-def test_models_lists_them(said):
-    status, out, _ = said("models")
+def test_models_command_lists_models_and_branches(run_cli):
+    status, out, _ = run_cli("models")
     assert status == 0
     assert "abmil.gated" in out
     assert "car/" in out
 
 
-def test_help_and_version_need_neither_torch_nor_matplotlib():
+def test_help_and_version_import_neither_torch_nor_matplotlib():
     code = "import sys; import carmil, carmil.cli; assert 'torch' not in sys.modules; assert 'matplotlib' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert carmil("--version").stdout.startswith("carmil 0.")
@@ -40,22 +40,22 @@ def test_help_and_version_need_neither_torch_nor_matplotlib():
         ("carmil train --device c", "cpu\ncuda"),
     ],
 )
-def test_a_shell_is_told_how_a_word_may_end(said, monkeypatch, typed, offered):
+def test_shell_completion_offers_commands_options_and_values(run_cli, monkeypatch, typed, offered):
     monkeypatch.setenv("_CARMIL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
-    assert said() == (0, f"{offered}\n", "")
+    assert run_cli() == (0, f"{offered}\n", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_a_shell_needs_for_completion_is_shown(said, monkeypatch, shell):
+def test_show_completion_prints_the_completion_script(run_cli, monkeypatch, shell):
     monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell)
-    status, out, _ = said("--show-completion")
+    status, out, _ = run_cli("--show-completion")
     assert status == 0
     assert f"_CARMIL_COMPLETE=complete_{shell}" in out
 
 
-def test_the_public_api_is_what_dir_shows():
+def test_every_name_in_dir_is_available():
     code = "import carmil; assert all(getattr(carmil, name) is not None for name in dir(carmil))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -69,9 +69,9 @@ def test_the_public_api_is_what_dir_shows():
         (["--alpha", "-1"], "alpha is -1.0: expected a number >= 0"),
         (["--repetitions", "0"], "Invalid value for '--repetitions'"),
         (["--tasks", "five_bags"], "unknown task 'five_bags'; did you mean 'four_bags'?"),
-        (["--weights", "features.npy"], "--weights belongs to --encoder resnet18"),
+        (["--weights", "features.npy"], "--weights without --encoder resnet18"),
         (["--out", "features.npy"], "--out features.npy is a file"),
-        (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
+        (["--device", "cuda"], "--device cuda: torch finds no GPU"),
         (["--pool", "both"], "'both' is not one of 'disjoint', 'shared'"),
         (["--repetitions", "ten"], "Invalid value for '--repetitions'"),
         (["--gamma", "1"], "No such option: --gamma"),
@@ -80,12 +80,14 @@ def test_the_public_api_is_what_dir_shows():
         (["--lr", "inf"], "lr is inf: expected a finite number"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeypatch, said, words, expected):
+def test_invalid_options_exit_with_one_line_and_status_2_and_write_nothing(
+    tmp_path, monkeypatch, run_cli, words, expected
+):
     if "cuda" in words and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     monkeypatch.chdir(tmp_path)
     np.save(tmp_path / "features.npy", np.zeros((7, 3), dtype=np.float32))
-    status, out, err = said("reproduce", "table1", *words)
+    status, out, err = run_cli("reproduce", "table1", *words)
     assert status == 2
     assert out == ""
     assert err.startswith("carmil: ")
@@ -94,20 +96,20 @@ def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["features.npy"]
 
 
-def test_a_command_that_is_not_there_is_named(said):
-    status, _, err = said("trian")
+def test_unknown_command_is_named(run_cli):
+    status, _, err = run_cli("trian")
     assert status == 2
     assert "No such command 'trian'" in err
 
 
-def test_a_whole_process_ends_with_status_2_on_bad_input(tmp_path):
+def test_process_exits_with_status_2_on_invalid_input(tmp_path):
     answer = carmil("reproduce", "table1", "--models", "nomil", cwd=tmp_path)
     assert answer.returncode == 2
     assert answer.stderr.startswith("carmil: unknown model 'nomil'")
     assert not list(tmp_path.iterdir())
 
 
-def test_killed_and_started_again_it_goes_on(tmp_path):
+def test_killed_demo_resumes_when_started_again(tmp_path):
     words = ["demo", "--fast", "--device", "cpu"]
     process = subprocess.Popen([sys.executable, "-m", "carmil", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
     first = tmp_path / "demo" / "runs" / "four_bags-fast" / "abmil" / "metrics.json"
@@ -127,8 +129,8 @@ def test_killed_and_started_again_it_goes_on(tmp_path):
 
 @pytest.mark.finding(n=17)
 @pytest.mark.parametrize("option", ["--out", "--bags", "--labels"])
-def test_a_path_that_is_empty_is_not_the_current_folder(said, tmp_path, monkeypatch, option):
+def test_empty_path_is_rejected(run_cli, tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
-    status, _, err = said("train", "--bags", "b", "--labels", "l", "--out", "o", option, "")
+    status, _, err = run_cli("train", "--bags", "b", "--labels", "l", "--out", "o", option, "")
     assert status == 2 and err == f"carmil: {option} is empty: expected a path; check that the shell variable is set\n"
     assert not list(tmp_path.iterdir())

@@ -8,29 +8,29 @@ import torch
 from carmil.doctor import examine
 
 
-def found(what):
+def finding_about(what):
     return next(each for each in examine() if each.what.startswith(what))
 
 
-def test_versions_formats_and_device_are_told(said):
-    status, shown, _ = said("doctor")
+def test_doctor_prints_versions_formats_and_device(run_cli):
+    status, out, _ = run_cli("doctor")
     assert status == 0
     for words in (version("torch"), version("tifffile"), "Aperio .svs", "OME-TIFF", "cores"):
-        assert words in shown
-    assert found("GPU").well == torch.cuda.is_available()
+        assert words in out
+    assert finding_about("GPU").well == torch.cuda.is_available()
 
 
 @pytest.mark.parametrize("hidden", ["openslide", "tifffile"])
-def test_what_cannot_be_loaded_is_named_with_what_to_do(monkeypatch, hidden):
+def test_doctor_names_missing_libraries_with_the_install_command(monkeypatch, hidden):
     monkeypatch.setitem(sys.modules, hidden, None)
     name = {"openslide": "slides by OpenSlide", "tifffile": "slides by tifffile"}[hidden]
-    finding = found(name)
+    finding = finding_about(name)
     assert not finding.well
     assert hidden in finding.seen
     assert finding.advice == "pip install 'carmil[slides]'"
 
 
-def test_the_doctor_and_the_help_need_no_slides_extra_and_tiling_says_what_is_missing(tmp_path):
+def test_doctor_works_without_the_slides_extra_and_tiling_names_it(tmp_path):
     code = """
 import sys
 class Hidden:

@@ -17,6 +17,6 @@ from carmil.errors import LONGEST, CarmilError
         ("x" * 9999, "x" * (LONGEST - 4) + " ..."),
     ],
 )
-def test_a_message_is_one_printable_line_of_bounded_length(given, message):
+def test_error_message_is_one_printable_line_of_limited_length(given, message):
     assert str(CarmilError(given)) == message
     assert str(pickle.loads(pickle.dumps(CarmilError(given)))) == message

@@ -1,4 +1,4 @@
-"""OpenSeadragon is taken from its package, or not at all."""
+"""OpenSeadragon is downloaded from its npm package and verified."""
 
 import importlib.util
 import io
@@ -18,13 +18,13 @@ def tool():
     return module
 
 
-def test_without_npm_it_says_so_and_leaves_nothing(tool, tmp_path, monkeypatch):
+def test_fetch_without_npm_returns_an_error_and_writes_nothing(tool, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert tool.fetch(tmp_path / "page").startswith("npm is not installed")
     assert not (tmp_path / "page").exists()
 
 
-def test_a_file_with_another_checksum_is_not_used(tool, tmp_path, monkeypatch):
+def test_file_with_a_wrong_checksum_is_not_used(tool, tmp_path, monkeypatch):
     def packed(words, **_):
         with tarfile.open(Path(words[-1]) / "openseadragon.tgz", "w:gz") as package:
             for inside, _ in tool.FILES.values():
@@ -35,7 +35,7 @@ def test_a_file_with_another_checksum_is_not_used(tool, tmp_path, monkeypatch):
     assert not (tmp_path / "page").exists()
 
 
-def test_what_is_there_already_is_not_fetched_again(tool, tmp_path, monkeypatch):
+def test_existing_files_are_not_downloaded_again(tool, tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "FILES", {"one.js": ("package/one.js", tool.hashlib.sha256(b"ours").hexdigest())})
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "one.js").write_bytes(b"ours")

@@ -42,7 +42,7 @@ def fresh_folders(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["TCGA-AA-3489-01Z-00-DX1.4f9e 2", "Fall 3 (\u00e4)", "-1", "a=b,c"])
-def test_an_ordinary_name_stays_as_it_is(name):
+def test_safe_name_keeps_ordinary_names(name):
     assert safe_name(name) == name
 
 
@@ -50,23 +50,23 @@ def test_an_ordinary_name_stays_as_it_is(name):
 @pytest.mark.parametrize(
     "name", [*HOSTILE, "summary", "Summary", "con:1", "e\u0301", "\udcff", "\u202egnp.exe", "\u00e4" * 200]
 )
-def test_any_name_becomes_one_that_a_folder_takes_and_no_two_the_same(name, tmp_path):
+def test_safe_name_makes_any_name_valid_and_unique(name, tmp_path):
     safe = safe_name(name, taken=("summary",))
     assert safe != safe_name(name + "'", taken=("summary",))
     assert safe.casefold() not in ("summary", name)
-    assert safe.partition(".")[0].casefold() not in ("con", "nul"), "reserved on Windows, whatever the ending"
-    assert safe_name(safe) != safe, "a name that was made of another text is never an ordinary one"
+    assert safe.partition(".")[0].casefold() not in ("con", "nul"), "reserved on Windows with any suffix"
+    assert safe_name(safe) != safe, "a name derived from another text is never an ordinary name"
     (tmp_path / f"{safe}.parquet").write_text("here")
     assert [path.name for path in tmp_path.iterdir()] == [f"{safe}.parquet"]
 
 
 @pytest.mark.finding(n=10)
-def test_names_that_a_file_system_may_take_for_one_are_told_apart():
+def test_safe_names_distinguishes_names_that_file_systems_may_merge():
     composed, decomposed = "\u00e9", unicodedata.normalize("NFD", "\u00e9")
     names = safe_names(["Slide", "slide", "other", composed, decomposed])
     assert names["other"] == "other" and names[composed] == composed
     assert len({unicodedata.normalize("NFC", name).casefold() for name in names.values()}) == 5
-    assert safe_names(["slide", "Slide"])["Slide"] == names["Slide"], "whatever the order"
+    assert safe_names(["slide", "Slide"])["Slide"] == names["Slide"], "independent of the order"
 
 
 @contextmanager
@@ -101,7 +101,7 @@ WRITERS = {
 
 @pytest.mark.finding(n=16)
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_file_too_large_is_named_whichever_library_writes_it(writer, tmp_path):
+def test_file_size_error_names_the_file_for_every_library(writer, tmp_path):
     with (
         pytest.raises(CarmilError) as failed,
         no_file_larger_than(4096),
@@ -118,7 +118,7 @@ def test_a_file_too_large_is_named_whichever_library_writes_it(writer, tmp_path)
     ("number", "remedy"),
     [(errno.ENOSPC, "check that there is room"), (errno.EROFS, "writable folder"), (errno.EFBIG, "ulimit -f")],
 )
-def test_a_failure_to_write_names_the_file_and_what_to_do(number, remedy, tmp_path):
+def test_write_error_names_the_file_and_the_remedy(number, remedy, tmp_path):
     with pytest.raises(CarmilError, match=remedy) as failed, atomic_folder(tmp_path / "out") as aside:
         (aside / "part").touch()
         raise OSError(number, os.strerror(number), str(aside / "part"))
@@ -126,23 +126,23 @@ def test_a_failure_to_write_names_the_file_and_what_to_do(number, remedy, tmp_pa
     assert os.listdir(tmp_path) == []
 
 
-def test_an_error_about_another_file_passes_as_it_is(tmp_path):
+def test_errors_about_other_files_are_not_changed(tmp_path):
     with pytest.raises(FileNotFoundError, match="elsewhere"), atomic_file(tmp_path / "out"):
         (tmp_path / "elsewhere").read_text()
     with pytest.raises(RuntimeError, match="a bug"), atomic_file(tmp_path / "out"):
         raise RuntimeError("a bug")
 
 
-def test_a_folder_that_is_a_file_is_one_line(tmp_path):
+def test_writing_below_a_file_raises_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CarmilError, match=r"file/out\.txt cannot be written"):
         write_text(tmp_path / "file" / "out.txt", "")
 
 
 @pytest.mark.finding(n=14)
-def test_a_pipe_or_a_folder_is_never_replaced_by_a_file(tmp_path):
+def test_pipes_and_folders_are_never_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "pipe")  # as /dev/stdout is
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")  # like /dev/stdout
     (tmp_path / "folder").mkdir()
     for name, message in (
         ("pipe", "is a pipe, socket or device: expected a file, or a new name"),
@@ -152,11 +152,11 @@ def test_a_pipe_or_a_folder_is_never_replaced_by_a_file(tmp_path):
         with pytest.raises(CarmilError, match=f"{name} {message}"):
             write_text(tmp_path / name, "text")
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
-    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"], "nothing was written aside"
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"], "no temporary file is left"
 
 
 @pytest.mark.finding(n=14)
-def test_a_pipe_or_a_file_is_never_replaced_by_a_folder(tmp_path):
+def test_pipes_and_files_are_never_replaced_by_a_folder(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("text")
     for name in ("pipe", "file"):
@@ -172,7 +172,7 @@ def dead_process() -> int:
 
 
 @pytest.mark.finding(n=13)
-def test_what_a_killed_process_left_is_removed_by_the_next_that_writes_there(tmp_path):
+def test_temporary_files_of_a_killed_process_are_removed_by_the_next_writer(tmp_path):
     code = """
 import os
 from pathlib import Path
@@ -188,18 +188,18 @@ with atomic_folder(Path("store")) as folder, atomic_file(Path("out.txt")) as fil
 
 
 @pytest.mark.finding(n=13)
-def test_what_a_living_process_or_another_machine_writes_is_left_alone(tmp_path):
+def test_temporary_files_of_live_processes_and_other_machines_are_kept(tmp_path):
     dead = dead_process()
     kept = [f".carmil-{files.MACHINE}-{os.getppid()}-abc.txt", f".carmil-elsewhere.1-{dead}-abc.txt", ".out.txt.abc"]
-    gone = [f".carmil-{files.MACHINE}-{dead}-abc.txt", f".carmil-elsewhere.1-{dead}-old.txt"]
-    for name in (*kept, *gone):
+    removed = [f".carmil-{files.MACHINE}-{dead}-abc.txt", f".carmil-elsewhere.1-{dead}-old.txt"]
+    for name in (*kept, *removed):
         (tmp_path / name).touch()
-    os.utime(tmp_path / gone[1], (0, 0))
+    os.utime(tmp_path / removed[1], (0, 0))
     write_text(tmp_path / "out.txt", "")
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "out.txt"])
 
 
-def test_the_longest_name_can_be_written_aside(tmp_path):
+def test_file_with_the_longest_name_can_be_written(tmp_path):
     write_text(tmp_path / ("x" * 250 + ".txt"), "all")
     with atomic_file(tmp_path / "a.npy") as aside:
         np.save(aside, np.ones(3))

@@ -1,4 +1,4 @@
-"""A fast sibling of `python tools/fuzz.py --mutants 20000`: a few mutants of every reader's files, always the same ones."""
+"""A fast version of `python tools/fuzz.py --mutants 20000`: a few reproducible mutants of the files of every reader."""
 
 import signal
 import sys
@@ -34,17 +34,19 @@ def alarm():
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("name", TARGETS)
-def test_mutants_are_refused_in_one_line_or_accepted(name, seeds, tmp_path, alarm):
+def test_mutants_are_rejected_in_one_line_or_accepted(name, seeds, tmp_path, alarm):
     with warnings.catch_warnings(action="ignore"):
         cases = fuzz.Cases(TARGETS[name], seeds, tmp_path, seed=0)
         cases.read_good()
         results = {number: fuzz.tried(cases, number) for number in range(MUTANTS)}
-    failed = {number: found for number, found in results.items() if found.result not in (fuzz.REFUSED, fuzz.ACCEPTED)}
+    failed = {
+        number: actual for number, actual in results.items() if actual.result not in (fuzz.REFUSED, fuzz.ACCEPTED)
+    }
     assert not failed
-    assert any(found.result == fuzz.REFUSED for found in results.values())
+    assert any(actual.result == fuzz.REFUSED for actual in results.values())
 
 
-def test_a_mutant_is_a_function_of_its_number(seeds, tmp_path):
+def test_mutant_depends_on_its_number_only(seeds, tmp_path):
     def contents(run):
         cases = fuzz.Cases(TARGETS["labels"], seeds, tmp_path / run, seed=3)
         return [cases.place(number)[2] for number in range(20)]
@@ -53,14 +55,14 @@ def test_a_mutant_is_a_function_of_its_number(seeds, tmp_path):
     assert first == again and len(set(first)) > 15
 
 
-def test_a_reader_that_raises_anything_else_is_a_failure(seeds, tmp_path, alarm):
+def test_unexpected_exception_of_a_reader_is_a_failure(seeds, tmp_path, alarm):
     def broken(folder, file):
         raise KeyError("x")
 
     target = TARGETS["settings-yaml"]
     cases = fuzz.Cases(type(target)("settings-yaml", target.make, broken), seeds, tmp_path, seed=0)
-    found = fuzz.tried(cases, 0)
-    assert found.result.startswith("KeyError at ") and found.message == "'x'"
+    actual = fuzz.tried(cases, 0)
+    assert actual.result.startswith("KeyError at ") and actual.message == "'x'"
     assert (cases.work / "a" / "study.yaml").read_bytes() == cases.good["a"][Path("study.yaml")]
 
 

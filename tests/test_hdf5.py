@@ -1,4 +1,4 @@
-"""HDF5 is open_arrays for reading in one place, and what is hostile there is one line for bags and tiles alike."""
+"""HDF5 files are opened in a single module, where hostile content raises an error of one line."""
 
 import re
 import struct
@@ -25,19 +25,19 @@ SOURCE = Path(carmil.__file__).parent
 
 
 def tiles(folder: Path) -> Path:
-    """A good file of tiles."""
+    """Write a valid file of tiles."""
     return write_tiles(Tiles("s", CORNERS, 256.0, 256, 0.5, 3000, 2000, 0.5), folder)
 
 
 def with_coords(folder: Path, make) -> Path:
-    """The same with other coords: `make(file)` creates them."""
+    """Write a file of tiles whose coords are created by `make(file)`."""
     path = tiles(folder)
     with h5py.File(path, "a") as file:
         attributes = dict(file["coords"].attrs)
         del file["coords"]
-        made = make(file)
-        if isinstance(made, h5py.Dataset):
-            made.attrs.update(attributes)
+        created = make(file)
+        if isinstance(created, h5py.Dataset):
+            created.attrs.update(attributes)
     return path
 
 
@@ -65,7 +65,7 @@ def stored_outside(folder: Path) -> Path:
 
 
 def never_filled(folder: Path) -> Path:
-    """3 GiB of one fill value out of two kilobytes."""
+    """Write two kilobytes that declare 4 GiB of one fill value."""
     return with_coords(
         folder, lambda file: file.create_dataset("coords", (2**28, 2), "i8", chunks=(4096, 2), fillvalue=7)
     )
@@ -73,20 +73,20 @@ def never_filled(folder: Path) -> Path:
 
 def packed(folder: Path) -> Path:
     def make(file):
-        made = file.create_dataset("coords", (2**28, 2), "i8", chunks=(4096, 2), compression="gzip")
-        made[:4096] = 0
-        return made
+        created = file.create_dataset("coords", (2**28, 2), "i8", chunks=(4096, 2), compression="gzip")
+        created[:4096] = 0
+        return created
 
     return with_coords(folder, make)
 
 
 def huge_chunk(folder: Path) -> Path:
-    """Three tiles in a chunk of 512 MiB, which would be unpacked whole."""
+    """Write three tiles in a chunk of 512 MiB, which would be decompressed as a whole."""
 
     def make(file):
-        made = file.create_dataset("coords", (3, 2), "i8", maxshape=(None, 2), chunks=(2**25, 2), compression="gzip")
-        made.id.write_direct_chunk((0, 0), b"packed")
-        return made
+        created = file.create_dataset("coords", (3, 2), "i8", maxshape=(None, 2), chunks=(2**25, 2), compression="gzip")
+        created.id.write_direct_chunk((0, 0), b"packed")
+        return created
 
     return with_coords(folder, make)
 
@@ -144,7 +144,7 @@ HOSTILE = {
 
 @pytest.mark.finding(n=12)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_tiles_are_refused_in_one_line_that_names_the_file(kind, tmp_path):
+def test_hostile_tile_file_raises_an_error_of_one_line_naming_it(kind, tmp_path):
     make, words = HOSTILE[kind]
     path = make(tmp_path)
     with pytest.raises(CarmilError) as refused:
@@ -154,28 +154,28 @@ def test_hostile_tiles_are_refused_in_one_line_that_names_the_file(kind, tmp_pat
 
 
 @pytest.mark.finding(n=12)
-def test_good_tiles_are_read_as_they_were_written(tmp_path):
+def test_valid_tiles_are_read_back_unchanged(tmp_path):
     path = tiles(tmp_path)
-    found = read_tiles(path)
-    assert found.corners.tolist() == CORNERS.tolist() and found.corners.dtype == np.int64
-    assert (found.slide, found.size, found.pixels, found.mpp) == ("s", 256.0, 256, 0.5)
-    assert (found.width, found.height, found.slide_mpp) == (3000, 2000, 0.5) and read_more(path) == {}
+    result = read_tiles(path)
+    assert result.corners.tolist() == CORNERS.tolist() and result.corners.dtype == np.int64
+    assert (result.slide, result.size, result.pixels, result.mpp) == ("s", 256.0, 256, 0.5)
+    assert (result.width, result.height, result.slide_mpp) == (3000, 2000, 0.5) and read_more(path) == {}
 
 
 @pytest.mark.finding(n=12)
-def test_no_other_file_of_the_package_opens_hdf5():
+def test_only_the_hdf5_module_opens_hdf5_files():
     opening = re.compile(r"h5py\.(?:File|h5f\.open)\(|h5f\.open\(|read_hdf\(|HDFStore\(")
-    found = {
+    result = {
         path.relative_to(SOURCE).as_posix(): line.strip()
         for path in SOURCE.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if opening.search(line)
     }
-    assert set(found) == {"hdf5.py"}, found
+    assert set(result) == {"hdf5.py"}, result
 
 
 @pytest.mark.finding(n=13)
-def test_hdf5_that_the_disk_does_not_take_is_one_line_and_no_crash_at_exit(tmp_path):
+def test_hdf5_write_error_is_one_line_without_a_crash_at_exit(tmp_path):
     code = """
 import resource
 from pathlib import Path
@@ -192,7 +192,7 @@ with new_hdf5(Path("a.h5")) as file:
 
 
 @pytest.mark.finding(n=12)
-def test_an_array_of_no_rows_is_empty_however_large_its_chunks_are(tmp_path):
+def test_array_without_rows_is_read_as_empty(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (0, 4), "f4", maxshape=(None, 4), chunks=(1000, 4), compression="gzip")
     with open_arrays(tmp_path / "a.h5") as contents:
@@ -200,7 +200,7 @@ def test_an_array_of_no_rows_is_empty_however_large_its_chunks_are(tmp_path):
 
 
 @pytest.mark.finding(n=12)
-def test_numbers_and_words_are_read_as_they_are(tmp_path):
+def test_numeric_and_text_attributes_are_read_unchanged(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["x"] = CORNERS
@@ -213,34 +213,34 @@ def test_numbers_and_words_are_read_as_they_are(tmp_path):
 
 
 @pytest.mark.finding(n=14)
-def test_a_file_of_very_many_groups_is_refused_at_once(tmp_path, monkeypatch):
+def test_file_with_too_many_groups_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(hdf5, "MOST_NAMES", 5)
     with h5py.File(tmp_path / "all.h5", "w") as file:
         for i in range(6):
             file.create_group(f"s{i}")
     (source,) = find_bags(tmp_path).sources
-    with pytest.raises(CarmilError, match=r"all\.h5 has 6 groups or arrays beside one another: expected at most 5"):
+    with pytest.raises(CarmilError, match=r"all\.h5 has 6 groups or arrays in one group: expected at most 5"):
         read_bag(source)
 
 
 @pytest.mark.finding(n=14)
-def test_the_heaps_of_a_file_are_walked_once_and_not_once_per_slide(tmp_path, monkeypatch):
+def test_heaps_of_a_file_are_checked_once_for_all_slides(tmp_path, monkeypatch):
     path = tmp_path / "all.h5"
     with h5py.File(path, "w") as file:
         for i in range(5):
             file[f"s{i}/feat"] = np.ones((2, 3), np.float32)
             file[f"s{i}"].attrs["label"] = "a"
-    walked = []
+    checked = []
     between = hdf5._between_values
-    monkeypatch.setattr(hdf5, "_between_values", lambda *given: walked.append(given) or between(*given))
+    monkeypatch.setattr(hdf5, "_between_values", lambda *given: checked.append(given) or between(*given))
     sources = find_bags(path).sources
     assert [read_bag(source).features.shape for source in sources] == [(2, 3)] * 5
-    assert [source.label for source in sources] == ["a"] * 5 and len(walked) == 1
+    assert [source.label for source in sources] == ["a"] * 5 and len(checked) == 1
 
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_a_string_that_declares_gigabytes_is_refused_before_memory_is_taken(tmp_path, shape):
+def test_string_that_declares_gigabytes_raises_an_error_before_allocation(tmp_path, shape):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file.attrs["encoder"] = "uni" if shape == () else ["uni"] * 3
@@ -248,7 +248,7 @@ def test_a_string_that_declares_gigabytes_is_refused_before_memory_is_taken(tmp_
     content = bytearray(path.read_bytes())
     with open_hdf5(path) as file:
         assert np.ravel(attribute_of(file, "encoder")).tolist() == ["uni"] * (3 if shape else 1)
-    place = struct.pack("<IQ", 3, content.find(b"GCOL"))  # length of a string, and the heap it is in
+    place = struct.pack("<IQ", 3, content.find(b"GCOL"))  # length of a string and the address of its heap
     at = content.rfind(place)
     struct.pack_into("<I", content, at, 0x60000000)
     path.write_bytes(content)

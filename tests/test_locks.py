@@ -22,7 +22,7 @@ with folder_lock(Path("out.lock"), Path("out")):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds the lock until its input ends."""
+    """Yield another process that holds the lock until its input ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -37,7 +37,7 @@ def lock(tmp_path):
 
 
 @pytest.mark.finding(n=13)
-def test_a_second_process_is_refused_and_told_which_has_it(holder, lock, tmp_path):
+def test_lock_error_names_the_process_that_holds_it(holder, lock, tmp_path):
     words = rf"out is being written by process {holder.pid} \({MACHINE}, since 20.*\): wait until it ends"
     with pytest.raises(CarmilError, match=words), lock:
         pass
@@ -45,7 +45,7 @@ def test_a_second_process_is_refused_and_told_which_has_it(holder, lock, tmp_pat
 
 
 @pytest.mark.finding(n=13)
-def test_the_lock_of_a_killed_process_is_taken_over(holder, lock, tmp_path):
+def test_lock_of_a_killed_process_is_taken_over(holder, lock, tmp_path):
     holder.kill()
     holder.wait()
     assert (tmp_path / "out.lock").exists()
@@ -54,7 +54,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(holder, lock, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_second_thread_of_one_process_is_refused_too(lock, tmp_path):
+def test_lock_excludes_threads_of_the_same_process(lock, tmp_path):
     with (
         lock,
         pytest.raises(CarmilError, match=f"process {os.getpid()} "),
@@ -67,9 +67,7 @@ def test_a_second_thread_of_one_process_is_refused_too(lock, tmp_path):
 @pytest.mark.parametrize(
     ("machine", "process", "refused"), [(MACHINE, 1, True), (MACHINE, 2**30, False), ("other", 1, False)]
 )
-def test_without_locks_of_the_file_system_the_named_process_decides(
-    machine, process, refused, lock, tmp_path, monkeypatch
-):
+def test_without_file_system_locks_the_lock_file_decides(machine, process, refused, lock, tmp_path, monkeypatch):
     def unsupported(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -85,7 +83,7 @@ def test_without_locks_of_the_file_system_the_named_process_decides(
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "not json"])
-def test_whatever_a_lock_file_holds_is_no_trouble(content, lock, tmp_path):
+def test_invalid_content_of_a_lock_file_is_ignored(content, lock, tmp_path):
     (tmp_path / "out.lock").write_text(content)
     with lock:
         pass

@@ -24,20 +24,18 @@ def jobs(tmp_path):
     return with_argument
 
 
-def test_a_reader_that_never_comes_back_is_named(jobs, monkeypatch):
+def test_reader_that_hangs_raises_an_error_naming_the_file(jobs, monkeypatch):
     monkeypatch.setattr(processes, "_PATIENCE", 2)
     with pytest.raises(CarmilError, match=r"no file was read within 2 s; one of these is damaged: .*0\.h5"):
         list(in_parallel(time.sleep, jobs(60), 2))
 
 
-def test_a_reader_that_dies_is_named(jobs):
-    with pytest.raises(
-        CarmilError, match=r"a process died while it read .*\.h5: .*; the slides packed so far are kept"
-    ):
+def test_reader_that_dies_raises_an_error_naming_the_file(jobs):
+    with pytest.raises(CarmilError, match=r"a process died while it read .*\.h5: .*; slides packed so far are kept"):
         list(in_parallel(os._exit, jobs(1), 2))
 
 
-def test_what_a_worker_raises_or_prints_is_no_answer(jobs):
+def test_worker_output_is_ignored_and_exceptions_are_returned(jobs):
     results = [result for _, result in in_parallel(print, jobs("to the terminal"), 2)]
     assert results == [None, None]
     failed = [result for _, result in in_parallel(os.listdir, jobs("/no/such/folder"), 2)]
@@ -46,7 +44,7 @@ def test_what_a_worker_raises_or_prints_is_no_answer(jobs):
     ] * 2
 
 
-def test_a_name_that_is_not_utf8_reaches_the_worker_unchanged(tmp_path):
+def test_name_that_is_not_utf8_reaches_the_worker_unchanged(tmp_path):
     source = Source("a\udcff\n", tmp_path / "a\udcff.h5", "h5", (("coords", tmp_path),), "", None)
     assert [result for _, result in in_parallel(copy.copy, [(source, (source,))], 2)] == [source]
 
@@ -70,7 +68,7 @@ def cohort(tmp_path):
 
 @pytest.mark.finding(n=11)
 @pytest.mark.parametrize("way", ["script", "command", "standard input", "module"])
-def test_a_script_without_a_main_guard_that_builds_a_store_runs_once(cohort, way):
+def test_script_without_a_main_guard_runs_once(cohort, way):
     (cohort / "script.py").write_text(BUILD)
     words, given = {
         "script": (["script.py"], None),
@@ -94,14 +92,14 @@ def test_workers_import_nothing_from_the_current_folder(cohort, monkeypatch):
 
 
 def children(process: int) -> list[int]:
-    found = Path(f"/proc/{process}/task").glob("*/children")
-    return [int(child) for path in found for child in path.read_text().split()]
+    result = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for path in result for child in path.read_text().split()]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads the children of a process from /proc")
 @pytest.mark.finding(n=11)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_outlives_an_interrupted_or_killed_script(tmp_path, sign):
+def test_workers_end_with_an_interrupted_or_killed_script(tmp_path, sign):
     code = """
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where no terminal is, a long job says a line now and then."""
+"""Without a terminal, long jobs print a line from time to time."""
 
 import io
 
@@ -9,16 +9,16 @@ from carmil import progress
 
 
 @pytest.fixture
-def said(monkeypatch):
-    """What is written where stderr is a file, and a clock that is set by hand."""
+def output_and_clock(monkeypatch):
+    """Return the output when stderr is a file, and a clock that tests set."""
     stream, now = io.StringIO(), [0.0]
     monkeypatch.setattr(progress, "console", Console(file=stream, force_terminal=False, width=60))
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return stream, now
 
 
-def test_a_long_training_says_how_far_it_is_and_a_short_one_nothing(said):
-    stream, now = said
+def test_only_long_training_prints_progress(output_and_clock):
+    stream, now = output_and_clock
     with progress.training_progress("abmil [weak]", 100, 5) as on_epoch:
         for epoch in range(100):
             now[0] = 1.0 * epoch
@@ -36,8 +36,8 @@ def test_a_long_training_says_how_far_it_is_and_a_short_one_nothing(said):
     assert stream.getvalue().splitlines() == lines
 
 
-def test_what_an_earlier_run_had_done_is_soon_no_sign_of_speed(said):
-    stream, now = said
+def test_time_estimate_ignores_work_done_by_an_earlier_run(output_and_clock):
+    stream, now = output_and_clock
     with progress.count_progress("packing", "slides") as on_slide:
         for kept in range(1, 901):
             on_slide(kept, 1000)
@@ -49,8 +49,8 @@ def test_what_an_earlier_run_had_done_is_soon_no_sign_of_speed(said):
     assert last == "packing: 902 of 1,000 slides, about 1 h 38 min left"
 
 
-def test_tiles_are_told_with_their_slide(said):
-    stream, now = said
+def test_encoding_progress_names_slide_and_tiles(output_and_clock):
+    stream, now = output_and_clock
     with progress.encoding_progress(3, 4000) as (on_slide, on_tiles):
         for number, name in enumerate(("one", "two"), 1):
             on_slide(name, number)
@@ -63,8 +63,8 @@ def test_tiles_are_told_with_their_slide(said):
     ]
 
 
-def test_a_terminal_has_its_bar(said, monkeypatch):
-    stream, now = said
+def test_no_lines_are_printed_to_a_terminal(output_and_clock, monkeypatch):
+    stream, now = output_and_clock
     monkeypatch.setattr(progress, "console", Console(file=stream, force_terminal=True, width=60))
     line = progress._PeriodicLine("packing", "slides")
     for done in range(5):

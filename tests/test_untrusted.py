@@ -49,7 +49,7 @@ GOOD: dict[str, Any] = {"name": "x", "level": "slide", "figures": {"auc": {"mean
         ({"counts": [1, True]}, "run.json: counts[1] is True: expected a whole number"),
     ],
 )
-def test_a_value_of_another_type_is_named_with_its_place(changed, message):
+def test_value_of_the_wrong_type_raises_an_error_naming_its_location(changed, message):
     if message is None:
         parse_as(GOOD | changed, Outer, "run.json")
         return
@@ -68,14 +68,14 @@ def test_a_value_of_another_type_is_named_with_its_place(changed, message):
         ('{"ids": ["\\ud800"]}', "surrogates not allowed"),
     ],
 )
-def test_json_that_cannot_be_read_is_one_line(tmp_path, text, words):
+def test_unreadable_json_raises_an_error_of_one_line(tmp_path, text, words):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(CarmilError, match=words) as refused:
         read_json(tmp_path / "a.json", "train again")
     assert str(refused.value).startswith(str(tmp_path / "a.json")) and str(refused.value).endswith(": train again")
 
 
-def test_json_with_a_character_of_two_escapes_is_read(tmp_path):
+def test_json_with_surrogate_pair_escapes_is_read(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps("\N{GRINNING FACE}"), encoding="ascii")
     assert read_json(tmp_path / "a.json") == "\N{GRINNING FACE}"
 
@@ -88,7 +88,7 @@ def test_json_with_a_byte_order_mark_is_read(tmp_path):
 @pytest.mark.parametrize(
     "error", [KeyError("x"), ValueError("a\nb"), MemoryError(), FileNotFoundError(), PermissionError()]
 )
-def test_whatever_a_library_raises_is_one_line_with_the_file_s_name(tmp_path, error):
+def test_library_errors_are_converted_to_one_line_naming_the_file(tmp_path, error):
     with pytest.raises(CarmilError) as refused, one_line_errors(tmp_path / "a.bin"):
         raise error
     assert str(tmp_path / "a.bin") in str(refused.value) and "\n" not in str(refused.value)
@@ -98,7 +98,7 @@ def test_whatever_a_library_raises_is_one_line_with_the_file_s_name(tmp_path, er
 @pytest.mark.parametrize(
     ("rows", "word", "declared"), [(100_000, "x" * 10_000, "1,000,000,000"), (10**7, "", "80,000,000")]
 )
-def test_a_parquet_file_that_repeats_itself_is_refused_before_memory_is_taken(tmp_path, rows, word, declared):
+def test_parquet_file_that_expands_too_much_raises_an_error_before_allocation(tmp_path, rows, word, declared):
     path = tmp_path / "a.parquet"
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([word]))
     pq.write_table(pa.table({"slide": column}), path)
@@ -110,7 +110,7 @@ def test_a_parquet_file_that_repeats_itself_is_refused_before_memory_is_taken(tm
 
 
 @pytest.mark.finding(n=14)
-def test_a_parquet_table_is_read_as_it_was_written(tmp_path):
+def test_parquet_table_is_read_back_unchanged(tmp_path):
     table = pa.table({"slide": ["a", None, "a"], "n": [1, 2, 3], "x.y": pa.array(["x", "y", "x"]).dictionary_encode()})
     pq.write_table(table.replace_schema_metadata({b"carmil": b"{}"}), tmp_path / "a.parquet")
     again = read_parquet(tmp_path / "a.parquet")
@@ -119,14 +119,14 @@ def test_a_parquet_table_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.finding(n=17)
-def test_a_number_of_too_many_digits_is_called_that(tmp_path):
+def test_json_number_with_too_many_digits_raises_a_clear_error(tmp_path):
     (tmp_path / "a.json").write_text('{"a": ' + "9" * 5000 + "}")
     with pytest.raises(CarmilError, match=r"cannot be read .ValueError: a whole number of too many digits."):
         read_json(tmp_path / "a.json")
 
 
 @pytest.mark.finding(n=14)
-def test_a_parquet_table_with_lists_or_a_column_twice_is_refused_in_one_line(tmp_path):
+def test_parquet_table_with_lists_or_duplicate_columns_raises_an_error(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"slide": ["a"], "x": [[1, 2]]}), path)
     with pytest.raises(CarmilError, match=r"a\.parquet: x holds list<element: int64>: expected numbers or text"):
@@ -138,7 +138,7 @@ def test_a_parquet_table_with_lists_or_a_column_twice_is_refused_in_one_line(tmp
 
 @pytest.fixture
 def pipe(tmp_path):
-    """A pipe that nobody writes into. A reader that waits for it is woken, and fails, after a second."""
+    """Yield a pipe without a writer; a reader that waits for it fails after a second."""
 
     def wake(*_):
         raise TimeoutError("a reader waited for the pipe")
@@ -168,12 +168,12 @@ def library(path):
     ],
     ids=["library", "json", "parquet", "annotations", "checkpoint"],
 )
-def test_a_pipe_is_refused_and_not_waited_for(read, pipe):
+def test_pipe_raises_an_error_without_waiting(read, pipe):
     with pytest.raises(CarmilError, match=r"pipe is a pipe, socket or device: expected a file; save the data to one"):
         read(pipe)
 
 
-def test_settings_may_come_through_a_pipe(tmp_path):
+def test_settings_can_be_read_from_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("folds: 3",))
     writer.start()

@@ -12,19 +12,19 @@ from carmil.errors import CarmilError
 from carmil.weights import read_weights, write_tensors
 
 
-def test_tensors_come_back(tmp_path):
+def test_written_tensors_are_read_back_unchanged(tmp_path):
     tensors = {"a": torch.arange(6.0).view(2, 3).T, "b": torch.ones(2, dtype=torch.bfloat16)}
     write_tensors(tmp_path / "w.safetensors", tensors, {"key": "value"})
-    found = read_weights(tmp_path / "w.safetensors")
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    result = read_weights(tmp_path / "w.safetensors")
+    assert all(torch.equal(result[name], tensors[name]) for name in tensors)
 
 
 @pytest.mark.finding(n=13)
-def test_a_full_disk_while_weights_are_written_is_one_line(tmp_path, monkeypatch):
-    def full(*_, **__):
+def test_writing_weights_to_a_full_disk_raises_an_error_of_one_line(tmp_path, monkeypatch):
+    def disk_full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", disk_full)
     with pytest.raises(CarmilError) as failed:
         write_tensors(tmp_path / "weights.safetensors", {"a": torch.ones(3)})
     assert str(failed.value) == (
@@ -35,7 +35,7 @@ def test_a_full_disk_while_weights_are_written_is_one_line(tmp_path, monkeypatch
 
 
 @pytest.mark.finding(n=13)
-def test_one_function_writes_safetensors():
+def test_only_the_weights_module_writes_safetensors():
     files = Path(carmil.__file__).parent.rglob("*.py")
     assert [path.name for path in files if re.search(r"\bsave_file\b", path.read_text(encoding="utf-8"))] == [
         "weights.py"

@@ -1,4 +1,4 @@
-"""Counts of one in what commands print: "1 bag", never "1 bags"."""
+"""Counts in printed text: "1 bag", never "1 bags"."""
 
 import re
 
@@ -12,7 +12,7 @@ from carmil.bags.sources import Bag
 from carmil.bags.splits import audit, make_splits, official_splits
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
-from carmil.words import plural
+from carmil.words import plural, probability_text
 
 FOUR = ["a", "b", "c", "d"]
 NOUNS = "bags|slides|patients|rows|labels|ids|folds|sites|files|models|seeds|tiles|instances|problems|lines|pairs|groups|cells"
@@ -20,7 +20,7 @@ WRONG = re.compile(rf"(?<![\d.,-])1 ((\w+ )?({NOUNS})\b|(bag|slide|patient|row|l
 
 
 @pytest.mark.finding(n=17)
-def test_one_is_singular_and_anything_else_plural():
+def test_plural_uses_the_singular_for_one_only():
     assert [plural(n, "bag") for n in (0, 1, 2, 1234)] == ["0 bags", "1 bag", "2 bags", "1,234 bags"]
     assert [plural(n, "patient has", "patients have") for n in (1, 2)] == ["1 patient has", "2 patients have"]
     assert all(WRONG.search(text) for text in ("1 bags", "1 patients have", "1 labelled ids", "left out: 1 slide are"))
@@ -29,14 +29,21 @@ def test_one_is_singular_and_anything_else_plural():
     )
 
 
+def test_no_probability_is_written_as_certain():
+    texts = {0.0: "< 0.1 %", 0.0004: "< 0.1 %", 0.0006: "0.1 %", 0.0625: "6.3 %", 0.5: "50.0 %", 0.9994: "99.9 %"}
+    texts |= {0.9995: "> 99.9 %", 1.0: "> 99.9 %"}
+    assert {p: probability_text(p) for p in texts} == texts
+    assert probability_text(1.0, "") == "> 99.9"
+
+
 @pytest.mark.finding(n=17)
-def test_commands_say_1_bag_and_1_patient_has(tmp_path, said):
-    """A cohort with one of everything that is worth a line: an empty slide, a damaged one, a bag and a label too many."""
+def test_commands_print_counts_of_one_in_the_singular(tmp_path, run_cli):
+    """The cohort has exactly one of everything that is reported, such as an empty slide and an unlabelled bag."""
     rng = np.random.default_rng(0)
     for name in ("a", "b", "c", "d", "extra"):
         write_bag(Bag(id=name, features=rng.normal(size=(1, 1)).astype(np.float32)), tmp_path / "src", "npy")
     write_bag(Bag(id="empty", features=np.zeros((0, 1), np.float32)), tmp_path / "src", "npy")
-    (tmp_path / "src" / "notes.txt").write_text("one file that is no features")
+    (tmp_path / "src" / "notes.txt").write_text("one file without features")
     rows = ["slide,patient,label", "a,p,x", "b,p,y", "c,q,x", "d,r,y", "d,r,y", "blank,s,", "lost,t,x", "f/e.h5,u,x"]
     (tmp_path / "labels.csv").write_text("\n".join(["# one", "# comment", *rows]))
     (tmp_path / "one.csv").write_text("slide,patient,label,split\na,p,x,train\nb,q,y,test\n")
@@ -53,7 +60,7 @@ def test_commands_say_1_bag_and_1_patient_has(tmp_path, said):
         ("split", "--labels", str(tmp_path / "one.csv"), "--out", str(tmp_path / "splits.tsv")),
         ("split", "--labels", str(tmp_path / "labels.csv"), "--folds", "2", "--out", str(tmp_path / "splits.tsv")),
     ):
-        printed += said(*words)[1:]
+        printed += run_cli(*words)[1:]
     text = "\n".join(printed)
     for expected in (
         "1 empty slide has no tiles and is left out",
@@ -71,7 +78,7 @@ def test_commands_say_1_bag_and_1_patient_has(tmp_path, said):
 
 
 @pytest.mark.finding(n=17)
-def test_errors_of_one_are_in_the_singular(tmp_path):
+def test_error_messages_state_counts_of_one_in_the_singular(tmp_path):
     (tmp_path / "labels.csv").write_text("slide,label\n1.0,x\n2,y\n")
     table = read_labels(tmp_path / "labels.csv")
     messages = [*table.notes, *match(table, ["1", "3"]).notes]

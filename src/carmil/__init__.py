@@ -9,9 +9,12 @@ if TYPE_CHECKING:
     from carmil.counterfactual import create_model, list_models
     from carmil.datasets.digits import TASKS, sample_study
     from carmil.errors import CarmilError
+    from carmil.estimators.classifier import MILClassifier
+    from carmil.estimators.regressor import MILRegressor
+    from carmil.estimators.survival import MILSurvival
     from carmil.evidence import EXPLAINERS, bag_performance, evidence_agreement, explain
     from carmil.models import BagModel, Prediction
-    from carmil.studies.estimator import MILClassifier
+    from carmil.studies.audit import Audit, audit
     from carmil.training import Member, Population, Recipe, fit
 
 __version__ = "0.2.0.dev0"
@@ -28,10 +31,14 @@ _HOMES = {
     "bag_performance": "evidence",
     "evidence_agreement": "evidence",
     "explain": "evidence",
-    "MILClassifier": "studies.estimator",
+    "MILClassifier": "estimators.classifier",
+    "MILRegressor": "estimators.regressor",
+    "MILSurvival": "estimators.survival",
     "open_store": "bags.store",
     "BagModel": "models",
     "Prediction": "models",
+    "Audit": "studies.audit",
+    "audit": "studies.audit",
     "Member": "training",
     "Population": "training",
     "Recipe": "training",
@@ -41,14 +48,18 @@ _HOMES = {
 __all__ = [
     "EXPLAINERS",
     "TASKS",
+    "Audit",
     "BagModel",
     "Bags",
     "CarmilError",
     "MILClassifier",
+    "MILRegressor",
+    "MILSurvival",
     "Member",
     "Population",
     "Prediction",
     "Recipe",
+    "audit",
     "bag_performance",
     "create_model",
     "evidence_agreement",

@@ -1,7 +1,8 @@
-"""One view of the arrays in h5, npy, npz, pt and safetensors files, whichever tool wrote them.
+"""One interface to the arrays in h5, npy, npz, pt and safetensors files of any tool.
 
-Nothing is read before it is needed, nothing outside the file is followed and no pickle is ever executed. Whatever a library
-raises on a damaged file becomes one `CarmilError` that names the file. Features are n instances of d values.
+Nothing is read before it is needed, links out of the file are not followed, and no pickle is ever executed. Any error
+that a library raises for a damaged file becomes one `CarmilError` that names the file. Features are n instances of d
+values.
 """
 
 import math
@@ -24,7 +25,7 @@ from carmil.hdf5 import attribute_of, check_size, item_of, names_of, open_hdf5, 
 from carmil.untrusted import AGAIN, MOST_UNFOLDED, SMALL, check_declared_size, one_line_errors
 from carmil.words import examples
 
-# The kind of file by the ending of its name.
+# The kind of file by its extension.
 KINDS = {
     ".h5": "h5",
     ".hdf5": "h5",
@@ -43,19 +44,15 @@ _CONVERT = {
 _SAFETENSORS_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
 
 
-def _no_attribute(name: str) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class StoredArray:
-    """One array of a file, not read yet. `where` is for messages; `attribute` returns an attribute by its name, or None."""
+    """One array of a file, not yet read. `where` is for messages; `attribute` returns an attribute by its name, or None."""
 
     where: str
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], np.ndarray]
-    attribute: Callable[[str], Any] = _no_attribute
+    attribute: Callable[[str], Any] = lambda name: None
 
 
 @dataclass(frozen=True)
@@ -65,28 +62,28 @@ class ArrayFile:
     path: Path
     names: tuple[str, ...]
     array: Callable[[str], StoredArray]
-    attribute: Callable[[str], Any] = _no_attribute
+    attribute: Callable[[str], Any] = lambda name: None
 
     def find(self, names: Iterable[str]) -> StoredArray | None:
-        """The first of these names that the file has."""
+        """Return the array of the first of these names in the file, or None."""
         name = next((name for name in names if name in self.names), None)
         return None if name is None else self.array(name)
 
     def one_of(self, names: Iterable[str]) -> StoredArray:
-        """The first of these names that the file has. Refuses a file without any of them."""
+        """Return the array of the first of these names in the file. Refuse a file without any of them."""
         if (array := self.find(names)) is None:
             raise CarmilError(f"{self.path} has no {next(iter(names))}: found {examples(self.names, 6)}")
         return array
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of file by its name; None for files that hold no arrays."""
+    """Return the kind of file by its name; None for files without arrays."""
     return KINDS.get(path.suffix.lower())
 
 
 @contextmanager
 def open_arrays(path: Path, group: str = "") -> Iterator[ArrayFile]:
-    """Open a file of arrays, or a group of an h5 file, for the time of the block."""
+    """Open a file of arrays, or a group of an h5 file, for the duration of the block."""
     with one_line_errors(path):
         if not stat.S_ISREG(path.stat().st_mode):
             raise CarmilError(f"{path} is not an ordinary file: expected a file of features")
@@ -105,7 +102,7 @@ def open_arrays(path: Path, group: str = "") -> Iterator[ArrayFile]:
 
 
 def groups_of(path: Path) -> tuple[tuple[str, str | None], ...]:
-    """The groups at the top of an h5 file with their labels, as ACMIL keeps its slides."""
+    """Return the groups at the top of an h5 file with their labels, as ACMIL stores its slides."""
     import h5py
 
     with open_hdf5(path) as file:
@@ -115,7 +112,7 @@ def groups_of(path: Path) -> tuple[tuple[str, str | None], ...]:
 
 
 def as_text(value: Any) -> str | None:
-    """An attribute as text; None where a tool wrote nothing, or the word None."""
+    """Return an attribute as text; None for an empty value, or the word None."""
     if isinstance(value, np.ndarray | np.generic) and np.size(value) == 1:
         value = np.asarray(value).reshape(()).item()
     if isinstance(value, bytes):
@@ -126,7 +123,7 @@ def as_text(value: Any) -> str | None:
 
 
 def as_number(value: Any, where: str) -> float | None:
-    """An attribute as a positive number; the first of (x, y), since tiles are square."""
+    """Return an attribute as a positive number; the first of (x, y), since tiles are square."""
     if as_text(np.ravel(value)[0] if np.size(value) else None) is None:
         return None
     number = float(np.ravel(value)[0])
@@ -136,7 +133,7 @@ def as_number(value: Any, where: str) -> float | None:
 
 
 def feature_layout(array: StoredArray) -> tuple[int, int, str]:
-    """n, d and the type of features when they are read: float16 stays, other floats become float32.
+    """Return n, d and the type of the features after reading: float16 stays, other floats become float32.
 
     Some tools write features as (1, n, d).
     """
@@ -151,13 +148,13 @@ def feature_layout(array: StoredArray) -> tuple[int, int, str]:
     dtype = array.dtype.lstrip("<>=|").replace("f2", "float16").replace("f4", "float32").replace("f8", "float64")
     if dtype not in ("float16", "float32", "float64", "bfloat16"):
         if dtype == "object" and kind_of(Path(array.where.split(": ")[0])) != "h5":
-            array.read()  # refuses, and says how to convert the file
+            array.read()  # raises an error with advice on converting the file
         raise CarmilError(f"{array.where} holds {array.dtype}: expected float16 or float32 features")
     return shape[0], shape[1], "float16" if dtype == "float16" else "float32"
 
 
 def read_features(array: StoredArray, rows: np.ndarray | None = None) -> np.ndarray:
-    """Features (n, d), or some of their rows, in memory; values too large for float32 become infinite."""
+    """Read features (n, d), or some of their rows, into memory; values too large for float32 become infinite."""
     n, d, dtype = feature_layout(array)
     values = array.read().reshape(n, d)
     with np.errstate(over="ignore"):
@@ -165,14 +162,14 @@ def read_features(array: StoredArray, rows: np.ndarray | None = None) -> np.ndar
 
 
 def read_instance_labels(array: StoredArray, rows: int) -> np.ndarray:
-    """Labels, (rows) int64."""
+    """Read labels, (rows) int64."""
     if array.shape not in ((rows,), (rows, 1), (1, rows)):
         raise CarmilError(f"{array.where} has the shape {array.shape}: expected ({rows},), one whole number each")
     return as_labels(array.read().reshape(rows), array.where)
 
 
 def as_labels(values: np.ndarray, where: str) -> np.ndarray:
-    """Values as int64 labels: 1.0 is one, 0.5 is refused."""
+    """Convert values to int64 labels: 1.0 becomes 1, 0.5 is refused."""
     if values.dtype.kind not in "biuf":
         raise CarmilError(f"{where} holds {values.dtype}: expected whole numbers as labels")
     if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.floor(values))).all():
@@ -181,7 +178,7 @@ def as_labels(values: np.ndarray, where: str) -> np.ndarray:
 
 
 def in_memory(values: np.ndarray, dtype: str) -> np.ndarray:
-    """A contiguous copy in this machine's byte order: nothing stays mapped or open."""
+    """Return a contiguous copy in this machine's byte order, so that the file can be closed."""
     return np.array(values, dtype=dtype, order="C", copy=None if values.flags.owndata else True)
 
 
@@ -260,7 +257,7 @@ def _open_npz(path: Path, group: str) -> Iterator[ArrayFile]:
 def _open_pt(path: Path, group: str) -> Iterator[ArrayFile]:
     import torch
 
-    with warnings.catch_warnings(action="ignore"):  # torch's, about what is refused a line later
+    with warnings.catch_warnings(action="ignore"):  # torch's warnings about files that are refused below
         try:
             # The format of torch before 1.6 is not a zip file, and cannot be mapped.
             loaded = torch.load(path, weights_only=True, map_location="cpu", mmap=zipfile.is_zipfile(path))
@@ -277,7 +274,8 @@ def _open_pt(path: Path, group: str) -> Iterator[ArrayFile]:
             raise CarmilError(f"{where} is a {type(tensor).__name__}: expected one tensor (instances, features)")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise CarmilError(f"{where} is a {tensor.layout} tensor on {tensor.device}: expected a plain dense one")
-        # A tensor may repeat one value without end (stride 0): the file must hold what the tensor declares.
+        # A tensor may repeat one value without limit (stride 0): the file must contain all values of the declared
+        # shape.
         check_declared_size(where, tensor.numel() * tensor.element_size(), path.stat().st_size)
 
         def read() -> np.ndarray:
@@ -319,7 +317,7 @@ _OPENERS = {"h5": _open_h5, "npy": _open_npy, "npz": _open_npz, "pt": _open_pt, 
 
 @dataclass(frozen=True)
 class _NpyHeader:
-    """What an npy header declares; bytes: its own length."""
+    """The declarations in an npy header; bytes: the length of the header."""
 
     shape: tuple[int, ...]
     order: Literal["C", "F"]
@@ -344,6 +342,6 @@ def _read_npy_header(stream: IO[bytes], where: str, size: int) -> _NpyHeader:
 
 def _needs_pickle(path: Path, kind: str) -> CarmilError:
     return CarmilError(
-        f"{path} can only be read by unpickling it, which may run any code and is not done: "
-        f"if you trust it, convert it where it was written, python: {_CONVERT[kind].format(name=path.name)}"
+        f"{path} can only be read by unpickling, which may run any code and is refused: if you trust the file, "
+        f"convert it where it was written, python: {_CONVERT[kind].format(name=path.name)}"
     )

@@ -1,7 +1,8 @@
-"""Tables as CSV, without formulas. A spreadsheet runs a cell that begins with = + - or @ as a formula.
+"""Tables as CSV, without formulas: a spreadsheet runs a cell that begins with = + - or @ as a formula.
 
-In a table for people such text gets an apostrophe in front; numbers, also negative ones, stay as they are. Tables that carmil or
-another tool reads again (labels, splits, instances) keep every name unchanged: import them into a spreadsheet as text.
+In a table for people such text is preceded by an apostrophe; numbers, including negative ones, are unchanged. Tables
+that carmil or another tool reads again (labels, splits, instances) keep every name unchanged: import them into a
+spreadsheet as text.
 """
 
 import csv
@@ -9,22 +10,13 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from carmil.words import number_in
+
 if TYPE_CHECKING:
     import pandas as pd
 
-_FORMULA = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\t",
-    "\r",
-    "\n",
-    "\uff1d",
-    "\uff0b",
-    "\uff0d",
-    "\uff20",
-)  # the last four are full-width characters
+# The last four are full-width characters.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def csv_text(rows: Iterable[Sequence[object]], *, delimiter: str = ",", for_people: bool) -> str:
@@ -39,7 +31,9 @@ def frame_text(frame: "pd.DataFrame") -> str:
 
 
 def _line(row: Sequence[object], delimiter: str) -> str:
-    """Return a line that ends in a line feed. With \\r\\n as terminator the writer quotes cells that contain either character."""
+    """Return a line that ends in a line feed. With \\r\\n as terminator, the writer would quote cells that contain
+    either character.
+    """
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter, lineterminator="\r\n").writerow(row)
     return text.getvalue().removesuffix("\r\n") + "\n"
@@ -47,14 +41,6 @@ def _line(row: Sequence[object], delimiter: str) -> str:
 
 def escape_formula(cell: object) -> object:
     """Put an apostrophe in front of text that a spreadsheet would run as a formula."""
-    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _is_number(cell):
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or number_in(cell) is not None:
         return cell
     return f"'{cell}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -20,6 +20,7 @@ _EXTRAS = {
         "timm",
         "torchvision",
     ),
+    "dicom": ("pydicom", "highdicom"),
     "viewer": ("starlette", "uvicorn"),
     "hub": ("huggingface_hub",),
     "cluster": ("ray",),
@@ -29,7 +30,7 @@ _OPENSLIDE = "Aperio .svs, Hamamatsu .ndpi .vms, Leica .scn, MIRAX .mrxs, Philip
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: whether it passed, what was found, and what to do if it failed."""
+    """One check: whether it passed, its result, and advice if it failed."""
 
     what: str
     well: bool
@@ -38,7 +39,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Run all checks. Needs no extra, and opens no file."""
+    """Run all checks. No extra is needed, and no file is opened."""
     from carmil import __version__
 
     about = f"carmil {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"

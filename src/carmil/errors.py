@@ -1,4 +1,4 @@
-"""The one error that a user sees."""
+"""The error for invalid input, whose message is displayed to users."""
 
 import difflib
 from collections.abc import Iterable
@@ -28,4 +28,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {kind} {name!r}; {hint}there is: {', '.join(known)}"
+    return f"unknown {kind} {name!r}; {hint}expected one of {', '.join(known)}"

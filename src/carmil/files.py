@@ -116,10 +116,10 @@ _FULL = re.compile(
 
 def _reason(error: Exception) -> str:
     """Return the message of the operating system if the error contains it, else its first line."""
-    if found := re.search(
+    if match := re.search(
         "No space left on device|File too large|Disk quota exceeded|Read-only file system", str(error)
     ):
-        return found[0]
+        return match[0]
     words = (error.strerror if isinstance(error, OSError) else None) or str(error).strip() or type(error).__name__
     return words.splitlines()[0]
 
@@ -142,12 +142,12 @@ def _beside(path: Path) -> Iterator[str]:
             _sweep(path.parent)
             yield f".carmil-{MACHINE}-{os.getpid()}-"
         except OSError as error:
-            error.filename = str(path)  # instead of the temporary file
+            error.filename = str(path)  # replaces the temporary file in the message
             raise
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left in the folder; once per process and folder.
+    """Remove files that killed processes left in the folder; once per process and folder.
 
     Files of other machines, whose processes cannot be checked, are removed a week after their last change.
     """
@@ -157,11 +157,11 @@ def _sweep(folder: Path) -> None:
     _SWEPT.add(place)
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if (found := _ASIDE.match(entry.name)) is None:
+            if (match := _ASIDE.match(entry.name)) is None:
                 continue
             with suppress(OSError):
                 old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _WEEK
-                if not is_process_alive(int(found["process"])) if found["machine"] == MACHINE else old:
+                if not is_process_alive(int(match["process"])) if match["machine"] == MACHINE else old:
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry.path, ignore_errors=True)
                     else:
@@ -169,7 +169,7 @@ def _sweep(folder: Path) -> None:
 
 
 def is_process_alive(process: int) -> bool:
-    """Whether a process of this machine is running; True where that cannot be determined."""
+    """Return whether a process of this machine is running; True if that cannot be determined."""
     if os.name != "posix":
         return True
     try:
@@ -187,7 +187,10 @@ def safe_name(text: str, *, taken: Collection[str] = ()) -> str:
     Characters that a file system, a shell or a web page could misread become _. A name that was changed, or is `taken` (ignoring
     case), ends in ~ and a checksum of the text. No unchanged name contains ~, so no two texts get the same name.
     """
-    plain = "".join(letter if _ordinary(letter) else "_" for letter in unicodedata.normalize("NFC", text)).strip(". ")
+    plain = "".join(
+        letter if letter in " ._-()[]+,=@" or unicodedata.category(letter)[0] in "LNM" else "_"
+        for letter in unicodedata.normalize("NFC", text)
+    ).strip(". ")
     while len(plain.encode()) > _LONGEST:
         plain = plain[:-1]
     plain = plain.rstrip(". ") or "_"
@@ -204,11 +207,7 @@ def safe_names(texts: Iterable[str], *, taken: Collection[str] = ()) -> dict[str
     return {text: safe_name(text, taken=[*taken, *([text] if alike[text.casefold()] > 1 else [])]) for text in texts}
 
 
-def _ordinary(letter: str) -> bool:
-    return letter in " ._-()[]+,=@" or unicodedata.category(letter)[0] in "LNM"
-
-
-_LONGEST = 150  # bytes; file systems allow 255, the rest is for the checksum and extensions
+_LONGEST = 150  # bytes; file systems allow 255, and the remainder is for the checksum and extensions
 _DEVICES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # reserved by Windows, with any extension
 _WEEK = 7 * 24 * 3600
 _SWEPT: set[str] = set()
@@ -222,10 +221,10 @@ def _read_umask() -> int:
 
 
 def _machine() -> str:
-    """Return the host name and the namespace of its process ids, which differs between containers of one name."""
+    """Return the host name and the namespace of its process ids, which differs between containers with the same name."""
     space = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0
     return f"{re.sub('[^A-Za-z0-9]', '', socket.gethostname())[:32]}.{space}"
 
 
-_UMASK = _read_umask()  # once: reading the umask sets it, which would affect threads that write files
+_UMASK = _read_umask()  # read once, since reading the umask sets it, which would affect threads that write files
 MACHINE = _machine()

@@ -1,7 +1,8 @@
-"""The one way to read and write HDF5 files: no link is followed, and nothing unfolds to more than its file can hold.
+"""The only module that reads and writes HDF5 files: no link is followed, and no array may be larger than its file
+allows.
 
-`open_hdf5` opens, `item_of` looks a name up, `attribute_of` and `values_of` read; `new_hdf5` writes. No other module opens HDF5
-files; tests/test_hdf5.py checks that.
+`open_hdf5` opens, `item_of` looks a name up, `attribute_of` and `values_of` read; `new_hdf5` writes.
+tests/test_hdf5.py checks that no other module opens HDF5 files.
 """
 
 import io
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 MOST_NAMES = 10_000  # groups and arrays in one group
 _LARGEST_ATTRIBUTE = 2**20  # bytes
 _VARIABLE = 9  # HDF5's class of types of variable length
-_HEAP = b"GCOL\1\0\0\0"  # the first bytes of a global heap, where strings of variable length are kept
-# Strings that were checked: name, inode, bytes and time of the file, and the attribute ("" for all heaps of the file).
+_HEAP = b"GCOL\1\0\0\0"  # the first bytes of a global heap, which contains strings of variable length
+# Validated strings: name, inode, bytes and time of the file, and the attribute ("" for all heaps of the file).
 _CHECKED: set[tuple[str, int, int, int, str]] = set()
 
 
@@ -54,24 +55,24 @@ def new_hdf5(path: Path) -> "Iterator[h5py.File]":
 
 
 def names_of(group: Any) -> tuple[str, ...]:
-    """The names in a group: arrays, or one group per slide."""
+    """Return the names in a group: arrays, or one group per slide."""
     if len(group) > MOST_NAMES:
         raise CarmilError(
-            f"{group.file.filename} has {len(group):,} groups or arrays beside one another: expected at most {MOST_NAMES:,}; "
-            "divide it into several files"
+            f"{group.file.filename} has {len(group):,} groups or arrays in one group: expected at most "
+            f"{MOST_NAMES:,}; divide it into several files"
         )
     return tuple(group)
 
 
 def item_of(group: Any, name: str) -> Any:
-    """The group or array `name` in the file itself: a link can name any other file of the machine, so none is followed."""
+    """Return the group or array `name` in the file itself. Links are refused, since they can name any other file of the machine."""
     import h5py
 
     link, where = group.get(name, getlink=True), f"{group.file.filename}: {name}"
     if link is None:
         raise CarmilError(f"{group.file.filename} has no {name}: found {examples(sorted(names_of(group)), 6)}")
     if not isinstance(link, h5py.HardLink):
-        raise CarmilError(f"{where} is a link to elsewhere, which is not followed: copy the data into the file")
+        raise CarmilError(f"{where} is a link out of the file, which is not followed: copy the data into the file")
     item = group[name]
     if isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
         raise CarmilError(f"{where} keeps its values in other files, which are not read: copy them into the file")
@@ -79,7 +80,9 @@ def item_of(group: Any, name: str) -> Any:
 
 
 def attribute_of(owner: Any, name: str) -> Any:
-    """An attribute of a group or array, or None. Numbers and text only: HDF5 crashes on damaged attributes of other types."""
+    """Return an attribute of a group or array, or None. Numbers and text only: HDF5 crashes on damaged attributes of
+    other types.
+    """
     from h5py import h5s, h5t
 
     if name not in owner.attrs:
@@ -98,7 +101,7 @@ def attribute_of(owner: Any, name: str) -> Any:
 
 
 def values_of(dataset: Any) -> np.ndarray:
-    """All values of an array of numbers."""
+    """Return all values of an array of numbers."""
     if dataset.dtype.kind not in "biuf":
         raise CarmilError(f"{where_of(dataset)} holds {dataset.dtype}: expected numbers")
     if 0 in dataset.shape:
@@ -108,7 +111,9 @@ def values_of(dataset: Any) -> np.ndarray:
 
 
 def check_size(dataset: Any) -> None:
-    """Refuse an array that declares more than its file can hold. A chunk may be larger than the array, and is unpacked whole."""
+    """Refuse an array that declares more than its file can contain. A chunk may be larger than the array, and is
+    decompressed as a whole.
+    """
     if 0 in dataset.shape:
         return
     values = max(math.prod(dataset.shape), math.prod(dataset.chunks or ()))
@@ -119,20 +124,20 @@ def check_size(dataset: Any) -> None:
 
 
 def where_of(dataset: Any) -> str:
-    """File and name of an array, for messages."""
+    """Return the file and the name of an array, for messages."""
     return f"{dataset.file.filename}: {dataset.name.rsplit('/', 1)[-1]}"
 
 
 def attribute_text(text: str) -> str:
-    """A text as an attribute can hold it: HDF5 ends text at a NUL, and a file name that is not UTF-8 is written with escapes."""
+    """Return text in a form that an attribute can store: HDF5 ends text at a NUL, and names that are not UTF-8 are escaped."""
     return text.replace("\0", "").encode(errors="backslashreplace").decode()
 
 
 def _check_strings(file: Any, name: str) -> None:
     """Refuse damaged strings, once per version of the file.
 
-    HDF5 walks through a damaged heap for ever, and takes memory for whatever length an attribute declares before it looks for
-    the string.
+    HDF5 reads a damaged heap in an endless loop, and allocates memory for any length that an attribute declares
+    before it looks for the string.
     """
     path = Path(file.filename)
     state = path.stat()
@@ -151,7 +156,7 @@ def _check_strings(file: Any, name: str) -> None:
 
 
 def _between_values(file: Any, length: int) -> Iterator[tuple[int, int]]:
-    """The parts of the file outside the values of contiguous arrays: only these need to be searched."""
+    """Yield the parts of the file outside the values of contiguous arrays, which are the only parts to be searched."""
     import h5py
 
     start = 0
@@ -171,7 +176,7 @@ def _positions(content: mmap.mmap, mark: bytes, start: int, end: int) -> Iterato
 
 
 def _heap_ends(content: mmap.mmap, heap: int, mark: bytes) -> bool:
-    """Whether the objects of a global heap, each with its length in front, lead to the end of the heap."""
+    """Return whether the objects of a global heap, each preceded by its length, lead to the end of the heap."""
     (size,) = struct.unpack_from("<Q", content, heap + len(mark))
     at, end = heap + 16, heap + size
     if end > len(content):
@@ -185,10 +190,12 @@ def _heap_ends(content: mmap.mmap, heap: int, mark: bytes) -> bool:
 
 
 def _lengths_fit(content: mmap.mmap, at: int, mark: bytes) -> bool:
-    """Whether an attribute whose name is at this place, if it is one, declares strings of at most _LARGEST_ATTRIBUTE bytes.
+    """Return whether the strings of an attribute have at most _LARGEST_ATTRIBUTE bytes, if its name is at this
+    position.
 
-    An attribute is: version, flags, the sizes of name, type and space, (from version 3 on) the alphabet, then name, type, space
-    and values. A value that is a string of variable length is its length and its place in a global heap.
+    An attribute is: version, flags, the sizes of name, type and space, (from version 3 on) the alphabet, then
+    name, type, space and values. A value that is a string of variable length consists of its length and its
+    position in a global heap.
     """
     for head in (8, 9):
         begin = at - head

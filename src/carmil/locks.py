@@ -1,4 +1,4 @@
-"""Locks that let one process at a time write into a folder."""
+"""Locks that let only one process at a time write into a folder."""
 
 import errno
 import json
@@ -17,8 +17,8 @@ from carmil.files import MACHINE, is_process_alive, name_write_errors
 def folder_lock(path: Path, what: Path) -> Iterator[None]:
     """Hold the lock file `path` while the block writes `what`; a second process gets a CarmilError.
 
-    The system releases the lock when the process ends, also when it is killed or the machine restarts: a leftover file is no lock.
-    On a file system without locks, the folder counts as locked while the process named in the file runs.
+    The system releases the lock when the process ends, is killed, or the machine restarts: a leftover file is not a
+    lock. On a file system without locks, the folder counts as locked while the process named in the file runs.
     """
     with name_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,11 +49,11 @@ def _acquire(path: Path, what: Path) -> IO[str]:
         except BaseException:
             file.close()
             raise
-        file.close()  # its holder removed it between opening and locking: try again
+        file.close()  # the other process removed it between opening and locking: try again
 
 
 def _lock(file: IO[str]) -> bool:
-    """Lock the file. Return False where locks are not supported; raise BlockingIOError if another process holds it."""
+    """Lock the file. Return False if locks are not supported; raise BlockingIOError if another process holds the lock."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -31,11 +31,54 @@ def save_figure(figure: "Figure", path: Path) -> None:
         figure.savefig(aside, dpi=150, facecolor="white")
 
 
-@lru_cache(maxsize=64)
-def picture_font(size: int, bold: bool = False) -> "FreeTypeFont":
-    """Return the font for text drawn with Pillow. Unlike Pillow's default font it has letters such as ü."""
+def picture_text(words: str, size: int, bold: bool = False) -> "tuple[str, FreeTypeFont]":
+    """Return a text and the font to draw it with Pillow: an installed one where matplotlib's lacks letters, as of Chinese.
+
+    A letter of no font, or one that cannot be seen, becomes its number, such as ‹80C3›.
+    """
+    path = _own_font(bold)
+    if lacking := _lacking(words, path):
+        path = next((one for one in _installed_fonts() if not _lacking(lacking, one)), path)
+        lacking = _lacking(words, path)
+    shown = "".join(f"‹{ord(letter):04X}›" if letter in lacking else letter for letter in words)
+    return shown, _font(path, size)
+
+
+def _lacking(words: str, path: str) -> str:
+    """Return the letters of a text that a font cannot show."""
+    known = _letters(path)
+    return "".join(letter for letter in words if ord(letter) not in known or not letter.isprintable())
+
+
+def _own_font(bold: bool) -> str:
     import matplotlib
+
+    return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"DejaVuSans{'-Bold' * bold}.ttf")
+
+
+@lru_cache(maxsize=1)
+def _installed_fonts() -> list[str]:
+    from matplotlib import font_manager
+
+    fonts = [
+        font for font in font_manager.fontManager.ttflist if "LastResort" not in font.fname
+    ]  # boxes for all letters
+    upright = [font for font in fonts if font.style == "normal"]
+    return [font.fname for font in sorted(upright, key=lambda font: font.weight not in (400, "normal", "regular"))]
+
+
+@lru_cache(maxsize=256)
+def _letters(path: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(path).get_charmap())
+    except (OSError, RuntimeError):  # a font that was uninstalled, or that FreeType cannot read
+        return frozenset()
+
+
+@lru_cache(maxsize=64)
+def _font(path: str, size: int) -> "FreeTypeFont":
     from PIL import ImageFont
 
-    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    return ImageFont.truetype(str(fonts / f"DejaVuSans{'-Bold' * bold}.ttf"), size)
+    return ImageFont.truetype(path, size)

@@ -1,7 +1,7 @@
-"""Work spread over several processes. A process imports this package and never the caller's script.
+"""Work distributed over several processes. A worker process imports this package and never the caller's script.
 
-A process receives functions with their arguments and returns the results, pickled, through the pipes of its standard input and
-output. It ends when its input does, so that none outlives the process that started it.
+It receives functions with their arguments and returns the results, pickled, through the pipes of its standard input
+and output. It ends when its input ends, so that no worker outlives the process that started it.
 """
 
 import os
@@ -29,10 +29,10 @@ _Process = subprocess.Popen[bytes]
 def in_parallel(
     work: Callable[..., Any], jobs: Iterable[tuple[Key, tuple[Any, ...]]], workers: int
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield (key, work(*arguments)) for every job (key, arguments), in the order in which they finish.
+    """Yield (key, work(*arguments)) for every job (key, arguments), in the order of completion.
 
-    `work` is a function of a module. The keys name the files that are read, in messages.
-    Where the work raises an error in another process, the result is that error as a `CarmilError`.
+    `work` is a function of a module. The keys are the names of the files that are read, for messages.
+    If the work raises an error in another process, the result is that error as a `CarmilError`.
     """
     if workers == 1:
         yield from ((key, work(*arguments)) for key, arguments in jobs)
@@ -53,7 +53,7 @@ def in_parallel(
                 if result is _DIED:
                     raise CarmilError(
                         f"a process died while it read {key}: it ran out of memory, or the file is damaged; "
-                        "the slides packed so far are kept"
+                        "slides packed so far are kept"
                     )
                 if (job := next(remaining, None)) is not None:
                     running[process] = job[0]
@@ -67,9 +67,9 @@ def in_parallel(
 
 
 def serve() -> None:
-    """Run the work that arrives on standard input until it ends."""
+    """Run the jobs from standard input until it ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not come between answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not be mixed with results
     requests: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     result: object = _READY
@@ -77,7 +77,7 @@ def serve() -> None:
         try:
             pickle.dump(result, answers)
             answers.flush()
-        except BrokenPipeError:  # the caller has gone
+        except BrokenPipeError:  # the caller has ended
             os._exit(1)
         work, arguments = requests.get()
         try:
@@ -87,7 +87,7 @@ def serve() -> None:
 
 
 def _listen(requests: "queue.SimpleQueue[Any]") -> None:
-    """Queue what arrives. When the caller has gone, end the process even in the middle of its work."""
+    """Queue incoming jobs. When the caller has ended, end the process even during a job."""
     try:
         while True:
             requests.put(pickle.load(sys.stdin.buffer))
@@ -99,7 +99,7 @@ _DIED = object()
 
 
 def _start() -> _Process:
-    # Modules are found where this process finds them, not in the current folder.
+    # Modules are found on the path of this process, not in the current folder.
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
     try:
         return subprocess.Popen(
@@ -107,7 +107,7 @@ def _start() -> _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
-            process_group=0,  # Ctrl-C reaches this process alone, which then ends the others
+            process_group=0,  # Ctrl-C reaches this process only, which then ends the others
         )
     except OSError as error:
         raise CarmilError(f"no further process to read files can be started ({error}): use fewer --workers") from error
@@ -119,11 +119,11 @@ def _send(process: _Process, request: object) -> None:
         pickle.dump(request, process.stdin)
         process.stdin.flush()
     except BrokenPipeError:
-        pass  # the process has died, which its answer tells
+        pass  # the process has died, which its answer will show
 
 
 def _receive(process: _Process) -> Any:
-    """The process's next answer; _DIED if there will be none."""
+    """Return the next answer of the process; _DIED if there will be none."""
     assert process.stdout is not None
     try:
         return pickle.load(process.stdout)
@@ -132,12 +132,12 @@ def _receive(process: _Process) -> Any:
 
 
 def _finished(running: dict[_Process, Key]) -> list[_Process]:
-    """Wait for the processes that answer next."""
+    """Wait for processes until at least one answers."""
     answers = {process.stdout.fileno(): process for process in running if process.stdout is not None}
     ready = wait(list(answers), timeout=_PATIENCE)
-    if not ready:  # a damaged h5 file can make its library loop for ever
+    if not ready:  # a damaged h5 file can send its library into an endless loop
         names = ", ".join(str(key) for key in list(running.values())[:4])
         raise CarmilError(
-            f"no file was read within {_PATIENCE} s; one of these is damaged: {names}; the slides packed so far are kept"
+            f"no file was read within {_PATIENCE} s; one of these is damaged: {names}; slides packed so far are kept"
         )
     return [process for file, process in answers.items() if file in ready]

@@ -1,9 +1,11 @@
-"""Progress bars on stderr, with the remaining time. Where stderr is no terminal, as in the log of a job, periodic lines."""
+"""Progress bars on stderr with the remaining time, or periodic lines if stderr is not a terminal, as in the log of a job."""
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import (
@@ -19,12 +21,35 @@ from rich.progress import (
 from carmil.words import plural
 
 console = Console(stderr=True)
-Log = Callable[[str], None]  # takes one line for the user
+Log = Callable[[str], None]  # called with one line for the user
 EVERY = 30.0  # seconds between two lines
 
 
+@dataclass(frozen=True)
+class Progressed:
+    """How far a stage of the work is: done of total things."""
+
+    title: str
+    done: int
+    total: int
+    things: str
+
+
+_watcher: ContextVar[Callable[[Progressed], None]] = ContextVar("watcher", default=lambda progressed: None)
+
+
+@contextmanager
+def watched(on_progress: Callable[[Progressed], None]) -> Iterator[None]:
+    """Also report the progress of counted things and of encoding to `on_progress`, which may raise to stop the work."""
+    token = _watcher.set(on_progress)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
 class _PeriodicLine:
-    """Prints a line every half minute where there is no bar."""
+    """A line printed every half minute, if there is no bar."""
 
     def __init__(self, title: str, things: str, *, left: str = "about") -> None:
         self.title, self.things, self.left = title, things, left
@@ -35,10 +60,10 @@ class _PeriodicLine:
         if self._since is None:
             self._since = now, done
             return
-        before, there = self._since
-        if not console.is_terminal and now - before >= EVERY and done > there:
-            # by the pace of the last half minute, since resumed parts took no time
-            seconds = (now - before) / (done - there) * (total - done)
+        before, start = self._since
+        if not console.is_terminal and now - before >= EVERY and done > start:
+            # from the pace of the last half minute, since resumed parts took no time
+            seconds = (now - before) / (done - start) * (total - done)
             line = f"{self.title}: {done:,} of {total:,} {self.things}{more}, {self.left} {_clock(seconds)} left"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._since = now, done
@@ -53,7 +78,7 @@ def _clock(seconds: float) -> str:
 
 
 class _Trainings:
-    """One display for all running trainings, each of which may have its own thread."""
+    """One display for all running trainings, which may run in several threads."""
 
     def __init__(self) -> None:
         self._lock, self.running = threading.Lock(), 0
@@ -93,7 +118,7 @@ _trainings = _Trainings()
 
 @contextmanager
 def training_progress(title: str, epochs: int, models: int) -> Iterator[Callable[[int, dict[str, float], int], None]]:
-    """Yield an `on_epoch` for carmil.training.fit. Models stop early, so the remaining time is an upper bound."""
+    """Yield an `on_epoch` for carmil.training.fit. Models may stop early, so the remaining time is an upper bound."""
     with _trainings.display() as progress:
         task = progress.add_task(title, total=epochs, losses="", running=f"{plural(models, 'model')} running")
         line = _PeriodicLine(title, "epochs", left="at most")
@@ -135,9 +160,10 @@ def count_progress(title: str, things: str) -> Iterator[Callable[[int, int], Non
         TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task, line = progress.add_task(title, total=None), _PeriodicLine(title, things)
+        task, line, watcher = progress.add_task(title, total=None), _PeriodicLine(title, things), _watcher.get()
 
         def on_thing(done: int, total: int) -> None:
+            watcher(Progressed(title, done, total, things))
             progress.update(task, completed=done, total=total)
             line(done, total)
 
@@ -157,14 +183,17 @@ def encoding_progress(slides: int, tiles: int) -> Iterator[tuple[Callable[[str, 
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task, line, done = progress.add_task("encoding", total=tiles, speed=""), _PeriodicLine("encoding", "tiles"), 0
+        watcher = _watcher.get()
 
         def on_slide(name: str, number: int) -> None:
             progress.update(task, description=f"slide {number}/{slides} {name[:16]}")
             line.title = f"slide {number} of {slides}, {name}"
+            watcher(Progressed("encoding", done, tiles, "tiles"))
 
         def on_tiles(more: int) -> None:
             nonlocal done
             done += more
+            watcher(Progressed("encoding", done, tiles, "tiles"))
             line(done, tiles)
             progress.advance(task, more)
             speed = progress.tasks[0].speed

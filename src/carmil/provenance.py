@@ -19,7 +19,7 @@ def config_key(config: Mapping[str, Any]) -> str:
 
 
 def machine() -> dict[str, str]:
-    """Return the versions and hardware that results are measured on."""
+    """Return the versions and hardware with which results are measured."""
     facts = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -46,15 +46,6 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def from_json(value: Any) -> Any:
-    """Read numbers back that `to_json` wrote: null is NaN."""
-    if isinstance(value, dict):
-        return {key: from_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    return float("nan") if value is None else value
 
 
 def _cpu_name() -> str:

@@ -1,7 +1,7 @@
 """Repeated GPU work, recorded as CUDA graphs.
 
-A pass is hundreds of operations, which take longer to launch than to compute unless bags and population are large. Repeated work is
-run the first time, recorded the second time, and replayed from then on.
+A pass is hundreds of operations, which take longer to launch than to compute unless bags and population are large.
+Repeated work runs normally the first time, is recorded the second time, and replayed from then on.
 """
 
 import threading
@@ -22,7 +22,8 @@ _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate mem
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Calling it repeats the work on the current content of the memory that it read when it was recorded; keep that memory.
+    """A recorded pass. Calling it repeats the work on the current contents of its input memory, which the recording
+    keeps allocated.
 
     The next call overwrites its result.
     """
@@ -36,14 +37,16 @@ class Recording:
 
 
 class Recorder:
-    """Recordings that share their memory, since one is replayed at a time. `full`: there is no memory for another one."""
+    """Recordings that share their memory, since only one is replayed at a time. `full`: whether memory for another
+    one is missing.
+    """
 
     def __init__(self) -> None:
         self.full = False
         self._pool: Any = None
 
     def record(self, work: Callable[[], Tensor]) -> Recording | None:
-        """Record the work, which must have been run before, without running it; None if memory does not suffice."""
+        """Record the work, which must have run before, without running it; None if memory does not suffice."""
         for _ in range(2):
             try:
                 return self._capture(work)
@@ -78,20 +81,20 @@ class Recorder:
 def release_cached_memory() -> None:
     """Release GPU memory that torch caches and nothing uses, such as that of finished trainings."""
     with _RECORDING:
-        if not _BROKEN:  # torch considers these as being captured
+        if not _BROKEN:  # torch treats these as captures that are still open
             torch.cuda.empty_cache()
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether the error is a shortage of memory, of the GPU or the machine, in the words of any driver or library."""
+    """Return whether the error is a shortage of memory, of the GPU or the machine, as reported by any driver or library."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
 def thread_stream(use: str) -> "torch.cuda.Stream":
     """Return this thread's stream for `use` on the current GPU: always the same one.
 
-    torch reuses a pool of 32 streams. If threads took a new one each time, two of them would share a stream, and the operations of
-    one thread would become part of the other's recording.
+    torch reuses a pool of 32 streams. If threads requested a new stream each time, two of them would share one, and
+    the operations of one thread would become part of the other's recording.
     """
     streams: dict[tuple[str, int], torch.cuda.Stream] = _THREAD.__dict__.setdefault("streams", {})
     key = (use, torch.cuda.current_device())

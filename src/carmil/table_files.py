@@ -1,6 +1,6 @@
-"""Tables as people have them: CSV, TSV and Parquet.
+"""Tables of users: CSV, TSV and Parquet.
 
-Every cell is read as text, so that an id like 00123 or a class like NA never becomes a number.
+Every cell is read as text, so that an id like 00123 or a class like NA is never changed.
 """
 
 import csv
@@ -24,11 +24,11 @@ _Cells = tuple[list[str], list[tuple[int, list[str]]]]  # the header, and each f
 
 
 def read_table(path: Path, *, counter: bool = False, headers: Collection[str] = ()) -> "pd.DataFrame":
-    """Read a table with every cell as text, empty ones as "". The index is the line in the file.
+    """Read a table with every cell as text, empty cells as "". The index is the line in the file.
 
-    `attrs["notes"]` holds what was guessed. A column of numbers without a name is dropped, unless `counter`.
-    headers: the usual names of columns. With them, a table of two columns without any of them is read as slide and label if its
-    first line is no header, that is, if its second cell comes again below.
+    `attrs["notes"]` lists all guesses. A column of numbers without a name is dropped, unless `counter`. headers: the
+    usual names of columns. If they are given, a table of two columns without any of them is read as slide and label
+    if its first line is not a header, that is, if its second cell occurs again below.
     """
     import pandas as pd
 
@@ -60,13 +60,13 @@ def read_table(path: Path, *, counter: bool = False, headers: Collection[str] = 
 
 
 def read_cells(path: Path) -> list[list[str]]:
-    """All lines of a table as text, with the first, which may be a header. Comments above it are left out."""
+    """Return all lines of a table as text, including the first, which may be a header. Comments at the top are left out."""
     header, lines = _read_lines(Path(path), [])
     return [header, *(row for _, row in lines)]
 
 
 def plain_name(name: str) -> str:
-    """The name of a column as it is compared with the usual ones."""
+    """Return the name of a column in the form that is compared with the usual names."""
     return re.sub(r"[\s.-]+", "_", name.casefold())
 
 
@@ -75,7 +75,7 @@ def _read_lines(path: Path, notes: list[str]) -> _Cells:
 
 
 def _first_bytes(path: Path) -> bytes:
-    """The first bytes of a file that can be a table."""
+    """Return the first bytes of a file that can be a table."""
     if path.is_dir():
         raise CarmilError(f"{path}: is a folder; expected a table (CSV, TSV or Parquet)")
     try:
@@ -105,7 +105,7 @@ def _parquet_cells(path: Path) -> _Cells:
 
 
 def _text_cells(path: Path, notes: list[str]) -> _Cells:
-    """The header, and the cells of each line below it with its number; blank lines are left out."""
+    """Return the header, and the cells of each line below it with its number; blank lines are left out."""
     content = path.read_bytes()
     try:
         text = content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
@@ -144,7 +144,7 @@ def _text_cells(path: Path, notes: list[str]) -> _Cells:
 
 
 def _comments_and_rest(text: str) -> tuple[int, str]:
-    """The number of comment lines at the top, as in tables of cBioPortal and MAF files, and the text below them.
+    """Return the number of comment lines at the top, as in tables of cBioPortal and MAF files, and the text below them.
 
     A single line that begins with # may also be a header.
     """
@@ -156,7 +156,7 @@ def _comments_and_rest(text: str) -> tuple[int, str]:
 
 
 def _delimiter(text: str) -> str:
-    """The delimiter that cuts the first lines into the same number of cells, more than one."""
+    """Return the delimiter that divides the first lines into the same number of cells, more than one."""
 
     def fit(delimiter: str) -> tuple[bool, float, int]:
         try:

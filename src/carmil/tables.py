@@ -19,6 +19,21 @@ class ResultTable:
         return "\n".join([f"## {self.title}", "", *("| " + " | ".join(row) + " |" for row in rows), ""])
 
 
+def as_text(table: ResultTable) -> str:
+    """Return a table as plain text, as wide as it needs to be."""
+    rows = (table.heads, *table.lines)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.heads))]
+    rule = tuple("-" * width for width in widths)
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < table.names else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (table.heads, rule, *table.lines)
+    ]
+    return "\n".join([table.title, *lines, ""])
+
+
 def print_tables(tables: Sequence[ResultTable]) -> None:
     from rich.console import Console
     from rich.table import Table

@@ -1,7 +1,7 @@
-"""Reading of files from others, which may be truncated, damaged or malicious.
+"""Safe reading of files from others, which may be truncated, damaged or malicious.
 
-Every reader uses this module: whatever a library raises becomes one `CarmilError` that names the file, and no header can request
-more memory than its file can fill.
+Every reader uses this module: any error of a library becomes one `CarmilError` that names the file, and no header can
+request more memory than its file can fill.
 """
 
 import difflib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AGAIN = "it may be truncated or damaged; copy or extract it again"
-MOST_UNFOLDED = 100  # features do not compress a hundredfold; a decompression bomb does
+MOST_UNFOLDED = 100  # largest compression ratio; features do not compress a hundredfold, but a decompression bomb does
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # one half of a surrogate pair: \ud83d\ude00
 SMALL = 64 * 2**20  # bytes that are always allowed, e.g. labels that are all zero
 
@@ -48,7 +48,7 @@ def one_line_errors(path: Path, advice: str = AGAIN, *, streams: bool = False) -
     except PermissionError as error:
         raise CarmilError(f"{path} is not readable by this user: change its permissions (chmod u+r)") from error
     except MemoryError as error:
-        raise CarmilError(f"{path} needs more memory than there is: {advice}") from error
+        raise CarmilError(f"{path} needs more memory than is available: {advice}") from error
     except Exception as error:
         raise CarmilError(f"{path} cannot be read ({short_message(error)}): {advice}") from error
 
@@ -82,7 +82,7 @@ def read_json(path: Path, advice: str = AGAIN) -> Any:
             if HALF_CHARACTER.search(text):
                 json.dumps(
                     found, ensure_ascii=False
-                ).encode()  # half a surrogate pair is not text: no table can store it
+                ).encode()  # half a surrogate pair is not text, and no table can store it
         except RecursionError:
             raise CarmilError(f"{path} is nested too deeply: {advice}") from None
         return found
@@ -149,9 +149,9 @@ def parse_as(value: Any, kind: type[T], where: str, advice: str = "") -> T:
     except ValueError:
         raise CarmilError(f"{where}: it contains NaN or an infinite number{_then(advice)}") from None
     except TypeError:
-        found = _foreign(value) or "a key that is not text"
+        problem = _foreign(value) or "a key that is not text"
         expected = "expected text, numbers, lists and objects"
-        raise CarmilError(f"{where}: {expected}, and found {found}{_then(advice)}") from None
+        raise CarmilError(f"{where}: {expected}, and found {problem}{_then(advice)}") from None
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -159,7 +159,7 @@ def parse_as(value: Any, kind: type[T], where: str, advice: str = "") -> T:
 
 
 def validated(value: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """Return what a user wrote as `kind`, a dataclass; as `parsed`, but text may stand for a number or for true and false."""
+    """Return settings written by a user as `kind`, a dataclass; as `parse_as`, but text is accepted for numbers and booleans."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -189,7 +189,7 @@ def _then(advice: str) -> str:
 def _problem(error: "ValidationError", value: Any) -> str:
     """Describe the first problem: its place, the value, and what was expected (for a union, any of its types)."""
     problems: dict[str, list[str]] = {}
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for one in error.errors(include_url=False):
         place, there = "", value
         for part in one["loc"]:
@@ -200,26 +200,26 @@ def _problem(error: "ValidationError", value: Any) -> str:
             elif one["type"] == "missing":
                 place, there = f"{place}.{part}", one
                 break
-        found.setdefault(place, "missing" if there is one else describe_value(there))
+        values.setdefault(place, "missing" if there is one else describe_value(there))
         if one["type"] == "literal_error":
             problems.setdefault(place, []).append(_choice(one["ctx"]["expected"], there))
         else:
             problems.setdefault(place, []).append(_EXPECTED.get(one["type"], "") or _lowered(one["msg"]))
     place, expected = next(iter(problems.items()))
-    if found[place] == "missing":
+    if values[place] == "missing":
         return f"{place.lstrip('.')} is missing"
-    return f"{place.lstrip('.') or 'its content'} is {found[place]}: expected {' or '.join(dict.fromkeys(expected))}"
+    return f"{place.lstrip('.') or 'its content'} is {values[place]}: expected {' or '.join(dict.fromkeys(expected))}"
 
 
 def _choice(expected: str, value: Any) -> str:
-    """The values that may stand there, as pydantic lists them, and the nearest to the one that does."""
+    """Return the values allowed by pydantic, and the nearest to the given value."""
     known = re.findall(r"'([^']*)'", expected)
     close = difflib.get_close_matches(str(value), known, n=1)
     return f"one of {', '.join(known)}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _lowered(message: str) -> str:
-    """Turn a message of pydantic into the words after "expected"."""
+    """Convert a message of pydantic into the words after "expected"."""
     for begin in ("Input should be ", "Value error, ", "Input should "):
         message = message.removeprefix(begin)
     return message[:1].lower() + message[1:]

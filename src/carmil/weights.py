@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from carmil.errors import CarmilError
 from carmil.files import atomic_file
+from carmil.untrusted import short_message
 
 _AROUND = ("state_dict", "model")  # keys that may contain the state dict
 
@@ -33,6 +35,24 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return dict(state)
 
 
+def download_weights(published: Any, what: str) -> dict[str, Tensor]:
+    """Download a state dict that torchvision publishes. what: the network, in messages."""
+    try:
+        return dict(published.get_state_dict(progress=True, check_hash=True))
+    except (OSError, RuntimeError) as error:
+        raise CarmilError(
+            f"could not download {what}'s weights ({short_message(error)}): give a file of them with --weights FILE"
+        ) from error
+
+
+def fill_network(network: nn.Module, state: Mapping[str, Tensor], path: Path | None, what: str) -> None:
+    """Load a state dict into a network; refuse one of another network. what: the network, in messages."""
+    try:
+        network.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise CarmilError(f"{path} does not contain {what}: {str(error).splitlines()[-1].strip()[:200]}") from error
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, str] | None = None) -> None:
     """Write a .safetensors file atomically; the only function that writes one. words: its metadata."""
     from safetensors.torch import save_file
@@ -43,7 +63,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str,
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Return eight characters that depend on all weights, and not on the file they came from."""
+    """Return eight characters that identify the weights, independently of their file."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if not name.endswith("num_batches_tracked"):

@@ -11,35 +11,35 @@ from carmil.statistics.bootstrap import bootstrap, draws, holm, paired_t
 
 
 def area(probabilities, labels):
-    """AUC by pairs; NaN without both classes."""
+    """Return the AUC over all pairs; NaN if a class is missing."""
     p = probabilities[:, 1]
     return float((p[labels == 1][:, None] > p[labels == 0]).mean()) if len(set(labels.tolist())) == 2 else math.nan
 
 
-def test_the_paired_t_test_is_scipys():
+def test_paired_t_test_equals_scipy():
     rng = np.random.default_rng(0)
     for n in (2, 5, 30):
         first, second = rng.random((2, n))
-        ours, theirs = paired_t(first, second), stats.ttest_rel(first, second)
-        assert (ours.statistic, ours.p) == (pytest.approx(theirs.statistic), pytest.approx(theirs.pvalue))
+        ours, expected = paired_t(first, second), stats.ttest_rel(first, second)
+        assert (ours.statistic, ours.p) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
         assert (ours.difference, ours.n) == (pytest.approx((first - second).mean()), n)
 
 
-def test_a_paired_t_test_by_hand():
+def test_paired_t_test_equals_values_computed_by_hand():
     test = paired_t([3, 4, 5, 8], [2, 2, 2, 4])  # differences 1 2 3 4: mean 2.5, sd sqrt(5/3)
     assert test.statistic == pytest.approx(2.5 / math.sqrt(5 / 12))
     assert test.p == pytest.approx(0.030466, abs=1e-6)
 
 
-def test_differences_that_never_vary_are_no_difference_or_a_sure_one():
+def test_paired_t_test_of_constant_differences_has_p_of_one_or_zero():
     same = paired_t([0.9, 0.8, 0.7], [0.9, 0.8, 0.7])
     assert (same.statistic, same.p, same.difference) == (0, 1, 0)
-    assert paired_t([0.1 + 0.2, 0.5], [0.3, 0.5]).p == 1  # apart by rounding only
+    assert paired_t([0.1 + 0.2, 0.5], [0.3, 0.5]).p == 1  # they differ by rounding errors only
     lower = paired_t([0.8, 0.7, 0.6], [0.9, 0.8, 0.7])
     assert (lower.statistic, lower.p, lower.difference) == (-math.inf, 0, pytest.approx(-0.1))
 
 
-def test_holm_is_the_textbooks():
+def test_holm_equals_textbook_example():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.9, 0.6]) == pytest.approx([1, 1, 1])
     assert holm([0.01, math.nan, 0.04]) == pytest.approx([0.02, math.nan, 0.04], nan_ok=True)
@@ -48,17 +48,17 @@ def test_holm_is_the_textbooks():
 
 
 @given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=12))
-def test_holm_never_lowers_a_p_nor_changes_their_order(p_values):
+def test_holm_never_lowers_p_values_or_changes_their_order(p_values):
     p, adjusted = np.array(p_values, dtype=float), holm(p_values)
-    there = ~np.isnan(p)
-    assert (np.isnan(adjusted) == ~there).all()
-    p, adjusted = p[there], adjusted[there]
+    defined = ~np.isnan(p)
+    assert (np.isnan(adjusted) == ~defined).all()
+    p, adjusted = p[defined], adjusted[defined]
     assert ((adjusted >= p) & (adjusted <= 1)).all()
     assert (np.diff(adjusted[p.argsort()]) >= 0).all()
     assert (adjusted <= np.minimum(1, len(p) * p)).all()  # never stricter than Bonferroni
 
 
-def test_many_rows_are_resampled_in_pieces(monkeypatch):
+def test_bootstrap_in_chunks_has_the_expected_width(monkeypatch):
     monkeypatch.setattr("carmil.statistics.bootstrap.CHUNK", 64)
     values = np.random.default_rng(0).normal(size=40)
     interval = bootstrap(np.mean, values, repeats=500)
@@ -66,43 +66,43 @@ def test_many_rows_are_resampled_in_pieces(monkeypatch):
     assert (interval.high - interval.low) == pytest.approx(2 * 1.96 * error, rel=0.15)
 
 
-def test_slides_of_a_patient_are_resampled_together():
+def test_bootstrap_resamples_all_slides_of_a_patient_together():
     patients = np.random.default_rng(0).normal(size=25)
     slides = np.repeat(patients, 4)
     names = np.repeat([f"patient {i}" for i in range(25)], 4)
     by_patient = bootstrap(np.mean, slides, groups=names, repeats=300)
-    apart = np.arange(100).reshape(25, 4).T.ravel()
-    scattered = bootstrap(np.mean, slides[apart], groups=names[apart], repeats=300)
+    shuffled = np.arange(100).reshape(25, 4).T.ravel()
+    scattered = bootstrap(np.mean, slides[shuffled], groups=names[shuffled], repeats=300)
     alone, as_if_independent = bootstrap(np.mean, patients, repeats=300), bootstrap(np.mean, slides, repeats=300)
     assert (by_patient.low, by_patient.high) == pytest.approx((alone.low, alone.high))
     assert (scattered.low, scattered.high) == pytest.approx((alone.low, alone.high))
     assert as_if_independent.high - as_if_independent.low < 0.7 * (alone.high - alone.low)
 
 
-def test_resamples_without_a_value_are_left_out_and_counted():
+def test_resamples_without_a_value_are_excluded_and_counted():
     probabilities, labels = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), np.array([0, 1, 1])
     interval = bootstrap(area, probabilities, labels, repeats=4000)
-    # Of 27 resamples 1 has only the negative, 8 only positives.
+    # Of 27 resamples, 1 has only the negative case and 8 have only positive cases.
     assert interval.left_out / 4000 == pytest.approx(9 / 27, abs=0.03)
     assert (interval.low, interval.high, interval.value) == (1, 1, 1)
 
 
 @pytest.mark.finding(n=4)
-def test_no_resample_lacks_a_class():
+def test_stratified_resamples_contain_every_class():
     labels = np.repeat([0, 1], [15, 3])
     probabilities = np.stack([1 - labels, labels], axis=1) * 0.8 + 0.1
     interval = bootstrap(area, probabilities, labels, strata=labels, repeats=500)
     assert interval.left_out == 0 < bootstrap(area, probabilities, labels, repeats=500).left_out
     (counts,) = draws(18, strata=labels, repeats=400, seed=0)
     assert (counts[:, :15].sum(1) == 15).all() and (counts[:, 15:].sum(1) == 3).all()
-    # patient 0 has slides of both classes and counts as the larger one
+    # patient 0 has slides of both classes and counts as class 1
     patients = np.array([0, 0, 1, 1, 2, 2, 3, 3])
     (counts,) = draws(8, patients, strata=[0, 1, 0, 0, 1, 1, 0, 0], repeats=400, seed=0)
     assert (counts[:, ::2] == counts[:, 1::2]).all()
     assert (counts[:, 0] + counts[:, 4] == 2).all()
 
 
-def test_the_same_seed_gives_the_same_interval():
+def test_equal_seeds_give_equal_intervals():
     values = np.arange(10.0)
     assert bootstrap(np.mean, values, seed=3) == bootstrap(np.mean, values, seed=3)
     assert bootstrap(np.mean, values, seed=3) != bootstrap(np.mean, values, seed=4)
@@ -118,22 +118,22 @@ def test_the_same_seed_gives_the_same_interval():
         (lambda: holm([0.1, 1.2]), "p-value 1.2"),
         (lambda: bootstrap(np.mean, [1.0, math.nan]), "array 1 has a value that is not finite"),
         (lambda: bootstrap(np.mean, []), "array 1 has no rows"),
-        (lambda: bootstrap(np.mean), "nothing to resample"),
+        (lambda: bootstrap(np.mean), "no array to resample"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], groups=["a"]), "rows has 2 entries, groups 1"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], groups=["a", None]), "row 1 has no group"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], repeats=0), "0 resamples"),
         (lambda: bootstrap(np.mean, [1.0, 2.0], level=1.0), "a level of 1"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(broken, says):
+def test_invalid_arguments_raise_an_error_of_one_line(broken, says):
     with pytest.raises(CarmilError, match=says) as error:
         broken()
     assert "\n" not in str(error.value)
 
 
-def test_one_row_or_group_has_no_interval():
-    for found in (
+def test_interval_of_one_row_or_group_is_nan():
+    for result in (
         bootstrap(np.mean, [1.5]),
         bootstrap(np.mean, [1.0, 2.0], groups=["a", "a"]),
     ):
-        assert not np.isnan(found.value) and np.isnan([found.low, found.high]).all()
+        assert not np.isnan(result.value) and np.isnan([result.low, result.high]).all()

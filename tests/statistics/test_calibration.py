@@ -11,80 +11,80 @@ from carmil.errors import CarmilError
 from carmil.statistics.calibration import brier, reliability
 
 
-def sure_answers(b, classes, seed, sharpness=1.0):
-    """Labels drawn from probabilities, and these probabilities sharpened: calibrated at sharpness 1, boastful above."""
+def sharpened_predictions(b, classes, seed, sharpness=1.0):
+    """Draw labels from probabilities and sharpen these: calibrated at sharpness 1, overconfident above."""
     rng = np.random.default_rng(seed)
-    honest = rng.dirichlet(np.ones(classes), size=b)
-    labels = (honest.cumsum(1) < rng.random((b, 1))).sum(1)
-    told = honest**sharpness
-    return told / told.sum(1, keepdims=True), labels
+    calibrated = rng.dirichlet(np.ones(classes), size=b)
+    labels = (calibrated.cumsum(1) < rng.random((b, 1))).sum(1)
+    curve = calibrated**sharpness
+    return curve / curve.sum(1, keepdims=True), labels
 
 
-def test_reliability_by_hand():
+def test_reliability_equals_values_computed_by_hand():
     p1 = np.array([0.1, 0.3, 0.55, 0.6, 0.95, 1.0])
-    told = reliability(np.stack([1 - p1, p1], axis=1), [0, 1, 1, 0, 1, 1], bins=5)
-    # Likeliest class: 0.9 right, 0.7 wrong, 0.55 right, 0.6 wrong, 0.95 right, 1.0 right.
-    assert told.count.tolist() == [0, 0, 2, 1, 3]
-    assert told.confidence == pytest.approx([math.nan, math.nan, 0.575, 0.7, 0.95], nan_ok=True)
-    assert told.accuracy == pytest.approx([math.nan, math.nan, 0.5, 0, 1], nan_ok=True)
-    assert told.ece == pytest.approx((2 * 0.075 + 1 * 0.7 + 3 * 0.05) / 6)
-    assert told.mce == pytest.approx(0.7)
+    curve = reliability(np.stack([1 - p1, p1], axis=1), [0, 1, 1, 0, 1, 1], bins=5)
+    # Most probable class: 0.9 right, 0.7 wrong, 0.55 right, 0.6 wrong, 0.95 right, 1.0 right.
+    assert curve.count.tolist() == [0, 0, 2, 1, 3]
+    assert curve.confidence == pytest.approx([math.nan, math.nan, 0.575, 0.7, 0.95], nan_ok=True)
+    assert curve.accuracy == pytest.approx([math.nan, math.nan, 0.5, 0, 1], nan_ok=True)
+    assert curve.ece == pytest.approx((2 * 0.075 + 1 * 0.7 + 3 * 0.05) / 6)
+    assert curve.mce == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize(("adaptive", "strategy"), [(False, "uniform"), (True, "quantile")])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_bins_are_scikit_learns(adaptive, strategy, classes):
-    probabilities, labels = sure_answers(300, classes, seed=classes)
-    told = reliability(probabilities, labels, bins=8, adaptive=adaptive)
+def test_reliability_bins_equal_scikit_learn(adaptive, strategy, classes):
+    probabilities, labels = sharpened_predictions(300, classes, seed=classes)
+    curve = reliability(probabilities, labels, bins=8, adaptive=adaptive)
     right, confidence = probabilities.argmax(1) == labels, probabilities.max(1)
     accuracy, mean_confidence = calibration_curve(right, confidence, n_bins=8, strategy=strategy)
-    filled = told.count > 0
-    assert told.accuracy[filled] == pytest.approx(accuracy)
-    assert told.confidence[filled] == pytest.approx(mean_confidence)
-    assert told.count.sum() == 300
+    filled = curve.count > 0
+    assert curve.accuracy[filled] == pytest.approx(accuracy)
+    assert curve.confidence[filled] == pytest.approx(mean_confidence)
+    assert curve.count.sum() == 300
     if adaptive:
-        assert told.count.min() >= 300 // 8
+        assert curve.count.min() >= 300 // 8
 
 
-def test_an_edge_belongs_to_the_bin_below_it():
+def test_bin_edges_belong_to_the_bin_below():
     assert reliability([[0.25, 0.75], [0.5, 0.5], [0.0, 1.0]], [1, 1, 1], bins=4).count.tolist() == [0, 1, 1, 1]
 
 
-def test_calibrated_answers_have_a_small_error_and_boastful_ones_a_large_one():
+def test_calibration_error_is_small_unless_predictions_are_overconfident():
     for adaptive in (False, True):
-        assert reliability(*sure_answers(20_000, 3, seed=0), adaptive=adaptive).ece < 0.02
-        boastful = reliability(*sure_answers(20_000, 3, seed=0, sharpness=4), adaptive=adaptive)
-        assert boastful.ece > 0.1
-        assert boastful.mce >= boastful.ece
-        assert np.nanmax(boastful.confidence - boastful.accuracy) > 0.1  # too sure, not too shy
+        assert reliability(*sharpened_predictions(20_000, 3, seed=0), adaptive=adaptive).ece < 0.02
+        overconfident = reliability(*sharpened_predictions(20_000, 3, seed=0, sharpness=4), adaptive=adaptive)
+        assert overconfident.ece > 0.1
+        assert overconfident.mce >= overconfident.ece
+        assert np.nanmax(overconfident.confidence - overconfident.accuracy) > 0.1  # overconfident, not underconfident
 
 
-def test_equal_answers_share_an_adaptive_bin():
-    told = reliability([[0.3, 0.7]] * 4, [1, 1, 1, 0], adaptive=True)
-    assert told.count.max() == 4
-    assert told.ece == told.mce == pytest.approx(0.05)
+def test_equal_predictions_share_an_adaptive_bin():
+    curve = reliability([[0.3, 0.7]] * 4, [1, 1, 1, 0], adaptive=True)
+    assert curve.count.max() == 4
+    assert curve.ece == curve.mce == pytest.approx(0.05)
 
 
 @settings(max_examples=60, deadline=None)
 @given(b=st.integers(1, 40), classes=st.integers(2, 4), seed=st.integers(0, 1000), adaptive=st.booleans())
-def test_the_order_of_the_bags_does_not_matter(b, classes, seed, adaptive):
-    probabilities, labels = sure_answers(b, classes, seed)
+def test_reliability_does_not_depend_on_bag_order(b, classes, seed, adaptive):
+    probabilities, labels = sharpened_predictions(b, classes, seed)
     order = np.random.default_rng(seed).permutation(b)
-    told = reliability(probabilities, labels, adaptive=adaptive)
+    curve = reliability(probabilities, labels, adaptive=adaptive)
     moved = reliability(probabilities[order], labels[order], adaptive=adaptive)
-    assert moved.count.tolist() == told.count.tolist()
-    assert (moved.ece, moved.mce) == (pytest.approx(told.ece), pytest.approx(told.mce))
-    assert 0 <= told.ece <= told.mce + 1e-12 <= 1 + 1e-12
+    assert moved.count.tolist() == curve.count.tolist()
+    assert (moved.ece, moved.mce) == (pytest.approx(curve.ece), pytest.approx(curve.mce))
+    assert 0 <= curve.ece <= curve.mce + 1e-12 <= 1 + 1e-12
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_brier_score_equals_that_of_scikit_learn(classes):
-    probabilities, labels = sure_answers(50, classes, seed=classes)
+def test_brier_score_equals_scikit_learn(classes):
+    probabilities, labels = sharpened_predictions(50, classes, seed=classes)
     given = probabilities[:, 1] if classes == 2 else probabilities
     assert brier(probabilities, labels) == pytest.approx(brier_score_loss(labels, given))
 
 
-def test_the_brier_score_of_two_bags_is_as_by_hand():
+def test_brier_score_equals_values_computed_by_hand():
     assert brier([[0.2, 0.8], [0.5, 0.5]], [1, 0]) == pytest.approx((0.04 + 0.25) / 2)
     assert brier([[0.0, 1.0, 0.0]], [0]) == 2
 
@@ -99,18 +99,18 @@ def test_the_brier_score_of_two_bags_is_as_by_hand():
         ([[0.2, 0.8]], [math.nan], "label nan of bag 0"),
         ([[0.2, math.nan]], [0], "probabilities of bag 0"),
         ([[0.5, 0.5], [-3.0, 2.0]], [0, 1], "probabilities of bag 1 .* expected numbers from 0 to 1"),
-        ([[0.5, 0.1]], [0], "sum to 0.6: expected 1; are these logits"),
+        ([[0.5, 0.1]], [0], "sum to 0.6: expected 1; apply a softmax if these are logits"),
         ([0.5, 0.1], [0, 1], r"shape \(2,\): expected \(bags, classes\)"),
         (np.empty((0, 2)), [], "at least one bag"),
         ([["a", "b"]], [0], "not a number"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(measure, probabilities, labels, says):
+def test_invalid_arguments_raise_an_error_of_one_line(measure, probabilities, labels, says):
     with pytest.raises(CarmilError, match=says) as error:
         measure(probabilities, labels)
     assert "\n" not in str(error.value)
 
 
-def test_no_bins_is_said_in_one_line():
+def test_zero_bins_raise_an_error():
     with pytest.raises(CarmilError, match="0 bins: expected at least one"):
         reliability([[0.2, 0.8]], [1], bins=0)

@@ -1,7 +1,7 @@
-"""Resamples of patients, and tests of whether two figures differ. `intervals` has the intervals of a study's figures.
+"""Resampling of patients, and tests of whether two figures differ. `intervals` has the intervals of a study's figures.
 
-b cases (bags, or patients of several bags), c columns, r resamples; differences are first minus second. Everything that is
-resampled is drawn by `draws`.
+b cases (bags, or patients of several bags), c columns, r resamples; differences are first minus second. All resamples
+are drawn by `draws`.
 """
 
 import math
@@ -23,7 +23,7 @@ CHUNK = 2**21  # resampled rows in memory at once
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its interval. `left_out` resamples had no value; `p`, two-sided, is set for a difference."""
+    """A value and its interval. `left_out`: number of resamples without a value; `p`, two-sided, is set for a difference."""
 
     low: float
     high: float
@@ -35,9 +35,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Test:
-    """A two-sided test of no difference; n is the number of pairs or cases it rests on."""
+    """A two-sided test of no difference; n is the number of pairs or cases."""
 
-    __test__ = False  # pytest: a result, not a class of tests
+    __test__ = False  # tells pytest that this is not a test class
 
     statistic: float
     p: float
@@ -54,10 +54,11 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Percentile interval of measure(*arrays) over resampled rows, or groups: the slides of a patient stay together.
+    """Return the percentile interval of measure(*arrays) over resampled rows, or over groups such as the slides of a
+    patient.
 
-    For means and other measures without an interval of their own; those of a study's figures are in `intervals`. strata: see
-    `draws`. A resample on which the measure is NaN is left out and counted. The interval of a single row or group is NaN.
+    For means and other measures without an interval in `intervals`. strata: see `draws`. A resample on which the
+    measure is NaN is left out and counted. The interval of a single row or group is NaN.
     """
     rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
     drawn = draws(len(rows[0]), groups, strata=strata, repeats=repeats, seed=seed)
@@ -78,10 +79,12 @@ class MeanIntervals(NamedTuple):
 def mean_intervals(
     values: ArrayLike, *units: ArrayLike, repeats: int = 1000, level: float = 0.95, seed: int = 0
 ) -> MeanIntervals:
-    """Means of the columns of values (b, c) without NaN, and their percentiles over resampled units; NaN for a single unit.
+    """Return the means of the columns of values (b, c) without NaN, and their percentiles over resampled units; NaN
+    for a single unit.
 
-    units: (b) each, what a case belongs to, such as its bag. Several kinds, such as bag and model, are drawn independently, and
-    a case counts as often as all its units were drawn together (the crossed bootstrap).
+    units: (b) each, the unit that a case belongs to, such as its bag. Several kinds, such as bag and model, are
+    drawn independently, and the weight of a case is the product of the counts of its units (the crossed
+    bootstrap).
     """
     numbers = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(numbers)
@@ -93,7 +96,7 @@ def mean_intervals(
         for kind, count in enumerate(counts)
     ]
     sums, cases = (_weighted_sums(part, drawn, places) for part in (filled, known))
-    with np.errstate(invalid="ignore"):  # a column without any value, in a resample or at all
+    with np.errstate(invalid="ignore"):  # a column may be without a value, in a resample or entirely
         mean, resampled = filled.sum(0) / known.sum(0), sums / cases
     low, high = np.full((2, numbers.shape[1]), np.nan)
     defined = ~np.isnan(mean) & (max(counts) > 1)
@@ -104,9 +107,11 @@ def mean_intervals(
 
 
 def _weighted_sums(values: NDArray, drawn: list[NDArray], places: list[NDArray[np.int64]]) -> Floats:
-    """Sums (r, c) of values (b, c), each counted as often as all of its units were drawn, (r, units) per kind.
+    """Return the sums (r, c) of values (b, c), weighted by the product of the counts of their units, (r, units) per
+    kind.
 
-    Cases are first summed by their units, then over one kind of units after the other, so that no weight per case is stored.
+    Cases are first summed by their units, then over one kind of units after the other, so that no weight per case
+    is stored.
     """
     kinds = tuple(each.shape[1] for each in drawn)
     cells = np.zeros((int(np.prod(kinds)), values.shape[1]))
@@ -118,9 +123,9 @@ def _weighted_sums(values: NDArray, drawn: list[NDArray], places: list[NDArray[n
 
 
 def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
-    """t = mean(d) / (sd(d) / sqrt(n)) over the differences d of n folds.
+    """Return the paired t-test, t = mean(d) / (sd(d) / sqrt(n)), over the differences d of n folds.
 
-    Differences that never vary leave nothing to estimate: p is 1 where they are zero, else 0.
+    If all differences are equal, there is no variance to estimate: p is 1 if they are zero, else 0.
     """
     from scipy.special import stdtr
 
@@ -130,31 +135,33 @@ def paired_t(first: ArrayLike, second: ArrayLike) -> Test:
     if n < 2:
         raise CarmilError(f"a paired t-test of {n} pair{'s' * (n != 1)}: expected at least two folds")
     differences = first - second
-    # 0.9 - 0.8 and 0.8 - 0.7 are the same difference, whatever float64 says.
+    # In float64, 0.9 - 0.8 and 0.8 - 0.7 differ by rounding only.
     rounding = 8 * np.finfo(np.float64).eps * max(np.abs(first).max(), np.abs(second).max())
     mean, spread = float(differences.mean()), float(differences.std(ddof=1))
     if spread <= rounding:
-        return _unvarying(0.0 if abs(mean) <= rounding else mean, n)
+        if abs(mean) <= rounding:
+            return Test(statistic=0.0, p=1.0, difference=0.0, n=n)
+        return Test(statistic=math.copysign(math.inf, mean), p=0.0, difference=mean, n=n)
     t = mean / (spread / math.sqrt(n))
     return Test(statistic=t, p=float(2 * stdtr(n - 1, -abs(t))), difference=mean, n=n)
 
 
 def holm(p_values: ArrayLike) -> Floats:
-    """Holm's step-down adjustment of m p-values: (m - rank) p, never falling, at most 1. NaN, no test, stays NaN."""
+    """Adjust m p-values by Holm's step-down method: (m - rank) p, made monotone, at most 1. NaN (no test) stays NaN."""
     given = np.asarray(p_values, dtype=np.float64)
     adjusted = np.full(given.shape, np.nan)
-    there = np.flatnonzero(~np.isnan(given))
-    p = given[there]
+    defined = np.flatnonzero(~np.isnan(given))
+    p = given[defined]
     if ((p < 0) | (p > 1)).any():
         raise CarmilError(f"p-value {p[(p < 0) | (p > 1)][0]:g}: expected numbers from 0 to 1")
     order = p.argsort(kind="stable")
     steps = (len(p) - np.arange(len(p))) * p[order]
-    adjusted[there[order]] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    adjusted[defined[order]] = np.minimum(np.maximum.accumulate(steps), 1.0)
     return adjusted
 
 
 def two_class_cases(labels: ArrayLike, **scores: ArrayLike) -> tuple[NDArray, ...]:
-    """(b) labels as bool and (b) scores. Refuses labels other than 0 and 1."""
+    """Return labels (b) as bool and scores (b). Labels other than 0 and 1 are refused."""
     given = np.asarray(labels)
     measured = {name: finite_numbers(values, name) for name, values in scores.items()}
     _same_length(labels=given, **measured)
@@ -167,11 +174,11 @@ def two_class_cases(labels: ArrayLike, **scores: ArrayLike) -> tuple[NDArray, ..
 
 
 def finite_numbers(values: ArrayLike, name: str) -> Floats:
-    """(b) finite float64."""
+    """Return the values (b) as finite float64."""
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise CarmilError(f"{name} holds something that is not a number: expected one number per case") from None
+        raise CarmilError(f"{name} has a value that is not a number: expected one number per case") from None
     if numbers.ndim != 1:
         raise CarmilError(f"{name} has shape {numbers.shape}: expected one number per case")
     lost = ~np.isfinite(numbers)
@@ -188,10 +195,10 @@ def draws(
     repeats: int,
     seed: int | tuple[int, ...],
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield (part of r, b) how often each row is in a resample, in parts that fit into memory; nothing for a single unit.
+    """Yield counts (part of r, b) of each row in a resample, in parts that fit into memory; nothing for a single unit.
 
-    strata (b): numbers, such as classes. Units of one stratum are drawn among themselves, so that no resample lacks it; a group
-    with rows of several strata belongs to the largest of them, as in the folds.
+    strata (b): numbers, such as classes. Units are drawn within their stratum, so that every resample has units of
+    every stratum; a group with rows of several strata belongs to the largest of them, as in the folds.
     """
     unit = np.arange(b) if groups is None else _units(groups, b)
     units = int(unit.max()) + 1
@@ -217,7 +224,7 @@ def draws(
 
 
 def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
-    """(b) the group of each row, counted from 0."""
+    """Return (b) the group of each row, counted from 0."""
     import pandas as pd
 
     given = np.asarray(groups)
@@ -228,33 +235,24 @@ def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
     return unit.astype(np.int64)
 
 
-def percentiles(value: float, of_resamples: Floats, level: float = 0.95, *, against_zero: bool = False) -> Interval:
-    """The interval of a value from its values on resamples, without NaN; for a difference also p."""
+def percentiles(value: float, of_resamples: Floats, level: float = 0.95) -> Interval:
+    """Return the interval of a value from its values on resamples, without NaN."""
     tail = (1 - checked_level(level)) / 2
     values = of_resamples[~np.isnan(of_resamples)]
     left_out = len(of_resamples) - len(values)
     if not len(values):
         return Interval(low=math.nan, high=math.nan, value=value, level=level, left_out=left_out)
     low, high = np.quantile(values, (tail, 1 - tail))
-    p = math.nan
-    if against_zero:
-        p = min(1.0, 2 * (1 + min((values <= 0).sum(), (values >= 0).sum())) / (1 + len(values)))
-    return Interval(low=float(low), high=float(high), value=value, level=level, left_out=left_out, p=float(p))
-
-
-def _unvarying(difference: float, n: int) -> Test:
-    if difference == 0:
-        return Test(statistic=0.0, p=1.0, difference=0.0, n=n)
-    return Test(statistic=math.copysign(math.inf, difference), p=0.0, difference=difference, n=n)
+    return Interval(low=float(low), high=float(high), value=value, level=level, left_out=left_out)
 
 
 def _rows(**arrays: ArrayLike) -> tuple[NDArray, ...]:
     if not arrays:
-        raise CarmilError("nothing to resample: expected at least one array after the measure")
+        raise CarmilError("no array to resample: expected at least one after the measure")
     given = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in given.items():
         if not array.ndim or not len(array):
-            raise CarmilError(f"{name} has no rows: nothing to resample")
+            raise CarmilError(f"{name} has no rows: expected at least one to resample")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CarmilError(f"{name} has a value that is not finite: leave such rows out first")
     _same_length(**given)
@@ -271,7 +269,7 @@ def _same_length(**arrays: NDArray) -> None:
 
 
 def checked_level(level: float) -> float:
-    """The level of an interval. Refuses one outside 0 to 1."""
+    """Return the level of an interval; refuse one outside 0 to 1."""
     if not 0 < level < 1:
         raise CarmilError(f"a level of {level:g}: expected a number between 0 and 1, such as 0.95")
     return level

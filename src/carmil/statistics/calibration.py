@@ -1,4 +1,4 @@
-"""Calibration: whether an answer of 80 % is right four times in five. b bags, k classes."""
+"""Calibration: whether answers with a probability of 80 % are correct four times in five. b bags, k classes."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often the likeliest class was right, by its probability: edges (bins+1), the others (bins), NaN if empty."""
+    """The share of correct answers by the probability of the most probable class: edges (bins+1), all others (bins),
+    NaN if empty.
+    """
 
     edges: Floats
     count: NDArray[np.int64]
@@ -21,13 +23,13 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: |accuracy - confidence| of the bins, weighted by their bags."""
+        """Return the expected calibration error: |accuracy - confidence| of the bins, weighted by their bags."""
         filled = self.count > 0
         return float((self.count * self._gaps)[filled].sum() / self.count.sum())
 
     @property
     def mce(self) -> float:
-        """Maximum calibration error: that of the worst bin, however few its bags."""
+        """Return the maximum calibration error: that of the worst bin, whatever its number of bags."""
         return float(np.nanmax(self._gaps))
 
     @property
@@ -36,9 +38,11 @@ class Reliability:
 
 
 def reliability(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, adaptive: bool = False) -> Reliability:
-    """Accuracy by the probability of the likeliest class, in bins of equal width or, `adaptive`, of equal mass.
+    """Return the accuracy by the probability of the most probable class, in bins of equal width or, if `adaptive`,
+    of equal mass.
 
-    A bin includes its upper edge. Equal probabilities share a bin, so that adaptive bins may differ in mass, or be empty.
+    A bin includes its upper edge. Equal probabilities share a bin, so that adaptive bins may differ in mass, or
+    be empty.
     """
     if bins < 1:
         raise CarmilError(f"{bins} bins: expected at least one")
@@ -55,18 +59,23 @@ def reliability(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, 
 
 
 def brier(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Mean squared distance from the truth. Two classes: of class 1 alone, 0 to 1; more: over all classes, 0 to 2."""
+    """Return the mean squared distance from the truth.
+
+    With two classes it is that of class 1 only, from 0 to 1; with more it is summed over all classes, from 0 to 2.
+    """
     given, truth = _cases(probabilities, labels)
     squared = (given - np.eye(given.shape[1])[truth]) ** 2
     return float((squared[:, 1] if given.shape[1] == 2 else squared.sum(1)).mean())
 
 
 def class_probabilities(probabilities: ArrayLike) -> Floats:
-    """(b, k) float64. Refuses what are not probabilities."""
+    """Return probabilities (b, k) as float64; refuse values that are not probabilities."""
     try:
         given = np.asarray(probabilities, dtype=np.float64)
     except (TypeError, ValueError):
-        raise CarmilError("probabilities hold something that is not a number: expected (bags, classes)") from None
+        raise CarmilError(
+            "probabilities have a value that is not a number: expected an array (bags, classes)"
+        ) from None
     if given.ndim != 2 or given.shape[1] < 2 or not len(given):
         raise CarmilError(
             f"probabilities have shape {given.shape}: expected (bags, classes), at least one bag, two classes"
@@ -77,7 +86,8 @@ def class_probabilities(probabilities: ArrayLike) -> Floats:
     total = given.sum(1)
     if (off := np.abs(total - 1) > 1e-2).any():
         raise CarmilError(
-            f"probabilities of bag {off.argmax()} sum to {total[off][0]:.3g}: expected 1; are these logits?"
+            f"probabilities of bag {off.argmax()} sum to {total[off][0]:.3g}: expected 1; apply a softmax if "
+            "these are logits"
         )
     return given
 
@@ -94,7 +104,7 @@ def _cases(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray
 
 
 def cross_entropies(probabilities: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
-    """The cross-entropy of the probabilities (b, k), and that of always predicting the class frequencies of these cases."""
+    """Return the cross-entropy of the probabilities (b, k), and that of always predicting the class frequencies of these cases."""
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     shares = np.bincount(y) / len(y)
     given = p[np.arange(len(y)), y].clip(1e-12)

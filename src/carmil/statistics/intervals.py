@@ -1,29 +1,30 @@
 """Intervals of the figures of a study that are valid for few patients and at 0 and 1.
 
-A figure is the mean over test folds, and in each fold over seeds, of a measure of the fold's answers; its interval is of that
-mean. Shares of cases have Clopper and Pearson's exact interval. All others are score intervals: all true values t with
-|t - value| <= z sd(t), where sd(t) is the standard deviation that the figure would have if t were true. At t = 1 it differs from
-that at the value found, so that no interval collapses.
+A figure is the mean over test folds, and in each fold over seeds, of a measure of the fold's answers; its interval is
+of that mean. Shares of cases have Clopper and Pearson's exact interval. All others are score intervals: all true
+values t with |t - value| <= z sd(t), where sd(t) is the standard deviation that the figure would have if t were true.
+At t = 1 it differs from that at the observed value, so that no interval collapses.
 
 n answers (one row per case, fold and seed), k classes, f folds, u patients.
 
 - accuracy, sensitivity, specificity: Clopper and Pearson's for n cases; over folds n is the size with the variance of their mean,
-  t (1 - t) / n. Wilson's is too short for few cases near 1: of 3 positives it holds a sensitivity of 0.95 in 86 %.
-- balanced accuracy, macro F1: Wilson's interval for the number of cases a proportion of that value and variance would have, both
-  taken at smoothed answers (two right and two wrong ones added to each class).
-- AUC: Newcombe's method 5 (2006), Hanley and McNeil's variance with both class sizes replaced by their mean; larger by DeLong's
-  variance over it where that is larger, and never above t (1 - t) / (cases of the smaller class), the most it can be
+  t (1 - t) / n. Wilson's is too short for few cases near 1: with 3 positives it covers a sensitivity of 0.95 in 86 % of samples.
+- balanced accuracy, macro F1: Wilson's interval for the number of cases at which a proportion of the same value has the same
+  variance, both computed from smoothed answers (two correct and two wrong answers added to each class).
+- AUC: Newcombe's method 5 (2006), Hanley and McNeil's variance with both class sizes replaced by their mean; scaled up to
+  DeLong's variance if that is larger, and never above t (1 - t) / (cases of the smaller class), the maximum
   (Birnbaum and Klose 1957). One class against the rest, of k > 2: the mean over the classes, correlated by 1 / (k - 1).
-- the mean over slides of a number from 0 to 1 (AUPRC): Wilson's interval for the number of cases that its variance is that of.
+- the mean over slides of a number from 0 to 1 (AUPRC): Wilson's interval for the number of cases that gives its variance.
 
-Cases are given their class: nothing is resampled, and no class can be missing from a resample. Slides of one patient are not
-independent: variances are those of sums over patients, and near 0 and 1, where slides cannot tell how alike they are, those
-of patients whose slides are all alike. Seeds never make an interval narrower than that of one model.
+Intervals are conditional on the classes of the cases: nothing is resampled, and no class can be missing from a
+resample. Slides of one patient are not independent: variances are those of sums over patients. Near 0 and 1, where
+the correlation within patients cannot be estimated from the slides, the slides of a patient are taken as fully
+correlated. Seeds never make an interval narrower than that of one model.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
 
@@ -31,28 +32,30 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError, unknown
-from carmil.statistics.bootstrap import Interval, Test, checked_level
+from carmil.statistics.bootstrap import Interval, Test, checked_level, draws, percentiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SMOOTHING = 2.0  # right and wrong answers added to a class, as Agresti and Coull do
-DRAWS = 1000  # of answers, for the variance of macro F1
-CLOSE = 1e-9  # to a value: there it is inside its own interval
-FAR = 9.0  # standard deviations: beyond them p is 0
-SHARES = ("accuracy", "sensitivity", "specificity")  # of cases
+SMOOTHING = 2.0  # correct and wrong answers added to a class, as in Agresti and Coull's interval
+DRAWS = 1000  # draws of answers, for the variance of macro F1
+CLOSE = 1e-9  # a true value closer to the figure than this is always inside the interval
+FAR = 9.0  # standard deviations, beyond which p is 0
+SHARES = ("accuracy", "sensitivity", "specificity")  # figures that are shares of cases
 MEASURES = ("auc", "f1_macro", "balanced_accuracy", "accuracy", "sensitivity", "specificity", "mean")
 
 
 @dataclass(frozen=True, eq=False)
 class FoldAnswers:
-    """Answers to test cases, (n) each: one row per case, fold and seed. cases: what is judged, patients: whose it is.
+    """Answers to test cases, (n) each: one row per case, fold and seed. cases: identity of the case; patients: that
+    of its patient.
 
-    scores (n, k): probabilities of the classes; answers (n): the class answered. Of the measure "mean" scores is the number
-    itself, (n), and labels and answers are not looked at.
+    scores (n, k): probabilities of the classes; answers (n): the class answered. For the measure "mean", scores
+    (n) is the averaged number, and labels and answers are ignored. For `resampled_interval`, scores are any
+    predictions and labels any outcomes, (n) or (n, t).
     """
 
-    labels: Ints
+    labels: NDArray
     scores: Floats
     answers: Ints
     folds: NDArray
@@ -73,11 +76,12 @@ class FoldAnswers:
         patients: ArrayLike | None = None,
     ) -> "FoldAnswers":
         """Build answers. By default: one fold and seed, the most probable class, one patient per row."""
-        given, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.int64)
+        given, y = np.asarray(scores, dtype=np.float64), np.asarray(labels)
+        y = y.astype(np.int64) if y.ndim == 1 else y
         if not len(y):
             raise CarmilError("no cases: expected at least one label and its answer")
         if not np.isfinite(given).all():
-            raise CarmilError("a score is not finite: leave such cases out first")
+            raise CarmilError("a score is not finite: leave out such cases first")
         if answers is None:
             answers = given.argmax(1) if given.ndim == 2 else y
         own = np.arange(len(y)) if cases is None else np.asarray(cases)
@@ -96,9 +100,10 @@ class FoldAnswers:
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A figure, the variance it would have if a value were true, and what each patient adds to its error: u numbers.
+    """A figure, the variance it would have if a value were true, and each patient's contribution to its error (u
+    numbers).
 
-    cases: of a share of cases, how many have this variance; None of other figures.
+    cases: for a share of cases, the number of cases with this variance; None for other figures.
     """
 
     value: float
@@ -115,12 +120,70 @@ class Estimate:
 
 
 def figure_interval(measure: str, given: FoldAnswers, level: float = 0.95) -> Interval:
-    """The mean over folds and seeds of one of MEASURES, with its interval; NaN where no fold has the measure."""
+    """Return the mean over folds and seeds of one of MEASURES, with its interval; NaN if no fold has the measure."""
     return estimate(measure, given).interval(level)
 
 
+def resampled_interval(
+    measure: Callable[[Floats, NDArray], float],
+    given: FoldAnswers,
+    second: FoldAnswers | None = None,
+    *,
+    repeats: int = 1000,
+    level: float = 0.95,
+) -> Interval:
+    """Return the mean over folds and seeds of measure(scores, labels), with percentiles over resampled patients.
+
+    second: answers to the same cases of another model; the value is then the difference, first minus second, on the
+    same resamples. A fold without a value, such as one without an event in a resample, is left out of the mean.
+    """
+    answers = [given] if second is None else [given, second]
+    names, patient = np.unique(np.concatenate([one.patients for one in answers]), return_inverse=True)
+    patients = np.split(patient, [len(given.patients)])
+    groups = [_fold_and_seed_rows(one) for one in answers]
+
+    def value(counts: NDArray[np.int64]) -> float:
+        means = [
+            _mean_over_folds(measure, one, of_one, counts[numbers])
+            for one, of_one, numbers in zip(answers, groups, patients, strict=False)
+        ]
+        return means[0] if second is None else means[0] - means[1]
+
+    drawn = (counts for part in draws(len(names), repeats=repeats, seed=0) for counts in part)
+    resampled = np.array([value(counts) for counts in drawn], dtype=np.float64)
+    result = percentiles(value(np.ones(len(names), dtype=np.int64)), resampled, level)
+    if second is None or not len(resampled):
+        return result
+    beyond = [float((side[~np.isnan(resampled)]).mean()) for side in (resampled <= 0, resampled >= 0)]
+    return replace(result, p=min(1.0, 2 * max(min(beyond), 1 / (repeats + 1))))
+
+
+def _fold_and_seed_rows(given: FoldAnswers) -> dict[object, list[Ints]]:
+    """Return the rows of every seed, by fold."""
+    return {
+        fold: [
+            np.flatnonzero((given.folds == fold) & (given.seeds == seed))
+            for seed in np.unique(given.seeds[given.folds == fold])
+        ]
+        for fold in np.unique(given.folds)
+    }
+
+
+def _mean_over_folds(
+    measure: Callable[[Floats, NDArray], float], given: FoldAnswers, groups: dict[object, list[Ints]], counts: Ints
+) -> float:
+    """Return the mean over folds of the mean over seeds, with each row taken counts (n) times; NaN if no fold has a value."""
+    means = []
+    for of_seeds in groups.values():
+        taken = [np.repeat(rows, counts[rows]) for rows in of_seeds]
+        values = np.array([measure(given.scores[rows], given.labels[rows]) for rows in taken if len(rows)])
+        if not np.isnan(values).all():
+            means.append(float(np.nanmean(values)))
+    return float(np.mean(means)) if means else math.nan
+
+
 def clopper_pearson(share: float, count: float, level: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share of `count` cases, which need not be a whole number."""
+    """Return Clopper and Pearson's interval for a share of `count` cases, which need not be a whole number."""
     from scipy.special import betaincinv
 
     tail = (1 - checked_level(level)) / 2
@@ -130,7 +193,7 @@ def clopper_pearson(share: float, count: float, level: float = 0.95) -> tuple[fl
 
 
 def wilson(share: float, count: float, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval of a share of `count` cases, in closed form."""
+    """Return Wilson's interval for a share of `count` cases, in closed form."""
     z2 = _normal(level) ** 2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     reach = math.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count * count))) / (1 + z2 / count)
@@ -138,17 +201,18 @@ def wilson(share: float, count: float, level: float = 0.95) -> tuple[float, floa
 
 
 def difference_interval(first: Estimate, second: Estimate, level: float = 0.95) -> Interval:
-    """first - second on the same patients, from the two intervals and the correlation of the two errors (Newcombe 1998).
+    """Return first - second on the same patients, from the two intervals and the correlation of the two errors
+    (Newcombe 1998).
 
-    Two perfect figures have the difference 0, and as wide an interval as they have themselves: that both err nowhere here does
-    not say that they never differ.
+    Two perfect figures have the difference 0 with an interval as wide as their own: the absence of errors in the
+    sample does not imply that the two never differ.
     """
     low, high = _difference_limits(first, second, _normal(level))
     return Interval(low=low, high=high, value=first.value - second.value, level=level)
 
 
 def difference_p(first: Estimate, second: Estimate) -> float:
-    """Two-sided p of no difference: the level at which the interval of the difference touches 0."""
+    """Return the two-sided p of no difference: the level at which the interval of the difference touches 0."""
     difference = first.value - second.value
     if math.isnan(difference) or difference == 0:
         return difference + 1
@@ -158,10 +222,10 @@ def difference_p(first: Estimate, second: Estimate) -> float:
 
 
 def delong(first: Estimate, second: Estimate) -> Test:
-    """Do two AUCs of the same patients differ (DeLong 1988; over folds, the mean of the folds' AUCs)?
+    """Test whether two AUCs of the same patients differ (DeLong 1988; over folds, the mean of the folds' AUCs).
 
-    Where nothing varies, as of two models that part the classes wholly, p is 1 without a difference, and NaN with one: DeLong's
-    variance cannot tell then.
+    If the variance is zero, as for two models that separate the classes completely, p is 1 without a difference, and
+    NaN with a difference, as the test is then undefined.
     """
     difference = first.value - second.value
     patients = first.influence.keys() | second.influence.keys()
@@ -176,7 +240,7 @@ def delong(first: Estimate, second: Estimate) -> Test:
 
 
 def estimate(measure: str, given: FoldAnswers) -> Estimate:
-    """The mean over folds and seeds of a measure, and what its interval is made of."""
+    """Return the mean over folds and seeds of a measure, with the quantities that its interval is computed from."""
     if measure not in MEASURES:
         raise CarmilError(unknown("measure", measure, MEASURES))
     groups = _groups(measure, given)
@@ -188,15 +252,20 @@ def estimate(measure: str, given: FoldAnswers) -> Estimate:
         {(fold, case) for fold, case in zip(given.folds[known].tolist(), given.cases[known].tolist(), strict=True)}
     )
     cases = dict(zip(given.cases[known].tolist(), given.patients[known].tolist(), strict=True))
-    again = tested / len(cases)  # divisions into folds that test a case: it is the same case
+    again = tested / len(
+        cases
+    )  # number of divisions into folds that test a case, which is the same case in each of them
     sizes = np.unique(np.array(list(cases.values())), return_counts=True)[1]
-    alike = float((sizes**2).sum() / sizes.sum())  # what a variance grows by if a patient's cases are all alike
+    alike = float(
+        (sizes**2).sum() / sizes.sum()
+    )  # factor of the variance if the cases of a patient are fully correlated
     influence = _influence(groups, given)
     reference = _reference(measure, groups, given, again)
-    found, expected = sum(one * one for one in influence.values()), reference.variance(value)
-    ratio = found / expected if expected > 1e-12 else 0.0
+    observed, expected = sum(one * one for one in influence.values()), reference.variance(value)
+    ratio = observed / expected if expected > 1e-12 else 0.0
     if measure == "mean":
-        # A mean of less than a proportion's spread: its own, and a trace of a proportion's, so that equal values do not collapse.
+        # The variance of a mean that spreads less than a proportion: its own, plus a small part of a proportion's, so
+        # that equal values do not collapse.
         trace = 1 / len(sizes)
         grown = (ratio * len(sizes) + alike * trace) / (len(sizes) + trace) if expected > 1e-12 else alike
         return Estimate(value, lambda t: grown * reference.variance(t), influence)
@@ -214,7 +283,9 @@ def estimate(measure: str, given: FoldAnswers) -> Estimate:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """One fold and seed. weight: its share of the figure. Row i of stratum s adds (part_i - mean of the stratum) / size_s."""
+    """One fold and seed. weight: its share of the figure. Row i of stratum s contributes (part_i - mean of the
+    stratum) / size_s.
+    """
 
     weight: float
     value: float
@@ -226,15 +297,15 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Reference:
-    """The variance of a figure if t were true and cases independent, and the most it can be."""
+    """The variance of a figure if t were true and cases independent, and its upper bound."""
 
     variance: Callable[[float], float]
     most: Callable[[float], float] = lambda t: math.inf
 
 
 def _groups(measure: str, given: FoldAnswers) -> list[_Group]:
-    """Every fold and seed that has the measure; folds weigh the same, and so do the seeds of a fold."""
-    found = []
+    """Return every fold and seed with a value; folds have equal weights, and so have the seeds of a fold."""
+    groups = []
     for fold in np.unique(given.folds):
         here = np.flatnonzero(given.folds == fold)
         group = [
@@ -242,8 +313,8 @@ def _groups(measure: str, given: FoldAnswers) -> list[_Group]:
             for seed in np.unique(given.seeds[here])
             if (part := _measured(measure, given, here[given.seeds[here] == seed], fold)) is not None
         ]
-        found.append(group)
-    folds = [group for group in found if group]
+        groups.append(group)
+    folds = [group for group in groups if group]
     return [
         _Group(1 / (len(folds) * len(group)), one.value, one.rows, one.parts, one.strata, one.fold)
         for group in folds
@@ -252,7 +323,7 @@ def _groups(measure: str, given: FoldAnswers) -> list[_Group]:
 
 
 def _measured(measure: str, given: FoldAnswers, rows: Ints, fold: object) -> _Group | None:
-    """The measure of some rows, or None where it is not defined."""
+    """Return the measure of some rows, or None if it is undefined."""
     y, answers = given.labels[rows], given.answers[rows]
     right = (answers == y).astype(np.float64)
     whole = partial(_Group, 1.0, fold=fold)
@@ -278,14 +349,16 @@ def _measured(measure: str, given: FoldAnswers, rows: Ints, fold: object) -> _Gr
     both = sizes + table.sum(0)
     f1 = np.divide(2 * table.diagonal(), both, out=np.zeros(k), where=both > 0)
     there = int((both > 0).sum())
-    slope = (2 * right - f1[answers]) / both[answers]  # what a case's answer adds to the F1 of the class answered
+    slope = (2 * right - f1[answers]) / both[answers]  # contribution of a case's answer to the F1 of the answered class
     return whole(float(f1.sum() / there), rows, slope * sizes[y] / there, y)
 
 
 def _areas(y: Ints, scores: Floats, sizes: Ints) -> tuple[Floats, Floats]:
-    """AUC of each class against the rest (of two, of the second), and what each case adds to their mean, times its class's size.
+    """Return the AUC of each class against the rest (of two, of the second), and each case's contribution to their
+    mean, times its class's size.
 
-    A case's part of one AUC is the share of the others it stands on the right side of, ties half (DeLong's components).
+    The contribution of a case to one AUC is the share of the cases on the other side that it is ranked correctly
+    against, with ties as half (DeLong's components).
     """
     k, n = len(sizes), len(y)
     if k > 2:
@@ -303,13 +376,15 @@ def _areas(y: Ints, scores: Floats, sizes: Ints) -> tuple[Floats, Floats]:
 
 
 def _share_below(values: Floats, others: Floats) -> Floats:
-    """For each value the share of the others below it; equal ones are half."""
+    """Return, for each value, the share of the others below it; equal values count half."""
     ranked = np.sort(others)
     return (ranked.searchsorted(values, "left") + ranked.searchsorted(values, "right")) / (2 * len(others))
 
 
 def _influence(groups: list[_Group], given: FoldAnswers) -> dict[object, float]:
-    """What each patient adds to the error of the figure: the sum over its rows, each against the mean of its stratum."""
+    """Return each patient's contribution to the error of the figure: the sum over its rows, relative to the mean of
+    their stratum.
+    """
     rows = np.concatenate([group.rows for group in groups])
     parts = np.concatenate([group.parts for group in groups])
     strata = np.concatenate([group.strata for group in groups])
@@ -328,7 +403,7 @@ def _reference(measure: str, groups: list[_Group], given: FoldAnswers, again: fl
     folds: dict[object, list[_Group]] = {}
     for group in groups:
         folds.setdefault(group.fold, []).append(group)
-    first = [of_seeds[0] for of_seeds in folds.values()]  # seeds are of the same cases
+    first = [of_seeds[0] for of_seeds in folds.values()]  # all seeds have the same cases
     match measure:
         case "auc":
             return _of_areas([np.bincount(group.strata, minlength=given.scores.shape[1]) for group in first], again)
@@ -340,9 +415,10 @@ def _reference(measure: str, groups: list[_Group], given: FoldAnswers, again: fl
 
 
 def _size_of_proportions(folds: list[list[_Group]], given: FoldAnswers) -> float:
-    """How many cases a proportion would have whose value and variance are those of this mean of proportions, smoothed.
+    """Return the number of cases at which a proportion has the smoothed value and variance of this mean of proportions.
 
-    Of a single stratum it is their number whatever the answers: one over the mean of 1 / size over folds, times the folds.
+    With a single stratum it is the number of cases, whatever the answers: one over the mean of 1 / size over folds,
+    times the folds.
     """
     weights: dict[int, float] = {}
     spread: dict[int, float] = {}
@@ -367,7 +443,9 @@ def _size_of_proportions(folds: list[list[_Group]], given: FoldAnswers) -> float
 
 
 def _size_of_f1(folds: list[list[_Group]], given: FoldAnswers) -> float:
-    """The same of macro F1: its mean and variance over folds of as many cases whose answers are drawn by their class."""
+    """Return this number for macro F1, from its mean and variance over simulated folds of the same size, with
+    answers drawn by class.
+    """
     k = given.scores.shape[1]
     table = np.zeros((k, k))
     for of_seeds in folds:
@@ -388,7 +466,7 @@ def _size_of_f1(folds: list[list[_Group]], given: FoldAnswers) -> float:
 
 
 def _of_areas(sizes: list[Ints], again: float) -> _Reference:
-    """Newcombe's variance of each class's AUC in each fold, sizes (f, k), and the most it can be."""
+    """Return Newcombe's variance of each class's AUC in each fold, sizes (f, k), and its upper bound."""
     k = len(sizes[0])
     classes = range(k) if k > 2 else (1,)
     m = np.array([[fold[c] for c in classes] for fold in sizes], dtype=np.float64)
@@ -407,7 +485,7 @@ def _of_areas(sizes: list[Ints], again: float) -> _Reference:
 
 
 def _limits(one: Estimate, z: float) -> tuple[float, float]:
-    """All t with |t - value| <= z sd(t)."""
+    """Return the limits of the set of all t with |t - value| <= z sd(t)."""
     if math.isnan(one.value):
         return math.nan, math.nan
     value = min(max(one.value, 0.0), 1.0)
@@ -420,7 +498,7 @@ def _limits(one: Estimate, z: float) -> tuple[float, float]:
 
 
 def _crossing(function: Callable[[float], float], near: float, far: float) -> float:
-    """Where a function crosses zero between two places; the one it is nearer to zero at if it does not."""
+    """Return where a function crosses zero between two points; if it does not, the point where it is closer to zero."""
     from scipy.optimize import brentq
 
     first, last = function(near), function(far)
@@ -442,7 +520,7 @@ def _difference_limits(first: Estimate, second: Estimate, z: float) -> tuple[flo
 
 
 def _correlation(first: Estimate, second: Estimate) -> float:
-    """Of the errors of two figures, over patients; 0 where one of them has none."""
+    """Return the correlation of the errors of two figures over patients; 0 if one of them has no error."""
     both = first.influence.keys() & second.influence.keys()
     shared = sum(first.influence[u] * second.influence[u] for u in both)
     sizes = [sum(one * one for one in each.influence.values()) for each in (first, second)]

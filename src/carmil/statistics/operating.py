@@ -1,6 +1,7 @@
-"""From a probability to an answer: the threshold, chosen on validation bags, and the confidence below which none is given.
+"""From probabilities to answers: the threshold, chosen on validation bags, and the confidence below which no answer
+is given.
 
-b bags, k classes. Of two classes p is the probability of class 1, and the answer is 1 if p >= threshold.
+b bags, k classes. With two classes p is the probability of class 1, and the answer is 1 if p >= threshold.
 """
 
 import math
@@ -12,9 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from carmil.errors import CarmilError, unknown
 from carmil.statistics.bootstrap import finite_numbers, two_class_cases
 from carmil.statistics.calibration import class_probabilities
+from carmil.words import number_in
 
 Floats = NDArray[np.float64]
-ABOVE_ALL = float(np.nextafter(1.0, 2.0))  # the threshold that even p = 1 does not reach
+ABOVE_ALL = float(np.nextafter(1.0, 2.0))  # the threshold above p = 1
 
 RULES = {
     "balanced": "maximises balanced accuracy",
@@ -27,9 +29,9 @@ RULES = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How a threshold is chosen.
+    """The rule by which a threshold is chosen.
 
-    value is what `sensitivity` and `specificity` have to reach; of the others the threshold, if none is chosen.
+    value: the rate that `sensitivity` and `specificity` must reach; for other rules the threshold, if none is chosen.
     """
 
     name: str
@@ -43,22 +45,22 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str) -> "Rule":
-        """balanced, f1, fixed, 0.5, sensitivity=0.95 or specificity=0.9."""
+        """Parse balanced, f1, fixed, 0.5, sensitivity=0.95 or specificity=0.9."""
         name, equals, number = (part.strip() for part in text.partition("="))
-        if not equals and (value := _number(name)) is not None:
+        if not equals and (value := number_in(name)) is not None:
             return cls("fixed", value)
         if name not in ("sensitivity", "specificity"):
             rule = cls(name)
             if equals:
                 raise CarmilError(f"threshold rule {text!r}: {name} takes no number; expected {name!r} alone")
             return rule
-        if (value := _number(number)) is None:
+        if (value := number_in(number)) is None:
             raise CarmilError(f"threshold rule {text!r}: expected a number to reach, such as {name}=0.95")
         return cls(name, value)
 
     @property
     def words(self) -> str:
-        """How a threshold was chosen, for a reader of its answers."""
+        """Describe how a threshold was chosen."""
         match self.name:
             case "fixed":
                 return "given"
@@ -81,7 +83,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A threshold, the rule that chose it, what it reached on validation, and what a reader should know about that."""
+    """A threshold, the rule that chose it, the rates it reached on validation bags, and a caution, if any."""
 
     threshold: float
     rule: Rule
@@ -92,7 +94,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class _Answers:
-    """Cases right and wrong at each of several thresholds, all of shape (thresholds)."""
+    """The numbers of correct and wrong cases at each of several thresholds, all of shape (thresholds)."""
 
     tp: NDArray[np.int64]
     fn: NDArray[np.int64]
@@ -119,17 +121,17 @@ class _Answers:
 
     @property
     def f1_macro(self) -> Floats:
-        """NaN without both classes, like balanced accuracy."""
+        """Return macro F1; NaN without both classes, as for balanced accuracy."""
         wrong = self.fp + self.fn
         f1 = (_ratio(2 * self.tp, 2 * self.tp + wrong) + _ratio(2 * self.tn, 2 * self.tn + wrong)) / 2
         return np.where(np.isnan(self.balanced_accuracy), np.nan, f1)
 
 
 def threshold(labels: ArrayLike, p: ArrayLike, rule: str | Rule) -> OperatingPoint:
-    """The rule's threshold on validation bags: 0.5, or halfway between two neighbours of 0, p and 1.
+    """Return the rule's threshold on validation bags: 0.5, or halfway between two neighbours of 0, p and 1.
 
-    Of equally good ones that nearest 0.5. Where p is 0 or 1 itself, 0 (all answers are 1) and just above 1 (none is)
-    are there for what no other threshold reaches.
+    Among equally good thresholds the one nearest 0.5 is chosen. If some p is exactly 0 or 1, 0 (all answers are 1)
+    and a value just above 1 (no answer is 1) are candidates too, for rates that no other threshold reaches.
     """
     rule = Rule.parse(rule) if isinstance(rule, str) else rule
     truth, values = _cases(labels, p)
@@ -151,27 +153,30 @@ def threshold(labels: ArrayLike, p: ArrayLike, rule: str | Rule) -> OperatingPoi
 
 
 def at_threshold(labels: ArrayLike, p: ArrayLike, threshold: float) -> dict[str, float]:
-    """What the answers are worth at a threshold; NaN for a share of nothing, or a mean over a class without bags."""
+    """Return the figures of the answers at a threshold; NaN for a share of no cases, or a mean over a class without bags."""
     truth, values = _cases(labels, p)
-    found = _Answers.at(np.array([_finite(threshold)]), truth, values)
+    counts = _Answers.at(np.array([_finite(threshold)]), truth, values)
     measured = {
-        "sensitivity": found.sensitivity,
-        "specificity": found.specificity,
-        "ppv": _ratio(found.tp, found.tp + found.fp),
-        "npv": _ratio(found.tn, found.tn + found.fn),
-        "f1_macro": found.f1_macro,
-        "balanced_accuracy": found.balanced_accuracy,
-        "accuracy": (found.tp + found.tn) / len(truth),
+        "sensitivity": counts.sensitivity,
+        "specificity": counts.specificity,
+        "ppv": _ratio(counts.tp, counts.tp + counts.fp),
+        "npv": _ratio(counts.tn, counts.tn + counts.fn),
+        "f1_macro": counts.f1_macro,
+        "balanced_accuracy": counts.balanced_accuracy,
+        "accuracy": (counts.tp + counts.tn) / len(truth),
     }
     return {name: float(value[0]) for name, value in measured.items()}
 
 
 def confidence(probabilities: ArrayLike, threshold: float | None = None) -> Floats:
-    """(b) how far an answer is from another: |p - threshold| of p (b) or (b, 2), the likeliest's lead of (b, k)."""
+    """Return (b) the distance of an answer from another one.
+
+    This is |p - threshold| for p (b) or (b, 2), and the lead of the most probable class for (b, k).
+    """
     values = np.asarray(probabilities)
     if values.ndim == 2 and values.shape[1] != 2:
         if threshold is not None:
-            raise CarmilError(f"a threshold for {values.shape[1]} classes: it belongs to two; leave it out")
+            raise CarmilError(f"a threshold for {values.shape[1]} classes: expected two classes; leave it out")
         second, likeliest = np.sort(class_probabilities(values), axis=1)[:, -2:].T
         return likeliest - second
     p = class_probabilities(values)[:, 1] if values.ndim == 2 else _probabilities(values)
@@ -179,21 +184,25 @@ def confidence(probabilities: ArrayLike, threshold: float | None = None) -> Floa
 
 
 def abstention(probabilities: ArrayLike, share: float, threshold: float | None = None) -> float:
-    """The confidence below which a share of these validation answers lies, or less where confidences are equal."""
+    """Return the confidence below which a share of these validation answers lies, or a smaller share where
+    confidences are equal.
+    """
     if not 0 <= share < 1:
         raise CarmilError(f"a share of {share:g} answers withheld: expected at least 0 and less than 1")
     ranked = np.sort(confidence(probabilities, threshold))
-    withheld = min(math.floor(share * len(ranked) + 1e-9), len(ranked) - 1)  # 0.29 x 100 is 29
+    withheld = min(math.floor(share * len(ranked) + 1e-9), len(ranked) - 1)  # 1e-9 for rounding: 0.29 x 100 must be 29
     return float(_between(ranked[withheld - 1], ranked[withheld])) if withheld else 0.0
 
 
 def answered(probabilities: ArrayLike, cut: float, threshold: float | None = None) -> NDArray[np.bool_]:
-    """(b) whether an answer is confident enough to be given. `cut` comes from `abstention`, with the same threshold."""
+    """Return (b) whether an answer is confident enough to be given. `cut` comes from `abstention`, with the same threshold."""
     return confidence(probabilities, threshold) >= _finite(cut, "cut")
 
 
 def _best(rule: Rule, labels: NDArray[np.bool_], p: Floats) -> float:
-    candidates = _candidates(p)
+    neighbours = np.unique([0.0, *p, 1.0])
+    # at least one threshold for every possible partition of the bags
+    candidates = np.unique([0.0, 0.5, *_between(neighbours[:-1], neighbours[1:]), ABOVE_ALL])
     answers = _Answers.at(candidates, labels, p)
     match rule.name:
         case "sensitivity":
@@ -203,17 +212,13 @@ def _best(rule: Rule, labels: NDArray[np.bool_], p: Floats) -> float:
         case _:
             worth = answers.balanced_accuracy if rule.name == "balanced" else answers.f1_macro
             best = candidates[worth >= worth.max() - 1e-12]
-            return best[np.abs(best - 0.5).argmin()]  # as near from both sides: the lower, which misses less
-
-
-def _candidates(p: Floats) -> Floats:
-    """Sorted thresholds, one at least for every way to part the bags."""
-    neighbours = np.unique([0.0, *p, 1.0])
-    return np.unique([0.0, 0.5, *_between(neighbours[:-1], neighbours[1:]), ABOVE_ALL])
+            return best[
+                np.abs(best - 0.5).argmin()
+            ]  # of two thresholds at the same distance the lower one, which misses fewer positives
 
 
 def _between(low: Floats, high: Floats) -> Floats:
-    """Halfway, and above low even where float64 has nothing between the two."""
+    """Return the midpoint, which is above `low` even if float64 has no number in between."""
     middle = low + (high - low) / 2
     return np.where(middle > low, middle, high)
 
@@ -231,7 +236,7 @@ def _cases(labels: ArrayLike, p: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
 
 
 def _probabilities(p: ArrayLike) -> Floats:
-    """(b) p of class 1 in [0, 1]."""
+    """Return p (b) of class 1, checked to be in [0, 1]."""
     values = finite_numbers(p, "p")
     if not len(values):
         raise CarmilError("p is empty: expected the probability of class 1 of at least one bag")
@@ -242,15 +247,8 @@ def _probabilities(p: ArrayLike) -> Floats:
 
 
 def _ratio(part: NDArray, whole: NDArray) -> Floats:
-    """NaN for a part of nothing."""
+    """Divide; NaN if `whole` is 0."""
     return np.divide(part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _finite(value: float, name: str = "threshold") -> float:

@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike
 
 
 def bag_performance(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, float]:
-    """auc (two classes: of class 1; more: one-vs-rest, macro), f1_macro and balanced_accuracy of the likeliest class."""
+    """Return auc (two classes: of class 1; more: one-vs-rest, macro), f1_macro and balanced_accuracy of the most probable class."""
     probabilities, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     return {
         "auc": bag_auc(probabilities, labels),
@@ -15,7 +15,7 @@ def bag_performance(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, fl
 
 
 def f1_macro(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Mean of F1 over the classes that some bag has or is answered to have; the answer is the likeliest class."""
+    """Return the mean F1 over the classes that occur among labels or answers; the answer is the most probable class."""
     from sklearn.metrics import f1_score
 
     answers = np.asarray(probabilities).argmax(1)
@@ -23,13 +23,13 @@ def f1_macro(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 
 def balanced_accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Mean over the classes that are there of the share of their bags whose likeliest class is right."""
+    """Return the mean, over the classes with bags, of the share of their bags whose most probable class is correct."""
     right = np.asarray(probabilities).argmax(1) == np.asarray(labels)
     return float(np.mean([right[np.asarray(labels) == c].mean() for c in np.unique(labels)]))
 
 
 def bag_auc(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the ROC curve; NaN if a class has no bag here, since then there is none."""
+    """Return the area under the ROC curve; NaN if a class has no bag."""
     from sklearn.metrics import roc_auc_score
 
     probabilities, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
