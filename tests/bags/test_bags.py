@@ -17,7 +17,7 @@ def three_bags() -> Bags:
     )
 
 
-def test_bags_lie_end_to_end():
+def test_bags_are_stored_consecutively():
     bags = three_bags()
     assert bags.offsets.tolist() == [0, 1, 4, 6]
     assert bags.sizes.tolist() == [1, 3, 2]
@@ -34,7 +34,7 @@ def test_bags_lie_end_to_end():
         (torch.tensor([True, False, True]), ("a", "c"), [1, 2]),
     ],
 )
-def test_indexing_takes_everything_that_belongs_to_a_bag(which, ids, sizes):
+def test_indexing_selects_features_labels_and_coordinates_together(which, ids, sizes):
     bags = three_bags()
     part = bags[which]
     assert part.ids == ids
@@ -46,7 +46,7 @@ def test_indexing_takes_everything_that_belongs_to_a_bag(which, ids, sizes):
     assert part.labels.tolist() == [bags.labels[bags.ids.index(name)] for name in ids]
 
 
-def test_what_is_taken_apart_and_concatenated_is_the_same():
+def test_concatenating_slices_restores_the_bags():
     bags = three_bags()
     again = Bags.concatenate([bags[:1], bags[1:]])
     assert again.features.equal(bags.features)
@@ -55,7 +55,7 @@ def test_what_is_taken_apart_and_concatenated_is_the_same():
     assert again.coordinate_unit == "level0_px"
 
 
-def test_parts_hold_all_bags_in_order_and_no_more_than_asked():
+def test_parts_keep_bag_order_and_respect_the_maximum_size():
     bags = three_bags()
     parts = list(bags.parts(4))
     assert [part.ids for part in parts] == [("a", "b"), ("c",)]
@@ -63,13 +63,13 @@ def test_parts_hold_all_bags_in_order_and_no_more_than_asked():
     assert list(bags.parts(6)) == [bags]
 
 
-def test_moving_keeps_offsets_where_they_can_be_read():
+def test_moving_bags_to_a_device_keeps_offsets_on_cpu():
     moved = three_bags().to("meta")
     assert moved.features.device.type == "meta"
     assert moved.offsets.device.type == "cpu"
 
 
-def bad(**changes):
+def make_invalid(**changes):
     given = {"features": torch.ones(4, 2), "offsets": torch.tensor([0, 1, 4]), **changes}
     return lambda: Bags(**given)
 
@@ -77,33 +77,36 @@ def bad(**changes):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (bad(offsets=torch.tensor([0, 1, 3])), "do not span the 4 instances"),
-        (bad(offsets=torch.tensor([0, 4, 4])), "bag '1' has 0 instances"),
-        (bad(labels=torch.tensor([0])), "labels have shape (1,) for 2 bags"),
-        (bad(labels=torch.tensor([0, -1])), "class numbers"),
-        (bad(ids=("one",)), "1 id for 2 bags"),
-        (bad(instance_labels=torch.ones(3)), "3 instance labels for 4 instances"),
-        (bad(coordinates=torch.ones(3, 2), coordinate_unit="um"), "expected (4, 2)"),
-        (bad(coordinates=torch.ones(4, 2)), "coordinates without a unit"),
-        (bad(features=torch.ones(4, 2, dtype=torch.long)), "floating-point"),
+        (make_invalid(offsets=torch.tensor([0, 1, 3])), "do not span the 4 instances"),
+        (make_invalid(offsets=torch.tensor([0, 4, 4])), "bag '1' has 0 instances"),
+        (make_invalid(labels=torch.tensor([0])), "labels have shape (1,) for 2 bags"),
+        (make_invalid(labels=torch.tensor([0, -1])), "class numbers"),
+        (make_invalid(ids=("one",)), "1 id for 2 bags"),
+        (make_invalid(instance_labels=torch.ones(3)), "3 instance labels for 4 instances"),
+        (make_invalid(coordinates=torch.ones(3, 2), coordinate_unit="um"), "expected (4, 2)"),
+        (make_invalid(coordinates=torch.ones(4, 2)), "coordinates without a unit"),
+        (make_invalid(features=torch.ones(4, 2, dtype=torch.long)), "floating-point"),
         (
-            bad(features=torch.tensor([[1.0], [1.0], [float("nan")], [1.0]])),
+            make_invalid(features=torch.tensor([[1.0], [1.0], [float("nan")], [1.0]])),
             "bag '1' has NaN or infinite features (instance 1 of 3",
         ),
-        (bad(features=torch.tensor([[float("inf")], [1.0], [1.0], [1.0]])), "bag '0' has NaN or infinite"),
+        (make_invalid(features=torch.tensor([[float("inf")], [1.0], [1.0], [1.0]])), "bag '0' has NaN or infinite"),
         (
             lambda: Bags.from_list([torch.ones(2, 3), torch.ones(2, 4)], ids=("x", "y")),
-            "bag 'y' is 4 features wide, the first bag 3",
+            "bag 'y' has 4 features per instance, the first bag 3",
         ),
         (lambda: Bags.from_list([torch.ones(2, 3), torch.ones(2)]), "bag '1' has shape (2,)"),
         (lambda: Bags.from_list([]), "no bags given"),
-        (lambda: Bags.concatenate([three_bags(), bad()()]), "only one of them has labels"),
-        (lambda: Bags.concatenate([bad()(), bad(features=torch.ones(4, 3))()]), "part 1 is 3 features wide"),
-        (lambda: three_bags()[[]], "no bag of 3 was chosen"),
-        (lambda: three_bags()[torch.tensor([True])], "a mask of 1 entries for 3 bags"),
+        (lambda: Bags.concatenate([three_bags(), make_invalid()()]), "only one of them has labels"),
+        (
+            lambda: Bags.concatenate([make_invalid()(), make_invalid(features=torch.ones(4, 3))()]),
+            "part 1 has 3 features per instance",
+        ),
+        (lambda: three_bags()[[]], "none of the 3 bags was selected"),
+        (lambda: three_bags()[torch.tensor([True])], "the mask has 1 entries: expected 3"),
     ],
 )
-def test_what_does_not_fit_is_named(make, words):
+def test_inconsistent_bags_raise_an_error_naming_the_mismatch(make, words):
     with pytest.raises(CarmilError) as raised:
         make()
     assert words in str(raised.value)
@@ -111,7 +114,7 @@ def test_what_does_not_fit_is_named(make, words):
 
 
 @pytest.mark.finding(n=6)
-def test_every_bag_may_have_coordinates_in_a_unit_of_its_own_or_none():
+def test_each_bag_may_have_its_own_coordinate_unit_or_none():
     places = [torch.zeros(1, 2), torch.ones(3, 2), torch.full((2, 2), torch.nan)]
     bags = Bags.from_list(
         [torch.ones(1, 2), torch.ones(3, 2), torch.ones(2, 2)],

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, one sentence names it; nothing crashes, hangs, or runs code out of it."""
+"""Every broken file raises a one-sentence error that names it, without crashing, hanging or running its code."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def virtual_h5(path: Path) -> Path:
 
 
 def endless_heap(path: Path) -> Path:
-    """HDF5 2.0 never comes back from this one, were it asked."""
+    """Write a file whose attributes HDF5 2.0 would read in an endless loop."""
     h5(path, {"encoder": "uni"}, features=GOOD)
     content = bytearray(path.read_bytes())
     heap = content.index(b"GCOL")
@@ -159,7 +159,7 @@ def dangling(path: Path) -> Path:
     return path
 
 
-# name of the file -> how it is broken; each is read as the one file that it is
+# description -> file name, function that writes the broken file, expected words; each file is read on its own
 FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty h5": ("s.h5", lambda p: raw(p, b""), "is empty (0 bytes)"),
     "empty npy": ("s.npy", lambda p: raw(p, b""), "is empty"),
@@ -262,7 +262,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "npz bomb": ("s.npz", bomb_npz, "declares 81,920"),
     "npz that declares more": ("s.npz", lambda p: npz_declares(p, "(1000000000000, 1024)"), "declares"),
     "npz with coordinates too many": ("s.npz", lambda p: npz(p, features=GOOD, coords=GRID[:2]), "expected (6, 2)"),
-    "npz matrix with bags too few": ("s.npz", lambda p: npz(p, X=GOOD, bag=[0, 1]), "for each of 6 instances"),
+    "npz matrix with bags too few": ("s.npz", lambda p: npz(p, X=GOOD, bag=[0, 1]), "of each of 6 instances"),
     "npz matrix with labels too few": (
         "s.npz",
         lambda p: npz(p, X=GOOD, bag=[0, 0, 0, 1, 1, 1], y_bag=[1]),
@@ -316,27 +316,27 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 }
 
 
-def read_all(path: Path, **asked) -> list[Bag]:
-    sources = find_bags(path, **asked).sources
+def read_all(path: Path, **options) -> list[Bag]:
+    sources = find_bags(path, **options).sources
     for source in sources:
         read_header(source)
     return [read_bag(source) for source in sources]
 
 
-def one_sentence(path: Path, words: str, **asked) -> None:
+def assert_one_sentence_error(path: Path, words: str, **options) -> None:
     with pytest.raises(CarmilError) as raised:
-        read_all(path, **asked)
-    said = str(raised.value)
-    assert words in said
-    assert path.name in said
-    assert "\n" not in said and len(said) < 500
+        read_all(path, **options)
+    message = str(raised.value)
+    assert words in message
+    assert path.name in message
+    assert "\n" not in message and len(message) < 500
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_broken_file_is_named_in_one_sentence(tmp_path, kind):
+def test_broken_file_raises_an_error_of_one_sentence_naming_it(tmp_path, kind):
     name, make, words = FILES[kind]
     make(tmp_path / name)
-    one_sentence(tmp_path / name, words)
+    assert_one_sentence_error(tmp_path / name, words)
 
 
 def write_clam(root: Path) -> Path:
@@ -362,7 +362,7 @@ def matrix(root: Path, table: bytes | str) -> Path:
 
 SIX = "bag,truth\n" + "a,0\n" * 3 + "b,1\n" * 3
 
-# what is wrong with a folder -> how it is made, what is said
+# description -> function that writes the broken folder, expected words
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (lambda f: f.rmdir(), "does not exist"),
     "empty": (lambda f: None, "holds no features: expected one file per slide"),
@@ -441,23 +441,23 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.finding(n=14)
-def test_an_npz_with_one_array_twice_is_refused(tmp_path):
-    one_sentence(npz_twice(tmp_path / "s.npz"), "has the array 'features' twice: expected each once")
+def test_npz_with_a_duplicate_array_raises_an_error(tmp_path):
+    assert_one_sentence_error(npz_twice(tmp_path / "s.npz"), "has the array 'features' twice: expected each once")
 
 
 @pytest.mark.finding(n=14)
-def test_a_table_of_instances_has_as_few_columns_as_one_of_labels(tmp_path):
+def test_instance_table_with_too_many_columns_raises_an_error(tmp_path):
     matrix(tmp_path, "bag" + "," * 60_000)
-    one_sentence(tmp_path, "instances.csv has 60,001 columns: expected at most 50,000")
+    assert_one_sentence_error(tmp_path, "instances.csv has 60,001 columns: expected at most 50,000")
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_a_broken_folder_is_named_in_one_sentence(tmp_path, kind):
+def test_broken_folder_raises_an_error_of_one_sentence_naming_it(tmp_path, kind):
     folder = tmp_path / "cohort"
     folder.mkdir()
     make, words = FOLDERS[kind]
     make(folder)
-    one_sentence(folder, words)
+    assert_one_sentence_error(folder, words)
 
 
 @pytest.mark.parametrize(
@@ -470,17 +470,17 @@ def test_a_broken_folder_is_named_in_one_sentence(tmp_path, kind):
         (SIX.replace("1", "nan"), "truth", "holds 'nan'"),
     ],
 )
-def test_a_truth_that_cannot_be_true_is_named(tmp_path, table, truth, words):
-    one_sentence(matrix(tmp_path / "cohort", table), words, truth=truth)
+def test_invalid_truth_column_raises_an_error(tmp_path, table, truth, words):
+    assert_one_sentence_error(matrix(tmp_path / "cohort", table), words, truth=truth)
 
 
-def test_truth_is_refused_for_a_file_that_has_none(tmp_path):
+def test_truth_column_for_a_file_without_truth_raises_an_error(tmp_path):
     npy(tmp_path / "cohort" / "a.npy")
-    one_sentence(tmp_path / "cohort", "leave it out", truth="tumour")
+    assert_one_sentence_error(tmp_path / "cohort", "leave it out", truth="tumour")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_that_vanishes_is_named(tmp_path, suffix):
+def test_file_deleted_before_reading_raises_an_error_naming_it(tmp_path, suffix):
     path = good_file(tmp_path, suffix)
     (source,) = find_bags(path).sources
     path.unlink()
@@ -489,7 +489,7 @@ def test_a_file_that_vanishes_is_named(tmp_path, suffix):
             read(source)
 
 
-def test_a_bag_that_vanishes_from_a_matrix_is_named(tmp_path):
+def test_bag_removed_from_instance_table_raises_an_error_naming_it(tmp_path):
     folder = matrix(tmp_path / "cohort", SIX)
     source = find_bags(folder).sources[1]
     raw(folder / "instances.csv", SIX.replace("b,", "c,") + "\n")
@@ -500,27 +500,27 @@ def test_a_bag_that_vanishes_from_a_matrix_is_named(tmp_path):
         read_bag(source)
 
 
-def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+def test_unreadable_file_raises_an_error_naming_it(tmp_path, monkeypatch):
     path = npy(tmp_path / "s.npy")
     (source,) = find_bags(path).sources
 
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refused)  # root may read everything, so chmod proves nothing there
+    monkeypatch.setattr(Path, "open", refused)  # chmod has no effect for root, who may read everything
     with pytest.raises(CarmilError, match=r"s\.npy is not readable by this user"):
         read_bag(source)
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path):
+def test_file_name_that_is_not_valid_text_raises_an_error(tmp_path):
     folder = tmp_path / "cohort"
     folder.mkdir()
     with open(os.fsencode(folder) + b"/\xff\xfe.npy", "wb") as stream:
         np.save(stream, GOOD)
-    one_sentence(folder, "control characters")
+    assert_one_sentence_error(folder, "control characters")
 
 
-def test_a_source_of_another_kind_is_refused(tmp_path):
+def test_source_that_is_not_a_feature_file_raises_an_error(tmp_path):
     raw(tmp_path / "s.txt", "hello")
     with pytest.raises(CarmilError, match=r"s\.txt is not a file of features"):
         read_bag(Source("s", tmp_path / "s.txt", "npy"))
@@ -537,39 +537,39 @@ def good_file(folder: Path, suffix: str) -> Path:
     return write_bag(Bag("slide", GOOD, GRID.astype("f4"), "level0_px", 512.0, "uni", GRID[:, 0] % 2), folder, suffix)
 
 
-def bag_or_sentence(path: Path) -> Bag | None:
-    """None where a sentence came; anything else that is raised fails the test."""
+def bag_or_none(path: Path) -> Bag | None:
+    """Return the bag, or None after a one-sentence error; any other exception fails the test."""
     try:
         (bag,) = read_all(path)
         return bag
     except CarmilError as error:
-        said = str(error)
-    assert path.name in said and "\n" not in said
+        message = str(error)
+    assert path.name in message and "\n" not in message
     return None
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_cut_short_anywhere_is_never_a_bag(tmp_path, suffix):
+def test_truncated_file_never_yields_wrong_features(tmp_path, suffix):
     whole = good_file(tmp_path, suffix).read_bytes()
     path = tmp_path / "cut" / f"slide.{suffix}"
     path.parent.mkdir()
     fine = 1 if len(whole) < 1500 else 16
     for length in sorted({*range(64), *range(64, len(whole), fine), *range(len(whole) - 64, len(whole))}):
         path.write_bytes(whole[:length])
-        bag = bag_or_sentence(path)
-        # HDF5 writes its end of file first: what is missing behind it may be slack that nothing needs
+        bag = bag_or_none(path)
+        # HDF5 may leave unused space at the end of a file, so that truncation there loses nothing
         assert bag is None or np.array_equal(bag.features, GOOD), length
     path.write_bytes(whole)
-    assert bag_or_sentence(path) is not None
+    assert bag_or_none(path) is not None
 
 
 def flipped(whole: bytes, seed: int) -> bytes:
-    """A few bytes changed, runs zeroed or filled; mostly near the start, where the structure is."""
+    """Change, zero or fill a few bytes, mostly near the start, where the structure is."""
     rng = np.random.default_rng(seed)
     damaged = bytearray(whole)
     for _ in range(rng.integers(1, 6)):
-        reach = len(damaged) if rng.random() < 0.7 else min(512, len(damaged))
-        at = int(rng.integers(reach))
+        end = len(damaged) if rng.random() < 0.7 else min(512, len(damaged))
+        at = int(rng.integers(end))
         match int(rng.integers(4)):
             case 0:
                 damaged[at] ^= 1 << int(rng.integers(8))
@@ -583,26 +583,26 @@ def flipped(whole: bytes, seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz", "pt", "safetensors"])
-def test_flipped_bytes_give_a_bag_or_a_sentence(tmp_path, suffix):
+def test_corrupted_bytes_give_a_bag_or_an_error_of_one_sentence(tmp_path, suffix):
     whole = good_file(tmp_path, suffix).read_bytes()
     path = tmp_path / "flipped" / f"slide.{suffix}"
     path.parent.mkdir()
     refused = 0
     for seed in range(300):
         path.write_bytes(flipped(whole, seed))
-        refused += bag_or_sentence(path) is None
+        refused += bag_or_none(path) is None
     assert refused > 20
 
 
-def test_flipped_bytes_in_an_h5_file_neither_crash_nor_hang(tmp_path):
-    """In a process of its own, for HDF5 is a large body of C."""
+def test_corrupted_bytes_in_an_h5_file_neither_crash_nor_hang(tmp_path):
+    """Runs in a separate process because HDF5 is C code that could crash."""
     good_file(tmp_path, "h5")
     code = (
         "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; import test_broken_files as t; "
         "whole = Path(sys.argv[1]).read_bytes(); folder = Path(sys.argv[1]).parent / 'flipped'; folder.mkdir();\n"
         "for seed in range(400):\n"
         "    path = folder / 'slide.h5'; print(seed, flush=True); path.write_bytes(t.flipped(whole, seed))\n"
-        "    t.bag_or_sentence(path)\n"
+        "    t.bag_or_none(path)\n"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "slide.h5"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -631,7 +631,7 @@ class Payload:
         ("s.npz", lambda path, payload: np.savez(path, features=GOOD, encoder=np.array([payload], dtype=object))),
     ],
 )
-def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, name, save, monkeypatch):
+def test_pickle_that_would_run_code_raises_an_error_and_runs_nothing(tmp_path, name, save, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     save(tmp_path / name, Payload(tmp_path / "trace"))
     (tmp_path / "trace").unlink(missing_ok=True)
@@ -640,6 +640,6 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, name, sav
     assert not (tmp_path / "trace").exists()
 
 
-def test_the_payload_of_these_tests_does_run_when_unpickled(tmp_path):
+def test_payload_of_these_tests_runs_when_unpickled(tmp_path):
     pickle.loads(pickle.dumps(Payload(tmp_path / "trace"))).close()
     assert (tmp_path / "trace").exists()

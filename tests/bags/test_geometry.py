@@ -1,4 +1,4 @@
-"""The geometry of tiles is read wherever a file records it, travels with the store, and is never mixed."""
+"""Tile geometry is read wherever a file records it, saved in the store, and never mixed."""
 
 import json
 
@@ -47,7 +47,7 @@ def clam(folder, **attributes):
 @pytest.mark.parametrize(
     ("other", "differs"),
     [
-        (TileGeometry(256, 1.04), False),  # one nominal magnification
+        (TileGeometry(256, 1.04), False),  # the same nominal magnification
         (TileGeometry(256, 1.06), True),
         (TileGeometry(256, 0.5), True),
         (TileGeometry(224, 1.0), True),
@@ -56,12 +56,12 @@ def clam(folder, **attributes):
         (UNKNOWN, False),
     ],
 )
-def test_pixels_must_be_equal_and_micrometres_within_five_per_cent(other, differs):
+def test_geometries_match_if_pixels_are_equal_and_micrometres_within_five_per_cent(other, differs):
     assert AT_10X.differs_from(other) is other.differs_from(AT_10X) is differs
 
 
 @pytest.mark.finding(n=1)
-def test_another_geometry_is_one_line_that_names_both_and_an_unknown_one_is_noted():
+def test_different_geometry_raises_an_error_and_unknown_geometry_is_logged():
     lines: list[str] = []
     words = {"what": "new", "whose": "the run", "todo": f"use `{AT_10X.command}`", "log": lines.append}
     check_geometry(AT_10X, AT_10X, **words)
@@ -78,24 +78,27 @@ def test_another_geometry_is_one_line_that_names_both_and_an_unknown_one_is_note
 
 @pytest.mark.finding(n=1)
 @pytest.mark.parametrize("layout", ["trident", "clam", "slideflow", "npz", "pt", "safetensors"])
-def test_export_keeps_the_geometry_where_the_layout_has_a_place_for_it(tmp_path, layout):
+def test_export_preserves_tile_geometry_in_layouts_that_support_it(tmp_path, layout):
     geometry = TileGeometry(224, 256 / 224)
     write_bag(bag("a", geometry), tmp_path / layout, layout)
-    found = only(tmp_path / layout).geometry
-    assert found.tile_pixels == 224 and found.tile_mpp == pytest.approx(256 / 224)
+    result = only(tmp_path / layout).geometry
+    assert result.tile_pixels == 224 and result.tile_mpp == pytest.approx(256 / 224)
 
 
 @pytest.mark.finding(n=1)
-def test_stamp_records_the_side_of_a_tile_in_pixels_and_micrometres(tmp_path):
+def test_stamp_tile_geometry_is_read_from_pixels_and_micrometres(tmp_path):
     write_bag(bag("a", TileGeometry(224, 256 / 224), coordinate_unit="um", tile_size=256.0), tmp_path, "stamp")
     with h5py.File(tmp_path / "a.h5", "r+") as file:
-        del file.attrs["tile_mpp"], file.attrs["tile_pixels"]  # ours; STAMP has tile_size_px and tile_size_um
-    found = only(tmp_path).geometry
-    assert found.tile_pixels == 224 and found.tile_mpp == pytest.approx(256 / 224)
+        del (
+            file.attrs["tile_mpp"],
+            file.attrs["tile_pixels"],
+        )  # written by carmil only; STAMP records tile_size_px and tile_size_um
+    result = only(tmp_path).geometry
+    assert result.tile_pixels == 224 and result.tile_mpp == pytest.approx(256 / 224)
 
 
 @pytest.mark.finding(n=1)
-def test_trident_records_the_magnification(tmp_path):
+def test_trident_tile_geometry_is_read_from_magnification(tmp_path):
     (tmp_path / "features_uni_v1").mkdir()
     with h5py.File(tmp_path / "features_uni_v1" / "a.h5", "w") as file:
         file["features"], file["coords"] = np.ones((2, 3), "f4"), np.ones((2, 2), "i8")
@@ -104,13 +107,13 @@ def test_trident_records_the_magnification(tmp_path):
 
 
 @pytest.mark.finding(n=1)
-def test_clam_records_pixels_only(tmp_path):
+def test_clam_tile_geometry_has_pixels_only(tmp_path):
     clam(tmp_path, patch_size=256, patch_level=1, downsample=np.array([4.0, 4.0]))
     assert only(tmp_path).geometry == TileGeometry(256, None)
 
 
 @pytest.mark.finding(n=1)
-def test_slideflow_records_micrometres_or_a_magnification(tmp_path):
+def test_slideflow_tile_geometry_is_read_from_micrometres_or_magnification(tmp_path):
     for side, mpp in ((302, 302 / 299), ("20x", 0.5)):
         folder = tmp_path / str(side)
         write_bag(bag("a"), folder, "slideflow")
@@ -119,7 +122,7 @@ def test_slideflow_records_micrometres_or_a_magnification(tmp_path):
 
 
 @pytest.mark.finding(n=1)
-def test_a_cohort_of_two_geometries_is_refused_by_name_or_left_out(tmp_path):
+def test_bag_with_different_geometry_raises_an_error_or_is_skipped(tmp_path):
     for name in ("a", "b", "c"):
         write_bag(bag(name, AT_20X if name == "c" else AT_10X), tmp_path / "src", "trident")
     with pytest.raises(
@@ -133,7 +136,7 @@ def test_a_cohort_of_two_geometries_is_refused_by_name_or_left_out(tmp_path):
 
 
 @pytest.mark.finding(n=1)
-def test_a_cohort_that_records_the_geometry_of_some_bags_notes_it(tmp_path):
+def test_bags_without_recorded_geometry_are_logged(tmp_path):
     lines: list[str] = []
     for name in ("a", "b"):
         write_bag(bag(name, UNKNOWN if name == "b" else AT_10X), tmp_path / "src", "safetensors")
@@ -143,19 +146,19 @@ def test_a_cohort_that_records_the_geometry_of_some_bags_notes_it(tmp_path):
 
 
 @pytest.mark.finding(n=1)
-def test_geometry_encoder_and_pooling_travel_with_the_store_into_patients_bags_and_files(tmp_path):
+def test_regrouping_and_export_preserve_geometry_encoder_and_pooling(tmp_path):
     for name in ("a", "b"):
         write_bag(bag(name, pooling="class token"), tmp_path / "src", "trident")
     store = build_store(tmp_path / "src", tmp_path / "store")
     patients = regroup(store, {"a": "p", "b": "p"}, tmp_path / "patients")
-    for found in (open_store(tmp_path / "store"), patients):
-        assert (found.geometry, found.encoder, found.pooling) == (AT_10X, "uni", "class token")
+    for result in (open_store(tmp_path / "store"), patients):
+        assert (result.geometry, result.encoder, result.pooling) == (AT_10X, "uni", "class token")
     write_bag(store.bag(0), tmp_path / "again", "trident")
     assert (only(tmp_path / "again").geometry, only(tmp_path / "again").pooling) == (AT_10X, "class token")
 
 
 @pytest.mark.finding(n=1)
-def test_a_store_of_version_one_opens_with_unknown_geometry(tmp_path):
+def test_store_of_version_one_opens_with_unknown_geometry(tmp_path):
     write_bag(bag("a"), tmp_path / "src", "trident")
     build_store(tmp_path / "src", tmp_path / "store")
     index = tmp_path / "store" / "index.json"

@@ -23,7 +23,7 @@ def table(tmp_path):
     return write
 
 
-def test_comments_above_the_header_are_left_out_and_lines_keep_their_numbers(table):
+def test_comments_above_the_header_are_skipped_and_line_numbers_preserved(table):
     frame = read_table(table("#Patient\tSubtype\n#STRING\tSTRING\nslide\tlabel\na\tnormal\nb\ttumor\n"))
     assert list(frame["slide"]) == ["a", "b"]
     assert list(frame.index) == [4, 5]
@@ -31,15 +31,15 @@ def test_comments_above_the_header_are_left_out_and_lines_keep_their_numbers(tab
     assert list(read_table(table("#version 2.4\nslide\tlabel\na\tx\n", "some.maf"))["slide"]) == ["a"]
 
 
-def test_one_line_that_begins_with_a_sign_may_be_the_header(table):
+def test_single_first_line_starting_with_hash_is_read_as_the_header(table):
     assert list(read_table(table("#,slide,label\n1,a,normal\n2,b,tumor\n"))["slide"]) == ["a", "b"]
 
 
-def test_cells_are_all_lines_whatever_the_first_is(table):
+def test_read_cells_keeps_the_first_line_as_data(table):
     assert read_cells(table("test_001,Tumor,None,None\ntest_002,Normal,None,None\n"))[0][:2] == ["test_001", "Tumor"]
 
 
-def test_a_plain_table_is_read_as_it_stands(table):
+def test_plain_label_table_is_read_unchanged(table):
     labels = read_labels(table(PLAIN))
     assert labels.slides == ("a", "b", "c", "d")
     assert labels.patients == ("p1", "p1", "p2", "p3")
@@ -49,7 +49,7 @@ def test_a_plain_table_is_read_as_it_stands(table):
     assert labels.official is None
 
 
-def test_every_guess_is_noted(table):
+def test_every_guessed_column_and_class_is_noted(table):
     assert read_labels(table(PLAIN)).notes == (
         "slide column: 'slide_id' (guessed)",
         "patient column: 'case_id' (guessed)",
@@ -59,7 +59,7 @@ def test_every_guess_is_noted(table):
     )
 
 
-def test_what_is_named_is_not_guessed(table):
+def test_columns_named_by_the_user_are_not_guessed(table):
     labels = read_labels(table(PLAIN), slide="slide_id", patient="case_id", label="label", positive="normal")
     assert labels.notes == ("classes: 'tumor' (2 slides), 'normal' (2 slides)",)
     assert labels.classes == ("tumor", "normal")
@@ -86,13 +86,13 @@ def test_what_is_named_is_not_guessed(table):
         *("quotes and blanks", "running number", "other names", "extensions and folders"),
     ],
 )
-def test_the_same_table_in_another_dress_says_the_same(table, content):
-    dressed, plain = read_labels(table(content)), read_labels(table(PLAIN, "plain.csv"))
+def test_label_table_is_read_the_same_in_any_encoding_or_format(table, content):
+    formatted, plain = read_labels(table(content)), read_labels(table(PLAIN, "plain.csv"))
     for part in ("slides", "patients", "labels", "classes"):
-        assert getattr(dressed, part) == getattr(plain, part)
+        assert getattr(formatted, part) == getattr(plain, part)
 
 
-def test_parquet_says_the_same_as_csv(table, tmp_path):
+def test_label_table_is_read_from_parquet(table, tmp_path):
     frame = pd.DataFrame(
         {"case_id": ["p1", "p1", "p2", "p3"], "slide_id": ["a", "b", "c", "d"], "label": [0.0, 0.0, 1.0, None]}
     )
@@ -103,19 +103,19 @@ def test_parquet_says_the_same_as_csv(table, tmp_path):
     assert "labels are whole numbers written like '0.0': read without the point" in labels.notes
 
 
-def test_nothing_becomes_a_number_or_nothing_on_the_way(table):
+def test_cells_are_read_as_text_without_conversion(table):
     frame = read_table(table("slide,label,note\n00123,NA,\n1e5,None,nan\n"))
     assert frame.to_dict("list") == {"slide": ["00123", "1e5"], "label": ["NA", "None"], "note": ["", "nan"]}
     assert list(frame.index) == [2, 3]
 
 
-def test_latin_letters_are_read_and_noted(table):
+def test_latin_1_table_is_read_and_noted(table):
     labels = read_labels(table(PLAIN.replace("tumor", "bösartig").encode("latin-1")))
     assert labels.classes == ("bösartig", "normal")
     assert "labels.csv is not UTF-8: read as Latin-1; check ids and labels with special letters" in labels.notes
 
 
-def test_letters_spelled_in_two_ways_are_one_id():
+def test_equivalent_unicode_spellings_give_the_same_id():
     assert bare_id("Mu\u0308ller_1.svs") == bare_id("M\u00fcller_1.h5") == "M\u00fcller_1"
 
 
@@ -131,41 +131,41 @@ def test_letters_spelled_in_two_ways_are_one_id():
         (".h5", ".h5"),
     ],
 )
-def test_an_id_has_no_folder_and_no_extension(written, bare):
+def test_bare_id_has_no_folder_and_no_extension(written, bare):
     assert bare_id(written) == bare
 
 
-def test_numbers_are_ordered_as_numbers_and_words_by_the_alphabet(table):
+def test_classes_are_sorted_numerically_or_alphabetically(table):
     rows = "".join(f"s{i},{i % 11}\n" for i in range(33))
     assert read_labels(table("slide,label\n" + rows)).classes == tuple(str(i) for i in range(11))
     words = "slide,label\na,b\nb,b\nc,C\nd,C\ne,a\nf,a\n"
     assert read_labels(table(words)).classes == ("a", "b", "C")
 
 
-def test_rows_without_a_label_are_left_out_and_counted(table):
+def test_rows_without_a_label_are_skipped_and_counted(table):
     labels = read_labels(table(PLAIN + "p4,e,\np5,f,NaN\n"))
     assert labels.slides == ("a", "b", "c", "d")
     assert "2 slides have an empty label in column 'label' (guessed) and are left out (lines 6, 7)" in labels.notes
 
 
-def test_a_slide_that_comes_twice_counts_once(table):
+def test_repeated_slide_is_counted_once(table):
     labels = read_labels(table(PLAIN + "p3,d.svs,tumor\n"))
     assert labels.slides == ("a", "b", "c", "d")
     assert "1 row repeats a slide and is counted once ('d')" in labels.notes
 
 
-def test_a_patient_of_two_labels_is_noted(table):
+def test_patient_with_two_labels_is_noted(table):
     labels = read_labels(table(PLAIN + "p1,e,tumor\n"))
     assert "1 patient has slides of different labels ('p1')" in labels.notes
 
 
-def test_a_table_without_patients_makes_each_slide_its_own(table):
+def test_without_a_patient_column_each_slide_is_its_own_patient(table):
     labels = read_labels(table("slide,label\na,0\nb,1\nc,1\n"))
     assert labels.patients == labels.slides
     assert "no patient column: each slide is its own patient" in labels.notes
 
 
-def test_a_column_that_may_be_the_patients_is_asked_for_loudly(table):
+def test_possible_patient_columns_are_named_in_a_warning(table):
     labels = read_labels(table("slide,owner,age,label\na,p,30,0\nb,p,30,1\n"))
     assert (
         "WARNING: no patient column: each slide is its own patient; is it 'owner' or 'age'? Name it with --patient"
@@ -173,13 +173,13 @@ def test_a_column_that_may_be_the_patients_is_asked_for_loudly(table):
     )
 
 
-def test_the_only_column_of_ids_is_the_slides(table):
+def test_only_id_column_is_used_as_the_slide_column(table):
     labels = read_labels(table("PATIENT,label\na,0\nb,1\nc,1\n"))
     assert labels.slides == labels.patients == ("a", "b", "c")
     assert "slide column: 'PATIENT', the only column of ids; each id is its own patient" in labels.notes
 
 
-def test_slides_of_one_tcga_case_are_one_patient_even_without_a_column(table):
+def test_patients_are_read_from_tcga_barcodes_without_a_patient_column(table):
     rows = "TCGA-A2-A0CM-01Z-00-DX1,0\nTCGA-A2-A0CM-01Z-00-DX2,0\nTCGA-3C-AALI-01Z-00-DX1,1\n"
     labels = read_labels(table("slide_id,label\n" + rows), site="tcga")
     assert labels.patients == ("TCGA-A2-A0CM", "TCGA-A2-A0CM", "TCGA-3C-AALI")
@@ -187,40 +187,40 @@ def test_slides_of_one_tcga_case_are_one_patient_even_without_a_column(table):
     assert "no patient column: patients are read from the TCGA barcodes ('TCGA-A2-A0CM')" in labels.notes
 
 
-def test_sites_and_official_parts_come_from_their_columns(table):
+def test_sites_and_official_split_are_read_from_their_columns(table):
     content = "slide,label,hospital,split\na,0,X,train\nb,1,Y,Val\nc,1,Y,\n"
     labels = read_labels(table(content), site="hospital")
     assert labels.sites == ("X", "Y", "Y")
     assert labels.official == ("train", "Val", "")
 
 
-def test_a_column_called_set_that_is_no_split_is_not_taken_for_one(table):
+def test_column_named_set_without_split_values_is_not_an_official_split(table):
     assert read_labels(table("slide,label,set\na,0,TCGA\nb,1,CPTAC\nc,1,CPTAC\n")).official is None
 
 
-def test_two_slide_columns_are_noted(table):
+def test_second_possible_slide_column_is_noted(table):
     labels = read_labels(table("slide_id,image_id,label\na,1,0\nb,2,1\nc,3,1\n"))
     assert labels.slides == ("a", "b", "c")
     assert "slide column: 'slide_id' (guessed; 'image_id' would do too)" in labels.notes
 
 
-def test_two_label_columns_that_say_the_same_are_one(table):
+def test_equivalent_second_label_column_is_noted(table):
     labels = read_labels(table("slide,label,diagnosis\na,0,normal\nb,1,tumor\nc,1,tumor\n"))
     assert labels.labels == ("0", "1", "1")
     assert "label column: 'label' (guessed; 'diagnosis' would do too)" in labels.notes
 
 
-def test_the_only_other_column_is_the_label(table):
+def test_only_remaining_column_is_used_as_the_label(table):
     labels = read_labels(table("slide_id,HRD\na,low\nb,high\nc,high\n"))
     assert labels.labels == ("low", "high", "high")
     assert "label column: 'HRD' (guessed)" in labels.notes
 
 
-def test_a_column_may_be_named_in_other_letters(table):
+def test_column_names_match_ignoring_case_and_spacing(table):
     assert read_labels(table(PLAIN.replace("label", "Sub Type")), label="sub_type").classes == ("normal", "tumor")
 
 
-def test_a_named_label_is_kept_apart_from_a_column_called_label(table):
+def test_named_label_column_takes_precedence_over_a_column_called_label(table):
     content = "slide,label,site,er\na,0,X,neg\nb,0,Y,pos\nc,1,Y,pos\n"
     labels = read_labels(table(content), label="er", site="site")
     assert (labels.labels, labels.sites) == (("neg", "pos", "pos"), ("X", "Y", "Y"))
@@ -243,23 +243,27 @@ def lines(header: str, rows: int, row: str) -> str:
         ("slide,label,site\na,0\n", {}, "line 2 has 2 cells, the header 3"),
         ('slide,label\n"a,0\nb,1\n', {}, "cannot be read"),
         ("slide,label,label\na,0,1\n", {}, "column 'label' appears twice"),
-        (PLAIN, {"label": "lable"}, "unknown label column 'lable'; did you mean 'label'? there is: case_id, label"),
+        (
+            PLAIN,
+            {"label": "lable"},
+            "unknown label column 'lable'; did you mean 'label'? expected one of case_id, label",
+        ),
         (PLAIN, {"slide": "wsi"}, "unknown slide column 'wsi'"),
         (PLAIN, {"site": "tcga"}, "slide 'a' in line 2 is not a TCGA barcode"),
         (PLAIN, {"label": "slide_id", "slide": "slide_id"}, "cannot be both id and label"),
         (PLAIN, {"positive": "tumour"}, "unknown positive class 'tumour'; did you mean 'tumor'?"),
-        (PLAIN + "p4,e,other\n", {"positive": "tumor"}, "has 3 classes: only one of two can be positive"),
+        (PLAIN + "p4,e,other\n", {"positive": "tumor"}, "has 3 classes: a positive class is for two classes only"),
         (PLAIN + "p3,d,normal\n", {}, "slide 'd' has label 'tumor' in line 5 and 'normal' in line 6"),
         (PLAIN + "p4,d,tumor\n", {}, "slide 'd' has patient 'p3' in line 5 and 'p4' in line 6"),
         (PLAIN + "p4,,tumor\n", {}, "column 'slide_id' has no id in line 6"),
         (PLAIN + ",e,tumor\n", {}, "column 'case_id' has no id in line 6"),
         (PLAIN + f"p4,{'e' * 256},tumor\n", {}, "in line 6, column 'slide_id', has 256 bytes; expected at most 255"),
-        (PLAIN + "p4,e,Tumor\n", {}, "labels 'Tumor' and 'tumor', two spellings of one"),
-        ("slide,label\na,1\nb,01\nc,2\nd,2\n", {}, "labels '01' and '1', two spellings of one"),
+        (PLAIN + "p4,e,Tumor\n", {}, "labels 'Tumor' and 'tumor', two spellings of the same class"),
+        ("slide,label\na,1\nb,01\nc,2\nd,2\n", {}, "labels '01' and '1', two spellings of the same class"),
         ("slide,label\na,\nb,NA\n", {}, "has no label in any of its 2 rows"),
         ("slide,label\na,0\nb,0\n", {}, "has one class only, '0'"),
-        (lines("slide,label", 40, "s{i},{i}.5"), {}, "looks like a number to predict"),
-        (lines("slide,age", 150, "s{i},{i}"), {}, "regression and survival are not supported"),
+        (lines("slide,label", 40, "s{i},{i}.5"), {}, "looks like a quantity"),
+        (lines("slide,age", 150, "s{i},{i}"), {}, "not classes: predict the number with --target COLUMN"),
         (lines("slide,label", 101, "s{i},name {i}"), {}, "has 101 different labels for 101 slides"),
         (lines("slide,label", 5, "s{i},name {i}"), {}, "has 5 different labels for 5 slides"),
         ("slide,os_months,os_event\na,3.1,1\nb,2,0\n", {}, "look like survival, and there is no label column"),
@@ -269,7 +273,7 @@ def lines(header: str, rows: int, row: str) -> str:
         ("slide,label,site\na,0,X\nb,1,\n", {"site": "site"}, "column 'site' has no site in line 3"),
     ],
 )
-def test_what_cannot_be_a_label_table_is_named_in_one_line(table, content, options, words):
+def test_invalid_label_table_raises_an_error_of_one_line(table, content, options, words):
     path = table(content)
     with pytest.raises(CarmilError) as raised:
         read_labels(path, **options)
@@ -278,7 +282,7 @@ def test_what_cannot_be_a_label_table_is_named_in_one_line(table, content, optio
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_no_file_is_named(tmp_path):
+def test_path_that_is_not_a_table_raises_an_error(tmp_path):
     (tmp_path / "labels.xlsx").write_bytes(b"anything")
     for path, words in (
         (tmp_path / "none.csv", "does not exist"),
@@ -294,50 +298,52 @@ def labelled(*slides: str, patients: tuple[str, ...] = ()) -> LabelTable:
     return LabelTable(Path("labels.csv"), slides, patients or slides, labels, ("a", "b"))
 
 
-def test_bags_find_their_labels_in_the_order_of_the_bags():
-    found = match(labelled("s1", "s2", "s3", patients=("p1", "p1", "p2")), ["s3.h5", "s1", "other"])
-    assert found.bags == (0, 1)
-    assert found.slides == ("s3", "s1")
-    assert found.patients == ("p2", "p1")
-    assert found.labels == (0, 0)
-    assert found.unlabelled == ("other",)
-    assert found.missing == ("s2",)
-    assert "1 of 3 bags has no label and is left out ('other')" in found.notes
-    assert "WARNING: no bag has the label 'b'" in found.notes
+def test_match_returns_labels_in_bag_order():
+    result = match(labelled("s1", "s2", "s3", patients=("p1", "p1", "p2")), ["s3.h5", "s1", "other"])
+    assert result.bags == (0, 1)
+    assert result.slides == ("s3", "s1")
+    assert result.patients == ("p2", "p1")
+    assert result.labels == (0, 0)
+    assert result.unlabelled == ("other",)
+    assert result.missing == ("s2",)
+    assert "1 of 3 bags has no label and is left out ('other')" in result.notes
+    assert "WARNING: no bag has the label 'b'" in result.notes
 
 
-def test_losing_more_than_half_is_said_loudly():
-    found = match(labelled("s1", "s2"), ["s1", "s2", "x", "y", "z"])
+def test_losing_more_than_half_of_the_bags_is_a_warning():
+    result = match(labelled("s1", "s2"), ["s1", "s2", "x", "y", "z"])
     assert (
-        "WARNING: more than half is lost: 3 of 5 bags have no label and are left out ('x', 'y' and 1 more)"
-        in found.notes
+        "WARNING: more than half are lost: 3 of 5 bags have no label and are left out ('x', 'y' and 1 more)"
+        in result.notes
     )
 
 
-def test_ids_that_became_floats_find_their_bags():
-    found = match(labelled("12.0", "13.0", "x"), ["12", "13"])
-    assert (found.slides, found.patients, found.labels) == (("12", "13"), ("12", "13"), (0, 1))
-    assert "2 slide ids end in '.0' (saved as numbers): '12.0' read as '12'" in found.notes
-    assert found.missing == ("x",)
+def test_ids_saved_as_floats_match_their_bags():
+    result = match(labelled("12.0", "13.0", "x"), ["12", "13"])
+    assert (result.slides, result.patients, result.labels) == (("12", "13"), ("12", "13"), (0, 1))
+    assert "2 slide ids end in '.0' (saved as numbers): '12.0' read as '12'" in result.notes
+    assert result.missing == ("x",)
 
 
-def test_ids_that_are_nearly_the_same_are_noted():
-    found = match(labelled("Bag 5", "bag06", "bag-7"), ["bag_05", "bag06", "bag08"])
+def test_nearly_equal_ids_are_named_in_a_warning():
+    result = match(labelled("Bag 5", "bag06", "bag-7"), ["bag_05", "bag06", "bag08"])
     assert (
         "WARNING: 1 label has no bag, and a bag with nearly the same id has no label: 'Bag 5' in the table, 'bag_05' among the "
         "bags; write them alike"
-    ) in found.notes
-    assert len(found.notes) == 3 + 1  # two kinds of loss, and the class that has no bag
+    ) in result.notes
+    assert len(result.notes) == 3 + 1  # unlabelled bags, labels without a bag, and a class without a bag
 
 
-def test_a_table_of_cases_labels_the_slides_of_each():
-    found = match(labelled("TCGA-1", "TCGA-1-2", "TCGA-3"), ["TCGA-1-DX1", "TCGA-1-2.DX1", "TCGA-1_DX2", "TCGA-33-DX1"])
-    assert found.slides == ("TCGA-1-DX1", "TCGA-1-2.DX1", "TCGA-1_DX2")
-    assert found.patients == ("TCGA-1", "TCGA-1-2", "TCGA-1")
-    assert found.labels == (0, 1, 0)
-    assert found.unlabelled == ("TCGA-33-DX1",)
-    assert found.missing == ("TCGA-3",)
-    assert "the table lists patients: the names of 3 bags begin with 2 of its ids" in found.notes
+def test_table_of_patients_labels_all_their_slides():
+    result = match(
+        labelled("TCGA-1", "TCGA-1-2", "TCGA-3"), ["TCGA-1-DX1", "TCGA-1-2.DX1", "TCGA-1_DX2", "TCGA-33-DX1"]
+    )
+    assert result.slides == ("TCGA-1-DX1", "TCGA-1-2.DX1", "TCGA-1_DX2")
+    assert result.patients == ("TCGA-1", "TCGA-1-2", "TCGA-1")
+    assert result.labels == (0, 1, 0)
+    assert result.unlabelled == ("TCGA-33-DX1",)
+    assert result.missing == ("TCGA-3",)
+    assert "the table lists patients: the names of 3 bags begin with 2 of its ids" in result.notes
 
 
 @pytest.mark.parametrize(
@@ -349,14 +355,14 @@ def test_a_table_of_cases_labels_the_slides_of_each():
         ([], "no bags to match"),
     ],
 )
-def test_bags_that_do_not_fit_the_table_are_named(bags, words):
+def test_bags_that_do_not_match_the_table_raise_an_error(bags, words):
     with pytest.raises(CarmilError) as raised:
         match(labelled("1", "2"), bags)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_bracs_has_seven_classes_and_official_parts(shared_data):
+def test_bracs_table_has_seven_classes_and_an_official_split(shared_data):
     labels = read_labels(shared_data / "tables" / "bracs_acmil.csv")
     assert len(labels.slides) == len(set(labels.patients)) == 547
     assert labels.classes == tuple("0123456")
@@ -365,25 +371,25 @@ def test_bracs_has_seven_classes_and_official_parts(shared_data):
     assert "split column: 'split_info' (guessed)" in labels.notes
 
 
-def test_camelyon_has_patients_of_two_slides_and_some_of_two_labels(shared_data):
+def test_camelyon_table_has_patients_with_two_slides_and_two_labels(shared_data):
     labels = read_labels(shared_data / "tables" / "camelyon16_acmil.csv")
     assert (len(labels.slides), len(set(labels.patients))) == (399, 362)
     assert (labels.labels.count("0"), labels.labels.count("1")) == (239, 160)
     assert any(sentence.startswith("10 patients have slides of different labels") for sentence in labels.notes)
 
 
-def test_a_table_without_a_header_loses_no_row(shared_data):
+def test_table_without_a_header_keeps_its_first_row(shared_data):
     labels = read_labels(shared_data / "tables" / "tcga_brca_rrt.csv", site="tcga", positive="ILC")
     assert labels.slides[0] == "TCGA-E2-A154"
     assert (labels.labels.count("IDC"), labels.labels.count("ILC")) == (779, 198)
     assert labels.sites is not None and labels.sites[0] == "E2"
     assert "tcga_brca_rrt.csv has no header line: its two columns are taken as slide and label" in labels.notes
-    found = match(labels, ["TCGA-E2-A154-01Z-00-DX1.0BD4.svs", "TCGA-LL-A5YM-01Z-00-DX1"])
-    assert (found.patients, found.labels) == (("TCGA-E2-A154", "TCGA-LL-A5YM"), (0, 0))
+    result = match(labels, ["TCGA-E2-A154-01Z-00-DX1.0BD4.svs", "TCGA-LL-A5YM-01Z-00-DX1"])
+    assert (result.patients, result.labels) == (("TCGA-E2-A154", "TCGA-LL-A5YM"), (0, 0))
 
 
 @pytest.mark.finding(n=14)
-def test_a_parquet_table_with_words_that_are_no_text_is_refused_in_one_line(tmp_path):
+def test_parquet_table_with_invalid_utf8_raises_an_error(tmp_path):
     path = tmp_path / "labels.parquet"
     words = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")])
     pq.write_table(pa.table({"slide": words, "label": ["b"]}), path)
@@ -392,7 +398,7 @@ def test_a_parquet_table_with_words_that_are_no_text_is_refused_in_one_line(tmp_
 
 
 @pytest.mark.finding(n=14)
-def test_a_table_of_very_many_columns_is_refused_at_once(table, monkeypatch):
+def test_table_with_too_many_columns_raises_an_error(table, monkeypatch):
     monkeypatch.setattr(table_files, "MOST_COLUMNS", 3)
     with pytest.raises(CarmilError, match=r"labels\.csv: has 4 columns; expected at most 3"):
         read_labels(table("slide,label,a,b\ns0,x,1,2\n"))

@@ -1,4 +1,4 @@
-"""Readers that somebody registered."""
+"""Readers registered by a user."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ from carmil.errors import CarmilError
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """A folder of text files, a line an instance, and a reader of such."""
+    """Return a folder of text files with one line per instance, and register a reader for them."""
     folder = tmp_path / "tables"
     folder.mkdir()
     for i, name in enumerate(("a", "b")):
         np.savetxt(folder / f"{name}.tiles", np.full((3 + i, 2), i + 0.5))
-    monkeypatch.setitem(READERS, "tiles", None)  # taken away again after the test
+    monkeypatch.setitem(READERS, "tiles", None)  # removed after the test
     register_reader(
         "tiles",
         find=lambda path: {file.stem: file for file in path.glob("*.tiles")} if path.is_dir() else None,
@@ -26,26 +26,26 @@ def tables(tmp_path, monkeypatch):
     return folder
 
 
-def test_files_of_a_registered_layout_become_a_store(tables, tmp_path):
-    found = find_bags(tables)
-    assert found.layout == "tiles" and [source.id for source in found.sources] == ["a", "b"]
+def test_store_is_built_from_files_of_a_registered_layout(tables, tmp_path):
+    result = find_bags(tables)
+    assert result.layout == "tiles" and [source.id for source in result.sources] == ["a", "b"]
     store = build_store(tables, tmp_path / "store", workers=4, log=lambda line: None)
     assert (store.encoder, store.width, [entry.rows for entry in store.entries]) == ("by hand", 2, [3, 4])
     assert (store.bag(1).features == 1.5).all()
 
 
-def test_a_folder_that_the_reader_does_not_know_is_read_as_ever(tables, tmp_path):
+def test_other_files_are_still_read_by_built_in_readers(tables, tmp_path):
     np.save(tmp_path / "c.npy", np.zeros((2, 2), np.float32))
     assert find_bags(tmp_path / "c.npy").layout == "npy"
 
 
-def test_what_a_reader_cannot_read_is_one_line(tables, tmp_path):
+def test_error_in_a_registered_reader_names_the_file(tables, tmp_path):
     (tables / "a.tiles").write_text("no numbers\n")
     with pytest.raises(CarmilError, match=r"a\.tiles cannot be read"):
         build_store(tables, tmp_path / "store", log=lambda line: None)
 
 
-def test_what_is_no_bag_is_refused(tables, tmp_path):
+def test_invalid_bag_from_a_registered_reader_raises_an_error(tables, tmp_path):
     register_reader("tiles", find=READERS["tiles"].find, read=lambda name, file: Bag(name, np.loadtxt(file)))
     with pytest.raises(CarmilError, match=r"float64 of shape .*: expected float16 or float32"):
         build_store(tables, tmp_path / "store", log=lambda line: None)

@@ -28,7 +28,7 @@ def pictures() -> Pictures:
     return Pictures(images, np.array([0, 1, 1, 0, 0, 1]))
 
 
-def test_a_store_keeps_signed_truth_features_and_pictures_of_bags_in_memory(tmp_path):
+def test_store_keeps_signed_truth_features_and_pictures(tmp_path):
     store = write_store(bags(), tmp_path / "store", dtype="float32", truth_classes=CLASSES, pictures=pictures())
     held = store.bags()
     assert store.truth_classes == CLASSES
@@ -40,12 +40,12 @@ def test_a_store_keeps_signed_truth_features_and_pictures_of_bags_in_memory(tmp_
     assert np.array_equal(store.pictures().rgb(5)[..., 0], [[4, 5], [6, 7]])
 
 
-def test_one_label_per_instance_is_kept_as_one_label(tmp_path):
+def test_store_keeps_one_label_per_instance(tmp_path):
     store = write_store([Bag("a", FEATURES, instance_labels=np.array([1, 0, -1]))], tmp_path / "store")
     assert store.bags().instance_labels.tolist() == [1, 0, -1] and store.pictures() is None
 
 
-def test_a_store_is_known_by_what_it_was_made_from(tmp_path):
+def test_store_is_identified_by_the_key_it_was_made_from(tmp_path):
     write_store(bags(), tmp_path / "store", truth_classes=CLASSES, key={"seed": 0, "sizes": (2, 1)})
     assert is_made_from(tmp_path / "store", {"seed": 0, "sizes": [2, 1]})
     assert not is_made_from(tmp_path / "store", {"seed": 1, "sizes": [2, 1]})
@@ -53,7 +53,7 @@ def test_a_store_is_known_by_what_it_was_made_from(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["instance_labels.bin", "pictures.bin", "picture_index.bin"])
-def test_truth_and_pictures_that_were_cut_off_are_refused_by_name(tmp_path, name):
+def test_truncated_truth_or_pictures_raise_an_error_naming_the_file(tmp_path, name):
     path = write_store(bags(), tmp_path / "store", truth_classes=CLASSES, pictures=pictures()).path / name
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CarmilError, match=f"{name} has .* expected"):
@@ -61,40 +61,40 @@ def test_truth_and_pictures_that_were_cut_off_are_refused_by_name(tmp_path, name
 
 
 @pytest.mark.parametrize("change", [{"truth_classes": []}, {"pictures": [2, 0, 2, 1]}])
-def test_an_index_with_impossible_sizes_is_refused(tmp_path, change):
+def test_index_with_impossible_sizes_raises_an_error(tmp_path, change):
     index = write_store(bags(), tmp_path / "store", truth_classes=CLASSES, pictures=pictures()).path / "index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | change))
     with pytest.raises(CarmilError, match="expected"):
         open_store(tmp_path / "store")
 
 
-def test_the_truth_of_a_bag_without_instance_labels_is_unknown(tmp_path):
+def test_truth_of_a_bag_without_instance_labels_is_unknown(tmp_path):
     store = write_store([*bags(), Bag("c", FEATURES)], tmp_path / "store", truth_classes=CLASSES)
     assert [entry.truth for entry in store.entries] == [True, True, False]
     assert (store.bags()[2].instance_labels == UNKNOWN).all()
 
 
-def test_bags_with_instance_labels_of_two_kinds_are_not_written_into_one_store(tmp_path):
+def test_mixing_kinds_of_instance_labels_in_a_store_raises_an_error(tmp_path):
     for others in ([Bag("c", FEATURES, instance_labels=np.zeros(3))], []):
         with pytest.raises(CarmilError, match=r"instance labels of the shape .* expected"):
             write_store([*bags(), *others], tmp_path / "store", truth_classes=CLASSES if others else None)
 
 
-def test_pictures_of_other_instances_are_refused(tmp_path):
+def test_pictures_of_other_instances_raise_an_error(tmp_path):
     with pytest.raises(CarmilError, match="pictures of 6 instances; expected 3"):
         write_store(bags()[:1], tmp_path / "store", truth_classes=CLASSES, pictures=pictures())
-    with pytest.raises(CarmilError, match="name pictures 0 to 1: expected 0 to 0"):
+    with pytest.raises(CarmilError, match="refer to pictures 0 to 1: expected 0 to 0"):
         Pictures(pictures().images[:1], pictures().index)
 
 
-def test_groups_of_bags_keep_their_signed_truth(tmp_path):
+def test_regrouped_bags_keep_their_signed_truth(tmp_path):
     store = write_store(bags(), tmp_path / "store", truth_classes=CLASSES, pictures=pictures())
     group = regroup(store, {"a": "patient", "b": "patient"}, tmp_path / "grouped")
     assert np.array_equal(group.bags().instance_labels, np.concatenate([SIGNED, -SIGNED]))
     assert group.pictures() is None
 
 
-def test_an_exported_bag_leaves_out_signed_truth_as_no_layout_has_a_place_for_it(tmp_path):
+def test_exported_bag_omits_signed_truth(tmp_path):
     store = write_store(bags(), tmp_path / "store", dtype="float32", truth_classes=CLASSES)
     write_bag(store.bag(0), tmp_path / "files", "npz")
     (source,) = find_bags(tmp_path / "files").sources

@@ -18,7 +18,7 @@ from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 
 LAYOUTS = ("clam", "trident", "stamp", "torchmil", "slideflow", "npy", "npz", "pt", "safetensors")
-# What a layout has a place for, besides features.
+# What each layout can store besides features.
 COORDINATES = set(LAYOUTS) - {"npy"}
 TILE_SIZE = {"clam", "trident", "stamp", "npz", "pt", "safetensors"}
 ENCODER = {"trident", "stamp", "slideflow", "npz", "pt", "safetensors"}
@@ -33,7 +33,7 @@ def grid(rows: int = 5, step: float = 512) -> np.ndarray:
     return np.stack([np.arange(rows) % 3, np.arange(rows) // 3], axis=1).astype(np.float32) * np.float32(step)
 
 
-def a_bag(id: str = "00123", *, rows: int = 5, dtype: str = "float32", unit: str = "level0_px") -> Bag:
+def make_bag(id: str = "00123", *, rows: int = 5, dtype: str = "float32", unit: str = "level0_px") -> Bag:
     return Bag(id, features(rows, dtype=dtype), grid(rows), unit, 512.0, "uni_v1", np.arange(rows, dtype=np.int64) % 2)
 
 
@@ -43,20 +43,20 @@ def written(folder: Path, layout: str, *bags: Bag) -> Path:
     return folder
 
 
-def only(path: Path, **asked) -> Bag:
-    (source,) = find_bags(path, **asked).sources
+def only(path: Path, **options) -> Bag:
+    (source,) = find_bags(path, **options).sources
     return read_bag(source)
 
 
 @pytest.mark.parametrize("rows", [5, 1, 0])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_written_is_read_back_the_same(tmp_path, layout, dtype, rows):
-    bag = a_bag(rows=rows, dtype=dtype, unit="um" if layout == "stamp" else "level0_px")
-    found = find_bags(written(tmp_path / "out", layout, bag))
-    (source,) = found.sources
+def test_written_bag_is_read_back_unchanged(tmp_path, layout, dtype, rows):
+    bag = make_bag(rows=rows, dtype=dtype, unit="um" if layout == "stamp" else "level0_px")
+    result = find_bags(written(tmp_path / "out", layout, bag))
+    (source,) = result.sources
     again = read_bag(source)
-    assert (found.layout, source.layout, again.id) == (layout, layout, "00123")
+    assert (result.layout, source.layout, again.id) == (layout, layout, "00123")
     assert again.features.dtype == dtype and again.features.flags.c_contiguous
     np.testing.assert_array_equal(again.features, bag.features)
     if layout in COORDINATES:
@@ -74,7 +74,7 @@ def test_what_is_written_is_read_back_the_same(tmp_path, layout, dtype, rows):
 
 
 @pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"stamp"}))
-def test_features_alone_are_enough(tmp_path, layout):
+def test_bag_with_features_only_is_written_and_read(tmp_path, layout):
     bag = Bag("a", features())
     again = only(written(tmp_path, layout, bag))
     np.testing.assert_array_equal(again.features, bag.features)
@@ -82,15 +82,15 @@ def test_features_alone_are_enough(tmp_path, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sources_are_sorted_by_id_and_travel_to_other_processes(tmp_path, layout):
+def test_sources_are_sorted_by_id_and_can_be_pickled(tmp_path, layout):
     unit = "um" if layout == "stamp" else "level0_px"
-    found = find_bags(
-        written(tmp_path, layout, *(a_bag(id, unit=unit) for id in ("2", "10", "007", "TCGA-A1.9f-2.svs")))
+    result = find_bags(
+        written(tmp_path, layout, *(make_bag(id, unit=unit) for id in ("2", "10", "007", "TCGA-A1.9f-2.svs")))
     )
-    assert [source.id for source in found.sources] == ["007", "10", "2", "TCGA-A1.9f-2.svs"]
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert all(source.path.is_absolute() for source in found.sources)
-    assert pickle.loads(pickle.dumps(read_bag(found.sources[0]))).id == "007"
+    assert [source.id for source in result.sources] == ["007", "10", "2", "TCGA-A1.9f-2.svs"]
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert all(source.path.is_absolute() for source in result.sources)
+    assert pickle.loads(pickle.dumps(read_bag(result.sources[0]))).id == "007"
 
 
 @pytest.mark.parametrize(
@@ -104,19 +104,19 @@ def test_sources_are_sorted_by_id_and_travel_to_other_processes(tmp_path, layout
         ("zarr", "um", "expected one of clam"),
     ],
 )
-def test_a_unit_that_a_layout_does_not_know_is_not_written(tmp_path, layout, unit, words):
+def test_unsupported_layout_or_unit_raises_an_error_and_writes_nothing(tmp_path, layout, unit, words):
     with pytest.raises(CarmilError, match=words):
-        write_bag(a_bag(unit=unit), tmp_path, layout)
+        write_bag(make_bag(unit=unit), tmp_path, layout)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_micrometres_stay_micrometres_in_plain_files(tmp_path):
+def test_plain_files_preserve_micrometre_coordinates(tmp_path):
     for layout in ("npz", "pt", "safetensors"):
-        assert only(written(tmp_path / layout, layout, a_bag(unit="um"))).coordinate_unit == "um"
+        assert only(written(tmp_path / layout, layout, make_bag(unit="um"))).coordinate_unit == "um"
 
 
 def clam_folder(root: Path, *, ids=("s1",), kinds=("h5_files", "pt_files"), patches=True) -> Path:
-    """RESULTS/patches and FEATS side by side, as CLAM's two scripts leave them."""
+    """Write RESULTS/patches and FEATS side by side, as CLAM's two scripts do."""
     for id in ids:
         for kind in kinds:
             (root / "FEATS" / kind).mkdir(parents=True, exist_ok=True)
@@ -142,31 +142,31 @@ def clam_folder(root: Path, *, ids=("s1",), kinds=("h5_files", "pt_files"), patc
 
 @pytest.mark.parametrize("kinds", [("h5_files", "pt_files"), ("h5_files",), ("pt_files",)])
 @pytest.mark.parametrize("inner", [False, True])
-def test_clam_takes_the_size_of_a_tile_from_the_patches(tmp_path, kinds, inner):
+def test_clam_tile_size_is_read_from_patches(tmp_path, kinds, inner):
     folder = clam_folder(tmp_path, kinds=kinds)
-    found = find_bags(folder / kinds[0] if inner else folder)
-    bag = read_bag(found.sources[0])
-    assert found.layout == "clam"
+    result = find_bags(folder / kinds[0] if inner else folder)
+    bag = read_bag(result.sources[0])
+    assert result.layout == "clam"
     assert (bag.tile_size, bag.coordinate_unit) == (512.0, "level0_px")
     np.testing.assert_array_equal(bag.features, features(40))
     np.testing.assert_array_equal(bag.coordinates, grid(40))
 
 
 @pytest.mark.finding(n=17)
-def test_clam_reads_slides_that_are_in_pt_files_only_and_says_what_it_chose(tmp_path):
+def test_clam_slides_found_only_in_pt_files_are_read_and_noted(tmp_path):
     folder = clam_folder(tmp_path, patches=False)
     torch.save(torch.zeros(2, 4), folder / "pt_files" / "extra.pt")
     (folder / "pt_files" / "notes.txt").write_text("no features")
-    found = find_bags(folder)
-    assert [(source.id, source.path.name) for source in found.sources] == [("extra", "extra.pt"), ("s1", "s1.h5")]
-    assert "read h5_files, not pt_files: they have coordinates" in found.notes
-    assert "read 1 slide from pt_files, not in h5_files: 'extra'" in found.notes
-    assert any("the size of a tile is unknown for 2 slides" in sentence for sentence in found.notes)
-    assert read_bag(found.sources[0]).coordinates is None
-    assert read_bag(found.sources[1]).tile_size is None
+    result = find_bags(folder)
+    assert [(source.id, source.path.name) for source in result.sources] == [("extra", "extra.pt"), ("s1", "s1.h5")]
+    assert "read h5_files, not pt_files: they have coordinates" in result.notes
+    assert "read 1 slide from pt_files, not in h5_files: 'extra'" in result.notes
+    assert any("the size of a tile is unknown for 2 slides" in sentence for sentence in result.notes)
+    assert read_bag(result.sources[0]).coordinates is None
+    assert read_bag(result.sources[1]).tile_size is None
 
 
-def test_one_file_of_a_clam_folder_is_one_bag_with_its_patches(tmp_path):
+def test_single_file_of_a_clam_folder_is_read_with_its_patches(tmp_path):
     folder = clam_folder(tmp_path, ids=("s1", "s2"))
     bag = only(folder / "h5_files" / "s2.h5")
     assert (bag.id, bag.tile_size) == ("s2", 512.0)
@@ -196,21 +196,21 @@ def trident_job(
 
 @pytest.mark.parametrize("inner", ["", "20x_256px_0px_overlap", "20x_256px_0px_overlap/features_uni_v1"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_trident_is_found_from_the_job_down_and_each_slide_has_its_own_tile_size(tmp_path, inner, dtype):
-    found = find_bags(trident_job(tmp_path, ids=("s1", "s2"), dtype=dtype) / inner)
-    bags = [read_bag(source) for source in found.sources]
-    assert found.layout == "trident"
+def test_trident_is_found_from_any_folder_level_and_tile_size_is_per_slide(tmp_path, inner, dtype):
+    result = find_bags(trident_job(tmp_path, ids=("s1", "s2"), dtype=dtype) / inner)
+    bags = [read_bag(source) for source in result.sources]
+    assert result.layout == "trident"
     assert [bag.tile_size for bag in bags] == [512.0, 1024.0]
     assert {bag.encoder for bag in bags} == {"uni_v1"} and {bag.coordinate_unit for bag in bags} == {"level0_px"}
     np.testing.assert_array_equal(bags[0].features, features(dtype=dtype))
 
 
-def test_two_encoders_of_a_trident_job_are_not_chosen_between(tmp_path):
+def test_trident_job_with_two_encoders_raises_an_error(tmp_path):
     with pytest.raises(CarmilError, match=r"several folders .*features_conch.*features_uni.*give the path of one"):
         find_bags(trident_job(tmp_path, encoders=("uni", "conch")))
 
 
-def test_trident_without_attributes_takes_the_encoder_from_the_folder(tmp_path):
+def test_trident_encoder_is_read_from_folder_name_without_attributes(tmp_path):
     home = tmp_path / "features_conch_v15"
     home.mkdir()
     with h5py.File(home / "a.h5", "w") as file:
@@ -234,21 +234,21 @@ def stamp_file(path: Path, *, coords=None, **attrs) -> Path:
         {"stamp_version": "2.0.0", "unit": "um", "tile_size": 256.0},
     ],
 )
-def test_stamp_is_in_micrometres(tmp_path, attrs):
+def test_stamp_coordinates_are_read_in_micrometres(tmp_path, attrs):
     stamp_file(tmp_path / "uni-1a2b3c4d" / "s1.h5", extractor="uni", code_hash="1a2b", **attrs)
-    found = find_bags(tmp_path)
-    bag = read_bag(found.sources[0])
-    assert found.layout == "stamp"
-    assert any("uni-1a2b3c4d" in sentence for sentence in found.notes)
+    result = find_bags(tmp_path)
+    bag = read_bag(result.sources[0])
+    assert result.layout == "stamp"
+    assert any("uni-1a2b3c4d" in sentence for sentence in result.notes)
     assert (bag.coordinate_unit, bag.tile_size, bag.encoder, bag.features.dtype) == ("um", 256.0, "uni", np.float16)
     np.testing.assert_array_equal(bag.coordinates, grid(step=256))
 
 
-def test_an_old_stamp_file_becomes_micrometres_as_stamp_does_it_and_notes_it(tmp_path):
+def test_old_stamp_coordinates_are_converted_to_micrometres_and_noted(tmp_path):
     stamp_file(tmp_path / "s1.h5", coords=grid(step=224), extractor="ctranspath")
-    found = find_bags(tmp_path)
-    bag = read_bag(found.sources[0])
-    assert any("old STAMP files without a unit" in sentence for sentence in found.notes)
+    result = find_bags(tmp_path)
+    bag = read_bag(result.sources[0])
+    assert any("old STAMP files without a unit" in sentence for sentence in result.notes)
     assert (bag.coordinate_unit, bag.tile_size) == ("um", 256.0)
     np.testing.assert_allclose(bag.coordinates, grid(step=256), rtol=1e-6)
 
@@ -276,11 +276,11 @@ def torchmil_folder(root: Path, *, suffix="npy", truth="patch_labels", labels=Tr
 @pytest.mark.parametrize("suffix", ["npy", "h5"])
 @pytest.mark.parametrize("inner", ["", "features", "features/features_uni"])
 @pytest.mark.parametrize("truth", ["inst_labels", "patch_labels"])
-def test_torchmil_knows_labels_of_bags_and_of_instances(tmp_path, suffix, inner, truth):
-    found = find_bags(torchmil_folder(tmp_path, suffix=suffix, truth=truth) / inner)
-    assert found.layout == "torchmil"
-    assert [(source.id, source.label) for source in found.sources] == [("0001", "0"), ("0002", "1")]
-    bag = read_bag(found.sources[1])
+def test_torchmil_bag_labels_and_instance_labels_are_read(tmp_path, suffix, inner, truth):
+    result = find_bags(torchmil_folder(tmp_path, suffix=suffix, truth=truth) / inner)
+    assert result.layout == "torchmil"
+    assert [(source.id, source.label) for source in result.sources] == [("0001", "0"), ("0002", "1")]
+    bag = read_bag(result.sources[1])
     assert (bag.coordinate_unit, bag.instance_labels.dtype, bag.instance_labels.tolist()) == (
         "level0_px",
         "int64",
@@ -289,51 +289,51 @@ def test_torchmil_knows_labels_of_bags_and_of_instances(tmp_path, suffix, inner,
     np.testing.assert_array_equal(bag.coordinates, grid())
 
 
-def test_a_bag_is_positive_if_any_instance_is(tmp_path):
+def test_torchmil_bag_without_label_is_positive_if_any_instance_is(tmp_path):
     torchmil_folder(tmp_path, labels=False)
     np.save(tmp_path / "patch_labels" / "0002.npy", np.array([0, 0, 1, 0, 0]))
     assert [source.label for source in find_bags(tmp_path).sources] == ["0", "1"]
 
 
-def test_slideflow_bags_come_with_their_index_and_the_name_of_the_encoder(tmp_path):
+def test_slideflow_coordinates_and_encoder_are_read(tmp_path):
     torch.save(torch.from_numpy(features()), tmp_path / "s1.pt")
     np.savez(tmp_path / "s1.index.npz", grid().astype(int))
     config = {"extractor": {"class": "slideflow.model.extractors.retccl.RetCCLFeatures", "kwargs": {}}, "tile_px": 299}
     (tmp_path / "bags_config.json").write_text(json.dumps(config))
-    found = find_bags(tmp_path)
-    bag = read_bag(found.sources[0])
-    assert (found.layout, len(found.sources)) == ("slideflow", 1)
-    assert any("centre of a tile" in sentence for sentence in found.notes)
+    result = find_bags(tmp_path)
+    bag = read_bag(result.sources[0])
+    assert (result.layout, len(result.sources)) == ("slideflow", 1)
+    assert any("centre of a tile" in sentence for sentence in result.notes)
     assert (bag.encoder, bag.coordinate_unit) == ("RetCCLFeatures", "level0_px")
     np.testing.assert_array_equal(bag.coordinates, grid())
 
 
 @pytest.mark.parametrize("key", ["features", "feats", "feat", "embeddings", "patch_embeddings"])
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip", "chunks": (2, 4)}, {"chunks": (3, 3)}])
-def test_any_h5_file_with_features_under_a_known_name_is_read(tmp_path, key, options):
+def test_h5_features_are_read_under_any_known_name(tmp_path, key, options):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset(key, data=features(), **options)
         file["coords"] = grid()
-    found = find_bags(tmp_path)
-    assert found.layout == "h5"
-    assert "the files name no unit: coordinates are taken as level-0 pixels" in found.notes
-    np.testing.assert_array_equal(read_bag(found.sources[0]).features, features())
+    result = find_bags(tmp_path)
+    assert result.layout == "h5"
+    assert "the files name no unit: coordinates are taken as level-0 pixels" in result.notes
+    np.testing.assert_array_equal(read_bag(result.sources[0]).features, features())
 
 
-def test_acmil_keeps_all_slides_in_one_file(tmp_path):
+def test_acmil_file_with_all_slides_is_read(tmp_path):
     with h5py.File(tmp_path / "patch_feats_pretrain_medical_ssl.h5", "w") as file:
         for number, id in enumerate(("tumor_001", "002")):
             group = file.create_group(id)
             group["feat"], group["coords"] = features(number + 3), grid(number + 3)
             group.attrs["label"] = number
     for path in (tmp_path, tmp_path / "patch_feats_pretrain_medical_ssl.h5"):
-        found = find_bags(path)
-        assert found.layout == "acmil"
-        assert [(source.id, source.label, read_header(source).rows) for source in found.sources] == [
+        result = find_bags(path)
+        assert result.layout == "acmil"
+        assert [(source.id, source.label, read_header(source).rows) for source in result.sources] == [
             ("002", "1", 4),
             ("tumor_001", "0", 3),
         ]
-        np.testing.assert_array_equal(read_bag(found.sources[1]).features, features(3))
+        np.testing.assert_array_equal(read_bag(result.sources[1]).features, features(3))
 
 
 WIDE = features(dtype="float64")
@@ -360,7 +360,7 @@ WIDE = features(dtype="float64")
         ("a.hdf5", lambda path: h5py.File(path, "w").create_dataset("feats", data=WIDE.astype(">f8")).file.close()),
     ],
 )
-def test_however_a_matrix_is_stored_it_arrives_as_rows_of_float32(tmp_path, name, save):
+def test_any_stored_matrix_is_read_as_contiguous_float32(tmp_path, name, save):
     save(tmp_path / name)
     (source,) = find_bags(tmp_path).sources
     bag = read_bag(source)
@@ -371,7 +371,7 @@ def test_however_a_matrix_is_stored_it_arrives_as_rows_of_float32(tmp_path, name
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-def test_bfloat16_becomes_float32(tmp_path, name):
+def test_bfloat16_features_are_read_as_float32(tmp_path, name):
     values = torch.from_numpy(features()).bfloat16()
     if name == "a.pt":
         torch.save(values, tmp_path / name)
@@ -382,20 +382,20 @@ def test_bfloat16_becomes_float32(tmp_path, name):
     np.testing.assert_array_equal(read_bag(source).features, values.float().numpy())
 
 
-def test_what_is_too_large_for_float32_becomes_infinite_in_silence(tmp_path):
+def test_features_too_large_for_float32_are_read_as_infinite(tmp_path):
     np.save(tmp_path / "a.npy", np.full((2, 2), 1e300))
     assert np.isinf(only(tmp_path).features).all()
 
 
-def test_kinds_may_stand_side_by_side_and_what_is_no_feature_is_noted(tmp_path):
+def test_folder_may_mix_file_kinds_and_skipped_files_are_noted(tmp_path):
     np.save(tmp_path / "a.npy", features())
     torch.save(torch.from_numpy(features()), tmp_path / "b.pt")
     (tmp_path / ".b.pt.unfinished.pt").write_bytes(b"")
     (tmp_path / "labels.csv").write_text("slide_id,label\n")
-    found = find_bags(tmp_path)
-    assert [(source.id, source.layout) for source in found.sources] == [("a", "npy"), ("b", "pt")]
-    assert found.layout == "npy+pt"
-    assert found.notes == (
+    result = find_bags(tmp_path)
+    assert [(source.id, source.layout) for source in result.sources] == [("a", "npy"), ("b", "pt")]
+    assert result.layout == "npy+pt"
+    assert result.notes == (
         "1 hidden file left out, whose name begins with a dot: '.b.pt.unfinished.pt'",
         "1 other file left out: 'labels.csv'",
     )
@@ -408,21 +408,21 @@ def matrix_folder(root: Path, table: str, rows: int = 4) -> Path:
     return root
 
 
-def test_rows_of_a_matrix_go_to_the_bag_their_line_names(tmp_path):
+def test_matrix_rows_are_assigned_to_bags_by_the_instance_table(tmp_path):
     folder = matrix_folder(tmp_path, "slide_id,patient_id,tumour\n007,1,0\n7,1,1\n007,1,False\n7,2,0\n")
-    found = find_bags(folder, truth="tumour")
-    assert [(source.id, source.label, read_header(source).rows) for source in found.sources] == [
+    result = find_bags(folder, truth="tumour")
+    assert [(source.id, source.label, read_header(source).rows) for source in result.sources] == [
         ("007", "0", 2),
         ("7", "1", 2),
     ]
-    assert found.notes == ("a bag is a slide_id of instances.csv, which has patient_id as well",)
-    bag = read_bag(found.sources[1])
+    assert result.notes == ("a bag is a slide_id of instances.csv, which has patient_id as well",)
+    bag = read_bag(result.sources[1])
     np.testing.assert_array_equal(bag.features, features(4, dtype="float16")[[1, 3]])
     assert (bag.instance_labels.tolist(), bag.instance_labels.dtype) == ([1, 0], np.int64)
     assert [source.label for source in find_bags(folder / "features.npy").sources] == [None, None]
 
 
-def test_a_changed_table_is_read_again(tmp_path):
+def test_changed_instance_table_is_read_again(tmp_path):
     folder = matrix_folder(tmp_path, "bag\na\na\nb\nb\n")
     (a, b) = find_bags(folder).sources
     assert len(read_bag(a).features) == 2
@@ -434,19 +434,19 @@ def test_a_changed_table_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("bags", "ids"), [(np.array([1, 0, 1, 2]), ["0", "1", "2"]), (np.array(["a", "a", "c", "d"]), ["a", "c", "d"])]
 )
-def test_an_npz_may_hold_all_bags(tmp_path, bags, ids):
+def test_single_npz_may_contain_all_bags(tmp_path, bags, ids):
     path = tmp_path / "cohort.npz"
     np.savez(path, features=features(4), bags=bags, labels=[7, 8, 9], inst=[0, 0, 0, 1])
-    found = find_bags(path, truth="inst")
-    assert found == find_bags(tmp_path, truth="inst")
-    assert found.layout == "matrix_npz"
-    assert [(source.id, source.label) for source in found.sources] == list(zip(ids, ["7", "8", "9"], strict=True))
-    for source in found.sources:
+    result = find_bags(path, truth="inst")
+    assert result == find_bags(tmp_path, truth="inst")
+    assert result.layout == "matrix_npz"
+    assert [(source.id, source.label) for source in result.sources] == list(zip(ids, ["7", "8", "9"], strict=True))
+    for source in result.sources:
         np.testing.assert_array_equal(read_bag(source).features, features(4)[bags.astype(str) == source.id])
-    assert read_bag(found.sources[2]).instance_labels.tolist() == [1]
+    assert read_bag(result.sources[2]).instance_labels.tolist() == [1]
 
 
-def test_folders_that_link_in_a_circle_are_walked_once(tmp_path):
+def test_circular_folder_links_are_followed_once(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "up").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "self").symlink_to(tmp_path / "self")
@@ -456,41 +456,43 @@ def test_folders_that_link_in_a_circle_are_walked_once(tmp_path):
     assert [source.id for source in find_bags(tmp_path).sources] == ["s"]
 
 
-def test_a_relative_path_is_as_good(tmp_path, monkeypatch):
+def test_relative_path_is_supported(tmp_path, monkeypatch):
     clam_folder(tmp_path)
     monkeypatch.chdir(tmp_path / "FEATS" / "h5_files")
     assert only(Path()).tile_size == 512.0
 
 
-def test_the_colon_cancer_cohort_is_ninety_eight_patients(shared_data):
-    found = find_bags(shared_data / "crc", truth="is_cancerous")
-    assert (found.layout, len(found.sources)) == ("matrix", 98)
-    assert sum(source.label == "1" for source in found.sources) == 51
-    bags = [read_bag(source) for source in found.sources]
+def test_colon_cancer_cohort_has_98_patients(shared_data):
+    result = find_bags(shared_data / "crc", truth="is_cancerous")
+    assert (result.layout, len(result.sources)) == ("matrix", 98)
+    assert sum(source.label == "1" for source in result.sources) == 51
+    bags = [read_bag(source) for source in result.sources]
     assert sum(len(bag.features) for bag in bags) == 20280
     assert (min(len(bag.features) for bag in bags), max(len(bag.features) for bag in bags)) == (6, 699)
-    assert all((bag.instance_labels.max() == 1) == (s.label == "1") for bag, s in zip(bags, found.sources, strict=True))
+    assert all(
+        (bag.instance_labels.max() == 1) == (s.label == "1") for bag, s in zip(bags, result.sources, strict=True)
+    )
     first = next(bag for bag in bags if bag.id == "1")
     whole = np.load(shared_data / "crc" / "features.npy", mmap_mode="r")
     np.testing.assert_array_equal(first.features, whole[: len(first.features)])
 
 
-def test_musk_is_ninety_two_molecules(shared_data):
-    found = find_bags(shared_data / "mil" / "musk1.npz")
-    assert len(found.sources) == 92
-    assert sum(source.label == "1" for source in found.sources) == 47
-    bags = [read_bag(source) for source in found.sources]
+def test_musk_cohort_has_92_molecules(shared_data):
+    result = find_bags(shared_data / "mil" / "musk1.npz")
+    assert len(result.sources) == 92
+    assert sum(source.label == "1" for source in result.sources) == 47
+    bags = [read_bag(source) for source in result.sources]
     assert sum(len(bag.features) for bag in bags) == 476 and bags[0].features.shape[1] == 166
-    assert read_header(found.sources[0]).rows == len(bags[0].features)
+    assert read_header(result.sources[0]).rows == len(bags[0].features)
 
 
-def test_a_source_is_a_plain_value():
+def test_source_is_hashable_and_can_be_pickled():
     source = Source("a", Path("/x/a.h5"), "h5")
     assert source == pickle.loads(pickle.dumps(source)) and hash(source)
 
 
-def test_reading_needs_torch_only_for_tensors():
-    """The module itself asks for numpy alone; its package is not looked at here."""
+def test_importing_readers_does_not_import_torch():
+    """Only the modules themselves are imported here, without their package."""
     code = (
         "import sys, types; package = types.ModuleType('carmil.bags'); import carmil; "
         "package.__path__ = [carmil.__path__[0] + '/bags']; sys.modules['carmil.bags'] = package; "
@@ -502,7 +504,7 @@ def test_reading_needs_torch_only_for_tensors():
 
 
 @pytest.mark.finding(n=17)
-def test_a_folder_per_slide_gives_the_slide_its_name(tmp_path):
+def test_folder_per_slide_gives_slides_the_name_of_their_folder(tmp_path):
     rng = np.random.default_rng(0)
     values = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in ("TCGA-1.a", "s2", "s3", "s4")}
     for name in values:
@@ -515,17 +517,17 @@ def test_a_folder_per_slide_gives_the_slide_its_name(tmp_path):
     np.save(tmp_path / "cohort" / "s4" / "s4.npy", values["s4"])
     (tmp_path / "cohort" / "s4" / "thumbnail.png").write_bytes(b"")
     for place in (tmp_path, tmp_path / "cohort"):
-        found = find_bags(place)
-        assert [source.id for source in found.sources] == ["TCGA-1.a", "s2", "s3", "s4"]
-        assert "one folder per slide: a slide has the name of its folder" in found.notes
-        for source in found.sources:
+        result = find_bags(place)
+        assert [source.id for source in result.sources] == ["TCGA-1.a", "s2", "s3", "s4"]
+        assert "one folder per slide: a slide has the name of its folder" in result.notes
+        for source in result.sources:
             bag = read_bag(source)
             assert np.array_equal(bag.features, values[bag.id])
             assert (bag.coordinate_unit == "level0_px") == (bag.id in ("TCGA-1.a", "s2"))
 
 
 @pytest.mark.finding(n=17)
-def test_several_files_in_a_slide_s_folder_are_chosen_by_name_or_refused(tmp_path):
+def test_feature_file_in_a_slide_folder_is_chosen_by_name(tmp_path):
     for name in ("a", "b"):
         for file in ("features.npy", "mask.npy"):
             (tmp_path / name).mkdir(exist_ok=True)
@@ -533,22 +535,22 @@ def test_several_files_in_a_slide_s_folder_are_chosen_by_name_or_refused(tmp_pat
     torch.save(torch.zeros(2, 3), tmp_path / "a" / "features.pt")
     (tmp_path / "c").mkdir()
     np.save(tmp_path / "c" / "of_another_name.npy", np.ones((2, 3), np.float32))
-    found = find_bags(tmp_path)
-    kinds = {source.id: source.path.name for source in found.sources}
+    result = find_bags(tmp_path)
+    kinds = {source.id: source.path.name for source in result.sources}
     assert kinds == {"a": "features.npy", "b": "features.npy"}
     assert any(
         line.startswith("other files in the folders of slides are not read: ") and "mask.npy" in line
-        for line in found.notes
+        for line in result.notes
     )
-    assert "WARNING: 1 folder with files of other names is left out: 'c'" in found.notes
+    assert "WARNING: 1 folder with files of other names is left out: 'c'" in result.notes
     np.save(tmp_path / "b" / "feats.npy", np.ones((2, 3), np.float32))
-    with pytest.raises(CarmilError, match=r"b holds 'feats\.npy', 'features\.npy', all of them features: keep one"):
+    with pytest.raises(CarmilError, match=r"b holds 'feats\.npy', 'features\.npy', all with features: keep one"):
         find_bags(tmp_path)
 
 
 @pytest.mark.finding(n=17)
-def test_a_folder_of_a_cohort_is_no_slide(tmp_path):
-    """A slide that is called like the folder of its cohort, and a matrix of all bags one folder below."""
+def test_cohort_folder_is_not_mistaken_for_a_slide_folder(tmp_path):
+    """A slide has the name of the cohort folder, and a matrix of all bags lies one folder deeper."""
     (tmp_path / "uni").mkdir()
     for name in ("uni", "other"):
         np.save(tmp_path / "uni" / f"{name}.npy", np.ones((2, 3), np.float32))
@@ -560,7 +562,7 @@ def test_a_folder_of_a_cohort_is_no_slide(tmp_path):
 
 
 @pytest.mark.finding(n=17)
-def test_hidden_files_of_features_are_named_as_left_out_in_build_info_and_check(tmp_path, said):
+def test_build_info_and_check_name_skipped_hidden_files(tmp_path, run_cli):
     folder = tmp_path / "features"
     folder.mkdir()
     for name in ("a.npy", ".hidden.npy", ".carmil-x-1-y.npy", ".note"):
@@ -569,8 +571,8 @@ def test_hidden_files_of_features_are_named_as_left_out_in_build_info_and_check(
     line = "1 hidden file left out, whose name begins with a dot: '.hidden.npy'"
     assert find_bags(folder).hidden == (".hidden.npy",) and line in find_bags(folder).notes
     for words in (("build", str(folder), "--out", str(tmp_path / "store")), ("check", str(folder))):
-        status, out, err = said("cohort", *words)
+        status, out, err = run_cli("cohort", *words)
         assert status == 0 and line in " ".join((out + err).split())
-    status, out, _ = said("cohort", "info", str(tmp_path / "store"))
+    status, out, _ = run_cli("cohort", "info", str(tmp_path / "store"))
     left = next(row for row in out.splitlines() if "left out" in row)
     assert status == 0 and ".hidden.npy" in left and ".carmil" not in left

@@ -14,7 +14,7 @@ from carmil.errors import CarmilError
 
 
 def cohort(patients: int = 20, classes: int = 2, slides: int = 2) -> tuple[list[str], list[str], list[int]]:
-    """p00 has the slides p00_0 and p00_1, and so on; classes take turns."""
+    """Return slides p00_0, p00_1, ... of patients p00, p01, ... with alternating classes."""
     owners = [f"p{i:02}" for i in range(patients) for _ in range(slides)]
     return (
         [f"{owner}_{i % slides}" for i, owner in enumerate(owners)],
@@ -29,27 +29,27 @@ def part(splits: Splits, row: int, role: int) -> set[str]:
 
 @st.composite
 def cohorts(draw):
-    """Patients of one to four slides, some of several classes; at least six patients of each class."""
+    """Draw patients with one to four slides, some with several classes; at least six patients per class."""
     classes = draw(st.integers(2, 4))
     slides, patients, labels = [], [], []
     for number in range(draw(st.integers(6, 10)) * classes):
         for slide in range(draw(st.integers(1, 4))):
-            strange = slide > 0 and draw(st.integers(0, 9)) == 0
+            other_class = slide > 0 and draw(st.integers(0, 9)) == 0
             slides.append(f"s{number}-{slide}")
             patients.append(f"p{number}")
-            labels.append(draw(st.integers(0, classes - 1)) if strange else number % classes)
+            labels.append(draw(st.integers(0, classes - 1)) if other_class else number % classes)
     return slides, patients, labels
 
 
 @settings(max_examples=20, deadline=None)
 @given(cohorts(), st.integers(2, 5), st.integers(1, 3), st.integers(0, 9))
-def test_no_patient_is_in_two_parts_and_every_slide_is_tested_once(given_cohort, folds, inner, seed):
+def test_patients_are_never_split_and_every_slide_is_tested_once(given_cohort, folds, inner, seed):
     slides, patients, labels = given_cohort
     try:
         splits = make_splits(slides, patients, labels, folds=folds, inner=inner, seed=seed)
     except CarmilError as error:
         if inner > 1 and "inner folds in the training part of fold" in str(error):
-            reject()  # folds are alike in slides: a patient with many of them can leave too few patients, and that is said
+            reject()  # folds balance slides, so a patient with many slides can leave too few patients, which is an error
         raise
     assert splits.roles.shape == (folds * inner, len(slides))
     assert splits.folds == folds
@@ -65,7 +65,7 @@ def test_no_patient_is_in_two_parts_and_every_slide_is_tested_once(given_cohort,
 
 @settings(max_examples=12, deadline=None)
 @given(cohorts(), st.integers(1, 2), st.randoms(use_true_random=False))
-def test_the_order_of_the_rows_does_not_matter(given_cohort, inner, random):
+def test_splits_do_not_depend_on_row_order(given_cohort, inner, random):
     rows = list(zip(*given_cohort, strict=True))
     shuffled = random.sample(rows, len(rows))
     one, other = (make_splits(*map(list, zip(*order, strict=True)), folds=3, inner=inner) for order in (rows, shuffled))
@@ -73,13 +73,13 @@ def test_the_order_of_the_rows_does_not_matter(given_cohort, inner, random):
     assert one.roles.tolist() == other.roles[:, where].tolist()
 
 
-def test_the_same_seed_gives_the_same_split_and_another_another():
+def test_equal_seeds_give_equal_splits_and_different_seeds_different_splits():
     one, again, other = (make_splits(*cohort(), seed=seed) for seed in (0, 0, 1))
     assert one.roles.tolist() == again.roles.tolist()
     assert one.roles.tolist() != other.roles.tolist()
 
 
-def test_classes_are_spread_evenly_over_the_test_parts():
+def test_classes_are_balanced_over_test_parts():
     slides, patients, labels = cohort(patients=50, classes=2, slides=1)
     splits = make_splits(slides, patients, labels)
     for roles in splits.roles:
@@ -88,7 +88,7 @@ def test_classes_are_spread_evenly_over_the_test_parts():
 
 
 @pytest.mark.parametrize("validation", [0.01, 0.15, 0.99])
-def test_a_class_of_two_training_patients_has_one_to_train_and_one_to_select(validation):
+def test_class_with_two_training_patients_has_one_for_training_and_one_for_validation(validation):
     slides, patients, labels = cohort(patients=33, slides=1)
     labels = [int(i < 3) for i in range(33)]
     splits = make_splits(slides, patients, labels, folds=3, validation=validation)
@@ -96,7 +96,7 @@ def test_a_class_of_two_training_patients_has_one_to_train_and_one_to_select(val
         assert [int((np.asarray(labels)[roles == r] == 1).sum()) for r in (TRAIN, VALIDATION, TEST)] == [1, 1, 1]
 
 
-def test_each_inner_fold_selects_once_and_the_test_part_stays():
+def test_inner_folds_validate_each_slide_once_and_share_the_test_part():
     splits = make_splits(*cohort(patients=30), folds=3, inner=4)
     assert (splits.roles.shape[0], splits.folds) == (12, 3)
     by_fold = splits.roles.reshape(3, 4, -1)
@@ -105,13 +105,13 @@ def test_each_inner_fold_selects_once_and_the_test_part_stays():
     assert (selected == (by_fold[:, 0] != TEST)).all()
 
 
-def test_patients_who_all_have_both_classes_can_be_split():
+def test_patients_with_slides_of_both_classes_can_be_split():
     slides, patients, _ = cohort(patients=10)
     splits = make_splits(slides, patients, [i % 2 for i in range(20)])
     assert audit(splits, [i % 2 for i in range(20)], ["normal", "tumor"]) == ([], [])
 
 
-def test_a_site_is_tested_in_one_fold_only():
+def test_site_is_tested_in_one_fold_only():
     slides, patients, labels = cohort(patients=40)
     sites = [f"site {int(patient[1:]) // 2 % 7}" for patient in patients]
     splits = make_splits(slides, patients, labels, folds=3, sites=sites)
@@ -121,7 +121,7 @@ def test_a_site_is_tested_in_one_fold_only():
     assert "7 sites, each in the test part of one fold only" in splits.notes
 
 
-def test_a_site_with_most_of_the_patients_is_noted():
+def test_site_with_most_patients_is_named_in_a_warning():
     slides, patients, labels = cohort(patients=40)
     sites = ["big" if int(patient[1:]) < 30 else patient[2] for patient in patients]
     splits = make_splits(slides, patients, labels, folds=3, sites=sites)
@@ -152,11 +152,11 @@ def test_a_site_with_most_of_the_patients_is_noted():
         ({"sites": ["a"]}, "1 site for 40 slides"),
         (
             {"folds": 2, "sites": [f"{i // 2 % 2}" for i in range(40)]},
-            "no way found to cut 20 patients into 2 folds by site",
+            "no way found to divide 20 patients into 2 folds by site",
         ),
     ],
 )
-def test_what_cannot_be_split_is_named_in_one_line(change, words):
+def test_impossible_split_raises_an_error_of_one_line(change, words):
     slides, patients, labels = cohort()
     with pytest.raises(CarmilError) as raised:
         make_splits(**{"slides": slides, "patients": patients, "labels": labels, **change})
@@ -164,7 +164,7 @@ def test_what_cannot_be_split_is_named_in_one_line(change, words):
     assert "\n" not in str(raised.value)
 
 
-def test_a_class_has_as_many_folds_as_it_has_patients_if_these_are_three():
+def test_class_with_three_patients_allows_three_folds():
     slides, patients, labels = cohort()
     labels = [0] * 34 + [1] * 6
     with pytest.raises(CarmilError, match=r"class '1' has 3 patients for 5 folds.*; use --folds 3,"):
@@ -172,19 +172,19 @@ def test_a_class_has_as_many_folds_as_it_has_patients_if_these_are_three():
     assert make_splits(slides, patients, labels, folds=3).folds == 3
 
 
-def test_two_patients_a_class_are_too_few_to_train_select_and_test():
-    with pytest.raises(CarmilError, match=r"fold 0 has no val slides.*bring more patients"):
+def test_two_patients_per_class_are_too_few_for_train_validation_and_test():
+    with pytest.raises(CarmilError, match=r"fold 0 has no val slides.*add patients"):
         make_splits(*cohort(patients=4), folds=2)
 
 
-def test_the_official_parts_are_kept_in_all_their_spellings():
+def test_official_split_accepts_all_spellings_of_its_parts():
     words = ["Train", "training", "VAL", "valid", "validation", "dev", "test", "Testing", "", "train"]
     splits = official_splits(list("abcdefghij"), list("abcdefghij"), [0, 1] * 5, words)
     assert splits.roles.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 0, 1]]
     assert splits.notes == ("1 of 10 slides is in no fold ('i')",)
 
 
-def test_an_official_split_without_validation_takes_it_from_training():
+def test_official_split_without_validation_takes_it_from_training():
     slides, patients, labels = cohort()
     splits = official_splits(slides, patients, labels, ["test" if p < "p04" else "train" for p in patients])
     assert part(splits, 0, TEST) == {slide for slide in slides if slide < "p04"}
@@ -194,7 +194,7 @@ def test_an_official_split_without_validation_takes_it_from_training():
     )
 
 
-def test_the_official_split_of_bracs_is_its_own(shared_data):
+def test_official_split_of_bracs_is_read(shared_data):
     table = read_labels(shared_data / "tables" / "bracs_acmil.csv")
     labels = [table.classes.index(label) for label in table.labels]
     splits = official_splits(table.slides, table.patients, labels, table.official)
@@ -211,7 +211,7 @@ def test_camelyon_is_split_by_patient(shared_data):
     assert [len(part(splits, fold, TEST)) for fold in range(5)] == [80, 80, 80, 80, 79]
 
 
-def test_clams_split_of_camelyon_is_read_where_slides_stand_alone(shared_data):
+def test_clam_split_of_camelyon_is_read_with_one_patient_per_slide(shared_data):
     table = read_labels(shared_data / "tables" / "camelyon16_acmil.csv")
     labels = [int(label) for label in table.labels]
     splits = read_splits(shared_data / "tables" / "clam_splits_0.csv", table.slides, table.slides, labels)
@@ -222,7 +222,7 @@ def test_clams_split_of_camelyon_is_read_where_slides_stand_alone(shared_data):
     assert splits.notes == ()
 
 
-def test_clams_split_of_camelyon_is_refused_for_it_tears_patients_apart(shared_data):
+def test_clam_split_of_camelyon_raises_an_error_for_patients_in_two_parts(shared_data):
     table = read_labels(shared_data / "tables" / "camelyon16_acmil.csv")
     path = shared_data / "tables" / "clam_splits_0.csv"
     with pytest.raises(CarmilError) as raised:
@@ -232,7 +232,7 @@ def test_clams_split_of_camelyon_is_refused_for_it_tears_patients_apart(shared_d
 
 
 @pytest.mark.parametrize(("form", "name"), [("carmil", "splits.tsv"), ("clam", "folder"), ("patho-bench", "k=all.tsv")])
-def test_what_is_written_is_read_again(tmp_path, form, name):
+def test_written_splits_are_read_back_unchanged(tmp_path, form, name):
     slides, patients, labels = cohort(classes=3)
     splits = make_splits(slides, patients, labels, folds=3)
     write_splits(tmp_path / name, splits, form=form, labels=labels, classes=["a", "b", "c"])
@@ -241,7 +241,7 @@ def test_what_is_written_is_read_again(tmp_path, form, name):
     assert again.notes == ()
 
 
-def test_a_nested_split_is_read_again_as_one(tmp_path):
+def test_nested_split_is_read_back_as_nested(tmp_path):
     slides, patients, labels = cohort()
     splits = make_splits(slides, patients, labels, folds=3, inner=2)
     write_splits(tmp_path, splits)
@@ -250,7 +250,7 @@ def test_a_nested_split_is_read_again_as_one(tmp_path):
     assert again.roles.tolist() == splits.roles.tolist()
 
 
-def test_our_own_form_is_one_line_a_slide(tmp_path):
+def test_carmil_format_has_one_row_per_slide(tmp_path):
     splits = Splits(("a", "b", "c"), ("p", "q", "q"), np.array([[TRAIN, TEST, TEST], [VALIDATION, UNUSED, TRAIN]]))
     write_splits(tmp_path / "own.tsv", splits)
     assert (tmp_path / "own.tsv").read_text() == (
@@ -258,7 +258,7 @@ def test_our_own_form_is_one_line_a_slide(tmp_path):
     )
 
 
-def test_clam_gets_its_three_files_a_fold(tmp_path):
+def test_clam_format_has_three_files_per_fold(tmp_path):
     splits = Splits(("a", "b", "c"), ("a", "b", "c"), np.array([[TRAIN, TRAIN, TEST]]))
     write_splits(tmp_path / "clam", splits, form="clam", labels=[0, 1, 1], classes=["no", "yes"])
     written = {file.name: file.read_text() for file in (tmp_path / "clam").iterdir()}
@@ -269,14 +269,14 @@ def test_clam_gets_its_three_files_a_fold(tmp_path):
     }
 
 
-def test_patho_bench_gets_labels_and_their_names(tmp_path):
+def test_patho_bench_format_has_labels_and_class_names(tmp_path):
     splits = Splits(("a", "b"), ("p", "q"), np.array([[TRAIN, TEST]]))
     write_splits(tmp_path, splits, form="patho-bench", labels=[1, 0], classes=["no", "yes: much"])
     assert (tmp_path / "k=all.tsv").read_text() == "case_id\tslide_id\tlabel\tfold_0\np\ta\t1\ttrain\nq\tb\t0\ttest\n"
     assert '  0: "no"\n  1: "yes: much"\n' in (tmp_path / "config.yaml").read_text()
 
 
-def test_stamp_gets_patients_and_chooses_its_own_validation(tmp_path):
+def test_stamp_format_has_patients_and_no_validation_part(tmp_path):
     slides, patients, labels = cohort()
     splits = make_splits(slides, patients, labels, folds=2)
     write_splits(tmp_path, splits, form="stamp")
@@ -295,7 +295,7 @@ def written(path: Path, content: str) -> Path:
     return path
 
 
-def test_clams_true_and_false_are_read(tmp_path):
+def test_clam_boolean_split_is_read(tmp_path):
     slides, patients, labels = cohort()
     splits = make_splits(slides, patients, labels)
     write_splits(tmp_path, splits, form="clam")
@@ -303,14 +303,14 @@ def test_clams_true_and_false_are_read(tmp_path):
     assert again.roles.tolist() == splits.roles[3:4].tolist()
 
 
-def test_numbered_slides_in_clams_true_and_false_are_not_taken_for_a_running_number(tmp_path):
+def test_numeric_slide_ids_in_clam_boolean_split_are_not_taken_for_row_numbers(tmp_path):
     rows = "0,True,False,False\n1,True,False,False\n2,False,True,False\n3,False,False,True\n"
     path = written(tmp_path / "splits_0_bool.csv", ",train,val,test\n" + rows)
     splits = read_splits(path, ["3", "2", "1", "0"], ["3", "2", "1", "0"], [0, 0, 1, 0])
     assert splits.roles.tolist() == [[TEST, VALIDATION, TRAIN, TRAIN]]
 
 
-def test_clams_folds_are_in_the_order_of_their_numbers(tmp_path):
+def test_clam_folds_are_sorted_by_number(tmp_path):
     for number, test in ((2, "a"), (10, "b")):
         others = [slide for slide in "abcdef" if slide != test]
         rows = [f"{i},{name},{test if i == 0 else ''}\n" for i, name in enumerate(others)]
@@ -320,27 +320,27 @@ def test_clams_folds_are_in_the_order_of_their_numbers(tmp_path):
     assert "some numbers are missing" in splits.notes[0]
 
 
-def test_torchmils_split_is_read(tmp_path):
+def test_torchmil_split_is_read(tmp_path):
     path = written(tmp_path / "splits.csv", "bag_name,split\na,train\nb,train\nc,val\nd,test\n")
     splits = read_splits(path, list("abcd"), list("abcd"), [0, 1, 0, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, VALIDATION, TEST]]
 
 
-def test_a_split_of_cases_is_read_by_patient(tmp_path):
+def test_split_of_patients_applies_to_all_their_slides(tmp_path):
     path = written(tmp_path / "k=all.tsv", "case_id\tslide_id\tfold_0\np\tx1\ttrain\nq\tx2\ttest\nr\tx3\tval\n")
     splits = read_splits(path, ["p1", "p2", "q1", "r1"], ["p", "p", "q", "r"], [0, 1, 0, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, TEST, VALIDATION]]
     assert splits.notes == ("the ids of k=all.tsv are patients",)
 
 
-def test_ids_that_became_floats_are_repaired_and_noted(tmp_path):
+def test_ids_saved_as_floats_are_repaired_and_noted(tmp_path):
     path = written(tmp_path / "splits_0.csv", ",train,val,test\n0,11.0,13.0,14.0\n1,12.0,,\n")
     splits = read_splits(path, ["11", "12", "13", "14"], ["11", "12", "13", "14"], [0, 1, 0, 1])
     assert splits.roles.tolist() == [[TRAIN, TRAIN, VALIDATION, TEST]]
     assert splits.notes == ("4 ids end in '.0' (saved as numbers): '11.0' read as '11'",)
 
 
-def test_strangers_and_slides_in_no_fold_are_noted(tmp_path):
+def test_unknown_ids_and_slides_in_no_fold_are_noted(tmp_path):
     path = written(
         tmp_path / "splits.csv", "bag_name,split\na.svs,train\nb,train\nc,val\nd,test\nx,train\ny,test\nz,val\n"
     )
@@ -355,7 +355,7 @@ def test_strangers_and_slides_in_no_fold_are_noted(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("splits.csv", "bag_name,split\na,train\nb,tset\n", "line 3, column 'split' says 'tset': expected train, val"),
+        ("splits.csv", "bag_name,split\na,train\nb,tset\n", "line 3, column 'split' has 'tset': expected train, val"),
         ("splits.csv", "bag_name,split\na,train\nb,train\nb,test\n", "slide 'b' is in train and test of fold 0"),
         ("splits.csv", "bag_name,split\nx,train\ny,test\n", "it has ids like 'x', the cohort slides like 'a'"),
         ("splits.csv", "bag_name,split\na,\nb,\n", "lists no ids"),
@@ -366,18 +366,22 @@ def test_strangers_and_slides_in_no_fold_are_noted(tmp_path):
             "class '1' has no slide in train of fold 0",
         ),
         ("splits.csv", "who,split\na,train\n", "no column of slide ids found among 'who', 'split'"),
-        ("splits.csv", "slide,label\na,0\n", "not a split we know, with columns 'slide', 'label'"),
+        ("splits.csv", "slide,label\na,0\n", "not a known form of splits, with columns 'slide', 'label'"),
         ("splits.csv", "bag_name,split\na,train\nb\n", "line 3 has 1 cell, the header 2"),
         ("splits.csv", "", "is empty"),
         ("splits_0.csv", ",train,val,test\n0,a,b,c\n1,e,d,f\n", "patient 'r' is in train and test of fold 0"),
         ("splits_0.csv", ",train,val,test\n0,a,b,c\n1,b,d,e\n", "slide 'b' is in train and val of fold 0"),
-        ("splits_0.csv", "train,val,test\nTrue,False,False\n", "columns of True and False, but none of slide ids"),
+        (
+            "splits_0.csv",
+            "train,val,test\nTrue,False,False\n",
+            "columns of True and False without a column of slide ids",
+        ),
         (
             "own.tsv",
             "slide\tfold_0.0\tfold_0.1\tfold_1.0\na\ttrain\t\t\n",
-            "3 columns of folds do not make 2 outer x 2 inner",
+            "3 columns of folds are not 2 outer x 2 inner",
         ),
-        ("own.tsv", "slide\tfold_0\na\tyes\n", "line 2, column 'fold_0' says 'yes'"),
+        ("own.tsv", "slide\tfold_0\na\tyes\n", "line 2, column 'fold_0' has 'yes'"),
         ("splits.json", "{", "cannot be read as JSON"),
         ("splits.json", "[]", "no splits in it; expected"),
         ("splits.json", '{"splits": [{"train_patients": "p"}]}', "split 0 has no list of train_patients"),
@@ -389,7 +393,7 @@ def test_strangers_and_slides_in_no_fold_are_noted(tmp_path):
         ),
     ],
 )
-def test_a_split_that_cannot_be_trusted_is_named_in_one_line(tmp_path, name, content, words):
+def test_invalid_split_file_raises_an_error_of_one_line(tmp_path, name, content, words):
     path = written(tmp_path / name, content)
     with pytest.raises(CarmilError) as raised:
         read_splits(path, list("abcdef"), ["p", "q", "s", "t", "r", "r"], [0, 1, 0, 1, 0, 1])
@@ -399,8 +403,8 @@ def test_a_split_that_cannot_be_trusted_is_named_in_one_line(tmp_path, name, con
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_patient_torn_apart_is_named_as_the_file_has_it(tmp_path, seed):
-    """And not as the validation part, which is taken afterwards, would have it."""
+def test_patient_in_two_parts_is_reported_with_the_parts_in_the_file(tmp_path, seed):
+    """The validation part that is taken from training afterwards does not appear in the message."""
     path = written(tmp_path / "splits.csv", "bag_name,split\na,train\nb,train\nc,train\nd,train\ne,train\nf,test\n")
     with pytest.raises(CarmilError, match="patient 'r' is in train and test of fold 0"):
         read_splits(path, list("abcdef"), ["p", "q", "s", "t", "r", "r"], [0, 1, 0, 1, 0, 0], validation=0.9, seed=seed)
@@ -414,7 +418,7 @@ def test_a_patient_torn_apart_is_named_as_the_file_has_it(tmp_path, seed):
         (("splits_0_descriptor.csv",), "no splits in this folder"),
     ],
 )
-def test_a_folder_must_hold_one_kind_of_splits(tmp_path, files, words):
+def test_folder_without_exactly_one_split_raises_an_error(tmp_path, files, words):
     for name in files:
         written(tmp_path / name, ",train,val,test\n0,a,b,c\n")
     with pytest.raises(CarmilError) as raised:
@@ -422,13 +426,13 @@ def test_a_folder_must_hold_one_kind_of_splits(tmp_path, files, words):
     assert words in str(raised.value)
 
 
-def test_what_is_not_there_is_named(tmp_path):
+def test_missing_split_file_raises_an_error_naming_it(tmp_path):
     for name in ("splits.csv", "splits.json"):
         with pytest.raises(CarmilError, match=rf"{name}: does not exist"):
             read_splits(tmp_path / name, *cohort())
 
 
-def test_splits_that_cannot_be_written_are_named(tmp_path):
+def test_splits_that_cannot_be_written_raise_an_error(tmp_path):
     plain, nested = make_splits(*cohort(), folds=2), make_splits(*cohort(), folds=2, inner=2)
     written(tmp_path / "splits_7.csv", "")
     for splits, options, words in (
@@ -445,12 +449,12 @@ def test_splits_that_cannot_be_written_are_named(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["splits_7.csv"]
 
 
-def words_of(*folds: str) -> np.ndarray:
+def roles_of(*folds: str) -> np.ndarray:
     return np.array([["-tvT".index(letter) for letter in fold] for fold in folds], dtype=np.int8)
 
 
-def test_a_sound_split_has_nothing_to_remark():
-    splits = Splits(tuple("abcdef"), tuple("ppqqrr"), words_of("ttvvTT", "vvTTtt", "TTttvv"))
+def test_audit_of_a_valid_split_reports_nothing():
+    splits = Splits(tuple("abcdef"), tuple("ppqqrr"), roles_of("ttvvTT", "vvTTtt", "TTttvv"))
     assert audit(splits, [0, 1] * 3, ["no", "yes"]) == ([], [])
 
 
@@ -465,14 +469,14 @@ def test_a_sound_split_has_nothing_to_remark():
         ("abcdef", "pqrstu", ("t-vvTT",), "class 'yes' has no slide in train of fold 0"),
     ],
 )
-def test_the_audit_finds_what_nobody_should_train_on(slides, patients, roles, error):
-    errors, _ = audit(Splits(tuple(slides), tuple(patients), words_of(*roles)), [0, 1] * 3, ["no", "yes"])
+def test_audit_reports_errors_that_invalidate_a_split(slides, patients, roles, error):
+    errors, _ = audit(Splits(tuple(slides), tuple(patients), roles_of(*roles)), [0, 1] * 3, ["no", "yes"])
     assert len(errors) == 1
     assert errors[0].startswith(error)
 
 
-def test_the_audit_remarks_what_one_should_know():
-    splits = Splits(tuple("abcdef"), tuple("pqrstu"), words_of("ttvvTT", "ttvTT-"))
+def test_audit_reports_remarks_about_unusual_splits():
+    splits = Splits(tuple("abcdef"), tuple("pqrstu"), roles_of("ttvvTT", "ttvTT-"))
     errors, remarks = audit(splits, [0, 1] * 3, ["no", "yes"])
     assert errors == []
     assert remarks == [
@@ -482,23 +486,23 @@ def test_the_audit_remarks_what_one_should_know():
     ]
 
 
-def test_inner_folds_must_test_the_same_slides():
-    splits = Splits(tuple("abcdef"), tuple("pqrstu"), words_of("ttvvTT", "ttTTvv"), inner=2)
+def test_audit_requires_inner_folds_to_share_test_slides():
+    splits = Splits(tuple("abcdef"), tuple("pqrstu"), roles_of("ttvvTT", "ttTTvv"), inner=2)
     assert audit(splits, [0, 1] * 3, ["no", "yes"])[0] == [
         "the inner folds of fold 0 test different slides: expected the same"
     ]
 
 
-def test_roles_must_fit_the_slides():
+def test_roles_or_labels_of_the_wrong_shape_raise_an_error():
     with pytest.raises(CarmilError, match=r"roles of shape \(1, 3\) and 2 patients for 2 slides"):
-        Splits(("a", "b"), ("p", "q"), words_of("ttT"))
-    with pytest.raises(CarmilError, match="expected one label a slide"):
-        audit(Splits(("a", "b"), ("p", "q"), words_of("tT")), [0, 5], ["no", "yes"])
-    assert NAMES == ("", "train", "val", "test")
+        Splits(("a", "b"), ("p", "q"), roles_of("ttT"))
+    with pytest.raises(CarmilError, match="expected one label per slide"):
+        audit(Splits(("a", "b"), ("p", "q"), roles_of("tT")), [0, 5], ["no", "yes"])
+    assert NAMES == ("", "train", "val", "test", "cal")
 
 
 @pytest.mark.finding(n=8)
-def test_messages_name_classes_and_not_their_numbers(tmp_path):
+def test_split_errors_name_classes_instead_of_numbers(tmp_path):
     slides, patients, labels = cohort(patients=20)
     classes = ("benign", "carcinoma")
     with pytest.raises(
@@ -519,7 +523,7 @@ def test_messages_name_classes_and_not_their_numbers(tmp_path):
 
 
 @pytest.mark.finding(n=14)
-def test_a_fold_column_with_zeros_in_front_is_that_fold(tmp_path):
+def test_leading_zeros_in_fold_columns_are_ignored(tmp_path):
     cohort = [f"s{i}" for i in range(12)], [f"P{i}" for i in range(12)], [i % 2 for i in range(12)]
     path = tmp_path / "splits.tsv"
     splits = make_splits(*cohort, folds=3)
@@ -528,7 +532,7 @@ def test_a_fold_column_with_zeros_in_front_is_that_fold(tmp_path):
     path.write_text(written.replace("fold_0", "fold_00"))
     assert np.array_equal(read_splits(path, *cohort).roles, splits.roles)
     path.write_text(written.replace("fold_1", "fold_00"))
-    with pytest.raises(CarmilError, match="3 columns of folds do not make 2 outer x 1 inner ones"):
+    with pytest.raises(CarmilError, match="3 columns of folds are not 2 outer x 1 inner folds"):
         read_splits(path, *cohort)
     path.write_text(f"slide\tfold_{'9' * 5000}\ns0\ttrain\n")
     with pytest.raises(CarmilError, match=r"splits\.tsv"):

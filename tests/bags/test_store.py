@@ -42,22 +42,22 @@ def content(store) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(store.iterdir())}
 
 
-def test_a_store_holds_what_the_files_hold(features, tmp_path):
+def test_store_contains_the_data_of_the_files(features, tmp_path):
     store = build_store(features, tmp_path / "store", dtype="float32")
     bags = store.bags()
     assert store.ids == tuple(f"{i:02d}" for i in range(7))
     assert store.encoder == "uni"
     assert bags.coordinate_unit == "level0_px"
     for i, source in enumerate(find_bags(features).sources):
-        found = read_bag(source)
-        assert np.array_equal(bags[i].features.numpy(), found.features)
-        assert np.array_equal(bags[i].coordinates.numpy(), found.coordinates)
+        result = read_bag(source)
+        assert np.array_equal(bags[i].features.numpy(), result.features)
+        assert np.array_equal(bags[i].coordinates.numpy(), result.coordinates)
         assert store.entries[i].tile_size == 256.0
     assert check_store(store) == []
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-3), ("bfloat16", 8e-3)])
-def test_half_precision_rounds_to_nearest(features, tmp_path, dtype, tolerance):
+def test_half_precision_features_are_rounded_to_nearest(features, tmp_path, dtype, tolerance):
     exact = build_store(features, tmp_path / "exact", dtype="float32").bags().features
     half = build_store(features, tmp_path / "half", dtype=dtype).bags().features
     assert half.dtype == getattr(torch, dtype)
@@ -65,14 +65,14 @@ def test_half_precision_rounds_to_nearest(features, tmp_path, dtype, tolerance):
     assert torch.allclose(half.float(), exact, rtol=tolerance)
 
 
-def test_many_workers_write_the_same_bytes_as_one(features, tmp_path):
+def test_stores_built_with_one_and_two_workers_are_identical(features, tmp_path):
     build_store(features, tmp_path / "one", workers=1)
     build_store(features, tmp_path / "two", workers=2)
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
-def test_a_build_killed_at_any_moment_ends_with_the_same_bytes(features, tmp_path):
-    """kill -9 as soon as the journal has grown, again and again."""
+def test_killed_build_resumes_and_gives_an_identical_store(features, tmp_path):
+    """Kill the build twice, each time as soon as its journal has grown."""
     script = (
         "import sys, time, carmil.bags.building as s\nfrom pathlib import Path\n"
         "pack = s._pack_bag\n"
@@ -100,12 +100,12 @@ def test_a_build_killed_at_any_moment_ends_with_the_same_bytes(features, tmp_pat
     assert content(whole) == content(broken)
 
 
-def test_a_line_of_the_journal_that_was_cut_off_does_not_count(features, tmp_path):
+def test_truncated_journal_line_is_ignored_on_resume(features, tmp_path):
     whole = build_store(features, tmp_path / "whole", workers=1)
-    seen = []
+    recorded = []
 
     def stop(done, total):
-        seen.append(done)
+        recorded.append(done)
         if done == 3:
             raise KeyboardInterrupt
 
@@ -113,19 +113,19 @@ def test_a_line_of_the_journal_that_was_cut_off_does_not_count(features, tmp_pat
         build_store(features, tmp_path / "store", workers=1, on_bag=stop)
     journal = tmp_path / "store.building" / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-7])
-    said = []
-    build_store(features, tmp_path / "store", workers=1, log=said.append)
-    assert any("2 of 7 bags already packed" in line for line in said)
+    logged = []
+    build_store(features, tmp_path / "store", workers=1, log=logged.append)
+    assert any("2 of 7 bags already packed" in line for line in logged)
     assert content(whole.path) == content(tmp_path / "store")
 
 
-def test_files_that_changed_since_begin_anew(features, tmp_path):
+def test_build_restarts_if_files_have_changed(features, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         build_store(features, tmp_path / "store", workers=1, on_bag=_interrupt)
     write_bag(bag("00", rows=9, seed=5), features, "trident")
-    said = []
-    store = build_store(features, tmp_path / "store", workers=1, log=said.append)
-    assert any("starts anew" in line for line in said)
+    logged = []
+    store = build_store(features, tmp_path / "store", workers=1, log=logged.append)
+    assert any("starting again" in line for line in logged)
     assert store.entries[0].rows == 9
 
 
@@ -133,7 +133,7 @@ def _interrupt(done, total):
     raise KeyboardInterrupt
 
 
-def test_the_same_again_is_nothing_to_do_and_another_cohort_is_refused(features, tmp_path):
+def test_repeated_build_does_nothing_and_another_cohort_raises_an_error(features, tmp_path):
     first = build_store(features, tmp_path / "store")
     assert build_store(features, tmp_path / "store") == first
     write_bag(bag("99"), features, "trident")
@@ -141,26 +141,26 @@ def test_the_same_again_is_nothing_to_do_and_another_cohort_is_refused(features,
         build_store(features, tmp_path / "store")
 
 
-def test_a_broken_bag_stops_the_build_and_keeps_what_is_done(tmp_path):
+def test_broken_bag_stops_the_build_and_keeps_packed_bags(tmp_path):
     for i in range(4):
         write_bag(bag(f"{i}", rows=5), tmp_path / "src", "npy")
     values = np.load(tmp_path / "src" / "2.npy")
     values[3, 1] = np.nan
     np.save(tmp_path / "src" / "2.npy", values)
-    with pytest.raises(CarmilError, match=r"2\.npy: NaN or infinite.*2 of 4 bags are packed and kept") as error:
+    with pytest.raises(CarmilError, match=r"2\.npy: NaN or infinite.*2 of 4 bags are already packed") as error:
         build_store(tmp_path / "src", tmp_path / "store", workers=1)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "store").exists()
     problems = check_bags(find_bags(tmp_path / "src")).problems
     assert [(problem.bag, problem.kind) for problem in problems] == [("2", "not finite")]
-    said = []
-    store = build_store(tmp_path / "src", tmp_path / "store", workers=1, skip_broken=True, log=said.append)
+    logged = []
+    store = build_store(tmp_path / "src", tmp_path / "store", workers=1, skip_broken=True, log=logged.append)
     assert store.ids == ("0", "1", "3")
     assert store.index.left_out == ("2",)
-    assert any(line.startswith("left out: 2") for line in said)
+    assert any(line.startswith("left out: 2") for line in logged)
 
 
-def test_a_file_that_vanishes_in_the_middle_is_named(tmp_path, monkeypatch):
+def test_file_deleted_during_a_build_raises_an_error_naming_it(tmp_path, monkeypatch):
     for i in range(3):
         write_bag(bag(f"{i}"), tmp_path / "src", "npy")
 
@@ -171,11 +171,11 @@ def test_a_file_that_vanishes_in_the_middle_is_named(tmp_path, monkeypatch):
         build_store(tmp_path / "src", tmp_path / "store", workers=1, on_bag=remove)
 
 
-def test_another_width_or_encoder_is_found(tmp_path):
+def test_bag_with_a_different_width_raises_an_error(tmp_path):
     for i in range(4):
         write_bag(bag(f"{i}"), tmp_path / "src", "npy")
     np.save(tmp_path / "src" / "9.npy", np.zeros((3, 7), np.float32))
-    with pytest.raises(CarmilError, match="a cohort has the same features for all slides"):
+    with pytest.raises(CarmilError, match="expected the same features for all slides"):
         build_store(tmp_path / "src", tmp_path / "store")
     problems = check_bags(find_bags(tmp_path / "src")).problems
     assert [(problem.bag, problem.kind, problem.what) for problem in problems] == [
@@ -183,16 +183,16 @@ def test_another_width_or_encoder_is_found(tmp_path):
     ]
 
 
-def test_empty_slides_are_left_out_and_noted(tmp_path):
+def test_empty_slides_are_skipped_and_logged(tmp_path):
     write_bag(bag("a"), tmp_path / "src", "npy")
     write_bag(bag("b", rows=0), tmp_path / "src", "npy")
-    said = []
-    store = build_store(tmp_path / "src", tmp_path / "store", log=said.append)
+    logged = []
+    store = build_store(tmp_path / "src", tmp_path / "store", log=logged.append)
     assert store.index.empty == ("b",)
-    assert any("1 empty slide has no tiles and is left out: 'b'" in line for line in said)
+    assert any("1 empty slide has no tiles and is left out: 'b'" in line for line in logged)
 
 
-def test_values_too_large_for_half_precision_are_refused(tmp_path):
+def test_values_too_large_for_half_precision_raise_an_error(tmp_path):
     np.save(tmp_path / "a.npy", np.full((2, 3), 1e6, np.float32))
     with pytest.raises(
         CarmilError, match="do not fit into float16: pack them with `carmil cohort build --dtype float32`"
@@ -202,7 +202,7 @@ def test_values_too_large_for_half_precision_are_refused(tmp_path):
 
 @pytest.mark.finding(n=6)
 @pytest.mark.parametrize("layout", ["um", "none"])
-def test_coordinates_stay_with_the_slides_that_have_a_unit(tmp_path, layout):
+def test_each_slide_keeps_its_own_coordinate_unit(tmp_path, layout):
     write_bag(bag("a"), tmp_path / "src", "trident")
     folder = tmp_path / "src" / "features_uni"
     other = None if layout == "none" else "um"
@@ -211,8 +211,8 @@ def test_coordinates_stay_with_the_slides_that_have_a_unit(tmp_path, layout):
         if other is not None:
             file["coords"] = np.array([[1, 2], [3, 4], [5, 6]])
             file.attrs["unit"] = "um"
-    said = []
-    store = build_store(tmp_path / "src", tmp_path / "store", log=said.append)
+    logged = []
+    store = build_store(tmp_path / "src", tmp_path / "store", log=logged.append)
     bags = store.bags()
     assert bags.units == ("level0_px", other)
     assert np.array_equal(bags[0].coordinates.numpy(), bag("a").coordinates)
@@ -222,13 +222,13 @@ def test_coordinates_stay_with_the_slides_that_have_a_unit(tmp_path, layout):
     assert store.bag(1).coordinate_unit == other
     words = "in um" if other else "without any"
     line = f"coordinates differ between slides: 1 slide in level0_px ('a'), 1 slide {words} ('b'); each slide keeps its own"
-    assert line in said
+    assert line in logged
     both = regroup(store, {"a": "p", "b": "p"}, tmp_path / "groups")
-    assert both.bags().coordinates is None  # two slides in two units are no plane
+    assert both.bags().coordinates is None  # slides with different units share no coordinate system
 
 
 @pytest.mark.finding(n=6)
-def test_a_check_finds_what_a_build_refuses(tmp_path):
+def test_check_finds_every_bag_that_a_build_rejects(tmp_path):
     values = {
         "large": np.full((2, 3), 1e6, np.float32),
         "largest": np.full((2, 3), np.finfo(np.float32).max, np.float32),
@@ -257,22 +257,22 @@ def test_a_check_finds_what_a_build_refuses(tmp_path):
 
 
 @pytest.mark.finding(n=6)
-def test_float16_says_how_many_tiny_features_became_zero(tmp_path):
+def test_share_of_tiny_features_rounded_to_zero_in_float16_is_logged(tmp_path):
     features = np.ones((10, 10), np.float32)
     features[:2] = 1e-9
     features[9] = 0
     write_bag(Bag(id="a", features=features), tmp_path / "src", "npy")
     write_bag(Bag(id="b", features=np.ones((2, 10), np.float32)), tmp_path / "src", "npy")
-    said = []
-    store = build_store(tmp_path / "src", tmp_path / "store", log=said.append)
+    logged = []
+    store = build_store(tmp_path / "src", tmp_path / "store", log=logged.append)
     assert [entry.vanished for entry in store.entries] == [20 / 90, 0.0]
-    (line,) = [line for line in said if "became 0" in line]
+    (line,) = [line for line in logged if "became 0" in line]
     assert "tiny features of 1 slide became 0 in float16, up to 22.2% of the nonzero ones ('a')" in line
     assert "--dtype float32" in line
     assert check_bags(find_bags(tmp_path / "src")).remarks[0] == line
-    said.clear()
-    build_store(tmp_path / "src", tmp_path / "exact", dtype="float32", log=said.append)
-    assert not [line for line in said if "became 0" in line]
+    logged.clear()
+    build_store(tmp_path / "src", tmp_path / "exact", dtype="float32", log=logged.append)
+    assert not [line for line in logged if "became 0" in line]
 
 
 def _alone(tmp_path):
@@ -282,7 +282,7 @@ def _alone(tmp_path):
     return folder
 
 
-def test_a_store_that_was_cut_off_or_changed_is_found(features, tmp_path):
+def test_truncated_or_modified_store_is_detected(features, tmp_path):
     store = build_store(features, tmp_path / "store")
     path = store.path / "features.bin"
     raw = bytearray(path.read_bytes())
@@ -302,7 +302,7 @@ def test_a_store_that_was_cut_off_or_changed_is_found(features, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["clam", "trident"])
-def test_export_writes_what_was_read(features, tmp_path, layout):
+def test_exported_store_is_read_back_unchanged(features, tmp_path, layout):
     store = build_store(features, tmp_path / "store", dtype="float32")
     for i in range(len(store.entries)):
         write_bag(store.bag(i), tmp_path / "out", layout)
@@ -313,28 +313,28 @@ def test_export_writes_what_was_read(features, tmp_path, layout):
 
 
 @pytest.mark.finding(n=17)
-def test_a_cohort_exported_as_clam_keeps_slides_without_coordinates(tmp_path):
+def test_export_to_clam_keeps_slides_without_coordinates(tmp_path):
     write_bag(bag("a"), tmp_path / "src", "npz")
     write_bag(bag("b", coordinates=None, coordinate_unit=None, tile_size=None), tmp_path / "src", "npz")
     store = build_store(tmp_path / "src", tmp_path / "store", dtype="float32")
     for i in range(2):
         write_bag(store.bag(i), tmp_path / "out", "clam")
-    said = []
-    again = build_store(tmp_path / "out", tmp_path / "again", dtype="float32", log=said.append)
+    logged = []
+    again = build_store(tmp_path / "out", tmp_path / "again", dtype="float32", log=logged.append)
     assert again.ids == ("a", "b")
     assert torch.equal(again.bags().features, store.bags().features)
     assert again.bags().units == ("level0_px", None)
-    assert "read 1 slide from pt_files, not in h5_files: 'b'" in said
-    assert any(line.endswith("1 slide without any ('b'); each slide keeps its own") for line in said)
+    assert "read 1 slide from pt_files, not in h5_files: 'b'" in logged
+    assert any(line.endswith("1 slide without any ('b'); each slide keeps its own") for line in logged)
 
 
 @pytest.mark.finding(n=6)
-def test_a_build_and_a_check_say_that_no_slide_has_coordinates(tmp_path):
+def test_build_and_check_report_missing_coordinates(tmp_path):
     np.save(tmp_path / "a.npy", np.ones((2, 3), np.float32))
-    folder, said = _alone(tmp_path), []
-    build_store(folder, tmp_path / "store", log=said.append)
+    folder, logged = _alone(tmp_path), []
+    build_store(folder, tmp_path / "store", log=logged.append)
     line = "no coordinates in 1 slide: maps cannot be drawn onto slides"
-    assert line in said
+    assert line in logged
     assert line in check_bags(find_bags(folder)).remarks
 
 
@@ -350,7 +350,7 @@ def test_a_build_and_a_check_say_that_no_slide_has_coordinates(tmp_path):
         ({"tile_size": 1e30}, r"tiles of 1e\+30 level0_px \(patch_size_level0, tile_size\): expected a side above 0"),
     ],
 )
-def test_impossible_coordinates_and_tile_sizes_are_refused_by_build_and_check(tmp_path, given, words):
+def test_build_and_check_reject_impossible_coordinates_and_tile_sizes(tmp_path, given, words):
     write_bag(bag("good", rows=2), tmp_path / "src", "npz")
     write_bag(bag("bad", rows=2, **given), tmp_path / "src", "npz")
     with pytest.raises(CarmilError, match=r"bad\.npz: " + words):
@@ -361,41 +361,41 @@ def test_impossible_coordinates_and_tile_sizes_are_refused_by_build_and_check(tm
 
 
 @pytest.mark.finding(n=6)
-def test_instance_labels_stay_with_the_slides_that_have_them(tmp_path):
+def test_slides_without_instance_labels_have_unknown_truth(tmp_path):
     write_bag(bag("a", rows=2, instance_labels=np.array([0, 1])), tmp_path / "src", "npz")
     write_bag(bag("b", rows=3), tmp_path / "src", "npz")
-    said = []
-    store = build_store(tmp_path / "src", tmp_path / "store", log=said.append)
+    logged = []
+    store = build_store(tmp_path / "src", tmp_path / "store", log=logged.append)
     assert store.bags().instance_labels.tolist() == [0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
     assert store.bag(0).instance_labels.tolist() == [0, 1]
     assert store.bag(1).instance_labels is None
     line = "1 of 2 slides without instance labels ('b'): the truth about their instances is unknown"
-    assert line in said
+    assert line in logged
     assert line in check_bags(find_bags(tmp_path / "src")).remarks
     both = regroup(store, {"a": "p", "b": "p"}, tmp_path / "groups")
     assert both.entries[0].truth
     assert both.bags().instance_labels.tolist() == [0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
-    (store.path / "instance_labels.bin").unlink()  # as carmil 0.1 left such a store
+    (store.path / "instance_labels.bin").unlink()  # as in a store written by carmil 0.1
     assert open_store(store.path).bags().instance_labels is None
 
 
-def test_groups_become_bags_in_the_order_of_their_names(features, tmp_path):
+def test_regrouped_bags_are_sorted_by_group_name(features, tmp_path):
     store = build_store(features, tmp_path / "store")
     groups = {"00": "z", "03": "a", "06": "z"}
-    found = regroup(store, groups, tmp_path / "groups")
-    assert found.ids == ("a", "z")
-    bags, old = found.bags(), store.bags()
+    result = regroup(store, groups, tmp_path / "groups")
+    assert result.ids == ("a", "z")
+    bags, old = result.bags(), store.bags()
     assert torch.equal(bags[0].features, old[3].features)
     assert torch.equal(bags[1].features, old[[0, 6]].features)
     assert torch.equal(bags[1].coordinates, old[[0, 6]].coordinates)
-    assert check_store(found) == []
-    assert regroup(store, groups, tmp_path / "groups") == found
-    with pytest.raises(CarmilError, match="other groups"):
+    assert check_store(result) == []
+    assert regroup(store, groups, tmp_path / "groups") == result
+    with pytest.raises(CarmilError, match="holds different bags or groups"):
         regroup(store, {**groups, "01": "a"}, tmp_path / "groups")
 
 
 @pytest.mark.finding(n=13)
-def test_a_second_build_into_one_store_is_refused_and_the_first_goes_on(features, tmp_path):
+def test_concurrent_build_into_the_same_store_raises_an_error(features, tmp_path):
     refused = []
 
     def second(done, total):
@@ -411,7 +411,7 @@ def test_a_second_build_into_one_store_is_refused_and_the_first_goes_on(features
 
 @pytest.mark.finding(n=13)
 @pytest.mark.parametrize(("size", "file"), [(100, "features.bin"), (500, "journal.jsonl")])
-def test_a_store_that_does_not_fit_on_the_disk_names_the_file_and_can_be_built_later(features, tmp_path, size, file):
+def test_build_that_hits_the_file_size_limit_names_the_file_and_can_be_resumed(features, tmp_path, size, file):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -441,14 +441,14 @@ def test_a_store_that_does_not_fit_on_the_disk_names_the_file_and_can_be_built_l
         (lambda facts: facts["bags"][0].update(rows=-3), "bags[0].rows is -3: expected greater"),
         (lambda facts: facts["bags"][0].update(rows=1e400), "it contains NaN or an infinite number"),
         (lambda facts: facts["bags"][0].update(id=None), "bags[0].id is None: expected text"),
-        (lambda facts: facts["bags"][0].update(id="01"), "two bags of one name"),
+        (lambda facts: facts["bags"][0].update(id="01"), "two bags of the same name"),
         (lambda facts: facts["bags"][0].update(unit="furlong"), "unit is 'furlong'"),
         (lambda facts: facts["bags"][0].pop("checksum"), "checksum is missing"),
         (lambda facts: facts.update(fingerprint=[]), "fingerprint is a list: expected text"),
         (lambda facts: facts.update(empty=3), "empty is 3: expected a list"),
     ],
 )
-def test_a_store_with_an_odd_index_is_refused_in_one_line(features, tmp_path, change, words):
+def test_store_with_an_invalid_index_raises_an_error_of_one_line(features, tmp_path, change, words):
     build_store(features, tmp_path / "store")
     index = tmp_path / "store" / "index.json"
     facts = json.loads(index.read_text())
@@ -468,7 +468,7 @@ def test_a_store_with_an_odd_index_is_refused_in_one_line(features, tmp_path, ch
         lambda facts: facts["bags"][0].update(id="other"),
     ],
 )
-def test_a_check_finds_an_index_that_was_changed_after_the_build(features, tmp_path, change):
+def test_check_detects_an_index_modified_after_the_build(features, tmp_path, change):
     index = build_store(features, tmp_path / "store").path / "index.json"
     assert check_store(open_store(tmp_path / "store")) == []
     facts = json.loads(index.read_text())
@@ -479,23 +479,23 @@ def test_a_check_finds_an_index_that_was_changed_after_the_build(features, tmp_p
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("kind", ["npy", "npz", "pt", "h5"])
-def test_a_header_that_lies_about_its_size_is_refused_by_name_before_anything_is_written(tmp_path, kind):
+def test_file_with_a_false_declared_size_is_rejected_before_writing(tmp_path, kind):
     folder = tmp_path / "features"
     folder.mkdir()
-    rows, liar = np.ones((20, 8), np.float32), folder / f"liar.{kind}"
+    rows, false_header = np.ones((20, 8), np.float32), folder / f"liar.{kind}"
     np.save(folder / "good.npy", rows)
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**9, 8)})
     match kind:
         case "npy":
-            liar.write_bytes(header.getvalue() + rows.tobytes())
+            false_header.write_bytes(header.getvalue() + rows.tobytes())
         case "npz":
-            with zipfile.ZipFile(liar, "w") as archive:
+            with zipfile.ZipFile(false_header, "w") as archive:
                 archive.writestr("features.npy", header.getvalue() + rows.tobytes())
         case "pt":
-            torch.save(torch.ones(1).expand(10**9, 8), liar)
+            torch.save(torch.ones(1).expand(10**9, 8), false_header)
         case "h5":
-            with h5py.File(liar, "w") as file:
+            with h5py.File(false_header, "w") as file:
                 file.create_dataset("features", (10**9, 8), "f4", chunks=(64, 8), compression="gzip")
     with pytest.raises(CarmilError, match=rf"liar\.{kind}.* declares 32,000,000,000 bytes, but the file holds"):
         build_store(folder, tmp_path / "store", workers=1)
@@ -504,15 +504,15 @@ def test_a_header_that_lies_about_its_size_is_refused_by_name_before_anything_is
 
 @pytest.mark.finding(n=10)
 @pytest.mark.parametrize("out", ["link", "link/below"])
-def test_an_out_that_is_a_link_to_nowhere_is_refused_before_anything_is_written(features, tmp_path, said, out):
+def test_out_folder_that_is_a_broken_link_is_rejected_before_writing(features, tmp_path, run_cli, out):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    status, _, err = said("cohort", "build", str(features), "--out", str(tmp_path / out))
+    status, _, err = run_cli("cohort", "build", str(features), "--out", str(tmp_path / out))
     assert status == 2 and "link is a broken link: remove it or choose another --out" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "src"]
 
 
 @pytest.mark.finding(n=10)
-def test_a_symlinked_out_folder_is_built_at_its_target(features, tmp_path):
+def test_store_is_built_at_the_target_of_a_symlinked_out_folder(features, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     build_store(features, tmp_path / "link")

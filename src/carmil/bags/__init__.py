@@ -1,4 +1,4 @@
-"""What a bag is, and where bags come from."""
+"""The representation of bags, and readers and writers of the files that contain them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from carmil.bags.bags import Bags
     from carmil.bags.sources import Bag, register_reader
 
-# Looked up when first used: a process that only reads files does not wait for torch.
+# Imported on first use, so that a process that only reads files does not import torch.
 _HOMES = {
     "Bags": "bags",
     "Bag": "sources",

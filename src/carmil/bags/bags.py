@@ -1,36 +1,36 @@
-"""What a bag is.
+"""Ragged bags of instance features.
 
-n instances of all bags together, b bags, d features, k classes.
-`offsets` (b+1) says where each bag starts; bag i is rows offsets[i]:offsets[i+1] of `features`. Nothing is padded.
+n instances of all bags together, b bags, d features, k classes. `offsets` (b+1) contains the first row of each bag:
+bag i is rows offsets[i]:offsets[i+1] of `features`. Nothing is padded.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from carmil.bags.geometry import Unit
 from carmil.errors import CarmilError
 from carmil.words import plural
-
-Unit = Literal["level0_px", "um"]
 
 _PER_INSTANCE = ("features", "instance_labels", "coordinates")
 
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Ragged bags of instance features, and what belongs to them.
+    """Ragged bags of instance features, with their labels, names and coordinates.
 
     features        (n, d) floating point, finite
-    offsets         (b+1) int64, on the CPU, rising from 0 to n: no bag is empty
-    labels          (b) int64 class of each bag, or None
+    offsets         (b+1) int64, on the CPU, strictly increasing from 0 to n: no bag is empty
+    labels          (b) int64 class of each bag, or (b, t) floats of another kind of target (carmil.targets), or None
     ids             the name of each bag; "0", "1", ... by default
     instance_labels (n) or (n, k) truth about the instances, UNKNOWN where it is not known, or None
-    coordinates     (n, 2) x and y of each instance, NaN for the instances of a bag without any, or None where no bag has them
-    coordinate_unit what they are in: one unit for all bags, or one for each bag, None for a bag without coordinates
+    coordinates     (n, 2) x and y of each instance, NaN for the instances of a bag without coordinates, or None if no bag
+                    has any
+    coordinate_unit the unit of the coordinates: one for all bags, or one per bag, None for a bag without coordinates
     """
 
     features: Tensor
@@ -58,7 +58,7 @@ class Bags:
         coordinates: Sequence[Tensor | np.ndarray] | None = None,
         coordinate_unit: Unit | tuple[Unit | None, ...] | None = None,
     ) -> "Bags":
-        """Bags from one (n_i, d) array each."""
+        """Create bags from one (n_i, d) array per bag."""
         if not bags:
             raise CarmilError("no bags given: expected at least one (instances, features) array")
         features = [torch.as_tensor(bag) for bag in bags]
@@ -70,8 +70,8 @@ class Bags:
                 )
             if bag.shape[1] != features[0].shape[1]:
                 raise CarmilError(
-                    f"bag {name!r} is {bag.shape[1]} features wide, the first bag {features[0].shape[1]}: "
-                    "expected the same number of features in all bags"
+                    f"bag {name!r} has {bag.shape[1]} features per instance, the first bag "
+                    f"{features[0].shape[1]}: expected the same number of features in all bags"
                 )
         sizes = torch.tensor([len(bag) for bag in features])
         return cls(
@@ -86,13 +86,15 @@ class Bags:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Bags"]) -> "Bags":
-        """All bags of all parts, in order. All parts have labels, and instance labels, or none has; coordinates may be missing."""
+        """Concatenate the bags of all parts in order. Labels and instance labels must be in all parts or in none;
+        coordinates may be missing in some.
+        """
         if not parts:
             raise CarmilError("nothing to concatenate: expected at least one Bags")
         first = parts[0]
         for i, part in enumerate(parts):
             if part.width != first.width:
-                raise CarmilError(f"part {i} is {part.width} features wide, the first part {first.width}")
+                raise CarmilError(f"part {i} has {part.width} features per instance, the first part {first.width}")
             for name in ("labels", "instance_labels"):
                 if (getattr(part, name) is None) != (getattr(first, name) is None):
                     raise CarmilError(f"part {i} and the first part disagree: only one of them has {name}")
@@ -101,9 +103,15 @@ class Bags:
             name: None if getattr(first, name) is None else torch.cat([getattr(part, name) for part in parts])
             for name in ("labels", "features", "instance_labels")
         }
-        known = [part for part in parts if part.coordinates is not None]
-        if known:
-            joined["coordinates"] = torch.cat([part._coordinates_or_nan(known[0]) for part in parts])
+        known = next((part.coordinates for part in parts if part.coordinates is not None), None)
+        if known is not None:
+            nowhere = known.new_full((1, 2), torch.nan)
+            joined["coordinates"] = torch.cat(
+                [
+                    nowhere.expand(len(part.features), 2) if part.coordinates is None else part.coordinates
+                    for part in parts
+                ]
+            )
         return first._trusted(
             offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
             ids=tuple(name for part in parts for name in part.ids),
@@ -113,7 +121,7 @@ class Bags:
 
     @classmethod
     def trusted(cls, features: Tensor, offsets: Tensor, ids: tuple[str, ...], **others: Any) -> "Bags":
-        """Bags whose parts were checked when they were written: nothing is read to check it again."""
+        """Create bags from parts that were validated when they were written, without reading them again."""
         new = object.__new__(cls)
         given = {"features": features, "offsets": offsets, "ids": ids, **others}
         for field in fields(cls):
@@ -124,7 +132,7 @@ class Bags:
         return len(self.offsets) - 1
 
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor | np.ndarray) -> "Bags":
-        """Some of the bags, in the given order: a position, a slice, positions, or a mask of length b."""
+        """Return some of the bags in the given order, selected by a position, a slice, positions, or a mask of length b."""
         chosen = self._positions(which)
         offsets, rows = rows_of(self.offsets, chosen)
         picked: dict[str, Any] = {}
@@ -140,7 +148,9 @@ class Bags:
         return self._trusted(offsets=offsets, ids=tuple(self.ids[i] for i in chosen.tolist()), **picked)
 
     def to(self, device: torch.device | str) -> "Bags":
-        """The same bags on `device`, except `offsets`, which stays on the CPU, where reading it is free."""
+        """Return the bags with their tensors on `device`, except `offsets`, which stays on the CPU, where it can be
+        read without synchronisation.
+        """
         moved = {
             name: None if (value := getattr(self, name)) is None else value.to(device)
             for name in ("labels", *_PER_INSTANCE)
@@ -148,24 +158,24 @@ class Bags:
         return self._trusted(**moved)
 
     def parts(self, max_instances: int, chosen: Tensor | None = None) -> Iterator["Bags"]:
-        """Yield the bags, or the chosen ones (positions), in order, in runs of at most `max_instances` instances.
+        """Yield the bags, or those at the positions `chosen`, in order, in groups of at most `max_instances` instances.
 
-        A larger bag is a run of its own. Only one run is copied at a time.
+        A larger bag forms a group by itself. Only one group is copied at a time.
         """
         if chosen is None:
             chosen = torch.arange(len(self))
         runs = runs_of(self.sizes[chosen].tolist(), max_instances)
-        whole = len(runs) == 1 and len(chosen) == len(self) and bool((chosen.diff() > 0).all())
-        return iter([self]) if whole else (self[chosen[first:last]] for first, last in runs)
+        all_bags = len(runs) == 1 and len(chosen) == len(self) and bool((chosen.diff() > 0).all())
+        return iter([self]) if all_bags else (self[chosen[first:last]] for first, last in runs)
 
     @property
     def sizes(self) -> Tensor:
-        """(b) instances in each bag."""
+        """Return (b) the number of instances of each bag."""
         return self.offsets.diff()
 
     @property
     def units(self) -> tuple[Unit | None, ...]:
-        """(b) the unit of each bag's coordinates, None for a bag without any."""
+        """Return (b) the unit of each bag's coordinates, None for a bag without coordinates."""
         return self.coordinate_unit if isinstance(self.coordinate_unit, tuple) else (self.coordinate_unit,) * len(self)
 
     @property
@@ -174,7 +184,7 @@ class Bags:
 
     @property
     def classes(self) -> int:
-        """The number of classes: the largest label plus one."""
+        """Return the number of classes: the largest label plus one."""
         if self.labels is None:
             raise CarmilError("these bags have no labels")
         return int(self.labels.max()) + 1
@@ -183,37 +193,31 @@ class Bags:
         everything = torch.arange(len(self))
         if isinstance(which, (int, np.integer)):
             if not -len(self) <= which < len(self):
-                raise IndexError(f"bag {which} of {len(self)}")
+                raise IndexError(f"bag {which}: expected a position below {len(self)}, the number of bags")
             return everything[which].reshape(1)
         if isinstance(which, slice):
             chosen = everything[which]
         else:
             index = torch.as_tensor(which).cpu()
             if index.dtype == torch.bool and len(index) != len(self):
-                raise CarmilError(f"a mask of {len(index)} entries for {len(self)} bags")
+                raise CarmilError(f"the mask has {len(index)} entries: expected {len(self)}, one per bag")
             chosen = everything[index if index.numel() else slice(0)]
         if len(chosen) == 0:
-            raise CarmilError(f"no bag of {len(self)} was chosen: expected at least one")
+            raise CarmilError(f"none of the {len(self)} bags was selected: expected at least one")
         return chosen
 
-    def _coordinates_or_nan(self, like: "Bags") -> Tensor:
-        assert like.coordinates is not None
-        if self.coordinates is not None:
-            return self.coordinates
-        return like.coordinates.new_full((len(self.features), 2), torch.nan)
-
     def _trusted(self, **changes: Any) -> "Bags":
-        """A copy with changes that need no check: their parts were checked when they were built."""
+        """Return a copy with changes that need no validation because their parts were validated before."""
         return Bags.trusted(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
 
 
 def shared_unit(units: Sequence[Unit | None]) -> Unit | tuple[Unit | None, ...] | None:
-    """The unit of coordinates that all bags have in common, or else that of each bag."""
+    """Return the unit that the coordinates of all bags have in common, or else the unit of each bag."""
     return units[0] if len(set(units)) == 1 else tuple(units)
 
 
 def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Offsets of the chosen bags laid end to end, and the original row of each of their instances."""
+    """Return the offsets of the chosen bags after concatenation, and the original row of each of their instances."""
     sizes = offsets.diff()[chosen]
     new_offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     shift = offsets[chosen] - new_offsets[:-1]
@@ -221,7 +225,9 @@ def rows_of(offsets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def runs_of(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Cut a list of sizes into runs (first, last + 1) whose sum is at most `most`; a larger size is a run of its own."""
+    """Divide a list of sizes into consecutive groups (first, last + 1) with a sum of at most `most`; a larger size
+    forms a group by itself.
+    """
     runs, first, total = [], 0, 0
     for i, size in enumerate(sizes):
         if i > first and total + size > most:
@@ -244,8 +250,8 @@ def _check(bags: Bags) -> None:
         )
     if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(features):
         raise CarmilError(
-            f"offsets of shape {tuple(offsets.shape)} do not span the {len(features)} instances: "
-            f"expected bags + 1 rising numbers from 0 to {len(features)}"
+            f"offsets of shape {tuple(offsets.shape)} do not span the {len(features)} instances: expected bags "
+            f"+ 1 increasing numbers from 0 to {len(features)}"
         )
     n, b = len(features), len(bags)
     if len(bags.ids) != b:
@@ -253,13 +259,15 @@ def _check(bags: Bags) -> None:
     sizes = offsets.diff()
     if (sizes <= 0).any():
         bad = int((sizes <= 0).nonzero()[0])
-        raise CarmilError(f"bag {bags.ids[bad]!r} has {int(sizes[bad])} instances: expected at least one; leave it out")
+        raise CarmilError(
+            f"bag {bags.ids[bad]!r} has {int(sizes[bad])} instances: expected at least one; leave the bag out"
+        )
     if bags.labels is not None:
-        if bags.labels.shape != (b,):
+        if len(bags.labels) != b or bags.labels.ndim > 2:
             raise CarmilError(f"labels have shape {tuple(bags.labels.shape)} for {plural(b, 'bag')}: expected ({b},)")
-        if bags.labels.is_floating_point() or (bags.labels < 0).any():
+        if bags.labels.ndim == 1 and (bags.labels.is_floating_point() or (bags.labels < 0).any()):
             raise CarmilError("labels must be class numbers 0, 1, 2, ...")
-        object.__setattr__(bags, "labels", bags.labels.long())
+        object.__setattr__(bags, "labels", bags.labels.long() if bags.labels.ndim == 1 else bags.labels.float())
     if bags.instance_labels is not None and len(bags.instance_labels) != n:
         raise CarmilError(f"{plural(len(bags.instance_labels), 'instance label')} for {plural(n, 'instance')}")
     if bags.coordinates is not None:
@@ -269,13 +277,14 @@ def _check(bags: Bags) -> None:
             raise CarmilError("coordinates without a unit: give coordinate_unit='level0_px' or 'um'")
         if len(bags.units) != b:
             raise CarmilError(
-                f"{plural(len(bags.units), 'unit')} of coordinates for {plural(b, 'bag')}: expected one, or one for each bag"
+                f"{plural(len(bags.units), 'unit')} of coordinates for {plural(b, 'bag')}: expected one, or one per bag"
             )
     bad_rows = ~torch.isfinite(features).all(dim=1)
     if bad_rows.any():
         row = int(bad_rows.nonzero()[0])
         bag = int(torch.searchsorted(offsets, row, right=True)) - 1
         raise CarmilError(
-            f"bag {bags.ids[bag]!r} has NaN or infinite features (instance {row - int(offsets[bag])} of {int(sizes[bag])}"
-            f"; {plural(int(bad_rows.sum()), 'instance')} in all): extract its features again or leave it out"
+            f"bag {bags.ids[bag]!r} has NaN or infinite features (instance {row - int(offsets[bag])} of "
+            f"{int(sizes[bag])}; {plural(int(bad_rows.sum()), 'instance')} in all): extract its features again "
+            "or leave the bag out"
         )

@@ -1,7 +1,8 @@
-"""A store built from the files of a cohort, in whatever layout they are.
+"""Build a store from the files of a cohort in any supported layout.
 
-It is built in STORE.building: a plan assigns rows to each bag, workers write them, and a journal lists the bags that are done. If
-interrupted, the same build resumes with the bags that the journal lacks and ends with the same bytes.
+A plan assigns rows of the store to each bag, workers write them, and a journal lists the bags that are complete. The
+store is built in a folder of its own, STORE.building. If the build is interrupted, the same command packs the bags
+missing from the journal, and the resulting store has the same bytes.
 """
 
 import hashlib
@@ -14,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from carmil.bags.checking import check_bags, check_finite, check_place, remarks_on
-from carmil.bags.conversion import convert_features
 from carmil.bags.finding import find_bags
 from carmil.bags.geometry import UNKNOWN
 from carmil.bags.readers import read_bag, read_header
@@ -28,6 +28,7 @@ from carmil.bags.store import (
     Store,
     StoreIndex,
     building_folder,
+    convert_features,
     fingerprint_of,
     is_store,
     open_store,
@@ -54,8 +55,8 @@ def build_store(
     log: Callable[[str], None] = lambda line: None,
     on_bag: OnBag = lambda done, total: None,
 ) -> Store:
-    """Pack the cohort at `origin`, in whatever layout it is, into a store at `out`. Run it again to resume."""
-    out = out.resolve() if out.is_symlink() else out  # the store takes the place of the folder, not of the link
+    """Pack the cohort at `origin` into a store at `out`. If interrupted, the same call resumes."""
+    out = out.resolve() if out.is_symlink() else out  # the store replaces the folder, not the link to it
     files = find_bags(origin, truth=truth)
     for line in files.notes:
         log(line)
@@ -69,18 +70,18 @@ def build_store(
     store = open_store(out)
     if store.index.signature != build.signature:
         raise CarmilError(
-            f"{out} holds another cohort, or {origin} has changed since: choose another --out or remove it"
+            f"{out} holds another cohort, or {origin} has changed since: choose another --out or remove {out}"
         )
     return store
 
 
 def lock_file(out: Path) -> Path:
-    """The lock of the process that writes the store `out`; beside the store, which replaces its building folder."""
+    """Return the lock file for writing the store `out`; it is beside the store, since the store replaces its building folder."""
     return out.with_name(f"{out.name}.lock")
 
 
 def _signature(sources: Sequence[Source], origin: Path, dtype: str) -> str:
-    """Checksum of what the store is built from: the path within `origin`, size and modification time of every file."""
+    """Return a checksum over all source files: path relative to `origin`, size and modification time."""
     digest = hashlib.sha256(dtype.encode())
     for source in sources:
         files = [source.path, *(path for _, path in source.companions)]
@@ -101,7 +102,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Place:
-    """The rows of the store that a bag gets."""
+    """The rows of the store assigned to a bag."""
 
     source: Source
     first: int
@@ -147,22 +148,22 @@ class _Build:
         os.replace(self.folder, self.out)
 
     def _saved_plan(self) -> _Plan | None:
-        """The plan of an interrupted build of the same files."""
+        """Read the plan of an interrupted build from the same files, if there is one."""
         try:
             facts = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
             if facts["signature"] == self.signature and facts["skip_broken"] == self.skip_broken:
                 by_id = {source.id: source for source in self.files.sources}
                 places = tuple(_Place(by_id[name], *numbers) for name, *numbers in facts["places"])
                 return _Plan(places, tuple(facts["empty"]), tuple(facts["left_out"]), facts["width"])
-            self.log(f"{self.folder}: the files or options have changed since this build began; it starts anew")
+            self.log(f"{self.folder}: the files or options have changed since this build began; starting again")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError):
-            self.log(f"{self.folder} holds no build that could be resumed; it starts anew")
+            self.log(f"{self.folder} contains no build to resume; starting again")
         return None
 
     def _new_plan(self) -> _Plan:
-        """A new plan, written into the building folder with empty files for its rows."""
+        """Plan a new build, and write the plan into the building folder with empty files of the final size."""
         plan = self._assign_rows()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "journal.jsonl").unlink(missing_ok=True)
@@ -212,7 +213,7 @@ class _Build:
         if unknown and common.geometry != UNKNOWN:
             self.log(
                 f"the tile geometry of {len(unknown)} of {plural(len(places), 'bag')} is not recorded ({examples(unknown)}): "
-                f"whether they have {common.geometry} like the others could not be checked"
+                f"it could not be checked that they have {common.geometry} like the others"
             )
         if empty:
             many = plural(len(empty), "empty slide has no tiles and is", "empty slides have no tiles and are")
@@ -227,11 +228,13 @@ class _Build:
         return list(broken)
 
     def _pack(self, plan: _Plan) -> None:
-        """Write the rows of every bag that the journal lacks; a bag enters the journal when its bytes are on the disk."""
+        """Write the rows of every bag missing from the journal; a bag is added to the journal when its bytes are on the disk."""
         done = self._read_journal()
         remaining = [place for place in plan.places if place.source.id not in done]
         if done:
-            self.log(f"{len(done)} of {plural(len(plan.places), 'bag')} already packed; resuming with the others")
+            self.log(
+                f"{len(done)} of {plural(len(plan.places), 'bag')} already packed; resuming with the remaining ones"
+            )
         total, finished = len(plan.places), len(done)
         jobs = ((place.source, (place, self.folder, self.dtype)) for place in remaining)
         count = worker_count(self.workers, [place.source for place in remaining])
@@ -239,7 +242,7 @@ class _Build:
         with features.open("rb") as rows, journal.open("ab", buffering=0) as lines:
             for _, result in in_parallel(_pack_bag, jobs, count):
                 if isinstance(result, CarmilError):
-                    raise CarmilError(f"{result}; {finished} of {plural(total, 'bag')} are packed and kept; {_OR_SKIP}")
+                    raise CarmilError(f"{result}; {finished} of {plural(total, 'bag')} are already packed; {_OR_SKIP}")
                 with name_write_errors(features):
                     os.fsync(rows.fileno())
                 with name_write_errors(journal):
@@ -248,7 +251,7 @@ class _Build:
                 self.on_bag(finished, total)
 
     def _read_journal(self) -> dict[str, Entry]:
-        """The entries of the bags that are done. A last line that is incomplete is cut off."""
+        """Read the entries of the completed bags. An incomplete last line is removed."""
         path, entries, length = self.folder / "journal.jsonl", dict[str, Entry](), 0
         if path.exists():
             for line in path.read_bytes().splitlines(keepends=True):
@@ -291,23 +294,27 @@ class _Build:
 
 
 def _common_header(common: BagHeader | None, header: BagHeader, source: Source, first: str) -> BagHeader:
-    """What all bags so far have in common. Refuses a bag with other features or tiles than those before it."""
+    """Update the properties shared by all bags so far. A bag with different features or tiles than the bags before
+    it is refused.
+    """
     if common is None:
         return header
     if (header.width, header.encoder) != (common.width, common.encoder):
         known = header.encoder is not None or common.encoder is not None
         own, other = (f" by {each.encoder or 'an unknown encoder'}" if known else "" for each in (header, common))
         raise CarmilError(
-            f"{source.path}: {header.width} features per tile{own}, {first!r} has {common.width}{other}: a cohort has the same "
-            f"features for all slides; {_LIST}"
+            f"{source.path}: {header.width} features per tile{own}, {first!r} has {common.width}{other}: "
+            f"expected the same features for all slides of a cohort; {_LIST}"
         )
     if common.pooling is not None and header.pooling not in (None, common.pooling):
         raise CarmilError(
-            f"{source.path}: features pooled by {header.pooling}, others by {common.pooling}: a cohort has one pooling; {_LIST}"
+            f"{source.path}: features pooled by {header.pooling}, others by {common.pooling}: expected the "
+            f"same pooling for all slides of a cohort; {_LIST}"
         )
     if header.geometry.differs_from(common.geometry):
         raise CarmilError(
-            f"{source.path}: tiles of {header.geometry}, others have {common.geometry}: a cohort has one tile geometry; {_LIST}"
+            f"{source.path}: tiles of {header.geometry}, others have {common.geometry}: expected the same tile "
+            f"geometry for all slides of a cohort; {_LIST}"
         )
     geometry = common.geometry.filled_from(header.geometry)
     return BagHeader(0, common.width, common.dtype, common.encoder, common.pooling or header.pooling, geometry)
@@ -320,7 +327,7 @@ def _pack_bag(place: _Place, folder: Path, dtype: str) -> Entry | CarmilError:
         check_place(bag, place.source)
         if bag.features.shape != (place.rows, place.width):
             raise CarmilError(
-                f"{place.source.path} has changed: {bag.features.shape}, expected {(place.rows, place.width)}"
+                f"{place.source.path} has changed: shape {bag.features.shape}, expected {(place.rows, place.width)}"
             )
         stored, vanished = convert_features(bag, place.source, dtype)
         _write_at(folder / "features.bin", place.first * place.width * ITEM_SIZE[dtype], stored)

@@ -1,32 +1,34 @@
-"""What is wrong with a cohort: with its files, with the store they were packed into, or between bags and labels."""
+"""Check a cohort: its files, the store packed from them, and the match of bags and labels.
 
-from collections.abc import Mapping, Sequence
+Equal features under two names mean that a slide was copied or that files were mixed up. Two bags are equal if the
+bytes of their features are equal, in the type of the store and in the order of their tiles. Files of different types
+or chunk sizes are equal if their stored values are. In a float16 store more pairs are equal than in a float32 store,
+where a copy that was once saved in half precision differs. Bags with the same tiles in another order, or encoded
+again, are not recognised.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carmil.bags.conversion import convert_features
-from carmil.bags.duplicates import find_duplicates, judge_duplicates, labelled_duplicates
-from carmil.bags.geometry import FARTHEST, UNKNOWN, TileGeometry
-from carmil.bags.labels import LabelTable, match
+from carmil.bags.geometry import FARTHEST, UNKNOWN, TileGeometry, Unit
+from carmil.bags.labels import LabelledBags, LabelTable, match
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag, CohortFiles, Source, worker_count
-from carmil.bags.store import ITEM_SIZE, Dtype, Entry, OnBag, Store, checksum, fingerprint_of
+from carmil.bags.store import ITEM_SIZE, Dtype, Entry, OnBag, Store, checksum, convert_features, fingerprint_of
 from carmil.errors import CarmilError
 from carmil.processes import in_parallel
 from carmil.words import examples, plural
 
-if TYPE_CHECKING:
-    from carmil.bags.bags import Unit
-
 LARGEST_TILE = 1e6  # level-0 pixels or micrometres, the side of a tile: larger than any slide
-MENTIONED = 0.001  # share of the nonzero features of a slide that become 0, above which there is a remark
+MENTIONED = 0.001  # warn above this share of a slide's nonzero features that become 0
+_NAMED = 3  # pairs named in one line
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a bag, or with the whole cohort (`bag` is then empty)."""
+    """A problem with a bag, or with the whole cohort if `bag` is empty."""
 
     bag: str
     kind: str
@@ -35,7 +37,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class CohortCheck:
-    """Problems and remarks about the files of a cohort, and the checksum of each bag as it would be stored."""
+    """Problems and notes about the files of a cohort, and the checksum that each bag would have in a store."""
 
     problems: tuple[Problem, ...]
     remarks: tuple[str, ...]
@@ -49,8 +51,10 @@ def check_bags(
     workers: int | None = None,
     on_bag: OnBag = lambda done, total: None,
 ) -> CohortCheck:
-    """Read everything once and list what a build would refuse: unreadable, not finite, at impossible coordinates, too large or
-    too small for `dtype`, of another width, encoder, pooling or tile geometry than most."""
+    """Read all bags once and list the reasons for which a build would refuse them.
+
+    These are unreadable files, features that are not finite or out of the range of `dtype`, impossible coordinates,
+    and a width, encoder, pooling or tile geometry that differs from that of most bags."""
     problems: list[Problem] = []
     good: dict[str, tuple[Entry, int]] = {}
     jobs = ((source, (source, dtype)) for source in files.sources)
@@ -64,7 +68,7 @@ def check_bags(
             good[source.id] = result
     problems += _unusual("width", {bag: width for bag, (_, width) in good.items()})
     problems += _unusual("encoder", {bag: entry.encoder for bag, (entry, _) in good.items()})
-    # Most tools record neither pooling nor geometry; a bag without them contradicts nothing.
+    # Most tools record neither pooling nor geometry; a bag without them is compatible with any.
     problems += _unusual("pooling", {bag: entry.pooling for bag, (entry, _) in good.items() if entry.pooling})
     recorded = {bag: entry.geometry for bag, (entry, _) in good.items() if entry.geometry != UNKNOWN}
     problems += _unusual("geometry", recorded)
@@ -76,7 +80,7 @@ def check_bags(
 
 
 def check_store(store: Store, *, on_bag: OnBag = lambda done, total: None) -> list[Problem]:
-    """Compare every bag with the checksum it was written with, and the index with its fingerprint."""
+    """Compare the features of every bag with the checksum in its entry, and the index with its fingerprint."""
     problems, first = [], 0
     if fingerprint_of(store.entries) != store.fingerprint:
         problems.append(Problem("", "index", "index.json was changed after the store was built: build again"))
@@ -94,8 +98,9 @@ def check_store(store: Store, *, on_bag: OnBag = lambda done, total: None) -> li
 def check_labels(
     table: LabelTable, ids: Sequence[str], checksums: Mapping[str, str], *, allow_duplicates: bool = False
 ) -> tuple[list[Problem], list[str]]:
-    """Problems between bags and labels, and notes: bags without a label, labels without a bag, and the same features under two
-    patients."""
+    """Return the problems between bags and labels, and notes about them.
+
+    Notes are about bags without a label, labels without a bag, and equal features under two patients."""
     matched = match(table, ids)
     pairs = labelled_duplicates(table, matched, ids, checksums)
     refused = [pair for pair in pairs if pair.across_patients and not allow_duplicates]
@@ -112,20 +117,21 @@ def check_labels(
 
 
 def duplicates_note(checksums: Mapping[str, str]) -> str | None:
-    """One sentence about bags with equal features whose patients are not known."""
+    """Describe bags with equal features whose patients are unknown, or return None."""
     pairs = find_duplicates((name, "", "", checksum) for name, checksum in checksums.items())
     if not pairs:
         return None
     names = ", ".join(f"{pair.slides[0]!r} and {pair.slides[1]!r}" for pair in pairs[:3])
     return (
         f"{plural(len(pairs), 'pair')} of slides with the same features ({names}{', ...' if len(pairs) > 3 else ''}): "
-        "--labels finds out whether they belong to one patient"
+        "check with --labels whether they belong to one patient"
     )
 
 
 def remarks_on(entries: Sequence[Entry], dtype: Dtype) -> list[str]:
-    """One sentence each where features became 0 in the store, slides have no coordinates or not all of them in one unit, or
-    only some slides have instance labels."""
+    """Describe features that became 0 in the store, missing coordinates, mixed units and missing instance labels.
+
+    Each note is one sentence."""
     remarks = []
     vanished = {entry.id: entry.vanished for entry in entries if entry.vanished > MENTIONED}
     if vanished:
@@ -161,14 +167,14 @@ def check_finite(bag: Bag, source: Source) -> None:
     if bad.any():
         raise CarmilError(
             f"{source.path}: NaN or infinite features in {int(bad.sum())} of {plural(len(bad), 'instance')}, "
-            f"first in {int(bad.argmax())}: extract them again or leave the slide out"
+            f"the first in instance {int(bad.argmax())}: extract them again or leave the slide out"
         )
 
 
 def check_place(bag: Bag, source: Source) -> None:
-    """Refuse a bag with coordinates, or a size of its tiles, that no slide has."""
+    """Refuse a bag with coordinates or a tile size that are impossible for a slide."""
     if bag.coordinates is not None:
-        bad = ~(np.abs(bag.coordinates) < FARTHEST).all(axis=1)  # NaN is not below anything
+        bad = ~(np.abs(bag.coordinates) < FARTHEST).all(axis=1)  # NaN compares false
         if bad.any():
             x, y = bag.coordinates[int(bad.argmax())].tolist()
             raise CarmilError(
@@ -178,13 +184,14 @@ def check_place(bag: Bag, source: Source) -> None:
             )
     if bag.tile_size is not None and not 0 < bag.tile_size <= LARGEST_TILE:
         raise CarmilError(
-            f"{source.path}: tiles of {bag.tile_size:g} {bag.coordinate_unit or 'level0_px'} (patch_size_level0, tile_size): "
-            f"expected a side above 0, at most {LARGEST_TILE:g}; fix it, or leave it out of the file"
+            f"{source.path}: tiles of {bag.tile_size:g} {bag.coordinate_unit or 'level0_px'} "
+            f"(patch_size_level0, tile_size): expected a side above 0, at most {LARGEST_TILE:g}; correct it, "
+            "or omit it from the file"
         )
 
 
 def _inspect(source: Source, dtype: str) -> tuple[Entry, int] | Problem:
-    """The entry that the bag would have in a store, and the width of its features."""
+    """Return the entry that the bag would have in a store, and the width of its features."""
     kind = "unreadable"
     try:
         bag = read_bag(source)
@@ -199,7 +206,7 @@ def _inspect(source: Source, dtype: str) -> tuple[Entry, int] | Problem:
 
 
 def _unusual(kind: str, values: Mapping[str, object]) -> list[Problem]:
-    """The bags whose value differs from that of most."""
+    """Return a problem for each bag whose value differs from that of most bags."""
     usual = max(values.values(), key=list(values.values()).count, default=None)
 
     def differs(value: object) -> bool:
@@ -210,3 +217,87 @@ def _unusual(kind: str, values: Mapping[str, object]) -> list[Problem]:
     return [
         Problem(bag, kind, f"{kind} {value}, most bags have {usual}") for bag, value in values.items() if differs(value)
     ]
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """Two slides with equal features, and the patient and label of each."""
+
+    slides: tuple[str, str]
+    patients: tuple[str, str]
+    labels: tuple[str, str]
+
+    @property
+    def across_patients(self) -> bool:
+        return self.patients[0] != self.patients[1]
+
+    @property
+    def labels_differ(self) -> bool:
+        return self.labels[0] != self.labels[1]
+
+    def __str__(self) -> str:
+        (first, second), (one, other), (label, otherwise) = self.slides, self.patients, self.labels
+        if not self.across_patients:
+            words = f"{first!r} and {second!r} of patient {one!r}"
+            return f"{words}, labelled {label!r} and {otherwise!r}" if self.labels_differ else words
+        if self.labels_differ:
+            return f"{first!r} of patient {one!r} labelled {label!r} and {second!r} of patient {other!r} labelled {otherwise!r}"
+        return f"{first!r} of patient {one!r} and {second!r} of patient {other!r}"
+
+
+def find_duplicates(slides: Iterable[tuple[str, str, str, str]]) -> list[Duplicate]:
+    """Find pairs of slides with equal checksums, from (slide, patient, label, checksum); pairs with different labels
+    come first.
+
+    Of three or more equal slides, each is paired with the first.
+    """
+    first: dict[str, tuple[str, str, str, str]] = {}
+    pairs = []
+    for slide in slides:
+        twin = first.setdefault(slide[3], slide)
+        if twin is not slide:
+            pairs.append(Duplicate(*((twin[k], slide[k]) for k in range(3))))
+    return sorted(pairs, key=lambda pair: (not pair.labels_differ, not pair.across_patients))
+
+
+def labelled_duplicates(
+    table: LabelTable, matched: LabelledBags, ids: Sequence[str], checksums: Mapping[str, str]
+) -> list[Duplicate]:
+    """Find the pairs of labelled bags with equal features. `ids` are those of all bags, `checksums` those that are known."""
+    return find_duplicates(
+        (ids[i], patient, table.classes[label], checksums[ids[i]])
+        for i, patient, label in zip(matched.bags, matched.patients, matched.labels, strict=True)
+        if ids[i] in checksums
+    )
+
+
+def judge_duplicates(pairs: Sequence[Duplicate], *, allowed: bool) -> list[str]:
+    """Refuse equal features under two patients, unless `allowed`; return one sentence per kind of pair."""
+    across = [pair for pair in pairs if pair.across_patients]
+    within = [pair for pair in pairs if not pair.across_patients]
+    lines = []
+    if across:
+        line = f"{_pairs(across, 'of different patients')}: {_named(across)}"
+        if not allowed:
+            raise CarmilError(
+                f"{line}: a model would be tested on what it was trained on; remove the copies or correct the patients "
+                "(`carmil cohort check --labels` lists every pair), or pass --allow-duplicates if this is intended"
+            )
+        lines.append(f"WARNING: {line}: a fold may be tested on what it was trained on")
+    if within:
+        loud = "WARNING: " if any(pair.labels_differ for pair in within) else ""
+        lines.append(f"{loud}{_pairs(within, 'of one patient')}: {_named(within)}")
+    return lines
+
+
+def _pairs(pairs: Sequence[Duplicate], of: str) -> str:
+    differing = sum(pair.labels_differ for pair in pairs)
+    words = f"{plural(len(pairs), 'pair')} of slides {of} {'has' if len(pairs) == 1 else 'have'} the same features"
+    if not differing:
+        return words
+    return f"{words} and DIFFERENT LABELS" if differing == len(pairs) else f"{words}, {differing} with DIFFERENT LABELS"
+
+
+def _named(pairs: Sequence[Duplicate]) -> str:
+    more = f"; and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
+    return "; ".join(map(str, pairs[:_NAMED])) + more

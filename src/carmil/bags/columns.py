@@ -1,6 +1,6 @@
-"""Which column of a label table holds what: the names that are known, and the guess where the user names none.
+"""Choose the columns of a label table: by known names, or by a guess where the user names none.
 
-Every guess is noted, so that a wrong one is seen. What a study predicts is chosen by `_choose_label` alone.
+Every guess is noted, so that the user can see a wrong one. `_choose_label` alone chooses the column to predict.
 """
 
 import re
@@ -16,7 +16,7 @@ from carmil.words import examples
 if TYPE_CHECKING:
     import pandas as pd
 
-# Names are compared in small letters with _ for blanks, dashes and dots; the first of a list is preferred.
+# Names are compared in lower case, with _ for blanks, dashes and dots; the first name of a list is preferred.
 SLIDE_COLUMNS = (
     *("slide_id", "slide", "slide_name", "slideid", "filename", "file_name", "bag_name", "bag_id", "bag"),
     *("image_id", "image_name", "image", "wsi_id", "wsi_name", "wsi", "slide_submitter_id"),
@@ -36,6 +36,7 @@ PART_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("cal", "calibration"), "cal"),
 }
 
 _TIME = re.compile(r"(.*_)?(time|months|days|years|survival|os|dss|pfs|pfi|dfs|follow_up)(_.*)?")
@@ -44,7 +45,7 @@ _EVENT = re.compile(r"(.*_)?(event|status|censor\w*|dead|death|deceased)(_.*)?")
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """The columns of a label table, None for what it does not have. guessed: the kinds that the user did not name."""
+    """The names of the columns of a label table, None for missing ones. `guessed` are the kinds that the user did not name."""
 
     slide: str
     patient: str | None
@@ -54,15 +55,15 @@ class LabelColumns:
     guessed: tuple[str, ...]
 
     def describe(self, kind: str) -> str:
-        """The column of a kind, for messages."""
+        """Describe the column of a kind for a message."""
         return f"column {getattr(self, kind)!r}{' (guessed)' if kind in self.guessed else ''}"
 
 
 def choose_columns(
     frame: "pd.DataFrame", path: Path, named: Mapping[str, str | None], notes: list[str]
 ) -> LabelColumns:
-    """The columns that the user names, by kind, and guesses for the others."""
-    chosen = {kind: None if name is None else _named(frame, path, kind, name) for kind, name in named.items()}
+    """Return the columns that the user names, by kind, and guesses for the others."""
+    chosen = {kind: None if name is None else named_column(frame, path, kind, name) for kind, name in named.items()}
 
     def candidates(names: Sequence[str]) -> list[str]:
         free = [column for column in frame.columns if column not in chosen.values()]
@@ -88,7 +89,8 @@ def choose_columns(
     return LabelColumns(slide, chosen["patient"], label, chosen["split"], chosen["site"], guessed)
 
 
-def _named(frame: "pd.DataFrame", path: Path, kind: str, name: str) -> str:
+def named_column(frame: "pd.DataFrame", path: Path, kind: str, name: str) -> str:
+    """Return the column that a name means: it may be spelled with other separators and in other case."""
     if name in frame.columns:
         return name
     alike = [column for column in frame.columns if plain_name(column) == plain_name(name)]
@@ -98,7 +100,7 @@ def _named(frame: "pd.DataFrame", path: Path, kind: str, name: str) -> str:
 
 
 def _only_id(frame: "pd.DataFrame", path: Path, chosen: Mapping[str, str | None], notes: list[str]) -> str:
-    """Without a column of slides, that of the patients; without one, a first column whose values all differ."""
+    """Choose the column of ids if there is none of slides: that of patients, or else the first column if all its values differ."""
     if patient := chosen["patient"]:
         notes.append(f"slide column: {patient!r}, the only column of ids; each id is its own patient")
         return patient
@@ -113,7 +115,9 @@ def _only_id(frame: "pd.DataFrame", path: Path, chosen: Mapping[str, str | None]
 def _choose_label(
     frame: "pd.DataFrame", path: Path, candidates: list[str], chosen: Mapping[str, str | None]
 ) -> list[str]:
-    """The candidates for the label. A wrong label would be the worst guess: several must agree but for their words."""
+    """Return the candidates for the label. Several candidates must agree up to renaming, since a wrongly guessed label would
+    be the worst error.
+    """
     varied = [column for column in candidates if frame[column].nunique() > 1]
     for other in varied[1:]:
         pairs = set(zip(frame[varied[0]], frame[other], strict=True))
@@ -129,8 +133,8 @@ def _choose_label(
     events = [column for column in rest if _EVENT.fullmatch(plain_name(column)) and column not in times[:1]]
     if times and events:
         raise CarmilError(
-            f"{path}: columns {times[0]!r} and {events[0]!r} look like survival, and there is no label column; "
-            "carmil classifies: regression and survival are not supported; name a column of classes with --label"
+            f"{path}: columns {times[0]!r} and {events[0]!r} look like survival, and there is no label column: "
+            f"predict the time with --target {times[0]} --event {events[0]}, or name a column of classes with --label"
         )
     if len(rest) != 1:
         columns = ", ".join(map(repr, frame.columns))

@@ -1,6 +1,7 @@
-"""Where the bags of a folder or file are, by the layouts that other tools write.
+"""Find the bags in a folder or file that another tool wrote.
 
-A layout is recognised by the names of folders and files, and by the contents of the first files; every guess is noted.
+A layout is recognised by the names of folders and files, and by the contents of the first files; every guess is
+noted.
 """
 
 import os
@@ -12,14 +13,13 @@ from pathlib import Path
 
 from carmil.array_files import KINDS, ArrayFile, groups_of, kind_of, open_arrays, read_instance_labels
 from carmil.bags.matrices import find_in_matrix, is_matrix
-from carmil.bags.names import TABLE, read_names
 from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_NAMES, written_by_stamp
-from carmil.bags.sources import READERS, CohortFiles, Source
+from carmil.bags.sources import NAMES_TABLE, READERS, CohortFiles, Source, read_names
 from carmil.errors import CarmilError
 from carmil.untrusted import one_line_errors
 from carmil.words import examples, plural
 
-_DEEPEST = 4  # levels of folders in which features are searched
+_DEEPEST = 4  # levels of folders that are searched for features
 _LEVEL0 = "coordinates are taken as level-0 pixels"
 _NO_UNIT = f"the files name no unit: {_LEVEL0}"
 _Files = dict[str, Path]
@@ -42,8 +42,8 @@ def find_bags(path: Path, *, truth: str | None = None) -> CohortFiles:
         )
     if truth is not None and not cohort.layout.startswith("matrix"):
         raise CarmilError(
-            f"{path} has the layout {cohort.layout!r}, and {truth!r} names the truth in a matrix with instances.csv: "
-            "leave it out"
+            f"{path} has the layout {cohort.layout!r}: the truth column {truth!r} is for a matrix with "
+            "instances.csv only; leave it out"
         )
     _check_ids(path, cohort.sources)
     sources = _with_exported_names(cohort.sources)
@@ -60,14 +60,14 @@ def hidden_note(names: Sequence[str]) -> str:
 
 
 def _hidden_files(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Files of features beside these that begin with a dot, without those that carmil itself is still writing."""
+    """List feature files beside `sources` whose names begin with a dot, except those that carmil is still writing."""
     folders = sorted({source.path.parent for source in sources})
     names = [path.name for folder in folders for path in folder.glob(".*") if kind_of(path) and path.is_file()]
     return tuple(sorted(name for name in names if not name.startswith(".carmil-")))
 
 
 def _with_exported_names(sources: Sequence[Source]) -> list[Source]:
-    """The sources with their own ids, where carmil exported files that could not have these names (carmil.bags.names)."""
+    """Restore the ids of bags that carmil exported under other file names (see `carmil.bags.sources`)."""
     names = {folder: read_names(folder) for folder in {source.path.parent for source in sources}}
     return [
         replace(source, id=names[source.path.parent].get(source.id, source.id))
@@ -78,7 +78,7 @@ def _with_exported_names(sources: Sequence[Source]) -> list[Source]:
 
 
 def _check_ids(path: Path, sources: Sequence[Source]) -> None:
-    """Refuse names that no slide has."""
+    """Refuse names that no slide can have."""
     for id in (source.id for source in sources):
         if not id or not id.isprintable() or id in (".", "..") or "/" in id or len(id.encode()) > 255:
             name = repr(id if len(id) <= 40 else f"{id[:40]}...")
@@ -98,7 +98,7 @@ def _check_unique(path: Path, sources: Sequence[Source]) -> None:
 
 
 def _by_registered_reader(path: Path) -> CohortFiles | None:
-    """The bags by the first registered reader that knows the folder."""
+    """Find the bags with the first registered reader that recognises the folder."""
     for layout, reader in READERS.items():
         if bags := reader.find(path):
             sources = tuple(Source(name, Path(file), layout) for name, file in bags.items())
@@ -126,7 +126,7 @@ def _in_folder(
 
 
 def _in_slide_folders(folders: _Files) -> CohortFiles | None:
-    """One folder per slide, with a file named features (feats, ...) or like the folder: SLIDE/features.h5."""
+    """Find bags in one folder per slide, SLIDE/features.h5; the file is named features, feats, ... or like the folder."""
     chosen, coords, others, unread = dict[str, Path](), dict[str, Path](), list[str](), set[str]()
     for slide, folder in folders.items():
         files, _ = _list(folder)
@@ -162,7 +162,7 @@ def _in_slide_folders(folders: _Files) -> CohortFiles | None:
 
 
 def _features_of_slide(slide: str, folder: Path, arrays: Sequence[Path]) -> Path | None:
-    """The file of features in the folder of a slide. If there are several kinds the first is read: h5 has coordinates."""
+    """Find the feature file in the folder of a slide. If there are several kinds, h5 is preferred, as it has coordinates."""
     named = [path for path in arrays if path.stem.casefold() in FEATURE_NAMES]
     if not named:
         rest = [path for path in arrays if path.stem.casefold() not in COORDINATE_NAMES]
@@ -171,7 +171,7 @@ def _features_of_slide(slide: str, folder: Path, arrays: Sequence[Path]) -> Path
     best = next((paths for paths in by_kind if paths), [])
     if len(best) > 1:
         names = examples((path.name for path in best), 6)
-        raise CarmilError(f"{folder} holds {names}, all of them features: keep one of them")
+        raise CarmilError(f"{folder} holds {names}, all with features: keep one of them")
     return best[0] if best else None
 
 
@@ -186,7 +186,7 @@ def _is_matrix_file(path: Path) -> bool:
 def _in_subfolder(
     folder: Path, folders: _Files, truth: str | None, depth: int, seen: frozenset[str]
 ) -> CohortFiles | None:
-    """The bags of the only subfolder that holds features; links that lead in a circle are followed once."""
+    """Find the bags in the only subfolder that contains features. Circular links are followed once."""
     here = os.path.realpath(folder)
     if depth == _DEEPEST or here in seen:
         return None
@@ -212,7 +212,7 @@ def _in_file(path: Path, truth: str | None) -> CohortFiles | None:
 
 
 def _in_files(files: _Files, layout: str | None = None) -> CohortFiles | None:
-    """One file per slide. layout: that of the h5 files where it is known, and the unit of their coordinates with it."""
+    """Find bags in one file per slide. `layout` is that of the h5 files if it is known; it determines the unit of coordinates."""
     features = {name: path for name, path in files.items() if kind_of(path)}
     if not features:
         return None
@@ -237,7 +237,9 @@ def _source(path: Path, h5_layout: str) -> Source:
 
 
 def _recognise(paths: Iterable[Path]) -> tuple[str, tuple[str, ...]]:
-    """The layout of these files, by the first that can be opened, and notes on it. Damage is reported when a file is read."""
+    """Recognise the layout of these files by the first that can be opened, with notes. Damaged files are reported
+    when they are read.
+    """
     for path in islice(paths, 3):
         try:
             with open_arrays(path) as file:
@@ -333,7 +335,7 @@ def _torchmil_features(folder: Path) -> Path:
 
 
 def _torchmil_source(source: Source, by_id: dict[str, dict[str, Path]]) -> Source:
-    """With its files of coordinates and instance labels, and its label: without one, whether an instance is positive."""
+    """Add the files of coordinates and instance labels, and the label; without a label file, whether any instance is positive."""
     paths = {name: files[source.id] for name, files in by_id.items() if source.id in files}
     companions = [("coords", paths["coords"])] if "coords" in paths else []
     truth, label = paths.get("inst_labels") or paths.get("patch_labels"), None
@@ -372,15 +374,15 @@ def _slideflow_indices(files: _Files) -> list[str]:
 
 
 def _list(folder: Path) -> tuple[_Files, _Files]:
-    """Files and folders by name, sorted, without those that begin with a dot."""
+    """List the files and folders by name, sorted, without names that begin with a dot."""
     with one_line_errors(folder):
-        names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name != TABLE)
+        names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name != NAMES_TABLE)
     folders = {name: folder / name for name in names if (folder / name).is_dir()}
     return {name: folder / name for name in names if name not in folders}, folders
 
 
 def _only(folder: Path, cohorts: dict[str, CohortFiles], reason: str = "") -> CohortFiles | None:
-    """The only one of these, by their folders, with a note which it is."""
+    """Return the only cohort among these folders, with a note that names its folder."""
     if len(cohorts) > 1:
         raise _several(folder, cohorts)
     for name, cohort in cohorts.items():
@@ -396,5 +398,6 @@ def _several(folder: Path, names: Iterable[str]) -> CarmilError:
 
 def _slide_level(folder: Path) -> CarmilError:
     return CarmilError(
-        f"{folder} holds one vector per slide and none of its tiles: give a features_ENCODER folder with tile features"
+        f"{folder} holds one vector per slide instead of one per tile: give a features_ENCODER folder with "
+        "tile features"
     )

@@ -1,15 +1,17 @@
-"""The geometry of a tile: how many pixels an encoder gets, and how many micrometres each of them covers.
+"""The geometry of a tile: its side in pixels, and the micrometres per pixel.
 
-A model that was trained on tiles of one geometry gives wrong answers on tiles of another, so the geometry travels with
-the features and the run. Either number may be unknown (None): CLAM's files, for instance, record pixels only.
+A model that was trained on tiles of one geometry gives wrong answers on tiles of another, so the geometry is stored
+with the features and the run. Either number may be unknown (None): CLAM's files, for instance, record pixels only.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from carmil.errors import CarmilError
 
+Unit = Literal["level0_px", "um"]  # unit of the coordinates of a bag
 FARTHEST = 1e9  # level-0 pixels or micrometres: no slide has a coordinate nearly as large
 MPP_TOLERANCE = 0.05  # relative; magnifications are nominal, and scanners of one magnification differ by a few per cent
 
@@ -32,12 +34,12 @@ class TileGeometry:
 
     @property
     def command(self) -> str:
-        """The command that cuts such tiles."""
+        """Return the command that cuts tiles of this geometry."""
         pixels = "" if self.tile_pixels is None else f" --pixels {self.tile_pixels}"
         return f"carmil slides tile{pixels}{'' if self.tile_mpp is None else f' --tile-mpp {self.tile_mpp:.4g}'}"
 
     def differs_from(self, other: "TileGeometry") -> bool:
-        """Whether pixels differ, or micrometres per pixel by more than MPP_TOLERANCE; missing values are ignored."""
+        """Return whether the pixels differ, or the micrometres per pixel by more than MPP_TOLERANCE; unknown values are ignored."""
         if None not in (self.tile_pixels, other.tile_pixels) and self.tile_pixels != other.tile_pixels:
             return True
         if self.tile_mpp is None or other.tile_mpp is None:
@@ -45,7 +47,7 @@ class TileGeometry:
         return abs(self.tile_mpp - other.tile_mpp) > MPP_TOLERANCE * max(self.tile_mpp, other.tile_mpp)
 
     def filled_from(self, other: "TileGeometry") -> "TileGeometry":
-        """This geometry, with what it does not know taken from the other."""
+        """Return this geometry with unknown values taken from `other`."""
         return TileGeometry(
             other.tile_pixels if self.tile_pixels is None else self.tile_pixels,
             other.tile_mpp if self.tile_mpp is None else self.tile_mpp,
@@ -60,23 +62,15 @@ class TileGeometry:
 UNKNOWN = TileGeometry()
 
 
-def common_geometry(geometries: Iterable[TileGeometry]) -> TileGeometry:
-    """The geometry of bags that do not differ, as far as any of them has it recorded."""
-    common = UNKNOWN
-    for geometry in dict.fromkeys(geometries):
-        common = common.filled_from(geometry)
-    return common
-
-
 def check_geometry(
     found: TileGeometry, expected: TileGeometry, *, what: str, whose: str, todo: str, log: Callable[[str], None]
 ) -> None:
-    """Refuse tiles of `what` that differ from those expected by `whose`; log one line where that is not known."""
+    """Refuse tiles of `what` that differ from those that `whose` expects; if either geometry is unknown, log one line."""
     if found.differs_from(expected):
         raise CarmilError(f"{what} has tiles of {found}, {whose} has {expected}: {todo}")
     unknown = [name for name, geometry in ((whose, expected), (what, found)) if not geometry.known]
     if unknown:
         log(
             f"the tile geometry (pixels, um/px) of {' and of '.join(unknown)} is not fully known: "
-            "whether it is the same could not be checked"
+            "it could not be checked that it is the same"
         )

@@ -1,4 +1,4 @@
-"""Label tables, and the bags they belong to. `columns` chooses the columns; every guess is noted."""
+"""Read label tables and match them with bags. `columns` chooses the columns; every guess is noted."""
 
 import re
 import unicodedata
@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from carmil.bags.columns import KNOWN_COLUMNS, LabelColumns, choose_columns
+from carmil.bags.columns import KNOWN_COLUMNS, LabelColumns, choose_columns, named_column
 from carmil.errors import CarmilError, unknown
 from carmil.table_files import read_table
 from carmil.words import examples, plural
@@ -21,8 +21,8 @@ _NO_LABEL = {"", "na", "n/a", "#n/a", "nan", "<na>", "null"}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _TCGA = re.compile(r"(TCGA-([A-Z0-9]{2})-[A-Z0-9]{4})(?=$|[-._])", re.IGNORECASE)
 _MOST_CLASSES = 100
-_MOST_FRACTIONS = 10  # 0.5, 1, 1.5 ... may be grades; more of them than this are a measurement
-_HALF = "WARNING: more than half is lost: "
+_MOST_FRACTIONS = 10  # 0.5, 1, 1.5 ... may be grades; a column with more of them is a measurement
+_HALF = "WARNING: more than half are lost: "
 _LONGEST_ID = 255  # bytes: the limit of a file name
 _EXTENSIONS = {
     *(".h5", ".hdf5", ".pt", ".pth", ".npy", ".npz", ".safetensors", ".zarr", ".parquet"),
@@ -33,13 +33,16 @@ _EXTENSIONS = {
 
 @dataclass(frozen=True)
 class LabelTable:
-    """One row per slide: its patient and its label.
+    """One row per slide, with its patient and its label.
 
     slides   ids without folder and extension
     patients the id of the slide where the table has no patients
-    labels   as text; `classes` are the different ones in order, and the position of a label there is its class number
+    labels   as text; several columns joined by commas
+    classes  the distinct labels in order; the position of a label is its class number
+    cells    the text of the target's columns for each slide, if the target was named
+    others   the text of further columns for each slide, and their names
     sites    where the slide was made, or None
-    official what a column of the table says about train, val and test, or None
+    official the train, val or test part of each slide according to a column of the table, or None
     left_out slides that the table lists with an empty label, or with one that is dropped
     columns  the columns of slides and of labels, for messages: "column 'label'", "column 'label' (guessed)"
     notes    one sentence per guess, and per kind of row that is left out
@@ -54,17 +57,23 @@ class LabelTable:
     official: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
     columns: tuple[str, str] = ("the column of slides", "the column of labels")
+    cells: tuple[tuple[str, ...], ...] = ()
+    others: tuple[tuple[str, ...], ...] = ()
+    other_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class LabelledBags:
-    """The bags that have a label: `bags` are their positions, and the fields up to `official` are aligned with it.
+    """The bags that have a label; `bags` are their positions, `rows` those in the table, and the fields up to
+    `official` have one entry for each of them.
 
-    unlabelled: bags that the table does not list; left_out: bags that it lists without a label; missing: labels without a bag.
+    unlabelled: bags that the table does not list; left_out: bags that it lists without a label; missing: labels
+    without a bag.
     """
 
     bags: tuple[int, ...]
+    rows: tuple[int, ...]
     slides: tuple[str, ...]
     patients: tuple[str, ...]
     labels: tuple[int, ...]
@@ -77,7 +86,7 @@ class LabelledBags:
 
 
 def bare_id(text: str) -> str:
-    """The id of a slide without folder and extension, in one spelling of letters that have two (macOS)."""
+    """Return the id of a slide without folder and extension, in Unicode's composed form (macOS decomposes letters)."""
     name = re.split(r"[/\\]", unicodedata.normalize("NFC", text.strip()))[-1]
     while (dot := name.rfind(".")) > 0 and name[dot:].casefold() in _EXTENSIONS:
         name = name[:dot]
@@ -95,12 +104,16 @@ def read_labels(
     positive: str | None = None,
     classes: Sequence[str] = (),
     mapping: Mapping[str, str] | None = None,
+    target: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> LabelTable:
-    """Read the labels of a table. Arguments name columns; those not named are guessed.
+    """Read the labels of a table. Arguments name columns; columns that are not named are guessed.
 
-    `site` may also be "tcga": the tissue source site in a TCGA barcode. `positive` is the class of two that comes last.
-    `classes` are those of a run: they come in its order, others after them.
-    `mapping` gives labels other names; a label whose new name is "" is dropped with its slides.
+    `target` names the columns of a target in place of the label, `others` further columns; their cells are returned as
+    they are.
+    `site` may also be "tcga": the tissue source site in a TCGA barcode. `positive` is the class that comes last of
+    two. `classes` are those of a run, which determine the order; other classes come after them. `mapping` renames
+    labels; a label whose new name is "" is dropped with its slides.
     """
     import pandas as pd
 
@@ -109,12 +122,21 @@ def read_labels(
     notes = list(table.attrs["notes"])
     column = None if site == "tcga" and "tcga" not in table.columns else site
     columns = choose_columns(
-        table, path, {"slide": slide, "patient": patient, "label": label, "split": split, "site": column}, notes
+        table,
+        path,
+        {"slide": slide, "patient": patient, "label": target[0] if target else label, "split": split, "site": column},
+        notes,
     )
-    where = f"{path}: {columns.describe('label')}"
-    frame = _with_labels(table, columns, where, notes)
+    predicted = [named_column(table, path, "target", name) for name in target] or [columns.label]
+    further = [named_column(table, path, "adjust", name) for name in others]
+    named = columns.describe("label") if len(predicted) == 1 else f"columns {', '.join(map(repr, predicted))}"
+    where = f"{path}: {named}"
+    frame = _with_labels(table, predicted, path, named, notes)
     slides, patients = _ids(frame, path, columns, notes)
-    labels = _map_labels(_whole_numbers(list(frame[columns.label]), notes), mapping or {}, where, notes)
+    if target:
+        labels = list(frame[predicted].agg(", ".join, axis=1))
+    else:
+        labels = _map_labels(_whole_numbers(list(frame[columns.label]), notes), mapping or {}, where, notes)
     facts = {"slide": slides, "patient": patients, "label": labels}
     if site:
         facts["site"] = _sites(frame, path, slides, columns.site)
@@ -125,13 +147,17 @@ def read_labels(
     mixed = rows.groupby("patient", sort=False)["label"].nunique()
     if len(mixed := mixed[mixed > 1]):
         has = plural(len(mixed), "patient has", "patients have")
-        notes.append(f"{has} slides of different labels ({examples(mixed.index)})")
+        notes.append(f"{has} slides of different {'outcomes' if target else 'labels'} ({examples(mixed.index)})")
+    labels = list(rows["label"])
     return LabelTable(
         path=path,
         slides=tuple(rows["slide"]),
         patients=tuple(rows["patient"]),
-        labels=tuple(rows["label"]),
-        classes=_classes(list(rows["label"]), where, positive, classes, notes),
+        labels=tuple(labels),
+        classes=tuple(dict.fromkeys(labels)) if target else _classes(labels, where, positive, classes, notes),
+        cells=tuple(frame.loc[rows.index, predicted].itertuples(index=False, name=None)) if target else (),
+        others=tuple(frame.loc[rows.index, further].itertuples(index=False, name=None)),
+        other_names=tuple(further),
         sites=tuple(rows["site"]) if site else None,
         official=tuple(rows["split"]) if columns.split else None,
         left_out=tuple(sorted({bare_id(text) for text in table[columns.slide]} - {*rows["slide"], ""})),
@@ -141,7 +167,7 @@ def read_labels(
 
 
 def match(table: LabelTable, bag_ids: Sequence[str]) -> LabelledBags:
-    """The label of each bag. Ids must be equal; if none is, the table may list cases, and the bags be slides of them."""
+    """Match labels with bags by equal ids. If no id is equal, the table may list cases, of which the bags are slides."""
     bags: dict[str, int] = {}
     for position, bag in enumerate(bag_ids):
         if (name := bare_id(bag)) in bags:
@@ -169,10 +195,11 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> LabelledBags:
     unlabelled = tuple(bag for bag in without if bag not in set(left_out))
     missing = tuple(slide for row, slide in enumerate(table.slides) if row not in set(taken))
     _note_losses(table, unlabelled, missing, len(bags), notes)
-    for empty in sorted(set(table.classes) - {table.labels[row] for row in taken}):
+    for empty in sorted(set(table.classes) - {table.labels[row] for row in taken}) if not table.cells else ():
         notes.append(f"WARNING: no bag has the label {empty!r}")
     return LabelledBags(
         bags=tuple(positions),
+        rows=tuple(taken),
         slides=tuple(names[position] for position in positions),
         patients=tuple(
             own_id[position] if table.patients[row] == table.slides[row] else table.patients[row]
@@ -188,22 +215,26 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> LabelledBags:
     )
 
 
-def _with_labels(frame: "pd.DataFrame", columns: LabelColumns, where: str, notes: list[str]) -> "pd.DataFrame":
-    """The rows with a label."""
-    empty = frame[columns.label].str.casefold().isin(_NO_LABEL)
+def _with_labels(
+    frame: "pd.DataFrame", columns: Sequence[str], path: Path, named: str, notes: list[str]
+) -> "pd.DataFrame":
+    """Return the rows with a label in any of these columns, which messages call `named`."""
+    empty = frame[[*columns]].apply(lambda cells: cells.str.casefold().isin(_NO_LABEL)).all(axis=1)
     if empty.all():
-        raise CarmilError(f"{where} has no label in any of its {plural(len(frame), 'row')}; name another with --label")
+        raise CarmilError(
+            f"{path}: {named} has no label in any of its {plural(len(frame), 'row')}; name another column"
+        )
     if empty.any():
         many = plural(int(empty.sum()), "slide has", "slides have")
         be = "is" if empty.sum() == 1 else "are"
         loud = _HALF if 2 * empty.sum() > len(frame) else ""
         lines = _lines(frame.index[empty])
-        notes.append(f"{loud}{many} an empty label in {columns.describe('label')} and {be} left out ({lines})")
+        notes.append(f"{loud}{many} an empty label in {named} and {be} left out ({lines})")
     return frame[~empty]
 
 
 def _ids(frame: "pd.DataFrame", path: Path, columns: LabelColumns, notes: list[str]) -> tuple[list[str], list[str]]:
-    """Slides and their patients: of a column, of TCGA barcodes, or each slide its own."""
+    """Return slides and their patients, from a column, from TCGA barcodes, or with each slide as its own patient."""
     slides = [bare_id(text) for text in frame[columns.slide]]
     _check_ids(slides, frame.index, path, columns.slide)
     if folders := [text for text in frame[columns.slide] if "/" in text or "\\" in text]:
@@ -239,17 +270,17 @@ def _check_ids(ids: list[str], lines: Iterable[int], path: Path, column: str) ->
 
 
 def _whole_numbers(labels: list[str], notes: list[str]) -> list[str]:
-    """The labels; whole numbers that a program saved as 0.0 and 1.0 are 0 and 1 again."""
-    whole = [re.fullmatch(r"([+-]?\d+)(\.0*)?", label) for label in labels]
+    """Return the labels, with whole numbers that were saved as 0.0 and 1.0 changed back to 0 and 1."""
+    matches = [re.fullmatch(r"([+-]?\d+)(\.0*)?", label) for label in labels]
     pointed = [label for label in labels if "." in label]
-    if not all(whole) or not pointed:
+    if not all(matches) or not pointed:
         return labels
     notes.append(f"labels are whole numbers written like {pointed[0]!r}: read without the point")
-    return [number[1] for number in whole if number]
+    return [number[1] for number in matches if number]
 
 
 def _map_labels(labels: list[str], mapping: Mapping[str, str], where: str, notes: list[str]) -> list[str]:
-    """The labels by their new names, "" for those that are dropped."""
+    """Rename the labels by `mapping`, to "" if they are to be dropped."""
     counts = Counter(labels)
     for name, new in mapping.items():
         if name not in counts:
@@ -262,7 +293,7 @@ def _map_labels(labels: list[str], mapping: Mapping[str, str], where: str, notes
 
 
 def _sites(frame: "pd.DataFrame", path: Path, slides: list[str], column: str | None) -> list[str]:
-    """The sites of a column; without one, the tissue source sites in the TCGA barcodes of the slides."""
+    """Return the sites from a column, or else the tissue source sites from the TCGA barcodes of the slides."""
     if column:
         if empty := [line for line, site in zip(frame.index, frame[column], strict=True) if not site]:
             raise CarmilError(f"{path}: column {column!r} has no site in {_lines(empty)}; fill it in")
@@ -271,15 +302,15 @@ def _sites(frame: "pd.DataFrame", path: Path, slides: list[str], column: str | N
     for line, slide in zip(frame.index, slides, strict=True):
         if not (barcode := _TCGA.match(slide)):
             raise CarmilError(
-                f"{path}: slide {slide!r} in line {line} is not a TCGA barcode (TCGA-site-patient-...), so that its site "
-                "is unknown; name a column of sites with --site"
+                f"{path}: slide {slide!r} in line {line} is not a TCGA barcode (TCGA-site-patient-...), so "
+                "that its site is unknown; name the column of sites with --site"
             )
         sites.append(barcode[2])
     return sites
 
 
 def _one_row_per_slide(rows: "pd.DataFrame", path: Path, notes: list[str]) -> "pd.DataFrame":
-    """The first row of each slide. Rows that repeat a slide must agree with it."""
+    """Keep the first row of each slide. Further rows of the slide must agree with it."""
     repeated = rows["slide"].duplicated()
     for slide, same in rows[rows["slide"].duplicated(keep=False)].groupby("slide", sort=False):
         for kind in same.columns:
@@ -298,33 +329,38 @@ def _one_row_per_slide(rows: "pd.DataFrame", path: Path, notes: list[str]) -> "p
 def _classes(
     labels: list[str], where: str, positive: str | None, known: Sequence[str], notes: list[str]
 ) -> tuple[str, ...]:
-    """The different labels in their order: numbers by size, words by the alphabet, the positive class last."""
+    """Return the distinct labels in order: numbers by size, text alphabetically, the positive class last."""
     counts = Counter(labels)
     numeric = all(_NUMBER.fullmatch(label) for label in counts)
     fractions = numeric and any(float(label) % 1 for label in counts)
     if numeric and len(counts) > (_MOST_FRACTIONS if fractions else _MOST_CLASSES):
         raise CarmilError(
-            f"{where} has {len(counts)} different numbers: it looks like a number to predict; "
-            "carmil classifies: regression and survival are not supported; name a column of classes with --label"
+            f"{where} has {len(counts)} different numbers, so that it looks like a quantity, not classes: predict the "
+            "number with --target COLUMN, or a time with --target TIME --event EVENT, or name a column of classes with --label"
         )
     if len(counts) > _MOST_CLASSES or len(counts) == len(labels) > 2:
         raise CarmilError(
             f"{where} has {len(counts)} different labels for {len(labels)} slides, the first {labels[0]!r}; "
-            f"expected at most {_MOST_CLASSES} classes, each of several slides; name another with --label"
+            f"expected at most {_MOST_CLASSES} classes, each of several slides; name another column with "
+            "--label"
         )
     if len(counts) < 2:
         raise CarmilError(
-            f"{where} has one class only, {labels[0]!r}; expected at least two; name another with --label"
+            f"{where} has one class only, {labels[0]!r}; expected at least two; name another column with --label"
         )
     classes = sorted(counts, key=lambda c: (float(c) if numeric else 0.0, c.casefold(), c))
     for first, second in pairwise(classes):
         if first.casefold() == second.casefold() or (numeric and float(first) == float(second)):
-            raise CarmilError(f"{where} has labels {first!r} and {second!r}, two spellings of one; use one of them")
+            raise CarmilError(
+                f"{where} has labels {first!r} and {second!r}, two spellings of the same class; use one spelling"
+            )
     if positive is not None:
         if positive not in counts:
             raise CarmilError(f"{where}: {unknown('positive class', positive, classes)}")
         if len(classes) != 2:
-            raise CarmilError(f"{where} has {len(classes)} classes: only one of two can be positive; leave it out")
+            raise CarmilError(
+                f"{where} has {len(classes)} classes: a positive class is for two classes only; leave it out"
+            )
         classes.sort(key=lambda c: c == positive)
     classes.sort(key=lambda c: known.index(c) if c in known else len(known))
     notes.append("classes: " + ", ".join(f"{c!r} ({plural(counts[c], 'slide')})" for c in classes))
@@ -336,7 +372,7 @@ def _classes(
 
 
 def _match_floats(rows: dict[str, int], bags: dict[str, int], notes: list[str]) -> dict[int, int]:
-    """Row by bag for ids like 123.0, as pandas saves ids that it takes for numbers."""
+    """Match rows with bags by ids like 123.0, which pandas writes for ids read as numbers. Return row by bag."""
     matched = {
         slide: row
         for slide, row in rows.items()
@@ -349,12 +385,14 @@ def _match_floats(rows: dict[str, int], bags: dict[str, int], notes: list[str]) 
 
 
 def _beginnings(bag: str) -> list[str]:
-    """The name, and its beginnings up to a dash, underscore or dot, the longest first."""
+    """Return the name and its prefixes that end before a dash, underscore or dot, longest first."""
     return [bag, *(bag[:cut] for cut in range(len(bag) - 1, 0, -1) if bag[cut] in "-_.")]
 
 
 def _match_beginnings(rows: dict[str, int], bags: dict[str, int], notes: list[str]) -> dict[int, int]:
-    """Row by bag for bags like TCGA-A2-A0CM-01Z-00-DX1 in a table of TCGA-A2-A0CM: the longest beginning in the table."""
+    """Match bags like TCGA-A2-A0CM-01Z-00-DX1 with a table of TCGA-A2-A0CM, by the longest prefix in the table.
+    Return row by bag.
+    """
     matched = {}
     for bag, position in bags.items():
         row = next((rows[name] for name in _beginnings(bag) if name in rows), None)
@@ -381,7 +419,7 @@ def _no_match(table: LabelTable, bags: list[str]) -> str:
 def _note_losses(
     table: LabelTable, unlabelled: Sequence[str], missing: Sequence[str], bags: int, notes: list[str]
 ) -> None:
-    """Note bags without a label, labels without a bag, and pairs of them that differ in spelling alone."""
+    """Note bags without a label, labels without a bag, and pairs of these that differ in spelling only."""
     ids = f"labelled ids of {table.path.name}"
     for lost, total, singular, several in (
         (unlabelled, bags, "bags has no label and is left out", "bags have no label and are left out"),
@@ -392,7 +430,7 @@ def _note_losses(
             notes.append(f"{loud}{len(lost)} of {total} {singular if len(lost) == 1 else several} ({examples(lost)})")
 
     def spelling(name: str) -> str:
-        """The id without the case of letters, the signs between them and zeros before a number."""
+        """Normalise an id: lower case, without separators and without leading zeros of numbers."""
         return re.sub(r"[\W_]+", "-", re.sub(r"(?<!\d)0+(?=\d)", "", bare_id(name).casefold()))
 
     spelled = {spelling(bag): bag for bag in unlabelled}

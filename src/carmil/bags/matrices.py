@@ -1,7 +1,7 @@
-"""Cohorts in one matrix: features.npy with instances.csv beside it, or an npz with X and bag.
+"""Read cohorts stored as one matrix: features.npy with instances.csv beside it, or an npz with X and bag.
 
-Each row is an instance; the table, or the array `bag`, names its bag. Tables and npz files are read once per process, features.npy
-is mapped.
+Each row is an instance; the table, or the array `bag`, contains the name of its bag. Tables and npz files are read
+once per process; features.npy is memory-mapped.
 """
 
 import re
@@ -33,9 +33,9 @@ BAG_COLUMNS = ("bag", "bag_name", "slide_id", "slide", "patient_id", "case_id")
 
 @dataclass(frozen=True, eq=False)
 class _Matrix:
-    """The rows of each bag, the labels of bags and the truth about instances where they are known.
+    """The rows of each bag, and the labels of bags and truth about instances where they are known.
 
-    features: those of an npz, which cannot be mapped; None for features.npy.
+    features: those of an npz, which cannot be memory-mapped; None for features.npy.
     """
 
     path: Path
@@ -45,20 +45,20 @@ class _Matrix:
     features: np.ndarray | None = None
 
     def label(self, bag: str) -> str | None:
-        """The label of a bag; without one, whether any of its instances is positive."""
+        """Return the label of a bag; if it has none, whether any of its instances is positive."""
         if self.labels.get(bag) or self.truth is None:
             return self.labels.get(bag) or None
         return str(int((self.truth[self.rows[bag]] > 0).any()))
 
 
 def is_matrix(file: ArrayFile) -> bool:
-    """Whether an npz holds a whole cohort."""
+    """Return whether an npz contains a whole cohort."""
     names = set(file.names)
     return kind_of(file.path) == "npz" and bool(names & {"bag", "bags"} and names & {"X", "features"})
 
 
 def find_in_matrix(path: Path, truth: str | None) -> CohortFiles:
-    """The bags of features.npy or of an npz. truth: the column, or the array, with the truth about each instance."""
+    """Find the bags in features.npy or an npz. `truth` is the column or array with the truth about each instance."""
     layout, notes = "matrix_npz", list[str]()
     companions = [] if truth is None else [(f"truth:{truth}", path)]
     if kind_of(path) != "npz":
@@ -80,7 +80,7 @@ def find_in_matrix(path: Path, truth: str | None) -> CohortFiles:
 
 
 def read_matrix_header(source: Source) -> BagHeader:
-    """The header of one bag in a matrix."""
+    """Read the header of one bag in a matrix."""
     matrix, rows = _rows_of(source)
     if matrix.features is not None:
         return BagHeader(len(rows), matrix.features.shape[1], str(matrix.features.dtype), None)
@@ -90,7 +90,7 @@ def read_matrix_header(source: Source) -> BagHeader:
 
 
 def read_matrix_bag(source: Source) -> Bag:
-    """The rows of one bag, in memory."""
+    """Read the rows of one bag into memory."""
     matrix, rows = _rows_of(source)
     truth = None if matrix.truth is None else matrix.truth[rows]
     if matrix.features is not None:
@@ -107,7 +107,7 @@ def _rows_of(source: Source) -> tuple[_Matrix, np.ndarray]:
 
 
 def _mapped(file: ArrayFile, matrix: _Matrix) -> StoredArray:
-    """features.npy, if it is as long as its table."""
+    """Open features.npy, and refuse it if its length differs from that of its table."""
     array, length = file.array(""), sum(len(rows) for rows in matrix.rows.values())
     if (rows := feature_layout(array)[0]) != length:
         raise CarmilError(
@@ -126,7 +126,7 @@ def _matrix_of(source: Source) -> _Matrix:
 
 @lru_cache(maxsize=2)
 def _read_matrix(path: Path, bag: str | None, truth: str | None, mtime: int, size: int) -> _Matrix:
-    """The table by its columns, or the npz; read once per process and version of the file."""
+    """Read the table or the npz, once per process and version of the file."""
     if bag is None:
         return _read_npz(path, truth)
     columns = _read_columns(path)
@@ -140,7 +140,7 @@ def _read_matrix(path: Path, bag: str | None, truth: str | None, mtime: int, siz
 
 
 def _read_columns(table: Path) -> dict[str, np.ndarray]:
-    """Every column as text: 007 stays 007."""
+    """Read every column as text, so that 007 stays 007."""
     import pandas as pd
 
     with one_line_errors(table):
@@ -179,8 +179,8 @@ def _read_npz(path: Path, truth: str | None) -> _Matrix:
         names = file.one_of(("bag", "bags"))
         if names.shape != (len(features),) or not re.fullmatch(r"(u?int\d+|[<>|=]?U\d+)", names.dtype):
             raise CarmilError(
-                f"{names.where} is {names.dtype} of shape {names.shape}: expected the number or name of the bag for each of "
-                f"{len(features):,} instances"
+                f"{names.where} is {names.dtype} of shape {names.shape}: expected the number or name of the "
+                f"bag of each of {len(features):,} instances"
             )
         bags = names.read()
         known = None if truth is None else read_instance_labels(file.one_of((truth,)), len(features))
@@ -189,13 +189,11 @@ def _read_npz(path: Path, truth: str | None) -> _Matrix:
 
 
 def _bag_labels(labels: StoredArray, bags: np.ndarray) -> dict[str, str]:
-    """Label i belongs to bag number i; where bags are not numbered from 0, to the i-th, if they are sorted."""
+    """Assign label i to bag number i; if bags are not numbered from 0 but are sorted, to the i-th bag."""
     ids, first = np.unique(bags, return_index=True)
     if labels.shape != (len(ids),):
         raise CarmilError(f"{labels.where} has the shape {labels.shape}: expected ({len(ids)},), one label per bag")
     counted = bags.dtype.kind in "iu" and np.array_equal(ids, np.arange(len(ids)))
     if not counted and (np.diff(first) < 0).any():
-        raise CarmilError(
-            f"{labels.where} has labels, but the bags are neither numbered from 0 nor in order: sort them"
-        )
+        raise CarmilError(f"{labels.where} has labels, but the bags are neither numbered from 0 nor sorted: sort them")
     return {str(name): as_text(label) or "" for name, label in zip(ids, labels.read(), strict=True)}

@@ -1,4 +1,4 @@
-"""A store written straight from bags in memory, for cohorts that carmil makes itself. `building` packs other tools' files."""
+"""Write a store from bags in memory, for cohorts that carmil generates. `building` packs the files of other tools."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -6,10 +6,20 @@ from pathlib import Path
 
 import numpy as np
 
-from carmil.bags.conversion import round_features
 from carmil.bags.pictures import Pictures
 from carmil.bags.sources import Bag
-from carmil.bags.store import VERSION, Dtype, Entry, Store, StoreIndex, checksum, fingerprint_of, is_store, open_store
+from carmil.bags.store import (
+    VERSION,
+    Dtype,
+    Entry,
+    Store,
+    StoreIndex,
+    checksum,
+    fingerprint_of,
+    is_store,
+    open_store,
+    round_features,
+)
 from carmil.errors import CarmilError
 from carmil.files import atomic_folder
 from carmil.provenance import config_key
@@ -25,10 +35,10 @@ def write_store(
     truth_classes: Sequence[str] | None = None,
     pictures: Pictures | None = None,
 ) -> Store:
-    """Write a store at `out`, in place of one that is there.
+    """Write a store at `out`, replacing an existing one.
 
-    key: what the bags were made from; see `is_made_from`. truth_classes: the classes of signed truth, in the order in which a
-    study numbers them: that of their names.
+    key: what the bags were made from; see `is_made_from`. truth_classes: the classes of signed truth, sorted by name,
+    as a study numbers them.
     """
     index = StoreIndex(
         version=VERSION,
@@ -53,12 +63,12 @@ def is_made_from(out: Path, key: object) -> bool:
 
 
 def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
-    """A store at `out` with one bag per group (bag id -> group id) of this one's bags. Bags without a group are left out."""
+    """Write a store at `out` with one bag per group (`groups` maps bag id to group id). Bags without a group are left out."""
     signature = checksum(repr((store.fingerprint, sorted(groups.items()))).encode())
     if is_store(out):
         grouped = open_store(out)
         if grouped.index.signature != signature:
-            raise CarmilError(f"{out} holds other bags or other groups of them: choose another --out or remove it")
+            raise CarmilError(f"{out} holds different bags or groups: choose another --out or remove it")
         return grouped
     members: dict[str, list[int]] = {}
     for i, name in enumerate(store.ids):
@@ -69,7 +79,7 @@ def regroup(store: Store, groups: dict[str, str], out: Path) -> Store:
 
 
 def _write(bags: Iterable[Bag], out: Path, index: StoreIndex, pictures: Pictures | None) -> Store:
-    """Write the bags, with the other facts of the index."""
+    """Write the bags and the index."""
     entries: list[Entry] = []
     labels: list[np.ndarray | None] = []
     width = 0
@@ -84,11 +94,13 @@ def _write(bags: Iterable[Bag], out: Path, index: StoreIndex, pictures: Pictures
                 entries.append(Entry.of(bag, stored))
                 width = stored.shape[1]
         if not entries:
-            raise CarmilError(f"{out}: no bag to write; expected at least one")
+            raise CarmilError(f"{out}: no bags to write; expected at least one")
         _write_truth(aside / "instance_labels.bin", labels, [entry.rows for entry in entries], index.truth_classes)
         if pictures is not None:
             if len(pictures.index) != (rows := sum(entry.rows for entry in entries)):
-                raise CarmilError(f"{out}: pictures of {len(pictures.index):,} instances; expected {rows:,}")
+                raise CarmilError(
+                    f"{out}: pictures of {len(pictures.index):,} instances; expected {rows:,}, one per instance"
+                )
             (aside / "pictures.bin").write_bytes(np.ascontiguousarray(pictures.images).data)
             (aside / "picture_index.bin").write_bytes(np.ascontiguousarray(pictures.index, dtype=np.int32).data)
         replace(

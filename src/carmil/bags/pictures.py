@@ -1,4 +1,4 @@
-"""Pictures of instances: what a digit, a nucleus or a tile looks like, kept in the store for cohorts without slide files.
+"""Pictures of instances (digits, nuclei, tiles), stored with the features of cohorts that have no slide files.
 
 m images, n instances of all bags together.
 """
@@ -14,7 +14,7 @@ from carmil.errors import CarmilError
 class Pictures:
     """images (m, height, width, channels) uint8, grey or RGB; index (n): the image of each instance.
 
-    Images that look alike stand together, so that instances sorted by `index` are easy to compare.
+    Similar images are adjacent, so that instances sorted by `index` are easy to compare.
     """
 
     images: np.ndarray
@@ -28,14 +28,15 @@ class Pictures:
             )
         if len(self.index) and not 0 <= self.index.min() <= self.index.max() < len(self.images):
             raise CarmilError(
-                f"instances name pictures {self.index.min()} to {self.index.max()}: expected 0 to {len(self.images) - 1}"
+                f"instances refer to pictures {self.index.min()} to {self.index.max()}: expected 0 to "
+                f"{len(self.images) - 1}"
             )
 
     def rows(self, first: int, last: int) -> "Pictures":
-        """The pictures of the instances of one bag."""
+        """Return the pictures of the instances of one bag."""
         return Pictures(self.images, self.index[first:last])
 
     def rgb(self, row: int) -> np.ndarray:
-        """The picture of one instance, (height, width, 3)."""
+        """Return the picture of one instance as RGB (height, width, 3)."""
         image = self.images[self.index[row]]
         return np.broadcast_to(image, (*image.shape[:2], 3))

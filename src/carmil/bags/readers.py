@@ -1,13 +1,14 @@
-"""Bags from the files that other tools write: CLAM, TRIDENT, STAMP, torchmil, slideflow, ACMIL, and plain arrays.
+"""Read bags from the files of other tools: CLAM, TRIDENT, STAMP, torchmil, slideflow, ACMIL, and plain arrays.
 
-`read_bag` reads one bag of those that `find_bags` lists, `read_header` its header alone. A bag has n instances of d features.
+`read_bag` reads one of the bags that `find_bags` lists; `read_header` reads its header only. A bag has n instances of
+d features.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,28 +24,26 @@ from carmil.array_files import (
     read_features,
     read_instance_labels,
 )
-from carmil.bags.geometry import UNKNOWN, TileGeometry
+from carmil.bags.geometry import UNKNOWN, TileGeometry, Unit
 from carmil.bags.matrices import is_matrix, read_matrix_bag, read_matrix_header
-from carmil.bags.slide_file import SlideFile
-from carmil.bags.sources import READERS, Bag, BagHeader, Source
+from carmil.bags.sources import READERS, Bag, BagHeader, SlideFile, Source
 from carmil.errors import CarmilError
 from carmil.files import safe_name
 from carmil.untrusted import one_line_errors, read_json
 from carmil.words import examples
 
-if TYPE_CHECKING:
-    from carmil.bags.bags import Unit
-
 FEATURE_NAMES = ("features", "feats", "feat", "embeddings", "patch_embeddings")
 COORDINATE_NAMES = ("coords", "coordinates")
 INSTANCE_LABEL_NAMES = ("instance_labels", "inst_labels", "patch_labels", "y_inst")
 
-_UNITS: dict[str, "Unit"] = {"um": "um", "\u00b5m": "um", "\u03bcm": "um", "level0_px": "level0_px"}
-_Place = tuple[np.ndarray | None, "Unit | None", float | None]  # coordinates, their unit, the side of a tile in it
+_UNITS: dict[str, Unit] = {"um": "um", "\u00b5m": "um", "\u03bcm": "um", "level0_px": "level0_px"}
+_Place = tuple[
+    np.ndarray | None, Unit | None, float | None
+]  # coordinates, their unit, and the side of a tile in this unit
 
 
 def read_header(source: Source) -> BagHeader:
-    """Size, type, encoder and tile geometry of a bag, without reading its features."""
+    """Read the size, type, encoder and tile geometry of a bag without reading its features."""
     if source.layout.startswith("matrix"):
         return read_matrix_header(source)
     if source.layout in READERS:
@@ -56,7 +55,7 @@ def read_header(source: Source) -> BagHeader:
 
 
 def read_bag(source: Source) -> Bag:
-    """The whole bag, in memory."""
+    """Read a whole bag into memory."""
     if source.layout.startswith("matrix"):
         return read_matrix_bag(source)
     if source.layout in READERS:
@@ -69,7 +68,7 @@ def read_bag(source: Source) -> Bag:
 
 
 def _read_registered(source: Source) -> Bag:
-    """The bag that a registered reader returns, if it is one."""
+    """Return the bag from a registered reader, and refuse anything that is not a bag."""
     with one_line_errors(source.path):
         bag = READERS[source.layout].read(source.id, source.path)
     features = bag.features
@@ -82,7 +81,7 @@ def _read_registered(source: Source) -> Bag:
 
 
 def written_by_stamp(file: ArrayFile) -> bool:
-    """Whether STAMP wrote the file."""
+    """Return whether STAMP wrote the file."""
     marks = ("stamp_version", "extractor", "feat_type")
     return kind_of(file.path) == "h5" and any(file.attribute(mark) is not None for mark in marks)
 
@@ -110,7 +109,7 @@ class _BagFile:
         return cls(file, source, features, file.find(COORDINATE_NAMES), dict(source.companions))
 
     def place(self, rows: int) -> _Place:
-        """Coordinates, their unit, and the side of a tile in that unit."""
+        """Return the coordinates, their unit, and the side of a tile in that unit."""
         if (coords := self.companions.get("coords")) is not None:
             return _read_coordinates(coords, rows), "level0_px", None
         patches = self.companions.get("patches")
@@ -125,10 +124,10 @@ class _BagFile:
         side = as_number(attribute("tile_size") if side is None else side, f"{self.file.path}: the size of a tile")
         return coordinates, self._unit(unit), side or tile_size
 
-    def _unit(self, recorded: object) -> "Unit":
+    def _unit(self, recorded: object) -> Unit:
         name = as_text(recorded)
         if name is None:
-            return "level0_px"  # the unit of every tool but STAMP, which none of them records
+            return "level0_px"  # the unit of every tool except STAMP; none of these tools records it
         if name not in _UNITS:
             raise CarmilError(f"{self.file.path} has coordinates in {name!r}: expected 'um' or 'level0_px'")
         return _UNITS[name]
@@ -136,16 +135,16 @@ class _BagFile:
     def _stamp_place(self, coordinates: np.ndarray) -> _Place:
         path, attribute = self.file.path, self.file.attribute
         if (kind := as_text(attribute("feat_type")) or "tile") != "tile":
-            raise CarmilError(f"{path} holds STAMP features of a whole {kind}: expected those of its tiles")
+            raise CarmilError(f"{path} holds STAMP features of a whole {kind}: expected tile features")
         if attribute("unit") is None:
             if len(coordinates) and (stride := _stride(coordinates)) != 224:
                 raise CarmilError(
-                    f"{path} is an old STAMP file without a unit: its tiles are {stride} apart where 224 was expected; "
+                    f"{path} is an old STAMP file without a unit: its tiles are {stride} apart, expected 224; "
                     "extract it again with a newer STAMP"
                 )
-            return coordinates * np.float32(256 / 224), "um", 256.0  # as STAMP itself reads these files
+            return coordinates * np.float32(256 / 224), "um", 256.0  # as STAMP reads these files
         if (unit := self._unit(attribute("unit"))) != "um":
-            raise CarmilError(f"{path} is by STAMP with coordinates in {unit!r}: expected 'um'")
+            raise CarmilError(f"{path} was written by STAMP with coordinates in {unit!r}: expected 'um'")
         side = attribute("tile_size_um")
         return coordinates, unit, as_number(attribute("tile_size") if side is None else side, f"{path}: tile_size")
 
@@ -161,7 +160,7 @@ class _BagFile:
         if self.source.layout == "trident" and folder.startswith("features_"):
             name, recorded = folder.removeprefix("features_"), as_text(self.features.attribute("encoder"))
             if recorded is not None and safe_name(recorded) == name:
-                return recorded  # a folder cannot have every name
+                return recorded  # not every id is a valid folder name
             return None if name == "unknown" else name
         if (config := self.companions.get("config")) is not None:
             return _slideflow_config(config)[0]
@@ -173,9 +172,9 @@ class _BagFile:
         return as_text(self.features.attribute("pooling")) or as_text(self.file.attribute("pooling"))
 
     def geometry(self) -> TileGeometry:
-        """What the coordinates, the file and the files beside it record, in this order."""
+        """Return the geometry recorded by the coordinates, the file, or the files beside it, in this order of precedence."""
         if written_by_stamp(self.file) and self.file.attribute("unit") is None:
-            return TileGeometry(224, 256 / 224)  # as STAMP itself reads these files
+            return TileGeometry(224, 256 / 224)  # as STAMP reads these files
         recorded = UNKNOWN
         if self.coordinates is not None:
             recorded = _recorded_geometry(self.coordinates.attribute, self.file.path)
@@ -189,7 +188,7 @@ class _BagFile:
         return recorded
 
     def slide_file(self) -> SlideFile:
-        """What files of carmil record of the slide; TRIDENT's coordinates have its width and height."""
+        """Return what files of carmil record about the slide; TRIDENT's coordinates record its width and height."""
 
         def number(name: str, trident: str = "") -> float | None:
             value = self.file.attribute(name)
@@ -226,7 +225,9 @@ def _stride(coordinates: np.ndarray) -> int:
 
 
 def _clam_tile_size(patches: Path) -> float | None:
-    """The side of a tile, which CLAM's features lack; its file of patches has it in pixels of the level it was cut at."""
+    """Return the side of a tile in level-0 pixels; CLAM records it in the file of patches, in pixels of the level
+    where they were cut.
+    """
     with open_arrays(patches) as file:
         attribute = file.one_of(COORDINATE_NAMES).attribute
         names = ("patch_size_level0", "patch_size", "downsample")
@@ -235,8 +236,10 @@ def _clam_tile_size(patches: Path) -> float | None:
 
 
 def _recorded_geometry(attribute: Callable[[str], Any], path: Path) -> TileGeometry:
-    """The geometry in attributes of carmil (tile_pixels, tile_mpp), of TRIDENT (patch_size, which CLAM has too, and
-    target_magnification) and of STAMP (tile_size_px, tile_size_um). A magnification of 10 is one micrometre per pixel.
+    """Read the geometry from the attributes of carmil, TRIDENT and STAMP.
+
+    carmil writes tile_pixels and tile_mpp, TRIDENT patch_size (as CLAM does) and target_magnification, STAMP
+    tile_size_px and tile_size_um. A magnification of 10 is one micrometre per pixel.
     """
 
     def number(name: str) -> float | None:
@@ -252,7 +255,7 @@ def _recorded_geometry(attribute: Callable[[str], Any], path: Path) -> TileGeome
 
 
 def _slideflow_config(path: Path) -> tuple[str | None, TileGeometry]:
-    """The encoder and the geometry in bags_config.json; tile_um may be a magnification such as 20x."""
+    """Read the encoder and the geometry from bags_config.json; tile_um may be a magnification such as 20x."""
     with one_line_errors(path):
         config = read_json(path) or {}
         encoder = as_text((config.get("extractor") or {}).get("class"))

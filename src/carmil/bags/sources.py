@@ -1,32 +1,65 @@
-"""A bag before and after it is read: where it is, what its header says, and what is in it.
+"""Where a bag is stored, what its header contains, and its contents.
 
-A bag has n instances of d features.
+The id of a bag may be any text, but not every text is a valid file name. If the file of a bag cannot be named after
+its id, FOLDER/carmil_names.json maps the name of the file to the id. A bag has n instances of d features.
 """
 
+import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carmil.bags.geometry import UNKNOWN, TileGeometry
-from carmil.bags.slide_file import NOT_RECORDED, SlideFile
+from carmil.bags.geometry import UNKNOWN, TileGeometry, Unit
+from carmil.errors import CarmilError
+from carmil.files import safe_name, safe_names, write_text
+from carmil.untrusted import read_json
 
-if TYPE_CHECKING:
-    from carmil.bags.bags import Unit
+NAMES_TABLE = "carmil_names.json"
+
+
+@dataclass(frozen=True)
+class SlideFile:
+    """The slide that features were made from, recorded with them to detect another file of the same name.
+
+    Size in bytes, modification time in seconds, and width and height in level-0 pixels; None where not recorded.
+    """
+
+    slide_bytes: int | None = None
+    slide_mtime: float | None = None
+    slide_width: int | None = None
+    slide_height: int | None = None
+
+    def differs_from(self, other: "SlideFile") -> bool:
+        """Return whether any value recorded by both differs."""
+        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+NOT_RECORDED = SlideFile()
+
+
+def slide_file_at(path: Path, *, width: int | None = None, height: int | None = None) -> SlideFile:
+    """Return the record of the file at `path`, as far as the file system provides it."""
+    try:
+        facts = path.stat()
+    except OSError:  # reported when the slide is opened
+        return SlideFile(slide_width=width, slide_height=height)
+    # Archives may set the time to 0, which is meaningless.
+    return SlideFile(facts.st_size, facts.st_mtime if facts.st_mtime > 0 else None, width, height)
 
 
 @dataclass(frozen=True, eq=False)
 class Bag:
-    """One slide as its file has it.
+    """The contents of the file of one slide.
 
-    features        (n, d) float16 or float32, which may still hold NaN
+    features        (n, d) float16 or float32, not yet checked for NaN
     coordinates     (n, 2) float32 in `coordinate_unit`, or None; `tile_size` is the side of a tile in the same unit
     instance_labels (n) int64, or signed truth per class (n, k), or None
-    pooling         how the encoder made one vector of a tile's tokens, or None where the file does not say
+    pooling         how the encoder reduced a tile's tokens to one vector, or None where the file does not record it
     geometry        pixels of a tile and micrometres per pixel, as far as they are recorded
     slide_file      the slide that the features were made from, as far as it is recorded
     """
@@ -34,7 +67,7 @@ class Bag:
     id: str
     features: np.ndarray
     coordinates: np.ndarray | None = None
-    coordinate_unit: "Unit | None" = None
+    coordinate_unit: Unit | None = None
     tile_size: float | None = None
     encoder: str | None = None
     instance_labels: np.ndarray | None = None
@@ -45,12 +78,12 @@ class Bag:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a bag is, and how to read it.
+    """The location of a bag and the way to read it.
 
-    companions  other files it needs, by their role: coords, labels, patches, config; for a matrix the table, as bag:COLUMN and
-                truth:COLUMN
-    key         the group of an h5 file, or the name of the bag in a matrix of many
-    label       the label of the bag, where the layout itself knows it
+    companions  other files that are needed, by their role: coords, labels, patches, config; for a matrix the table, as
+                bag:COLUMN and truth:COLUMN
+    key         the group of an h5 file, or the name of the bag in a matrix of several
+    label       the label of the bag, if the layout contains it
     """
 
     id: str
@@ -66,7 +99,7 @@ class Source:
 
 @dataclass(frozen=True)
 class BagHeader:
-    """What is known of a bag without reading its features; `dtype` is the type they will have."""
+    """The properties of a bag that can be read without its features; `dtype` is the type of the features."""
 
     rows: int
     width: int
@@ -113,15 +146,49 @@ READERS: dict[str, Reader] = {}
 def register_reader(
     layout: str, *, find: Callable[[Path], Mapping[str, Path] | None], read: Callable[[str, Path], Bag]
 ) -> None:
-    """Add a layout, which takes precedence over those that carmil knows. Its files are read by this process alone."""
+    """Register a layout, which takes precedence over the built-in ones. Its files are read without worker processes."""
     READERS[layout] = Reader(find, read)
 
 
 def worker_count(workers: int | None, sources: Sequence[Source]) -> int:
-    """One process per core. A small cohort, or one that a registered reader reads, is read by this process alone."""
+    """Return the number of worker processes: one per core, but one for a small cohort or a registered reader."""
     if any(source.layout in READERS for source in sources) or getattr(sys, "frozen", False) or not sys.executable:
         return 1
     if workers is not None:
         return max(1, workers)
     size = sum(path.stat().st_size for path in {source.path for source in sources} if path.exists())
     return 1 if size < 2**28 else min(os.cpu_count() or 1, 16)
+
+
+def write_names(folder: Path, ids: Iterable[str]) -> dict[str, str]:
+    """Return the file name of each bag below `folder`, without extension, and record in the table those that differ from the id."""
+    known, names = _table(folder), names_for(folder, ids)
+    new = {name: id for id, name in names.items() if name != id}
+    if not new.items() <= known.items():
+        write_text(folder / NAMES_TABLE, json.dumps(known | new, indent=1))
+    return names
+
+
+def names_for(folder: Path, ids: Iterable[str]) -> dict[str, str]:
+    """Return the names of `write_names` without recording them. Pass all ids of a cohort at once, so that no two
+    names differ only in case.
+    """
+    before = {id: name for name, id in _table(folder).items()}
+    return {id: before.get(id, name) for id, name in safe_names(ids).items()}
+
+
+def read_names(folder: Path) -> dict[str, str]:
+    """Read the ids of bags by the names of their files in `folder`, or in the exported folder above it."""
+    return _table(folder.parent) | _table(folder)
+
+
+def _table(folder: Path) -> dict[str, str]:
+    """Read the table, without entries whose id would not get this name, so that no table can give a file the name of
+    another slide.
+    """
+    if not (folder / NAMES_TABLE).is_file():
+        return {}
+    entries = read_json(folder / NAMES_TABLE, "remove it, or export the bags again")
+    if not isinstance(entries, dict) or not all(isinstance(id, str) for id in entries.values()):
+        raise CarmilError(f"{folder / NAMES_TABLE} is not a table of names: remove it, or export the bags again")
+    return {name: id for name, id in entries.items() if name in (safe_name(id), safe_name(id, taken=[id]))}

@@ -1,4 +1,4 @@
-"""Splits as files: ours, CLAM's, Patho-Bench's, STAMP's and torchmil's. s slides, f folds."""
+"""Read and write splits as files of carmil, CLAM, Patho-Bench, STAMP and torchmil. s slides, f folds."""
 
 import json
 import re
@@ -27,6 +27,12 @@ Form = Literal["carmil", "clam", "patho-bench", "stamp"]
 _SLIDE_COLUMNS = ("slide", "slide_id", "bag_name", "filename", "wsi_id")
 _PATIENT_COLUMNS = ("patient", "case_id", "patient_id", "case")
 _SPLIT_COLUMNS = ("split", "subset", "split_info")
+# The file of splits in a folder, and the suffixes of its other possible names.
+_FILES = {
+    "carmil": ("splits.tsv", (".tsv", ".csv", ".txt")),
+    "patho-bench": ("k=all.tsv", (".tsv",)),
+    "stamp": ("splits.json", (".json",)),
+}
 _FOLD = re.compile(r"fold_[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
@@ -39,14 +45,16 @@ def read_splits(
     validation: float = 0.15,
     seed: int = 0,
     classes: Sequence[str] | None = None,
+    word: str = "class",
 ) -> Splits:
-    """Read the folds of a file or folder in the form of carmil, CLAM, Patho-Bench, STAMP or torchmil, which is recognised.
+    """Read the folds of a file or folder written by carmil, CLAM, Patho-Bench, STAMP or torchmil; the form is
+    recognised.
 
-    A fold without a validation part gets one from its training patients. What does not fit the cohort is noted.
-    `classes` are the names of the labels, for messages.
+    A fold without a validation part gets one from its training patients. Ids that do not match the cohort are
+    noted. `classes` are the names of the labels and `word` is what one of them is called, for messages.
     """
     path = Path(path)
-    cohort = Cohort.checked(slides, patients, labels, classes)
+    cohort = Cohort.checked(slides, patients, labels, classes, word)
     listing = _listing(path, cohort)
     roles, notes = _assign_roles(listing, cohort, path)
     return complete_folds(
@@ -61,16 +69,11 @@ def read_splits(
 
 
 def replaced_files(path: Path, form: Form) -> tuple[Path, ...]:
-    """The files that `write_splits` replaces, if they exist."""
-    match form:
-        case "carmil":
-            return (path if path.suffix in (".tsv", ".csv", ".txt") else path / "splits.tsv",)
-        case "patho-bench":
-            return (path if path.suffix == ".tsv" else path / "k=all.tsv",)
-        case "stamp":
-            return (path if path.suffix == ".json" else path / "splits.json",)
-        case "clam":
-            return tuple(sorted(path.glob("splits_*.csv")))
+    """Return the existing files that `write_splits` would replace."""
+    if form == "clam":
+        return tuple(sorted(path.glob("splits_*.csv")))
+    name, suffixes = _FILES[form]
+    return (path if path.suffix in suffixes else path / name,)
 
 
 def write_splits(
@@ -81,11 +84,11 @@ def write_splits(
     labels: Sequence[int] | None = None,
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Write what `read_splits` reads.
+    """Write splits in a form that `read_splits` reads.
 
-    carmil: a TSV of slide, patient, fold_0, ... with train, val, test or nothing. clam: a folder of splits_0.csv, ...
+    carmil: a TSV of slide, patient, fold_0, ... with train, val, test, cal or nothing. clam: a folder of splits_0.csv, ...
     patho-bench: k=all.tsv and, if `classes` are given, config.yaml. stamp: splits.json, which has no validation part:
-    its patients join the training ones, from which STAMP takes its own.
+    validation patients are added to the training patients, from which STAMP draws its own validation part.
     """
     path = Path(path)
     if form not in get_args(Form):
@@ -109,7 +112,7 @@ def write_splits(
 
 @dataclass(frozen=True)
 class _Listing:
-    """The ids and roles of each fold, as a file lists them."""
+    """The ids and roles of each fold, as listed in a file."""
 
     folds: tuple[tuple[tuple[str, int], ...], ...]
     inner: int = 1
@@ -131,8 +134,8 @@ def _listing(path: Path, cohort: Cohort) -> _Listing:
         ids = _id_column(path, frame, columns, cohort)
         return _Listing((_words(path, frame, ids, split),))
     raise CarmilError(
-        f"{path}: not a split we know, with columns {', '.join(map(repr, frame.columns))}; "
-        "expected fold_0, fold_1, ... (carmil, Patho-Bench), train, val, test (CLAM), or split (torchmil)"
+        f"{path}: not a known form of splits, with columns {', '.join(map(repr, frame.columns))}; expected "
+        "fold_0, fold_1, ... (carmil, Patho-Bench), train, val, test (CLAM), or split (torchmil)"
     )
 
 
@@ -146,7 +149,7 @@ def _folder(path: Path, cohort: Cohort) -> _Listing:
     ]
     if len(single) + bool(numbered) > 1:
         names = [file.name for file in (*[numbered[i] for i in sorted(numbered)][:1], *single)]
-        raise CarmilError(f"{path}: holds several splits ({', '.join(names)}); name the one you mean")
+        raise CarmilError(f"{path}: holds several splits ({', '.join(names)}); name one of them")
     if single:
         return _listing(single[0], cohort)
     if not numbered:
@@ -164,16 +167,16 @@ def _folder(path: Path, cohort: Cohort) -> _Listing:
 
 
 def _clam(path: Path, frame: "pd.DataFrame", columns: dict[str, str]) -> tuple[tuple[str, int], ...]:
-    """The ids and roles of one fold: three columns of ids, or of True and False after a column of ids."""
+    """Read the ids and roles of one fold: three columns of ids, or of True and False after a column of ids."""
     if not {"train", "test"} <= set(columns):
-        raise CarmilError(f"{path}: no columns train and test, there is {', '.join(map(repr, frame.columns))}")
+        raise CarmilError(f"{path}: no columns train and test; found {', '.join(map(repr, frame.columns))}")
     parts = {columns[word]: NAMES.index(part) for word, part in PART_OF_WORD.items() if word in columns}
     values = {value.casefold() for column in parts for value in frame[column]}
     if not values <= {"true", "false", ""}:
         return tuple((value, role) for column, role in parts.items() for value in frame[column] if value)
     ids = frame.columns[0]
     if ids in parts:
-        raise CarmilError(f"{path}: columns of True and False, but none of slide ids before them")
+        raise CarmilError(f"{path}: columns of True and False without a column of slide ids before them")
     return tuple(
         (name, role)
         for column, role in parts.items()
@@ -192,13 +195,13 @@ def _fold_columns(path: Path, frame: "pd.DataFrame", columns: dict[str, str], co
     inner = len({number[1] for number in numbers if len(number) > 1}) or 1
     outer = len({number[0] for number in numbers})
     if len({len(number) for number in numbers}) > 1 or outer * inner != len(numbers):
-        raise CarmilError(f"{path}: {len(numbers)} columns of folds do not make {outer} outer x {inner} inner ones")
+        raise CarmilError(f"{path}: {len(numbers)} columns of folds are not {outer} outer x {inner} inner folds")
     ids = _id_column(path, frame, columns, cohort)
     return _Listing(tuple(_words(path, frame, ids, column) for _, column in numbered), inner)
 
 
 def _id_column(path: Path, frame: "pd.DataFrame", columns: dict[str, str], cohort: Cohort) -> str:
-    """The column of slides or of patients, whichever has more ids of the cohort."""
+    """Return the column of slides or of patients, whichever has more ids of the cohort."""
     candidates = [columns[name] for name in (*_SLIDE_COLUMNS, *_PATIENT_COLUMNS) if name in columns]
     if not candidates:
         raise CarmilError(
@@ -243,7 +246,7 @@ def _stamp(path: Path) -> _Listing:
 
 
 def _known_as(name: str, ids: Container[str]) -> str | None:
-    """The id in the cohort: as written, without folder and extension, or without the .0 of ids saved as numbers."""
+    """Return the matching id of the cohort: as written, without folder and extension, or without the .0 of ids saved as numbers."""
     for spelling in (name, bare_id(name), name.removesuffix(".0")):
         if spelling in ids:
             return spelling
@@ -251,7 +254,7 @@ def _known_as(name: str, ids: Container[str]) -> str | None:
 
 
 def _assign_roles(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.ndarray, list[str]]:
-    """Roles (f, s), and notes about ids."""
+    """Return the roles (f, s), and notes about ids that do not match."""
     slides: dict[str, list[int]] = {}
     patients: dict[str, list[int]] = {}
     for i, (slide, patient) in enumerate(zip(cohort.slides, cohort.patients, strict=True)):
@@ -290,8 +293,8 @@ def _assign_roles(listing: _Listing, cohort: Cohort, path: Path) -> tuple[np.nda
             for i in ids[known[name]] if name in known else ():
                 if roles[row, i] not in (UNUSED, role):
                     raise CarmilError(
-                        f"{path}: {what[:-1]} {name!r} is in {NAMES[roles[row, i]]} and {NAMES[role]} of fold {row}: "
-                        "expected in one part only; take it out of one"
+                        f"{path}: {what[:-1]} {name!r} is in {NAMES[roles[row, i]]} and {NAMES[role]} of fold "
+                        f"{row}: expected in one part only; remove it from one part"
                     )
                 roles[row, i] = role
     return roles, notes
@@ -307,16 +310,16 @@ def _write_carmil(path: Path, splits: Splits) -> None:
 
 
 def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
-    """The files of CLAM's create_splits_seq.py: ids, the same as True and False, and with labels the counts."""
+    """Write the files of CLAM's create_splits_seq.py: ids, the same as columns of True and False, and with labels the counts."""
     if path.is_file():
-        raise CarmilError(f"{path}: is a file; CLAM's splits are a folder of them; name a folder")
+        raise CarmilError(f"{path}: is a file; CLAM's splits are a folder of files; name a folder")
     ours = {f"splits_{row}{kind}.csv" for row in range(len(splits.roles)) for kind in ("", "_bool", "_descriptor")}
     others = sorted(file.name for file in path.glob("splits_*.csv") if file.name not in ours)
     if others:
         raise CarmilError(
             f"{path}: holds {others[0]} of other splits, which CLAM would read with these; name a new folder"
         )
-    header = ["", *NAMES[TRAIN:]]
+    header = ["", *(NAMES[role] for role in (TRAIN, VALIDATION, TEST))]
     for row, roles in enumerate(splits.roles):
         parts = [[splits.slides[i] for i in np.flatnonzero(roles == role)] for role in (TRAIN, VALIDATION, TEST)]
         longest = max(len(part) for part in parts)

@@ -1,9 +1,10 @@
-"""Folds by patient: the slides to train on, to select by and to test. `split_files` reads and writes those of other tools.
+"""Split cohorts into folds by patient, with slides to train on, to select by, to test and, if asked for, to calibrate on.
 
-s slides, p patients, f folds (nested: outer x inner, row outer * inner + i).
-No patient is ever in two parts of a fold; `audit` checks that of any split, wherever it comes from.
+`split_files` reads and writes splits of other tools. s slides, p patients, f folds (nested: outer x inner, row outer
+* inner + i). No patient is in two parts of a fold; `audit` checks this for any split, whatever its origin.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,17 +15,19 @@ from carmil.bags.columns import PART_OF_WORD
 from carmil.errors import CarmilError
 from carmil.words import examples, plural
 
-UNUSED, TRAIN, VALIDATION, TEST = 0, 1, 2, 3
-NAMES = ("", "train", "val", "test")
+UNUSED, TRAIN, VALIDATION, TEST, CALIBRATION = 0, 1, 2, 3, 4
+NAMES = ("", "train", "val", "test", "cal")
+CALIBRATION_SHARE = 0.2  # of the patients of each class, if the level of the prediction sets needs no more
+MOST_OF_A_CLASS = 0.5  # the largest share of a class's patients that may calibrate
 
-_DRAWS = 20  # sites, and patients of several classes, may need another draw until every part has what it needs
+_DRAWS = 20  # with sites, or patients of several classes, several draws may be needed until every part has slides of every class
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """roles (f, s): UNUSED, TRAIN, VALIDATION or TEST for each slide in each fold.
+    """roles (f, s): UNUSED, TRAIN, VALIDATION, TEST or CALIBRATION for each slide in each fold.
 
-    `inner` > 1 is a nested split: each outer fold comes `inner` times in a row, with the same test slides.
+    With `inner` > 1 the split is nested: the rows of an outer fold are its `inner` folds, with the same test slides.
     """
 
     slides: tuple[str, ...]
@@ -43,24 +46,30 @@ class Splits:
 
     @property
     def folds(self) -> int:
-        """Outer folds: how often there is another test part."""
+        """Return the number of outer folds, that is, of distinct test parts."""
         return len(self.roles) // self.inner
 
+    @property
+    def calibration(self) -> np.ndarray:
+        """Return (s) which slides calibrate prediction sets: the same in every fold."""
+        return (self.roles == CALIBRATION).all(axis=0)
+
     def name(self, row: int) -> str:
-        """Fold 2 is "fold 2", its first inner fold "fold 2.0"."""
+        """Return the name of a row: "fold 2", or "fold 2.0" for the first inner fold of fold 2."""
         return f"fold {row}" if self.inner == 1 else f"fold {row // self.inner}.{row % self.inner}"
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Slides with patients as numbers, in the order of their names, so that the order of the rows changes nothing."""
+    """Slides with numbered patients, sorted by name, so that the order of the rows does not matter."""
 
     slides: tuple[str, ...]
     patients: tuple[str, ...]
     labels: np.ndarray  # (s)
     of: np.ndarray  # (s) number of the slide's patient
     strata: np.ndarray  # (p) the largest label of the patient
-    classes: tuple[str, ...]  # their names; the numbers themselves where none are given
+    classes: tuple[str, ...]  # names of the classes, or their numbers if no names are given
+    word: str = "class"  # what messages call a class: patients may be stratified by something else
 
     @classmethod
     def checked(
@@ -69,11 +78,12 @@ class Cohort:
         patients: Sequence[str],
         labels: Sequence[int],
         classes: Sequence[str] | None = None,
+        word: str = "class",
     ) -> "Cohort":
         if not len(slides) == len(patients) == len(labels):
             raise CarmilError(
-                f"{plural(len(slides), 'slide')}, {plural(len(patients), 'patient')} and {plural(len(labels), 'label')}: "
-                "expected as many"
+                f"{plural(len(slides), 'slide')}, {plural(len(patients), 'patient')} and "
+                f"{plural(len(labels), 'label')}: expected equal numbers, one patient and one label per slide"
             )
         if twice := [slide for slide, times in Counter(slides).items() if times > 1]:
             raise CarmilError(f"slide {twice[0]!r} appears twice: expected each slide once; keep one of them")
@@ -91,15 +101,16 @@ class Cohort:
         if len(different := np.unique(numbers)) < 2:
             only = f", all {classes[different[0]]!r}" if len(different) else ""
             raise CarmilError(
-                f"{plural(len(slides), 'slide')}{only}: a split needs at least two classes; look at the labels that found a bag"
+                f"{plural(len(slides), 'slide')}{only}: a split needs at least two classes; check which labels "
+                "were matched with bags"
             )
         names, of = np.unique(np.asarray(patients, dtype=object), return_inverse=True)
         strata = np.zeros(len(names), dtype=np.int64)
         np.maximum.at(strata, of, numbers)
-        return cls(tuple(slides), tuple(patients), numbers, of, strata, tuple(classes))
+        return cls(tuple(slides), tuple(patients), numbers, of, strata, tuple(classes), word)
 
     def patients_by_class(self, slides: np.ndarray) -> dict[str, int]:
-        """How many patients have a slide of each class, among the slides of a mask (s)."""
+        """Count the patients that have a slide of each class, among the slides of a mask (s)."""
         return {self.classes[c]: len(np.unique(self.of[slides & (self.labels == c)])) for c in np.unique(self.labels)}
 
 
@@ -114,34 +125,41 @@ def make_splits(
     inner: int = 1,
     sites: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
+    word: str = "class",
 ) -> Splits:
-    """Divide slides into folds: every slide is tested once, patients stay together, classes are spread evenly.
+    """Divide slides into folds: every slide is tested once, patients stay together, classes are distributed evenly.
 
-    A patient with slides of several classes counts as the largest of them. `validation` is the share
-    of the training patients of each class that selects; with `inner` > 1 the training part is cut into `inner` folds
-    instead, and each of them selects once. With `sites` no site is both trained on and tested; selection stays by
-    patient. `classes` are the names of the labels, for messages. The same arguments give the same split, in whatever
-    order the rows come.
+    A patient with slides of several classes counts as the largest of them. `validation` is the share of the training
+    patients of each class that becomes the validation part; with `inner` > 1 the training part is divided into
+    `inner` folds instead, each of which is the validation part once. With `sites` no site is both trained on and
+    tested; the validation part is still divided by patient. `classes` are the names of the labels and `word` is what
+    one of them is called, for messages. The result does not depend on the order of the rows.
     """
-    cohort = Cohort.checked(slides, patients, labels, classes)
-    _check_arguments(folds, inner, validation, seed)
+    cohort = Cohort.checked(slides, patients, labels, classes, word)
+    if folds < 2:
+        raise CarmilError(
+            f"{plural(folds, 'fold')}: expected at least 2, so that every slide is tested by a model that was not trained on it"
+        )
+    if inner < 1:
+        raise CarmilError(f"{plural(inner, 'inner fold')}: expected 1 (one validation part) or more (nested)")
+    _check_validation(validation, seed)
     groups, notes = _groups(cohort, sites, folds)
     everyone = np.ones(len(cohort.slides), dtype=bool)
     _check_patients(cohort, everyone, folds)
     how = (
-        f"{inner} inner folds" if inner > 1 else f"{validation:.0%} of the training patients of a class for validation"
+        f"{inner} inner folds" if inner > 1 else f"{validation:.0%} of the training patients of a {word} for validation"
     )
-    notes = [f"{folds} folds of {plural(len(cohort.strata), 'patient')} by class, {how} (seed {seed})", *notes]
+    notes = [f"{folds} folds of {plural(len(cohort.strata), 'patient')} by {word}, {how} (seed {seed})", *notes]
     for draw in range(_DRAWS):
         roles = _drawn(cohort, groups, folds=folds, inner=inner, validation=validation, seed=(seed, draw))
         splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(notes))
-        errors, _ = audit(splits, cohort.labels, cohort.classes)
+        errors, _ = audit(splits, cohort.labels, cohort.classes, word)
         if not errors:
             return splits
     raise CarmilError(
-        f"no way found to cut {len(cohort.strata)} patients into {folds} folds{'' if sites is None else ' by site'} "
-        f"(patients by class: {_counts(cohort.patients_by_class(everyone))}): "
-        f"{errors[0]}; ask for fewer folds or bring more patients"
+        f"no way found to divide {len(cohort.strata)} patients into {folds} "
+        f"folds{'' if sites is None else ' by site'} (patients by {word}: "
+        f"{_counts(cohort.patients_by_class(everyone))}): {errors[0]}; use fewer folds or add patients"
     )
 
 
@@ -154,22 +172,27 @@ def official_splits(
     validation: float = 0.15,
     seed: int = 0,
     classes: Sequence[str] | None = None,
+    word: str = "class",
 ) -> Splits:
-    """One fold, as a column of the label table has it: train, val and test in the usual spellings; empty is unused."""
-    cohort = Cohort.checked(slides, patients, labels, classes)
+    """Return one fold from a column of the label table with train, val and test in the usual spellings; empty means unused."""
+    cohort = Cohort.checked(slides, patients, labels, classes, word)
     if len(official) != len(slides):
-        raise CarmilError(f"{len(official)} words of train, val and test for {len(slides)} slides: expected as many")
+        raise CarmilError(
+            f"{len(official)} entries of train, val and test for {len(slides)} slides: expected one per slide"
+        )
     roles = np.array([[role_of(w, f"slide {s!r}") for w, s in zip(official, slides, strict=True)]], dtype=np.int8)
     return complete_folds(cohort, roles, validation=validation, seed=seed, where="the split column")
 
 
-def audit(splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Errors of a split, which must not be trained on, and remarks about it."""
+def audit(
+    splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[str], word: str = "class"
+) -> tuple[list[str], list[str]]:
+    """Return the errors of a split, which rule out training, and remarks about it. word: what messages call a class."""
     numbers = np.asarray(labels)
     if len(numbers) != len(splits.slides) or numbers.max() >= len(classes):
         raise CarmilError(
-            f"{len(numbers)} labels up to {numbers.max()} for {len(splits.slides)} slides and {len(classes)} classes: "
-            "expected one label a slide, each the number of a class"
+            f"{len(numbers)} labels up to {numbers.max()} for {len(splits.slides)} slides and {len(classes)} "
+            "classes: expected one label per slide, each the number of a class"
         )
     errors: list[str] = []
     remarks: list[str] = []
@@ -178,24 +201,61 @@ def audit(splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[
         errors += _in_two_parts("slide", splits.slides, roles, fold)
         errors += _in_two_parts("patient", splits.patients, roles, fold)
         for role in (TRAIN, VALIDATION, TEST):
-            there = set(numbers[roles == role].tolist())
-            if not there:
+            classes_present = set(numbers[roles == role].tolist())
+            if not classes_present:
                 errors.append(f"{fold} has no {NAMES[role]} slides: expected at least one in every part")
                 continue
-            for number in sorted(set(numbers.tolist()) - there):
-                what = f"class {classes[number]!r} has no slide in {NAMES[role]} of {fold}"
+            for number in sorted(set(numbers.tolist()) - classes_present):
+                what = f"{word} {classes[number]!r} has no slide in {NAMES[role]} of {fold}"
                 if role == TRAIN:
-                    errors.append(f"{what}: it cannot be learned; take other splits or leave the class out")
+                    errors.append(f"{what}: it cannot be learned; take other splits or leave the {word} out")
                 else:
                     remarks.append(what)
     tested = splits.roles.reshape(splits.folds, splits.inner, -1) == TEST
     for outer in np.flatnonzero((tested != tested[:, :1]).any(axis=(1, 2))):
         errors.append(f"the inner folds of fold {outer} test different slides: expected the same")
+    torn = (splits.roles == CALIBRATION).any(axis=0) & ~splits.calibration
+    errors += [
+        f"{line}: expected in every fold or in none"
+        for line in _some_slides(splits.slides, torn, "in the calibration part of some folds only")
+    ]
     if splits.folds > 1:
         times = tested[:, 0].sum(axis=0)
         remarks += _some_slides(splits.slides, times > 1, "tested in more than one fold")
-        remarks += _some_slides(splits.slides, times == 0, "never tested")
+        remarks += _some_slides(splits.slides, (times == 0) & ~splits.calibration, "never tested")
     return errors, remarks
+
+
+def draw_calibration(
+    slides: Sequence[str],
+    patients: Sequence[str],
+    labels: Sequence[int],
+    *,
+    fewest: int,
+    free: np.ndarray | None = None,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    word: str = "class",
+) -> np.ndarray:
+    """Return (s) the slides of the patients who calibrate prediction sets: a fifth of each class, but at least `fewest`.
+
+    No more than half of a class is taken, otherwise the draw is refused. free (s): the slides to draw from, by default all.
+    """
+    cohort = Cohort.checked(slides, patients, labels, classes, word)
+    everyone = np.unique(cohort.of if free is None else cohort.of[free])
+    draw = np.random.default_rng((seed, CALIBRATION))
+    chosen: list[int] = []
+    for c in np.unique(cohort.strata):
+        members = everyone[cohort.strata[everyone] == c]
+        most = math.floor(MOST_OF_A_CLASS * len(members))
+        if most < fewest:
+            raise CarmilError(
+                f"{word} {cohort.classes[c]!r} has {plural(len(members), 'patient')} "
+                f"{'' if free is None else 'that are in no test part '}to calibrate on: {fewest} are needed, and at most half of "
+                f"them are set aside, so expected at least {math.ceil(fewest / MOST_OF_A_CLASS)}"
+            )
+        chosen += draw.permutation(members)[: max(fewest, min(most, round(CALIBRATION_SHARE * len(members))))].tolist()
+    return np.isin(cohort.of, chosen)
 
 
 def complete_folds(
@@ -208,11 +268,11 @@ def complete_folds(
     inner: int = 1,
     notes: Iterable[str] = (),
 ) -> Splits:
-    """Complete folds from outside with a validation part each, and refuse them if the audit finds errors."""
+    """Complete folds read from a file with a validation part each; refuse them if the audit finds errors."""
     _check_validation(validation, seed)
     notes = list(notes)
     without = [row for row in range(len(roles)) if not (roles[row] == VALIDATION).any()]
-    # a patient torn between two parts must be found as the file has it, before the validation part is taken
+    # A patient in two parts must be found in the split of the file, before the validation part is drawn.
     torn = (_in_two_parts("patient", cohort.patients, parts, f"fold {row}") for row, parts in enumerate(roles))
     _refuse([error for errors in torn for error in errors], where)
     for row in without:
@@ -220,53 +280,43 @@ def complete_folds(
     if without:
         notes.append(
             f"{len(without)} of {plural(len(roles), 'fold')} without a validation part: {validation:.0%} of the training patients "
-            f"of each class are taken for it (seed {seed})"
+            f"of each {cohort.word} are taken for it (seed {seed})"
         )
     unused = roles == UNUSED
     notes += _some_slides(cohort.slides, unused.all(axis=0), "in no fold")
     notes += _some_slides(cohort.slides, unused.any(axis=0) & ~unused.all(axis=0), "in some folds only")
     splits = Splits(cohort.slides, cohort.patients, roles, inner, tuple(notes))
-    _refuse(audit(splits, cohort.labels, cohort.classes)[0], where)
+    _refuse(audit(splits, cohort.labels, cohort.classes, cohort.word)[0], where)
     return splits
 
 
 def _some_slides(slides: Sequence[str], chosen: np.ndarray, what: str) -> list[str]:
-    """One sentence about the slides of a mask, if there are any."""
+    """Describe the slides of a mask in one sentence, if there are any."""
     names = [slides[i] for i in np.flatnonzero(chosen).tolist()]
     be = "is" if len(names) == 1 else "are"
     return [f"{len(names)} of {plural(len(slides), 'slide')} {be} {what} ({examples(names)})"] if names else []
 
 
 def role_of(word: str, where: str) -> int:
-    """The part that a word names, in the usual spellings; UNUSED for none."""
+    """Return the part that a word names, in the usual spellings; UNUSED for an empty word."""
     if not word.strip():
         return UNUSED
     part = PART_OF_WORD.get(word.strip().casefold())
     if part is None:
-        raise CarmilError(f"{where} says {word!r}: expected train, val or test, or nothing")
+        raise CarmilError(f"{where} has {word!r}: expected train, val, test or cal, or nothing")
     return NAMES.index(part)
 
 
 def _in_two_parts(kind: str, names: Sequence[str], roles: np.ndarray, fold: str) -> list[str]:
     different, of = np.unique(np.asarray(names, dtype=object), return_inverse=True)
-    there = np.zeros((len(different), len(NAMES)), dtype=bool)
-    there[of, roles] = True
-    there[:, UNUSED] = False
+    in_part = np.zeros((len(different), len(NAMES)), dtype=bool)
+    in_part[of, roles] = True
+    in_part[:, UNUSED] = False
     return [
-        f"{kind} {different[i]!r} is in {' and '.join(NAMES[role] for role in np.flatnonzero(there[i]))} of {fold}: "
+        f"{kind} {different[i]!r} is in {' and '.join(NAMES[role] for role in np.flatnonzero(in_part[i]))} of {fold}: "
         f"expected in one part only; move all of it to one"
-        for i in np.flatnonzero(there.sum(axis=1) > 1)
+        for i in np.flatnonzero(in_part.sum(axis=1) > 1)
     ]
-
-
-def _check_arguments(folds: int, inner: int, validation: float, seed: int) -> None:
-    if folds < 2:
-        raise CarmilError(
-            f"{plural(folds, 'fold')}: expected at least 2, so that every slide is tested by a model that has not seen it"
-        )
-    if inner < 1:
-        raise CarmilError(f"{plural(inner, 'inner fold')}: expected 1 (one validation part) or more (nested)")
-    _check_validation(validation, seed)
 
 
 def _check_validation(validation: float, seed: int) -> None:
@@ -280,11 +330,13 @@ def _check_patients(cohort: Cohort, slides: np.ndarray, folds: int, what: str = 
     counts = cohort.patients_by_class(slides)
     rarest = min(counts, key=lambda c: counts[c])
     if counts[rarest] < folds:
-        option, least = ("--folds", 3) if what == "folds" else ("--inner", 2)  # one to train on, select by and test
+        option, least = (
+            ("--folds", 3) if what == "folds" else ("--inner", 2)
+        )  # one each to train on, select by and test
         fewer = f"use {option} {counts[rarest]}" if counts[rarest] >= least else "add patients"
         raise CarmilError(
-            f"class {rarest!r} has {plural(counts[rarest], 'patient')} for {folds} {what}: expected at least one per fold "
-            f"(patients by class: {_counts(counts)}); {fewer}, or leave the class out"
+            f"{cohort.word} {rarest!r} has {plural(counts[rarest], 'patient')} for {folds} {what}: expected at least one per fold "
+            f"(patients by {cohort.word}: {_counts(counts)}); {fewer}, or leave the {cohort.word} out"
         )
 
 
@@ -293,7 +345,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np.ndarray, list[str]]:
-    """(s) the group that stays in one fold: the patient, or the whole site."""
+    """Return (s) the group that must stay in one fold: the patient, or the whole site."""
     if sites is None:
         return cohort.of, []
     if len(sites) != len(cohort.slides):
@@ -310,7 +362,7 @@ def _groups(cohort: Cohort, sites: Sequence[str] | None, folds: int) -> tuple[np
     counts = Counter(site_of.values())
     if len(counts) < folds:
         raise CarmilError(
-            f"{plural(len(counts), 'site')} for {folds} folds: expected at least one per fold; ask for fewer folds"
+            f"{plural(len(counts), 'site')} for {folds} folds: expected at least one per fold; use fewer folds"
         )
     notes = [f"{len(counts)} sites, each in the test part of one fold only"]
     largest, patients = counts.most_common(1)[0]
@@ -342,10 +394,10 @@ def _drawn(
 
 
 def _divided(cohort: Cohort, chosen: np.ndarray, groups: np.ndarray, folds: int, seed: tuple[int, ...]) -> np.ndarray:
-    """(s) the fold of each chosen slide, -1 for the others; groups stay together."""
+    """Return (s) the fold of each chosen slide, -1 for the others; groups stay together."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    # the library sorts groups by number and looks at counts only, so that the order of the rows does not matter
+    # The library sorts groups by number and uses counts only, so that the order of the rows does not matter.
     strata = _merged(cohort.strata, np.unique(cohort.of[chosen]), folds)[cohort.of[chosen]]
     state = int(np.random.SeedSequence(seed).generate_state(1)[0])
     cut = StratifiedGroupKFold(folds, shuffle=True, random_state=state)
@@ -357,7 +409,7 @@ def _divided(cohort: Cohort, chosen: np.ndarray, groups: np.ndarray, folds: int,
 
 
 def _merged(strata: np.ndarray, patients: np.ndarray, least: int) -> np.ndarray:
-    """Merge a stratum with few patients into its neighbour: patients of several classes can leave a class with few of its own."""
+    """Merge a stratum with few patients into its neighbour; if patients have several classes, few may be left of one class."""
     merged = strata.copy()
     present = np.unique(strata[patients])
     for stratum, below in zip(present[:0:-1], present[-2::-1], strict=True):
@@ -370,7 +422,7 @@ def _merged(strata: np.ndarray, patients: np.ndarray, least: int) -> np.ndarray:
 
 
 def _validation_of(cohort: Cohort, train: np.ndarray, share: float, seed: tuple[int, ...]) -> np.ndarray:
-    """A mask (s) of slides: a share of the training patients of each class, at least one of two."""
+    """Return a mask (s) of validation slides: a share of the training patients of each class, at least one of two."""
     draw = np.random.default_rng(seed)
     chosen: list[int] = []
     patients = np.unique(cohort.of[train])

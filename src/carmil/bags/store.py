@@ -7,9 +7,9 @@ STORE/
   instance_labels.bin     (n) int64, or signed truth per class (n, k) int8, if any bag has them
   pictures.bin            (m, height, width, channels) uint8 images of instances, and picture_index.bin (n) int32, the image
                           of each, if the cohort has pictures
-  labels.csv              if the cohort's own files know the labels
+  labels.csv              if the files of the cohort contain the labels
 
-`building` packs the files of a cohort, `packing` bags in memory, `checking` lists what is wrong with files or store.
+`building` packs the files of a cohort, `packing` packs bags in memory, `checking` checks files and stores.
 """
 
 import hashlib
@@ -17,16 +17,17 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, MinLen
 
-from carmil.bags.geometry import TileGeometry, common_geometry
+from carmil.bags.geometry import UNKNOWN as UNKNOWN_GEOMETRY
+from carmil.bags.geometry import TileGeometry
 from carmil.bags.pictures import Pictures
-from carmil.bags.slide_file import NOT_RECORDED, SlideFile
-from carmil.bags.sources import Bag
+from carmil.bags.sources import NOT_RECORDED, Bag, SlideFile, Source
 from carmil.errors import CarmilError
 from carmil.files import write_text
 from carmil.truth import UNKNOWN
@@ -37,14 +38,15 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float16", "float32", "bfloat16"]
 ITEM_SIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
-VERSION = 2  # version 1 had neither the geometry of tiles nor the pooling of the encoder
-OnBag = Callable[[int, int], None]  # called with the number of bags done and of all bags
+VERSION = 2  # version 1 recorded neither the tile geometry nor the pooling of the encoder
+OnBag = Callable[[int, int], None]  # called with the number of completed bags and of all bags
 Count = Annotated[int, Ge(1)]
+REFUSED = 0.5  # refuse a bag if more than this share of its nonzero features becomes 0
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One bag of a store. vanished: the share of its nonzero features that became 0 in the type of the store."""
+    """One bag of a store. `vanished` is the share of its nonzero features that became 0 in the type of the store."""
 
     id: str
     rows: Count
@@ -64,7 +66,7 @@ class Entry:
 
     @classmethod
     def of(cls, bag: Bag, stored: np.ndarray, vanished: float = 0.0) -> "Entry":
-        """The entry of a bag. stored: its features in the type of the store."""
+        """Create the entry of a bag. `stored` are its features in the type of the store."""
         return cls(
             id=bag.id,
             rows=len(stored),
@@ -90,10 +92,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class StoreIndex:
-    """index.json.
+    """The contents of index.json.
 
-    signature: what the store was built from; the same command on the same files has the same one.
-    truth_classes: the classes of the columns of signed instance labels; None where there is one label per instance, or none.
+    signature: what the store was built from; equal for the same command on the same files.
+    truth_classes: the classes of the columns of signed instance labels; None if there are none, or one label per instance.
     pictures: (m, height, width, channels); None without pictures.
     """
 
@@ -117,7 +119,7 @@ class StoreIndex:
 
 @dataclass(frozen=True)
 class Store:
-    """A store that was opened. `bags()` costs nothing: features are read when they are used."""
+    """An opened store. `bags()` returns at once: features are read when they are used."""
 
     path: Path
     index: StoreIndex
@@ -140,12 +142,12 @@ class Store:
 
     @property
     def truth_classes(self) -> tuple[str, ...] | None:
-        """The classes of the columns of signed instance labels."""
+        """Return the classes of the columns of signed instance labels."""
         return self.index.truth_classes
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of the names and features of all bags."""
+        """Return a checksum of the names and features of all bags."""
         return self.index.fingerprint
 
     @property
@@ -154,7 +156,7 @@ class Store:
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The checksum of the features of each bag, by its id."""
+        """Return the checksum of the features of each bag, by its id."""
         return {entry.id: entry.checksum for entry in self.entries}
 
     @property
@@ -163,17 +165,19 @@ class Store:
 
     @property
     def geometry(self) -> TileGeometry:
-        """The geometry of the tiles of all bags, as far as any file recorded it."""
-        return common_geometry(entry.geometry for entry in self.entries)
+        """Return the tile geometry of all bags, as far as any file recorded it."""
+        return reduce(
+            TileGeometry.filled_from, dict.fromkeys(entry.geometry for entry in self.entries), UNKNOWN_GEOMETRY
+        )
 
     @property
     def pooling(self) -> str | None:
-        """How the encoder made one vector per tile; None where no file recorded it."""
+        """Return how the encoder made one vector per tile; None where no file recorded it."""
         return next((entry.pooling for entry in self.entries if entry.pooling is not None), None)
 
     @property
     def labels(self) -> Path | None:
-        """The table of labels that came with the cohort, if its own files had them."""
+        """Return the path of the cohort's own label table, if it has one."""
         return self.path / "labels.csv" if (self.path / "labels.csv").is_file() else None
 
     def bags(self) -> "Bags":
@@ -184,7 +188,7 @@ class Store:
         offsets = np.cumsum([0, *(entry.rows for entry in self.entries)])
 
         def mapped(name: str, dtype: Any, columns: int, known: Sequence[bool], missing: float) -> torch.Tensor | None:
-            """The rows of a file, `missing` in those of bags without them; None where no bag has them."""
+            """Map the rows of a file, with `missing` for bags without this array; return None if no bag has it."""
             if not any(known):
                 return None
             values = self._map(name, dtype, columns)
@@ -207,12 +211,12 @@ class Store:
         )
 
     def bag(self, position: int) -> Bag:
-        """One bag as it would come from a file."""
+        """Return one bag as if it were read from a file."""
         entry = self.entries[position]
         return self.merged_bag([position], entry.id, entry.slide_file)
 
     def merged_bag(self, positions: Sequence[int], id: str, slide_file: SlideFile = NOT_RECORDED) -> Bag:
-        """One bag of the instances of several, which has coordinates if these have one unit."""
+        """Merge the instances of several bags into one; it has coordinates if theirs have one unit."""
         bags, first = self.bags()[positions], self.entries[positions[0]]
         unit = None if isinstance(bags.coordinate_unit, tuple) else bags.coordinate_unit
         truth = bags.instance_labels if any(self.entries[i].truth for i in positions) else None
@@ -230,16 +234,16 @@ class Store:
         )
 
     def pictures(self) -> Pictures | None:
-        """What the instances look like, in the order of the rows; images are read when they are used."""
+        """Return the pictures of the instances, in the order of the rows; images are read when they are used."""
         if self.index.pictures is None:
             return None
         images = np.memmap(self.path / "pictures.bin", dtype=np.uint8, mode="c", shape=self.index.pictures)
         return Pictures(images, self._map("picture_index.bin", np.int32, 1)[:, 0])
 
     def checksums_in(self, dtype: Dtype) -> dict[str, str] | None:
-        """The checksum of each bag in a store of that type; None where this store has rounded too much to know it."""
-        from carmil.bags.conversion import round_features
-
+        """Return the checksum that each bag would have in a store of `dtype`; None if this store is not precise
+        enough to compute it.
+        """
         if dtype == self.dtype:
             return self.checksums
         if self.dtype != "float32":
@@ -251,7 +255,7 @@ class Store:
         }
 
     def _map(self, name: str, dtype: Any, columns: int) -> np.ndarray:
-        # Copy-on-write: the file never changes, but torch wants memory that it could write to.
+        # Copy-on-write: the file never changes, but torch expects writable memory.
         return np.memmap(self.path / name, dtype=dtype, mode="c", shape=(self.rows, columns))
 
 
@@ -260,7 +264,7 @@ def is_store(path: Path) -> bool:
 
 
 def open_store(path: str | Path) -> Store:
-    """Open the store that `carmil cohort build` wrote, mapped into memory: bags are read when they are used."""
+    """Open a store written by `carmil cohort build` as a memory map; bags are read when they are used."""
     path = Path(path)
     if not is_store(path):
         building, what = building_folder(path), "build one with `carmil cohort build`"
@@ -273,11 +277,11 @@ def open_store(path: str | Path) -> Store:
         raise CarmilError(f"{path} was written by a newer carmil (store version {content['version']}): update carmil")
     index = parse_as(content, StoreIndex, f"{file} cannot be read", again)
     if not (path / "instance_labels.bin").is_file() and not all(entry.truth for entry in index.bags):
-        # carmil 0.1 kept instance labels only where all bags had them
+        # version 0.1 stored instance labels only if all bags had them
         index = replace(index, bags=tuple(replace(entry, truth=False) for entry in index.bags))
     store = Store(path, index)
     if len(set(store.ids)) != len(store.ids):
-        raise CarmilError(f"{file} has two bags of one name: {again}")
+        raise CarmilError(f"{file} has two bags of the same name: {again}")
     sizes = {"features.bin": store.rows * store.width * ITEM_SIZE[store.dtype], "coordinates.bin": store.rows * 8}
     if any(entry.truth for entry in store.entries):
         sizes["instance_labels.bin"] = store.rows * (8 if index.truth_classes is None else len(index.truth_classes))
@@ -291,7 +295,7 @@ def open_store(path: str | Path) -> Store:
 
 
 def building_folder(out: Path) -> Path:
-    """Where a store is built before it is complete."""
+    """Return the folder in which a store is built until it is complete."""
     return out.with_name(out.name + ".building")
 
 
@@ -301,3 +305,35 @@ def checksum(data: bytes) -> str:
 
 def fingerprint_of(entries: Iterable[Entry]) -> str:
     return checksum("".join(entry.id + entry.checksum for entry in entries).encode(errors="surrogatepass"))
+
+
+def convert_features(bag: Bag, source: Source, dtype: str) -> tuple[np.ndarray, float]:
+    """Round finite features to `dtype`, and return them with the share of the nonzero features that became 0.
+
+    Refuses a bag with values that become infinite, or most of which become 0. bfloat16 is returned as uint16.
+    """
+    features, float32 = np.ascontiguousarray(bag.features), "pack them with `carmil cohort build --dtype float32`"
+    values = round_features(features, dtype)
+    if dtype == "bfloat16":
+        infinite, zero = (values & 0x7F80) == 0x7F80, (values & 0x7FFF) == 0
+    else:
+        infinite, zero = np.isinf(values), values == 0
+    if infinite.any():
+        largest = np.abs(features).max()
+        raise CarmilError(f"{source.path}: values up to {largest:g} do not fit into {dtype}: {float32}")
+    nonzero = int(np.count_nonzero(features))
+    vanished = int(np.count_nonzero(zero & (features != 0))) / nonzero if nonzero else 0.0
+    if vanished > REFUSED:
+        raise CarmilError(
+            f"{source.path}: {vanished:.0%} of the nonzero values become 0 in {dtype}, they are too small for it: {float32}"
+        )
+    return values, vanished
+
+
+def round_features(features: np.ndarray, dtype: str) -> np.ndarray:
+    """Round features to nearest, ties to even; bfloat16, the upper half of a float32, is returned as uint16."""
+    if dtype == "bfloat16":
+        bits = features.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore", under="ignore"):
+        return features.astype(dtype, copy=False)

@@ -1,4 +1,7 @@
-"""Bags written in the layouts of other tools. What a layout cannot hold is left out; what it would misread is refused."""
+"""Write bags in the layouts of other tools.
+
+What a layout cannot represent is left out; what the tool would misread is refused.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,28 +11,31 @@ from typing import Any
 
 import numpy as np
 
-from carmil.bags.names import write_names
-from carmil.bags.sources import Bag
+from carmil.bags.sources import Bag, names_for, write_names
+from carmil.bags.store import Store
 from carmil.errors import CarmilError
 from carmil.files import atomic_file, safe_name, write_text
 from carmil.hdf5 import attribute_text, new_hdf5
+from carmil.untrusted import parse_as, read_json
+
+_EXPORTED = "carmil_export.json"  # the files of each export, with the fingerprint of its store
 
 
 def write_bag(bag: Bag, folder: Path, layout: str, *, names: Mapping[str, str] | None = None) -> Path:
     """Write one bag below `folder` in the layout of a tool, and return the file with its features.
 
-    names: the file names from `write_names` for this folder, where many bags are written.
+    names: the file names from `write_names` for this folder, if several bags are written.
     """
     if layout not in _WRITERS:
         raise CarmilError(f"no layout {layout!r} to write {bag.id!r} in: expected one of {', '.join(_WRITERS)}")
     if bag.instance_labels is not None and bag.instance_labels.ndim > 1:
-        bag = replace(bag, instance_labels=None)  # no layout has a place for signed truth per class
+        bag = replace(bag, instance_labels=None)  # no layout can represent signed truth per class
     name = (write_names(folder, [bag.id]) if names is None else names)[bag.id]
     return _WRITERS[layout](bag, folder, name)
 
 
 def files_of(layout: str, folder: Path, name: str, encoder: str | None) -> tuple[Path, ...]:
-    """All files that `write_bag` may write for a bag in the layout of CLAM or TRIDENT. name: the name of its files."""
+    """Return all files that `write_bag` may write for a bag in the layout of CLAM or TRIDENT. `name` is their stem."""
     return _clam_files(folder, name) if layout == "clam" else (_trident_file(folder, name, encoder),)
 
 
@@ -46,7 +52,7 @@ def _trident_file(folder: Path, name: str, encoder: str | None) -> Path:
 
 
 def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
-    """Write h5_files and pt_files, and patches if the size of a tile is known; pt_files alone without coordinates."""
+    """Write h5_files and pt_files, and patches if the tile size is known; without coordinates, pt_files only."""
     places = _level0(bag, "CLAM")
     tensor, path, patches = _clam_files(folder, name)
     _save_tensor(tensor, bag.features)
@@ -57,7 +63,7 @@ def _write_clam(bag: Bag, folder: Path, name: str) -> Path:
             width = values.shape[1]
             file.create_dataset(key, data=values, chunks=(32, width), maxshape=(None, width))
     if bag.tile_size is not None:
-        # CLAM has whole pixels; the downsample takes up the fraction.
+        # CLAM has whole pixels; the downsample contains the fraction.
         size = max(1, round(bag.tile_size))
         with new_hdf5(patches) as file:
             coords = file.create_dataset("coords", data=places, chunks=(32, 2), maxshape=(None, 2))
@@ -119,7 +125,7 @@ def _write_stamp(bag: Bag, folder: Path, name: str) -> Path:
 
 
 def _write_torchmil(bag: Bag, folder: Path, name: str) -> Path:
-    """Write a folder for each of features, coords and inst_labels; labels belong to the cohort, not to a bag."""
+    """Write one folder each for features, coords and inst_labels; labels belong to the cohort, not to a bag."""
     places = _level0(bag, "torchmil")
     for kind, values in (("coords", places), ("inst_labels", bag.instance_labels)):
         if values is not None:
@@ -153,7 +159,7 @@ def _write_npz(bag: Bag, folder: Path, name: str) -> Path:
 
 
 def _write_pt(bag: Bag, folder: Path, name: str) -> Path:
-    """Write a bare tensor if the bag has features alone, otherwise a dict of tensors, text and numbers."""
+    """Write a bare tensor if the bag has features only, otherwise a dict of tensors, text and numbers."""
     import torch
 
     path, arrays, words = folder / f"{name}.pt", _arrays(bag), _words(bag)
@@ -194,18 +200,18 @@ def _arrays(bag: Bag) -> dict[str, np.ndarray]:
 
 
 def _words(bag: Bag) -> dict[str, Any]:
-    """All attributes of the bag that are known."""
+    """Return all known attributes of the bag."""
     words = {"coordinate_unit": bag.coordinate_unit, "tile_size": bag.tile_size, "encoder": bag.encoder}
     return _known(**words, pooling=bag.pooling, **asdict(bag.geometry), **asdict(bag.slide_file))
 
 
 def _known(**attributes: Any) -> dict[str, Any]:
-    """The attributes that have a value."""
+    """Return the attributes that have a value."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _level0(bag: Bag, tool: str) -> np.ndarray | None:
-    """Coordinates in whole level-0 pixels, the only unit of the tool."""
+    """Return coordinates in whole level-0 pixels, the only unit of the tool."""
     if bag.coordinates is None:
         return None
     if bag.coordinate_unit != "level0_px":
@@ -217,7 +223,7 @@ def _level0(bag: Bag, tool: str) -> np.ndarray | None:
 
 
 def _number(size: float | None) -> int | float | str:
-    """The number as TRIDENT writes it: None as a word, whole pixels as an int."""
+    """Return the number as TRIDENT writes it: None as text, whole pixels as an int."""
     if size is None:
         return "None"
     return int(size) if float(size).is_integer() else float(size)
@@ -235,3 +241,25 @@ def _save_tensor(path: Path, values: np.ndarray) -> Path:
     with atomic_file(path) as aside:
         torch.save(torch.from_numpy(np.ascontiguousarray(values)), aside)
     return path
+
+
+def begin_export(store: Store, folder: Path, layout: str) -> dict[str, str]:
+    """List the files of an export and return the names that `write_bag` gives them, by the id of the bag.
+
+    Refuses the export, before anything is written, if it would replace files that no export of this store wrote. They
+    are listed before they are written, so that an interrupted export can be run again. layout: clam or trident.
+    """
+    table, again, known = folder / _EXPORTED, "choose another --out", dict[str, str]()
+    if table.exists():
+        known = parse_as(read_json(table, again), dict[str, str], str(table), again)
+    names = names_for(folder, store.ids)
+    files = [file for entry in store.entries for file in files_of(layout, folder, names[entry.id], entry.encoder)]
+    own = {file.relative_to(folder).as_posix(): store.fingerprint for file in files}
+    others = [name for name in own if known.get(name) != store.fingerprint and (folder / name).exists()]
+    if others:
+        more = f" (and {len(others) - 1:,} more)" if len(others) > 1 else ""
+        raise CarmilError(
+            f"{folder / others[0]}{more} exists, and no export of {store.path} wrote it: it would be replaced; {again}"
+        )
+    write_text(table, json.dumps(known | own, indent=1))
+    return write_names(folder, store.ids)

@@ -1,6 +1,6 @@
 import pytest
 
-from carmil.bags.duplicates import Duplicate, find_duplicates, judge_duplicates
+from carmil.bags.checking import Duplicate, find_duplicates, judge_duplicates
 from carmil.errors import CarmilError
 
 SLIDES = [
@@ -13,9 +13,9 @@ SLIDES = [
 
 
 @pytest.mark.finding(n=5)
-def test_pairs_with_different_labels_come_first_then_pairs_of_two_patients():
-    found = find_duplicates(SLIDES)
-    assert found == [
+def test_duplicates_are_sorted_by_different_labels_then_different_patients():
+    result = find_duplicates(SLIDES)
+    assert result == [
         Duplicate(("a", "e"), ("p1", "p3"), ("tumor", "normal")),
         Duplicate(("a", "c"), ("p1", "p2"), ("tumor", "tumor")),
         Duplicate(("a", "d"), ("p1", "p1"), ("tumor", "tumor")),
@@ -24,23 +24,23 @@ def test_pairs_with_different_labels_come_first_then_pairs_of_two_patients():
 
 
 @pytest.mark.finding(n=5)
-def test_the_same_features_under_two_patients_are_refused_by_name_unless_allowed():
-    found = find_duplicates(SLIDES)
+def test_duplicate_features_of_two_patients_raise_an_error_unless_allowed():
+    result = find_duplicates(SLIDES)
     with pytest.raises(CarmilError) as error:
-        judge_duplicates(found, allowed=False)
+        judge_duplicates(result, allowed=False)
     message = str(error.value)
     assert message.startswith(
         "2 pairs of slides of different patients have the same features, 1 with DIFFERENT LABELS: 'a' of patient 'p1' "
         "labelled 'tumor' and 'e' of patient 'p3' labelled 'normal'; 'a' of patient 'p1' and 'c' of patient 'p2': "
     )
     assert "--allow-duplicates" in message and "\n" not in message
-    loud, note = judge_duplicates(found, allowed=True)
-    assert loud.startswith("WARNING: 2 pairs of slides of different patients")
+    warning, note = judge_duplicates(result, allowed=True)
+    assert warning.startswith("WARNING: 2 pairs of slides of different patients")
     assert note == "1 pair of slides of one patient has the same features: 'a' and 'd' of patient 'p1'"
     assert judge_duplicates([], allowed=False) == []
 
 
 @pytest.mark.finding(n=5)
-def test_one_line_names_three_pairs_and_counts_the_others():
+def test_duplicate_note_names_three_pairs_and_counts_the_rest():
     (line,) = judge_duplicates(find_duplicates([(str(i), "p", "tumor", "x") for i in range(6)]), allowed=False)
     assert line.endswith("'0' and '3' of patient 'p'; and 2 more")
