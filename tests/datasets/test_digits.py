@@ -14,7 +14,7 @@ from carmil.errors import CarmilError
 
 
 def naive_truth(task: str, digits: list[int]) -> tuple[int, list[list[int]]]:
-    """The label and evidence of one bag, spelled out from the benchmark's tables."""
+    """Return the label and evidence of one bag, written out from the benchmark's tables."""
     if task == "four_bags":
         label = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}[8 in digits, 9 in digits]
         table = {8: [-1, 1, -1, 1], 9: [-1, -1, 1, 1]}
@@ -28,14 +28,14 @@ def naive_truth(task: str, digits: list[int]) -> tuple[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_labels_and_evidence_are_those_of_the_benchmark(task):
+def test_labels_and_evidence_equal_those_of_the_benchmark(task):
     digits = sample_digits(500, np.random.default_rng(1))
     labels, evidence = TASKS[task].label(digits), TASKS[task].evidence(digits)
     for bag, label, rows in zip(digits.tolist(), labels, evidence, strict=True):
         assert (label, rows.tolist()) == naive_truth(task, bag)
 
 
-def test_the_sampler_draws_as_published():
+def test_sampled_digits_have_the_published_frequencies():
     digits = sample_digits(20_000, np.random.default_rng(0))
     assert digits.shape == (20_000, 30)
     four = np.bincount(TASKS["four_bags"].label(digits), minlength=4) / 20_000
@@ -52,14 +52,14 @@ def bundled() -> DigitImages:
     return bundled_digits()
 
 
-def test_bundled_digits_are_five_hundred_of_each(bundled):
+def test_bundled_digits_have_500_images_per_digit(bundled):
     assert bundled.images.shape == (5000, 28, 28)
     assert bundled.images.dtype == np.uint8
     assert bundled.images.max() == 255
     assert np.bincount(bundled.labels).tolist() == [500] * 10
 
 
-def test_disjoint_pools_share_no_image_and_shared_pools_share_all(bundled):
+def test_disjoint_pools_share_no_images_and_shared_pools_share_all(bundled):
     sizes = (2000, 500, 1000)
     train, validation, test = pools(bundled.labels, sizes, "disjoint", 0)
     assert not set(train) & set(validation)
@@ -69,14 +69,14 @@ def test_disjoint_pools_share_no_image_and_shared_pools_share_all(bundled):
     assert all(len(part) == 5000 for part in pools(bundled.labels, sizes, "shared", 0))
 
 
-def test_a_study_is_what_its_seed_says(bundled):
+def test_equal_seeds_give_equal_digit_studies(bundled):
     features = np.arange(5000, dtype=np.float32)[:, None]
     make = lambda seed: sample_study(TASKS["four_bags"], bundled.labels, features, sizes=(50, 20, 30), seed=seed)  # noqa: E731
     first, again, other = make(3), make(3), make(4)
     assert first.train.bags.features.equal(again.train.bags.features)
     assert not first.train.bags.features.equal(other.train.bags.features)
     assert [len(part.bags) for part in (first.train, first.validation, first.test)] == [50, 20, 30]
-    # what a model sees of an instance is the row of its image, and that image shows its digit
+    # the features of an instance are the row of its image, and the image shows its digit
     assert first.test.bags.features[:, 0].tolist() == first.test.images.tolist()
     assert np.array_equal(bundled.labels[first.test.images], first.test.digits)
     assert not set(first.train.images) & set(first.test.images)
@@ -95,7 +95,7 @@ def test_principal_components_are_fitted_on_training_images_only(bundled):
     assert np.allclose(np.abs(pixel_features(changed, rows, components=16)[rows]), np.abs(fitted), atol=1e-3)
 
 
-def test_mnist_files_are_read_in_order(shared_data):
+def test_mnist_files_are_read_in_original_order(shared_data):
     digits = mnist_from_folder(shared_data / "mnist")
     counts = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
     assert np.bincount(digits.labels).tolist() == counts
@@ -106,7 +106,7 @@ def test_mnist_files_are_read_in_order(shared_data):
 
 
 def small_mnist(folder):
-    """Four idx files of ten images each, packed as MNIST's are."""
+    """Write four idx files with ten images each, compressed like the files of MNIST."""
     for name in digit_images.IDX_FILES:
         axes = (10, 28, 28) if "images" in name else (10,)
         data = np.arange(np.prod(axes)).astype(np.uint8) if "images" in name else np.arange(10, dtype=np.uint8)
@@ -116,23 +116,23 @@ def small_mnist(folder):
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("shape", [(), (10, 1), (3,)])
-def test_labels_of_another_shape_are_not_mnists(tmp_path, shape):
+def test_mnist_labels_of_the_wrong_shape_raise_an_error(tmp_path, shape):
     small_mnist(tmp_path)
     labels = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + bytes(int(np.prod(shape)))
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
-    with pytest.raises(CarmilError, match="are not MNIST's"):
+    with pytest.raises(CarmilError, match="do not match MNIST"):
         mnist_from_folder(tmp_path)
 
 
 @pytest.mark.finding(n=14)
-def test_an_idx_file_that_unfolds_without_end_is_refused(tmp_path, monkeypatch):
+def test_idx_file_that_decompresses_beyond_the_limit_raises_an_error(tmp_path, monkeypatch):
     small_mnist(tmp_path)
     monkeypatch.setattr("carmil.datasets.digit_images.LARGEST_IDX", 5000)
-    with pytest.raises(CarmilError, match=r"not a whole idx file .larger than 5,000 bytes"):
+    with pytest.raises(CarmilError, match=r"not a complete idx file .larger than 5,000 bytes"):
         mnist_from_folder(tmp_path)
 
 
-def test_a_folder_without_idx_files_is_named(tmp_path):
+def test_folder_without_complete_idx_files_raises_an_error(tmp_path):
     with pytest.raises(CarmilError, match="has no train-images-idx3-ubyte"):
         mnist_from_folder(tmp_path)
     with pytest.raises(CarmilError, match="is not a folder"):
@@ -141,11 +141,11 @@ def test_a_folder_without_idx_files_is_named(tmp_path):
     assert mnist_from_folder(tmp_path).labels.tolist() == [*range(10), *range(10)]
     broken = tmp_path / "train-images-idx3-ubyte.gz"
     broken.write_bytes(broken.read_bytes()[:200])
-    with pytest.raises(CarmilError, match="not a whole idx file"):
+    with pytest.raises(CarmilError, match="not a complete idx file"):
         mnist_from_folder(tmp_path)
 
 
-def test_a_download_is_checked_and_kept(tmp_path, monkeypatch):
+def test_mnist_download_is_verified_and_cached(tmp_path, monkeypatch):
     import hashlib
 
     served, kept = tmp_path / "served", tmp_path / "kept"
@@ -159,7 +159,7 @@ def test_a_download_is_checked_and_kept(tmp_path, monkeypatch):
     thread.start()
     mirror = f"http://127.0.0.1:{server.server_port}/"
     try:
-        with pytest.raises(CarmilError, match="its md5 differs"):
+        with pytest.raises(CarmilError, match="by its md5"):
             download_mnist(kept, mirror=mirror)
         assert not kept.exists() or not list(kept.iterdir())
         monkeypatch.setattr(digit_images, "IDX_FILES", sums)
@@ -168,12 +168,12 @@ def test_a_download_is_checked_and_kept(tmp_path, monkeypatch):
         server.shutdown()
         thread.join()
         server.server_close()
-    assert len(download_mnist(kept, mirror=mirror).images) == 20  # nobody answers any more: from the folder
+    assert len(download_mnist(kept, mirror=mirror).images) == 20  # read from the folder
     with pytest.raises(CarmilError, match="could not download"):
         download_mnist(tmp_path / "other", mirror=mirror)
 
 
-def test_features_of_another_length_are_refused(tmp_path, bundled):
+def test_invalid_feature_arrays_raise_an_error(tmp_path, bundled):
     path = tmp_path / "features.npy"
     np.save(path, np.zeros((7, 3), dtype=np.float32))
     with pytest.raises(CarmilError, match="7 rows for 5,000 images"):
@@ -192,14 +192,14 @@ def test_features_of_another_length_are_refused(tmp_path, bundled):
         array_features(path, bundled)
 
 
-def test_an_array_that_needs_pickle_is_refused(tmp_path, bundled):
+def test_array_that_needs_pickle_raises_an_error(tmp_path, bundled):
     path = tmp_path / "features.npy"
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(CarmilError, match="cannot be read"):
         array_features(path, bundled)
 
 
-def test_resnet18_features_come_from_a_weight_file_and_are_kept(tmp_path, monkeypatch, bundled):
+def test_resnet18_features_use_the_weights_file_and_are_cached(tmp_path, monkeypatch, bundled):
     import torch
     import torchvision
 
@@ -217,13 +217,13 @@ def test_resnet18_features_come_from_a_weight_file_and_are_kept(tmp_path, monkey
         expected = network(transform(image).unsqueeze(0))[0].numpy()
     assert features.shape == (5, 512)
     assert np.allclose(features[0], expected, atol=1e-4)
-    monkeypatch.setattr(torchvision.models, "resnet18", None)  # the second time nothing is computed
+    monkeypatch.setattr(torchvision.models, "resnet18", None)  # features are read from the cache, not computed again
     with pytest.raises(TypeError):
         torchvision.models.resnet18()
     assert np.array_equal(resnet18_features(few, weights=weights), features)
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
     monkeypatch.undo()
-    with pytest.raises(CarmilError, match="does not hold torchvision's ResNet18"):
+    with pytest.raises(CarmilError, match="does not contain torchvision's ResNet18"):
         resnet18_features(few, weights=tmp_path / "other.pth")
     (tmp_path / "text.pth").write_text("no weights")
     with pytest.raises(CarmilError, match="cannot be read as weights"):

@@ -19,9 +19,9 @@ REFERENCE = "test_001,Tumor,IDC,Macro\ntest_002,Normal,None,None\ntest_003,Norma
 
 @pytest.fixture
 def build(tmp_path: Path):
-    """Labels of a cohort, of tables given as text; a word before = names a class."""
+    """Return a function that builds labels from tables given as text; a prefix such as "LUAD=" names a class."""
 
-    def built(name: str, *texts: str, label: str | None = None) -> PaperLabels:
+    def build_from_texts(name: str, *texts: str, label: str | None = None) -> PaperLabels:
         words = []
         for i, text in enumerate(texts):
             one, sign, rest = text.partition("=")
@@ -30,51 +30,51 @@ def build(tmp_path: Path):
             words.append(f"{one}={path}" if sign else str(path))
         return build_labels(dataset_named(name), words, label=label)
 
-    return built
+    return build_from_texts
 
 
-def labels(built: PaperLabels) -> dict[str, str]:
-    return {line.slide: line.label for line in built.lines}
+def labels(table: PaperLabels) -> dict[str, str]:
+    return {line.slide: line.label for line in table.lines}
 
 
-def test_a_table_of_cases_without_a_header_is_read_whole(build) -> None:
-    built = build("brca", "TCGA-E2-A154,IDC\nTCGA-AO-A0J6,ILC\n")
-    assert built.lines == (
+def test_patient_table_without_a_header_keeps_its_first_row(build) -> None:
+    table = build("brca", "TCGA-E2-A154,IDC\nTCGA-AO-A0J6,ILC\n")
+    assert table.lines == (
         LabelRow("TCGA-E2-A154", "TCGA-E2-A154", "IDC"),
         LabelRow("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"),
     )
 
 
-def test_slides_keep_their_names_and_samples_become_cases(build) -> None:
-    built = build(
+def test_slide_ids_are_kept_and_sample_ids_become_patient_ids(build) -> None:
+    table = build(
         "brca",
         "slide,label\nTCGA-E2-A154-01Z-00-DX1.0D28.svs,IDC\nTCGA-AO-A0J6-01A,ILC\n",
     )
-    assert built.lines == (
+    assert table.lines == (
         LabelRow("TCGA-E2-A154-01Z-00-DX1.0D28", "TCGA-E2-A154", "IDC"),
         LabelRow("TCGA-AO-A0J6", "TCGA-AO-A0J6", "ILC"),
     )
 
 
-def test_a_clinical_table_with_comments_on_top_is_read_by_what_is_in_it(build) -> None:
+def test_columns_of_a_clinical_table_are_recognised_by_content(build) -> None:
     text = (
         "#Patient Identifier\tSex\tHistology\n#STRING\tSTRING\tSTRING\nPATIENT_ID\tSEX\tHISTOLOGICAL\n"
         "TCGA-E2-A154\tFemale\tInfiltrating Ductal Carcinoma\nTCGA-AO-A0J6\tFemale\tInfiltrating Lobular Carcinoma\n"
         "TCGA-AO-A0J7\tMale\tMixed Histology\nNA\tMale\tInfiltrating Ductal Carcinoma\n"
     )
-    built = build("brca", text)
-    assert labels(built) == {"TCGA-E2-A154": "IDC", "TCGA-AO-A0J6": "ILC"}
-    assert "table0.csv: ids from column 'PATIENT_ID', labels from 'HISTOLOGICAL'" in built.notes
-    assert "table0.csv: 1 row of none of the classes left out ('Mixed Histology' 1)" in built.notes
-    assert "table0.csv: 1 row without an id in column 'PATIENT_ID' left out" in built.notes
+    table = build("brca", text)
+    assert labels(table) == {"TCGA-E2-A154": "IDC", "TCGA-AO-A0J6": "ILC"}
+    assert "table0.csv: ids from column 'PATIENT_ID', labels from 'HISTOLOGICAL'" in table.notes
+    assert "table0.csv: 1 row of none of the classes left out ('Mixed Histology' 1)" in table.notes
+    assert "table0.csv: 1 row without an id in column 'PATIENT_ID' left out" in table.notes
 
 
-def test_a_table_may_be_of_one_class_if_it_is_said_which(build) -> None:
-    built = build("nsclc", "LUAD=case\nTCGA-05-0001\nTCGA-05-0002\n", "lusc=case\nTCGA-18-0003\n")
-    assert labels(built) == {"TCGA-05-0001": "LUAD", "TCGA-05-0002": "LUAD", "TCGA-18-0003": "LUSC"}
+def test_table_may_contain_one_class_if_the_class_is_named(build) -> None:
+    table = build("nsclc", "LUAD=case\nTCGA-05-0001\nTCGA-05-0002\n", "lusc=case\nTCGA-18-0003\n")
+    assert labels(table) == {"TCGA-05-0001": "LUAD", "TCGA-05-0002": "LUAD", "TCGA-18-0003": "LUSC"}
 
 
-def test_a_maf_tells_who_is_mutated_and_silent_changes_do_not_count(build) -> None:
+def test_maf_labels_mutated_patients_and_ignores_silent_mutations(build) -> None:
     assert labels(build("luad_tp53", MAF)) == {
         "TCGA-05-0001": "1 mutated",
         "TCGA-05-0002": "0 wild type",
@@ -82,13 +82,13 @@ def test_a_maf_tells_who_is_mutated_and_silent_changes_do_not_count(build) -> No
     }
 
 
-def test_a_list_of_cases_says_who_was_sequenced(build) -> None:
-    built = build("luad_tp53", MAF, "case\nTCGA-05-0001\nTCGA-05-0009\n")
-    assert labels(built) == {"TCGA-05-0001": "1 mutated", "TCGA-05-0009": "0 wild type"}
-    assert any("2 cases of the mutation table are in no list" in line for line in built.notes)
+def test_case_list_limits_labels_to_sequenced_patients(build) -> None:
+    table = build("luad_tp53", MAF, "case\nTCGA-05-0001\nTCGA-05-0009\n")
+    assert labels(table) == {"TCGA-05-0001": "1 mutated", "TCGA-05-0009": "0 wild type"}
+    assert any("2 cases of the mutation table are in no list" in line for line in table.notes)
 
 
-def test_mutations_of_one_gene_alone_do_not_tell_who_was_sequenced(build) -> None:
+def test_mutations_of_one_gene_without_a_case_list_raise_an_error(build) -> None:
     only = "\n".join(
         line for line in MAF.splitlines() if "KRAS" not in line and "EGFR" not in line and "Silent" not in line
     )
@@ -96,19 +96,19 @@ def test_mutations_of_one_gene_alone_do_not_tell_who_was_sequenced(build) -> Non
         build("luad_tp53", only)
 
 
-def test_cbioportals_column_of_a_gene_is_read(build) -> None:
+def test_cbioportal_gene_column_is_read(build) -> None:
     text = "STUDY_ID\tSAMPLE_ID\tTP53\nluad\tTCGA-05-0001-01\tR273H\nluad\tTCGA-05-0002-01\tWT\nluad\tTCGA-05-0003-01\tNS\n"
     assert labels(build("luad_tp53", text)) == {"TCGA-05-0001": "1 mutated", "TCGA-05-0002": "0 wild type"}
 
 
-def test_two_columns_of_barcodes_and_words_do_for_tp53(build) -> None:
+def test_two_columns_of_barcodes_and_status_give_tp53_labels(build) -> None:
     assert labels(build("luad_tp53", "TCGA-05-0001,mut\nTCGA-05-0002,wt\n")) == {
         "TCGA-05-0001": "1 mutated",
         "TCGA-05-0002": "0 wild type",
     }
 
 
-def test_bracs_own_table_gives_types_patients_and_the_official_split(build) -> None:
+def test_original_bracs_table_gives_types_patients_and_official_split(build) -> None:
     text = (
         "WSI Filename,Patient Id,WSI label,Set\nBRACS_1,7,FEA,Training\nBRACS_2,7,ADH,Training\nBRACS_3,8,N,Testing\n"
     )
@@ -119,20 +119,20 @@ def test_bracs_own_table_gives_types_patients_and_the_official_split(build) -> N
     )
 
 
-def test_bracs_numbers_are_in_its_own_order_and_that_is_said(build) -> None:
-    built = build("bracs", "slide_id,split,label\nBRACS_1,train,3\nBRACS_2,val,4\nBRACS_3,test,0\n")
-    assert labels(built) == {"BRACS_1": "4 FEA", "BRACS_2": "3 ADH", "BRACS_3": "0 N"}
-    assert any("3 is FEA and 4 is ADH" in line for line in built.notes)
+def test_bracs_class_numbers_use_the_bracs_order_and_are_noted(build) -> None:
+    table = build("bracs", "slide_id,split,label\nBRACS_1,train,3\nBRACS_2,val,4\nBRACS_3,test,0\n")
+    assert labels(table) == {"BRACS_1": "4 FEA", "BRACS_2": "3 ADH", "BRACS_3": "0 N"}
+    assert any("3 is FEA and 4 is ADH" in line for line in table.notes)
 
 
-def test_bracs_without_a_split_is_one_line(build) -> None:
-    with pytest.raises(CarmilError, match="no column says train, val or test"):
+def test_bracs_table_without_a_split_raises_an_error(build) -> None:
+    with pytest.raises(CarmilError, match="no column has train, val or test"):
         build("bracs", "slide,label\nBRACS_1,N\nBRACS_2,IC\n")
 
 
-def test_camelyon16s_training_slides_are_what_they_are_called_and_the_test_ones_what_the_reference_says(build) -> None:
-    built = build("camelyon16", "slide\nnormal_001.tif\ntumor_001.tif\n", REFERENCE)
-    assert [(line.slide, line.label, line.split) for line in built.lines] == [
+def test_camelyon16_labels_come_from_slide_names_and_the_test_reference(build) -> None:
+    table = build("camelyon16", "slide\nnormal_001.tif\ntumor_001.tif\n", REFERENCE)
+    assert [(line.slide, line.label, line.split) for line in table.lines] == [
         ("normal_001", "normal", "train"),
         ("tumor_001", "tumor", "train"),
         ("test_001", "tumor", "test"),
@@ -141,7 +141,7 @@ def test_camelyon16s_training_slides_are_what_they_are_called_and_the_test_ones_
     ]
 
 
-def test_two_columns_that_could_be_the_label_and_disagree_are_named(build) -> None:
+def test_conflicting_label_columns_raise_an_error_naming_them(build) -> None:
     text = "case,first,second\nTCGA-E2-A154,IDC,ILC\nTCGA-AO-A0J6,ILC,IDC\n"
     with pytest.raises(CarmilError, match="'first' and 'second' could both be the label"):
         build("brca", text)
@@ -149,7 +149,7 @@ def test_two_columns_that_could_be_the_label_and_disagree_are_named(build) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "words"),
     [
         ("brca", "slide,label\nBRACS_1,IDC\n", "no column with ids of TCGA-BRCA, such as TCGA-E2-A154"),
         ("brca", "slide,label\nTCGA-E2-A154,one\n", "no column with words for IDC, ILC"),
@@ -158,12 +158,12 @@ def test_two_columns_that_could_be_the_label_and_disagree_are_named(build) -> No
         ("camelyon16", "slide,x\nnormal_001,\ntest_001,\n", "no column with words for normal, tumor"),
     ],
 )
-def test_what_does_not_fit_is_one_line(build, name: str, text: str, told: str) -> None:
-    with pytest.raises(CarmilError, match=told):
+def test_unusable_label_tables_raise_an_error(build, name: str, text: str, words: str) -> None:
+    with pytest.raises(CarmilError, match=words):
         build(name, text)
 
 
-def test_labels_csv_has_a_split_only_where_there_is_one() -> None:
+def test_labels_csv_has_a_split_column_only_if_rows_have_a_split() -> None:
     assert (
         labels_text([LabelRow("a", "p", "N, or so"), LabelRow("b", "p", "IC")])
         == 'slide,patient,label\na,p,"N, or so"\nb,p,IC\n'
@@ -171,7 +171,7 @@ def test_labels_csv_has_a_split_only_where_there_is_one() -> None:
     assert labels_text([LabelRow("a", "p", "N", "train")]) == "slide,patient,label,split\na,p,N,train\n"
 
 
-def test_the_tables_found_in_the_wild_have_the_papers_counts_but_for_one_slide_of_bracs(shared_data: Path) -> None:
+def test_published_tables_have_the_class_counts_of_the_paper_except_one_bracs_slide(shared_data: Path) -> None:
     def counts(name: str, file: str) -> Counter[str]:
         return Counter(
             line.label for line in build_labels(dataset_named(name), [str(shared_data / "tables" / file)]).lines
@@ -185,6 +185,6 @@ def test_the_tables_found_in_the_wild_have_the_papers_counts_but_for_one_slide_o
     assert counts("bracs", "bracs_acmil.csv") - Counter(of_paper("bracs")) == {"2 UDH": 1}
 
 
-def test_bracs_split_in_the_wild_is_the_official_one(shared_data: Path) -> None:
-    built = build_labels(dataset_named("bracs"), [str(shared_data / "tables" / "bracs_acmil.csv")])
-    assert Counter(line.split for line in built.lines) == {"train": 395, "val": 65, "test": 87}
+def test_published_bracs_table_has_the_official_split(shared_data: Path) -> None:
+    table = build_labels(dataset_named("bracs"), [str(shared_data / "tables" / "bracs_acmil.csv")])
+    assert Counter(line.split for line in table.lines) == {"train": 395, "val": 65, "test": 87}

@@ -14,44 +14,44 @@ MARGIN = 20
 
 @pytest.fixture(scope="module")
 def drawn(ellipse, tmp_path_factory):
-    """A sheet with every second tile left out for pen, as an array; the tiles that stayed and those that went; its path."""
+    """Return a sheet with every second tile excluded as pen, the kept and excluded tiles, and its path."""
     from dataclasses import replace
 
     with open_slide(ellipse) as slide:
         overview = read_overview(slide)
         tissue = find_tissue(slide, overview)
         tiles = cut(slide, tissue)
-    kept, gone = (replace(tiles, corners=tiles.corners[start::2]) for start in (0, 1))
+    kept, excluded = (replace(tiles, corners=tiles.corners[start::2]) for start in (0, 1))
     path = tmp_path_factory.mktemp("sheets") / "ellipse.png"
-    write_sheet(path, slide, overview, tissue, kept, {"pen": gone})
+    write_sheet(path, slide, overview, tissue, kept, {"pen": excluded})
     with Image.open(path) as sheet:
-        return np.asarray(sheet), kept, gone, path
+        return np.asarray(sheet), kept, excluded, path
 
 
 def near(sheet, point, colour):
-    """Whether a pixel of about this colour lies within 2 of a point (x, y) of the sheet."""
+    """Return whether a pixel of about this colour lies within 2 pixels of the point (x, y) of the sheet."""
     x, y = (round(v) for v in point)
     patch = sheet[y - 2 : y + 3, x - 2 : x + 3].reshape(-1, 3).astype(int)
     return np.abs(patch - colour).sum(axis=1).min() < 120
 
 
-def test_tiles_are_drawn_where_they_lie_on_the_slide(drawn):
-    sheet, kept, gone, _ = drawn
+def test_tiles_are_drawn_at_their_position_on_the_slide(drawn):
+    sheet, kept, excluded, _ = drawn
     scale = 1000 / 3008  # the overview's 376 pixels of 16 level-0 pixels are 1000 on the sheet
-    for tiles, colour in ((kept, BLUE), (gone, ORANGE)):
+    for tiles, colour in ((kept, BLUE), (excluded, ORANGE)):
         middle_of_left_side = tiles.corners * scale + MARGIN + (0, tiles.size * scale / 2)
         assert all(near(sheet, point, colour) for point in middle_of_left_side)
     assert not near(sheet, (MARGIN + 30, MARGIN + 30), BLUE)
 
 
-def test_the_tissue_is_outlined_in_black(drawn):
+def test_tissue_is_outlined_in_black(drawn):
     sheet = drawn[0]
     top_of_ellipse = (MARGIN + 1500 / 3008 * 1000, MARGIN + 240 / 3008 * 1000)
     strip = sheet[round(top_of_ellipse[1]) - 8 : round(top_of_ellipse[1]) + 8, round(top_of_ellipse[0])]
     assert strip.max(axis=1).min() < 40
 
 
-def test_a_contact_sheet_shows_each_slide_and_turns_the_page_after_sixty(tmp_path, drawn):
+def test_contact_sheet_shows_every_slide_on_pages_of_sixty(tmp_path, drawn):
     cells = [(f"slide {i}", "3 tiles", drawn[3] if i % 2 == 0 else None) for i in range(63)]
     first, second = write_contact_sheets(tmp_path / "contact_sheet.png", cells)
     assert (first.name, second.name) == ("contact_sheet.png", "contact_sheet_2.png")
@@ -61,12 +61,12 @@ def test_a_contact_sheet_shows_each_slide_and_turns_the_page_after_sixty(tmp_pat
         shown = np.asarray(rest)
     assert (shown[:300, :300] < 250).mean() > 0.2
     assert (shown[:300, 300:600] == 255).all()
-    assert (shown[300:, 300:600] < 100).any()  # its name is there all the same
+    assert (shown[300:, 300:600] < 100).any()  # the name is drawn even without a picture
 
 
 @pytest.mark.finding(n=17)
-def test_a_contact_sheet_has_the_letters_of_names(tmp_path):
-    """A letter that the font lacks is a box, the same for every letter."""
+def test_contact_sheet_draws_non_ascii_letters(tmp_path):
+    """Letters missing from the font would all be drawn as the same box."""
     pictures = []
     for name in ("ü", "ł", "Ω"):
         (path,) = write_contact_sheets(tmp_path / "contact_sheet.png", [(name, "", None)])

@@ -1,4 +1,4 @@
-"""Features belong to their tiles, whoever read them when; and readers never run far ahead."""
+"""Features are assigned to the right tiles regardless of reading order; readers never run far ahead."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from carmil.slides.tissue import Tissue, TissueRegion
 
 
 class Numbered(Slide):
-    """Every place has a grey of its own. Later tiles are read faster than earlier ones."""
+    """A slide with a different grey level at every position, where some tiles are read more slowly than others."""
 
     def __init__(self) -> None:
         self.path, self.width, self.height, self.mpp = Path("numbered.svs"), 640, 640, 0.5
@@ -39,10 +39,11 @@ class Numbered(Slide):
 class MeanColour(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.seen = []
+        self.seen, self.threads = [], []
 
     def forward(self, x):
         self.seen.append(len(x))
+        self.threads.append(torch.get_num_threads())
         return x.mean((2, 3))
 
 
@@ -57,17 +58,42 @@ def encoder() -> Encoder:
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 100])
-@pytest.mark.parametrize("readers", [1, 5])
-def test_every_tile_gets_its_own_features(encoder, count, readers):
+@pytest.mark.parametrize(("at_once", "readers"), [(1, 1), (1, 5), (4, None)])
+def test_features_are_assigned_to_their_tiles(encoder, count, at_once, readers):
     some = tiles(count)
-    found = encode(Numbered(), some, DeviceEncoder(encoder, "cpu", batch=6), readers=readers)
+    result = encode(Numbered(), some, DeviceEncoder(encoder, "cpu", batch=6, at_once=at_once), readers=readers)
     expected = (some.corners[:, 0] // 32 + some.corners[:, 1] // 32 * 7) % 256
-    assert found.features.dtype == np.float16
-    assert np.array_equal(found.features, np.repeat(expected[:, None], 3, axis=1).astype(np.float16))
+    assert result.features.dtype == np.float16
+    assert np.array_equal(result.features, np.repeat(expected[:, None], 3, axis=1).astype(np.float16))
     assert sum(encoder.network.seen) == count and max(encoder.network.seen) <= 6
 
 
-def test_readers_are_never_further_ahead_than_the_batches_in_memory(encoder):
+def test_every_batch_is_computed_on_one_core(encoder):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        times = encode(Numbered(), tiles(50), DeviceEncoder(encoder, "cpu", batch=6)).times
+        assert set(encoder.network.threads) == {1}
+        assert torch.get_num_threads() == 2  # for what comes after
+        assert times.tiles == 50 and 0 < times.reading + times.computing <= times.seconds
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_bfloat16_gives_nearly_the_same_features_under_another_name(small_weights):
+    plain, rounded = (
+        load_encoder("timm/resnet10t", weights=small_weights, precision=precision)
+        for precision in ("float32", "bfloat16")
+    )
+    assert rounded.name == plain.name.replace("timm_resnet10t-", "timm_resnet10t.bfloat16-")
+    results = [encode(Numbered(), tiles(6), DeviceEncoder(each, "cpu")).features for each in (plain, rounded)]
+    assert not np.array_equal(*results)
+    assert np.abs(results[0] - results[1]).max() < 0.02 * np.abs(results[0]).max()
+    with pytest.raises(CarmilError, match="--precision bfloat16 is for CPUs: a GPU computes in float16"):
+        DeviceEncoder(rounded, "cuda")
+
+
+def test_readers_run_ahead_by_a_limited_number_of_batches(encoder):
     slide, ahead = Numbered(), []
     plain = encoder.network.forward
 
@@ -77,12 +103,13 @@ def test_readers_are_never_further_ahead_than_the_batches_in_memory(encoder):
         return plain(x)
 
     encoder.network.forward = slow
-    encode(slide, tiles(100), DeviceEncoder(encoder, "cpu", batch=4), readers=3)
+    encode(slide, tiles(100), DeviceEncoder(encoder, "cpu", batch=4, at_once=1), readers=3)
     assert max(ahead) <= AHEAD * 4
-    assert max(ahead) > 4  # and yet they do read ahead
+    assert max(ahead) > 4  # readers do read ahead
 
 
-def test_a_tile_that_cannot_be_read_ends_it_with_the_readers_own_words(encoder):
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_unreadable_tile_raises_the_error_of_the_reader(encoder, at_once):
     class Torn(Numbered):
         def read(self, x, y, width, height, pixels):
             if y == 96:
@@ -90,22 +117,22 @@ def test_a_tile_that_cannot_be_read_ends_it_with_the_readers_own_words(encoder):
             return super().read(x, y, width, height, pixels)
 
     with pytest.raises(CarmilError, match="cannot be read at y 96"):
-        encode(Torn(), tiles(100), DeviceEncoder(encoder, "cpu", batch=8), readers=3)
+        encode(Torn(), tiles(100), DeviceEncoder(encoder, "cpu", batch=8, at_once=at_once), readers=3)
 
 
-def test_features_that_are_no_numbers_are_refused(encoder):
+def test_features_too_large_for_float16_raise_an_error(encoder):
     large = Encoder("large", encoder.network, 3, 8, (0.0, 0.0, 0.0), (1e-7,) * 3)
-    with pytest.raises(CarmilError, match=r"numbered\.svs: large gives features .* too large for float16"):
+    with pytest.raises(CarmilError, match=r"numbered\.svs: large computed features .* too large for float16"):
         encode(Numbered(), tiles(30), DeviceEncoder(large, "cpu"))
 
 
-def test_progress_counts_every_tile_once(encoder):
-    told = []
-    encode(Numbered(), tiles(20), DeviceEncoder(encoder, "cpu", batch=8), on_tiles=told.append)
-    assert told == [8, 8, 4]
+def test_progress_counts_each_tile_once(encoder):
+    counts = []
+    encode(Numbered(), tiles(20), DeviceEncoder(encoder, "cpu", batch=8, at_once=2), on_tiles=counts.append)
+    assert counts == [8, 8, 4]
 
 
-def test_the_summary_says_who_waited_for_whom():
+def test_summary_names_the_bottleneck():
     slow_device = Times(1000, 10.0, 2.0, 9.5)
     slow_reader = Times(1000, 10.0, 9.9, 3.0)
     assert "100 tiles/s; limited by the device (computing 95% of the time" in slow_device.summary()
@@ -114,67 +141,67 @@ def test_the_summary_says_who_waited_for_whom():
     assert Times().summary() == "nothing was encoded"
 
 
-def test_times_tell_reading_from_computing(encoder):
+def test_times_separate_reading_from_computing(encoder):
     class Slow(Numbered):
         def read(self, x, y, width, height, pixels):
             time.sleep(0.01)
             return super().read(x, y, width, height, pixels)
 
-    times = encode(Slow(), tiles(40), DeviceEncoder(encoder, "cpu", batch=8), readers=2).times
+    times = encode(Slow(), tiles(40), DeviceEncoder(encoder, "cpu", batch=8, at_once=1), readers=2).times
     assert times.tiles == 40 and times.reading >= 0.2  # 40 tiles of 10 ms by two readers
     assert times.computing < times.reading
     assert "limited by the readers" in times.summary()
 
 
 def everywhere(slide: Slide) -> Tissue:
-    """As if all of it were tissue."""
+    """Return tissue that covers the whole slide."""
     shape = (int(slide.height * slide.mpp / 8) + 1, int(slide.width * slide.mpp / 8) + 1)
     return Tissue((TissueRegion(np.zeros((4, 2)), ()),), np.ones(shape, bool), 0)
 
 
-def both_sizes(picture: np.ndarray, folder: Path, make_slide, smaller) -> list[Path]:
-    """A slide of 40x, without a smaller level that would be the other one's, and the same scanned at 20x."""
+def both_sizes(picture: np.ndarray, folder: Path, make_slide, halve_picture) -> list[Path]:
+    """Write a 40x slide without smaller levels, and the same slide scanned at 20x."""
     fine = make_slide(folder / "fine.tif", picture, mpp=0.25)
-    coarse = make_slide(folder / "coarse.tif", smaller(picture), mpp=0.5)
+    coarse = make_slide(folder / "coarse.tif", halve_picture(picture), mpp=0.5)
     return [fine, coarse]
 
 
 def similarities(paths: list[Path], encoder: Encoder) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine of each tile at 40x with itself at 20x, and with its neighbour."""
-    found = []
+    """Return the cosine similarity of each 40x tile to the same 20x tile, and to its neighbour."""
+    results = []
     for path in paths:
         with open_slide(path) as slide:
             tiles = cut(slide, everywhere(slide))
-            made = encode(slide, tiles, DeviceEncoder(encoder, "cpu"))
-        found.append((tiles.corners * slide.mpp, torch.from_numpy(made.features).float()))
-    (fine_um, a), (coarse_um, b) = found
+            encoded = encode(slide, tiles, DeviceEncoder(encoder, "cpu"))
+        results.append((tiles.corners * slide.mpp, torch.from_numpy(encoded.features).float()))
+    (fine_um, a), (coarse_um, b) = results
     assert len(a) == len(b) > 1 and np.abs(fine_um - coarse_um).max() <= 0.5
     return torch.cosine_similarity(a, b).numpy(), torch.cosine_similarity(a, b.roll(1, 0)).numpy()
 
 
-def test_the_same_tissue_at_40x_and_20x_gives_the_same_features(tmp_path, make_slide, smaller, small_weights):
+def test_same_tissue_at_40x_and_20x_gives_the_same_features(tmp_path, make_slide, halve_picture, small_weights):
     rng = np.random.default_rng(0)
     patches = rng.integers(0, 256, (4, 4, 3)).astype(np.uint8).repeat(256, 0).repeat(256, 1)
     noise = rng.integers(-20, 20, patches.shape)
     picture = np.clip(patches + noise, 0, 255).astype(np.uint8)
-    slides = both_sizes(picture, tmp_path, make_slide, smaller)
+    slides = both_sizes(picture, tmp_path, make_slide, halve_picture)
     same, other = similarities(slides, load_encoder("timm/resnet10t", weights=small_weights))
     assert same.min() > 0.999
     assert same.min() > other.max()
 
 
-def test_a_real_slide_at_40x_and_20x_gives_the_same_features(shared_data, tmp_path, make_slide, smaller):
+def test_real_slide_at_40x_and_20x_gives_the_same_features(shared_data, tmp_path, make_slide, halve_picture):
     with open_slide(shared_data / "slides" / "tcga-cr-7395-01a-01-ts1.svs", mpp=0.25) as slide:
         picture = slide.read(1000, 1000, 1536, 1024, (1536, 1024))
     weights = shared_data / "weights" / "resnet50_caffe_layer3.safetensors"
-    slides = both_sizes(picture, tmp_path, make_slide, smaller)
+    slides = both_sizes(picture, tmp_path, make_slide, halve_picture)
     same, other = similarities(slides, load_encoder("resnet50.caffe", weights=weights))
     assert same.min() >= 0.95
     assert same.min() > other.max()
 
 
-def test_a_jpeg_pyramid_is_read_at_the_level_below(shared_data, tmp_path):
-    """The 20x level of a 40x slide, stored as JPEG, gives nearly the features of its full size."""
+def test_jpeg_pyramid_level_gives_features_close_to_full_size(shared_data, tmp_path):
+    """The 20x JPEG level of a 40x slide gives nearly the same features as the full size."""
     with open_slide(shared_data / "slides" / "tcga-cr-7395-01a-01-ts1.svs", mpp=0.25) as slide:
         picture = slide.read(1000, 1000, 1024, 512, (1024, 512))
         half = slide.read(1000, 1000, 1024, 512, (512, 256))

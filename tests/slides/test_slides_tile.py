@@ -1,4 +1,4 @@
-"""carmil slides tile, as a user meets it."""
+"""carmil slides tile, run from the command line."""
 
 import csv
 
@@ -12,7 +12,7 @@ from carmil.slides.tiling import read_tiles
 
 @pytest.fixture
 def cohort(tmp_path, ellipse, make_slide):
-    """A good slide among all kinds of broken ones."""
+    """Return a folder with one good slide and many kinds of broken slides."""
     folder = tmp_path / "scans"
     folder.mkdir()
     whole = ellipse.read_bytes()
@@ -35,11 +35,11 @@ def lines_of(path):
         return {line["slide"]: line for line in csv.DictReader(stream)}
 
 
-def test_the_rest_of_the_cohort_goes_on_and_what_was_skipped_is_listed(tmp_path, cohort, said):
+def test_broken_slides_are_skipped_and_listed(tmp_path, cohort, run_cli):
     out = tmp_path / "tiles"
-    status, shown, remarks = said("slides", "tile", str(cohort), "--out", str(out))
+    status, out_text, remarks = run_cli("slides", "tile", str(cohort), "--out", str(out))
     assert status == 1
-    assert "tiles of 1 slide; 7 skipped" in shown
+    assert "tiles of 1 slide; 7 skipped" in out_text
     expected = {
         "truncated": "truncated",
         "empty": "is empty (0 bytes)",
@@ -65,65 +65,68 @@ def test_the_rest_of_the_cohort_goes_on_and_what_was_skipped_is_listed(tmp_path,
     assert (out / "contact_sheet.png").is_file()
 
 
-def test_what_is_done_stays_done_until_something_changes(tmp_path, ellipse, said):
+def test_tiles_are_cut_again_only_if_settings_or_files_change(tmp_path, ellipse, run_cli):
     out = tmp_path / "tiles"
     written = out / "patches" / "ellipse_patches.h5"
-    assert said("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
+    assert run_cli("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
     first = (written.stat().st_mtime_ns, len(read_tiles(written)))
-    status, shown, _ = said("slides", "tile", str(ellipse), "--out", str(out))
+    status, out_text, _ = run_cli("slides", "tile", str(ellipse), "--out", str(out))
     assert (status, written.stat().st_mtime_ns) == (0, first[0])
-    assert "yes" in shown
-    assert said("slides", "tile", str(ellipse), "--out", str(out), "--overlap", "0.5")[0] == 0
+    assert "yes" in out_text
+    assert run_cli("slides", "tile", str(ellipse), "--out", str(out), "--overlap", "0.5")[0] == 0
     assert len(read_tiles(written)) > 3 * first[1]
     (out / "sheets" / "ellipse.png").unlink()
-    assert "yes" not in said("slides", "tile", str(ellipse), "--out", str(out), "--overlap", "0.5")[1]
+    assert "yes" not in run_cli("slides", "tile", str(ellipse), "--out", str(out), "--overlap", "0.5")[1]
     assert (out / "sheets" / "ellipse.png").is_file()
 
 
 @pytest.mark.finding(n=1)
-def test_a_folder_that_holds_tiles_of_another_geometry_is_refused_and_left_as_it_is(tmp_path, ellipse, said):
+def test_folder_with_tiles_of_another_geometry_is_left_unchanged(tmp_path, ellipse, run_cli):
     out = tmp_path / "tiles"
-    assert said("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
+    assert run_cli("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    for words, asked in (
+    for words, requested in (
         (["--pixels", "224"], "224 pixels at 0.5 um/px"),
         (["--tile-mpp", "1"], "256 pixels at 1 um/px"),
     ):
-        status, shown, err = said("slides", "tile", str(ellipse), "--out", str(out), *words)
-        assert (status, shown, len(err.strip().splitlines())) == (2, "", 1)
+        status, out_text, err = run_cli("slides", "tile", str(ellipse), "--out", str(out), *words)
+        assert (status, out_text, len(err.strip().splitlines())) == (2, "", 1)
         assert (
             "tiles of 256 pixels at 0.5 um/px (ellipse_patches.h5)" in err
-            and f"not of {asked}: choose another --out" in err
+            and f"not of {requested}: choose another --out" in err
         )
         assert "choose another --out" in err
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     (out / "patches" / "damaged_patches.h5").write_bytes(b"no HDF5")
-    assert said("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
+    assert run_cli("slides", "tile", str(ellipse), "--out", str(out))[0] == 0
 
 
 @pytest.mark.finding(n=1)
-def test_the_size_of_tiles_is_in_the_printed_table_and_in_tiles_csv(tmp_path, ellipse, said, monkeypatch):
+def test_tile_size_is_printed_and_written_to_tiles_csv(tmp_path, ellipse, run_cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "tiles"
-    _, shown, _ = said("slides", "tile", str(ellipse), "--out", str(out), "--pixels", "128", "--tile-mpp", "1")
-    assert "128 px at 1 um/px" in shown
+    _, out_text, _ = run_cli("slides", "tile", str(ellipse), "--out", str(out), "--pixels", "128", "--tile-mpp", "1")
+    assert "128 px at 1 um/px" in out_text
     line = lines_of(out / "tiles.csv")["ellipse"]
     assert (line["tile_pixels"], line["tile_mpp"], line["mpp"]) == ("128", "1", "0.5")
 
 
-def test_an_mpp_that_was_given_wins_and_is_said(tmp_path, ellipse, said):
-    out = tmp_path / "tiles"
-    status, shown, remarks = said("slides", "tile", str(ellipse), "--out", str(out), "--mpp", "0.4", "--pixels", "128")
+def test_mpp_of_the_table_overrides_the_file_and_is_logged(tmp_path, ellipse, run_cli):
+    out, table = tmp_path / "tiles", tmp_path / "slides.csv"
+    table.write_text("slide,mpp\nellipse,0.4\n")
+    status, out_text, remarks = run_cli(
+        "slides", "tile", str(ellipse), "--out", str(out), "--slides-table", str(table), "--pixels", "128"
+    )
     assert status == 0
-    assert "0.4 given" in shown
+    assert "0.4 given" in out_text
     assert "ellipse: 0.4 um/px given; the file says 0.5" in remarks
     tiles = read_tiles(out / "patches" / "ellipse_patches.h5")
     assert (tiles.slide_mpp, tiles.size, tiles.pixels) == (0.4, 160, 128)
 
 
-def test_a_rule_that_is_switched_off_says_so(tmp_path, ellipse, said):
-    _, shown, _ = said("slides", "tile", str(ellipse), "--out", str(tmp_path / "t"), "--keep", "blurred,pen")
-    assert shown.count("kept") == 2
+def test_disabled_rules_are_shown_as_kept(tmp_path, ellipse, run_cli):
+    _, out_text, _ = run_cli("slides", "tile", str(ellipse), "--out", str(tmp_path / "t"), "--keep", "blurred,pen")
+    assert out_text.count("kept") == 2
 
 
 @pytest.mark.parametrize(
@@ -134,21 +137,21 @@ def test_a_rule_that_is_switched_off_says_so(tmp_path, ellipse, said):
         (["--rule", "corner"], "unknown rule for tiles 'corner'"),
         (["--overlap", "2"], "an overlap of 2: expected a share of the side"),
         (["--tile-mpp", "0"], "expected 0.05 to 20"),
-        (["nowhere"], "nowhere: there is no such slide or folder"),
+        (["nowhere"], "nowhere does not exist: expected a slide or folder"),
     ],
 )
-def test_bad_words_are_one_line_and_status_2_and_leave_nothing(tmp_path, ellipse, said, words, expected):
+def test_invalid_options_exit_with_status_2_and_write_nothing(tmp_path, ellipse, run_cli, words, expected):
     out = tmp_path / "tiles"
-    status, shown, err = said("slides", "tile", str(ellipse), "--out", str(out), *words)
-    assert (status, shown) == (2, "")
+    status, out_text, err = run_cli("slides", "tile", str(ellipse), "--out", str(out), *words)
+    assert (status, out_text) == (2, "")
     assert expected in err
     assert len(err.strip().splitlines()) == 1
     assert not out.exists()
 
 
-def test_the_real_slides_are_cut(tmp_path, shared_data, said):
+def test_real_slides_are_tiled(tmp_path, shared_data, run_cli):
     out = tmp_path / "tiles"
-    status, _, _ = said("slides", "tile", str(shared_data / "slides"), "--out", str(out), "--mpp", "0.5")
+    status, _, _ = run_cli("slides", "tile", str(shared_data / "slides"), "--out", str(out), "--mpp", "0.5")
     table = lines_of(out / "tiles.csv")
     counts = {name: int(line["tiles"]) for name, line in table.items()}
     assert status == 0
@@ -158,27 +161,27 @@ def test_the_real_slides_are_cut(tmp_path, shared_data, said):
 
 
 @pytest.mark.finding(n=1)
-def test_a_slide_that_is_skipped_loses_the_tiles_of_an_earlier_call(tmp_path, make_slide, make_tissue, said):
-    """Or `slides encode` would take tiles that were cut with other settings."""
+def test_tiles_of_an_earlier_call_are_removed_for_skipped_slides(tmp_path, make_slide, make_tissue, run_cli):
+    """Otherwise `slides encode` would use tiles that were cut with other settings."""
     picture = np.full((2400, 2400, 3), 245, np.uint8)
     picture[1000:1600, 1000:1600] = make_tissue(1800, 1800)[0][600:1200, 600:1200]
     core, out = make_slide(tmp_path / "core.tif", picture), tmp_path / "tiles"
-    assert said("slides", "tile", str(core), "--preset", "biopsy", "--out", str(out))[0] == 0
+    assert run_cli("slides", "tile", str(core), "--preset", "biopsy", "--out", str(out))[0] == 0
     assert (out / "patches" / "core_patches.h5").is_file()
-    status, _, remarks = said("slides", "tile", str(core), "--out", str(out))
+    status, _, remarks = run_cli("slides", "tile", str(core), "--out", str(out))
     assert status == 1 and "its tiles of an earlier call were removed" in remarks
     assert not (out / "patches" / "core_patches.h5").exists() and not (out / "sheets" / "core.png").exists()
-    found, broken = tiles_of([core], out)
-    assert not found and "has no tiles in" in broken[core]
-    assert "removed" not in said("slides", "tile", str(core), "--out", str(out))[2]
+    result, broken = tiles_of([core], out)
+    assert not result and "has no tiles in" in broken[core]
+    assert "removed" not in run_cli("slides", "tile", str(core), "--out", str(out))[2]
 
 
 @pytest.mark.finding(n=17)
-def test_slides_whose_names_begin_with_a_dot_are_named(tmp_path, ellipse, said):
+def test_hidden_slides_are_skipped_and_named(tmp_path, ellipse, run_cli):
     scans = tmp_path / "scans"
     scans.mkdir()
     for name in ("good.tif", ".hidden.tif"):
         (scans / name).write_bytes(ellipse.read_bytes())
-    status, _, remarks = said("slides", "tile", str(scans), "--out", str(tmp_path / "tiles"))
+    status, _, remarks = run_cli("slides", "tile", str(scans), "--out", str(tmp_path / "tiles"))
     assert status == 0
     assert "1 hidden file left out, whose name begins with a dot: '.hidden.tif'" in remarks

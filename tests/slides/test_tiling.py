@@ -12,19 +12,19 @@ from carmil.slides.tiling import cut, read_more, read_tiles, write_tiles
 from carmil.slides.tissue import find_tissue
 
 
-def looked(path, **how):
+def opened_tissue(path, **how):
     with open_slide(path, **how) as slide:
         overview = read_overview(slide)
         return slide, overview, find_tissue(slide, overview)
 
 
 def cut_of(path, **how):
-    slide, _, tissue = looked(path)
+    slide, _, tissue = opened_tissue(path)
     return cut(slide, tissue, **how)
 
 
-def test_tiles_lie_on_a_grid_with_their_centre_in_tissue(ellipse):
-    slide, _, tissue = looked(ellipse)
+def test_tiles_are_on_a_grid_with_their_centres_in_tissue(ellipse):
+    slide, _, tissue = opened_tissue(ellipse)
     tiles = cut(slide, tissue)
     assert (tiles.pixels, tiles.size, tiles.width, tiles.height) == (256, pytest.approx(256), 3000, 2400)
     assert (tiles.corners % 256 == 0).all()
@@ -34,21 +34,21 @@ def test_tiles_lie_on_a_grid_with_their_centre_in_tissue(ellipse):
     assert 0 < inside.sum() < len(grid)
 
 
-def test_a_40x_and_a_20x_copy_have_the_same_tiles_to_one_pixel(copies):
+def test_40x_and_20x_copies_have_the_same_tiles_to_one_pixel(copies):
     fine, coarse = (cut_of(path, pixels=64) for path in copies)
     assert (fine.size, coarse.size) == (pytest.approx(128), pytest.approx(64))
     assert len(fine) > 100
     np.testing.assert_allclose(fine.corners * fine.slide_mpp, coarse.corners * coarse.slide_mpp, atol=0.5)
 
 
-def test_a_side_that_is_no_whole_number_does_not_drift(tmp_path, make_slide, make_tissue):
+def test_tiles_with_a_fractional_side_do_not_drift(tmp_path, make_slide, make_tissue):
     tiles = cut_of(make_slide(tmp_path / "a.tif", make_tissue(2400, 3000)[0], mpp=0.499), pixels=64)
     assert tiles.size == pytest.approx(64 * 0.5 / 0.499)
     steps = tiles.corners / tiles.size
     assert np.abs(steps - np.rint(steps)).max() * tiles.size <= 0.5
 
 
-def test_overlap_and_clams_rule_give_more_tiles(ellipse):
+def test_overlap_and_four_point_rule_give_more_tiles(ellipse):
     plain, half, four = cut_of(ellipse), cut_of(ellipse, overlap=0.5), cut_of(ellipse, rule="four-point")
     assert (half.corners % 128 == 0).all()
     assert len(half) > 3 * len(plain)
@@ -65,14 +65,14 @@ def test_overlap_and_clams_rule_give_more_tiles(ellipse):
         ({"rule": "center"}, "unknown rule for tiles 'center'; did you mean 'centre'"),
     ],
 )
-def test_tiles_that_cannot_be_are_refused(ellipse, how, words):
+def test_invalid_tile_settings_raise_an_error(ellipse, how, words):
     with pytest.raises(CarmilError, match=words):
         cut_of(ellipse, **how)
 
 
 @pytest.fixture
 def spoiled(tmp_path, make_slide, make_tissue):
-    """A slide all of tissue, its tiles of 128 um: the first column blurred, the second under ink, the third almost blank."""
+    """Return a slide full of tissue whose first columns of 128 um tiles are blurred, inked and almost blank."""
     inner = make_tissue(5200, 5200)[0][1300:3860, 1300:3860].copy()
     soft = ndimage.gaussian_filter(inner[:, :512].astype(np.float32), (8, 8, 0))  # 4 um
     inner[:, :256] = np.rint(soft[:, :256])
@@ -82,8 +82,8 @@ def spoiled(tmp_path, make_slide, make_tissue):
     return make_slide(tmp_path / "spoiled.tif", inner)
 
 
-def test_blurred_marked_and_blank_tiles_are_left_out_and_counted(spoiled):
-    slide, overview, tissue = looked(spoiled)
+def test_blurred_inked_and_blank_tiles_are_excluded_and_counted(spoiled):
+    slide, overview, tissue = opened_tissue(spoiled)
     everywhere = np.stack(np.meshgrid(np.arange(10) * 256, np.arange(10) * 256), -1).reshape(-1, 2)
     all_of_it = Tiles("spoiled", everywhere, 256.0, 256, 0.5, slide.width, slide.height, slide.mpp)
     good, left_out = apply_rules(all_of_it, overview, tissue)
@@ -101,33 +101,38 @@ def test_blurred_marked_and_blank_tiles_are_left_out_and_counted(spoiled):
         apply_rules(all_of_it, overview, tissue, keep=("blury",))
 
 
-def test_sharp_stained_tissue_loses_no_tile(ellipse):
-    slide, overview, tissue = looked(ellipse)
+def test_rules_keep_every_tile_of_sharp_stained_tissue(ellipse):
+    slide, overview, tissue = opened_tissue(ellipse)
     tiles = cut(slide, tissue)
     good, left_out = apply_rules(tiles, overview, tissue)
     assert len(good) == len(tiles)
     assert sum(len(some) for some in left_out.values()) == 0
 
 
-def test_real_slides_lose_no_tile(shared_data):
-    slide, overview, tissue = looked(shared_data / "slides" / "tcga-cr-7395-01a-01-ts1.svs", mpp=0.5)
+def test_rules_keep_nearly_every_tile_of_a_real_slide(shared_data):
+    slide, overview, tissue = opened_tissue(shared_data / "slides" / "tcga-cr-7395-01a-01-ts1.svs", mpp=0.5)
     tiles = cut(slide, tissue)
     assert len(tiles) > 140
     assert len(apply_rules(tiles, overview, tissue)[0]) >= 0.98 * len(tiles)
 
 
-def test_tiles_are_written_as_trident_does_and_come_back_the_same(tmp_path, make_slide, make_tissue):
+def test_tiles_are_written_like_trident_and_read_back_unchanged(tmp_path, make_slide, make_tissue):
     tiles = cut_of(make_slide(tmp_path / "a.tif", make_tissue(2400, 3000)[0], mpp=0.499))
     path = write_tiles(tiles, tmp_path / "out", overlap=0.25, more={"why": "test"})
     assert path == tmp_path / "out" / "patches" / "a_patches.h5"
     with h5py.File(path) as file:
-        told = dict(file["coords"].attrs)
+        attributes = dict(file["coords"].attrs)
         assert file["coords"].dtype == np.int64
-    assert told["patch_size"] == 256
-    assert told["patch_size_level0"] == tiles.size
-    assert told["target_magnification"] == 20
-    assert told["level0_magnification"] == pytest.approx(10 / 0.499)
-    assert (told["overlap"], told["name"], told["level0_width"], told["level0_height"]) == (64, "a", 3000, 2400)
+    assert attributes["patch_size"] == 256
+    assert attributes["patch_size_level0"] == tiles.size
+    assert attributes["target_magnification"] == 20
+    assert attributes["level0_magnification"] == pytest.approx(10 / 0.499)
+    assert (attributes["overlap"], attributes["name"], attributes["level0_width"], attributes["level0_height"]) == (
+        64,
+        "a",
+        3000,
+        2400,
+    )
     back = read_tiles(path)
     np.testing.assert_array_equal(back.corners, tiles.corners)
     assert [getattr(back, name) for name in ("slide", "size", "pixels", "mpp", "width", "height", "slide_mpp")] == [
@@ -136,7 +141,7 @@ def test_tiles_are_written_as_trident_does_and_come_back_the_same(tmp_path, make
     assert read_more(path) == {"why": "test"}
 
 
-def test_tridents_own_file_is_read(tmp_path):
+def test_tile_file_of_trident_is_read(tmp_path):
     path = tmp_path / "s1_patches.h5"
     with h5py.File(path, "w") as file:
         coords = file.create_dataset("coords", data=np.array([[0, 512], [512, 0]]))
@@ -147,7 +152,7 @@ def test_tridents_own_file_is_read(tmp_path):
     assert read_more(path) == {}
 
 
-def test_a_file_that_is_no_file_of_tiles_is_one_line(tmp_path):
+def test_file_without_valid_tiles_raises_an_error(tmp_path):
     (tmp_path / "a_patches.h5").write_bytes(b"nothing")
     with h5py.File(tmp_path / "b_patches.h5", "w") as file:
         file["coords"] = np.zeros((3, 2), int)

@@ -17,7 +17,7 @@ def dice(one, other):
     return 2 * (one & other).sum() / (one.sum() + other.sum())
 
 
-def test_an_ellipse_with_a_hole_is_found_with_its_hole(tmp_path, make_slide, make_tissue):
+def test_hole_in_tissue_is_detected(tmp_path, make_slide, make_tissue):
     picture, truth = make_tissue(2400, 3200, hole=True)
     tissue = tissue_of(make_slide(tmp_path / "a.tif", picture))[1]
     step = int(OVERVIEW / 0.5)
@@ -28,7 +28,7 @@ def test_an_ellipse_with_a_hole_is_found_with_its_hole(tmp_path, make_slide, mak
     np.testing.assert_array_equal(tissue.holds(np.array([middle, inside, glass, (-5, 3), (9e9, 3)])), [0, 1, 0, 0, 0])
 
 
-def test_outlines_in_level_0_pixels_enclose_what_the_mask_does(tmp_path, make_slide, make_tissue):
+def test_outlines_in_level_0_pixels_enclose_the_mask(tmp_path, make_slide, make_tissue):
     slide, tissue = tissue_of(make_slide(tmp_path / "a.tif", make_tissue(2400, 3200, hole=True)[0]))
     (region,) = tissue.regions
     scale = slide.mpp / OVERVIEW
@@ -38,26 +38,26 @@ def test_outlines_in_level_0_pixels_enclose_what_the_mask_does(tmp_path, make_sl
     np.testing.assert_array_equal(region.outer[0], region.outer[-1])
 
 
-def test_a_40x_and_a_20x_copy_have_the_same_tissue(copies):
+def test_40x_and_20x_copies_have_the_same_tissue(copies):
     fine, coarse = (tissue_of(path)[1] for path in copies)
     assert fine.mask.shape == coarse.mask.shape
     assert dice(fine.mask, coarse.mask) > 0.998
 
 
 @pytest.mark.parametrize("colour", [(255, 255, 255), (0, 0, 0), (238, 236, 240), (128, 128, 128)])
-def test_a_slide_without_tissue_says_so(tmp_path, make_slide, colour):
+def test_slide_without_tissue_raises_an_error(tmp_path, make_slide, colour):
     noisy = np.full((1200, 1200, 3), colour) + np.random.default_rng(0).integers(-2, 3, (1200, 1200, 3))
     path = make_slide(tmp_path / "a.tif", np.clip(noisy, 0, 255).astype(np.uint8), compression="jpeg")
     with pytest.raises(CarmilError, match=r"a\.tif: no tissue"):
         tissue_of(path)
 
 
-def test_a_slide_of_nothing_but_tissue_is_all_tissue(tmp_path, make_slide, make_tissue):
+def test_slide_full_of_tissue_is_all_tissue(tmp_path, make_slide, make_tissue):
     inner = make_tissue(3600, 3600)[0][1000:2600, 1000:2600]
     assert tissue_of(make_slide(tmp_path / "a.tif", inner))[1].mask.mean() > 0.99
 
 
-def test_a_small_piece_is_for_biopsies_only(tmp_path, make_slide, make_tissue):
+def test_small_piece_of_tissue_counts_only_with_the_biopsy_preset(tmp_path, make_slide, make_tissue):
     picture = np.full((2400, 2400, 3), 245, np.uint8)
     picture[1000:1600, 1000:1600] = make_tissue(1800, 1800)[0][600:1200, 600:1200]  # 0.09 mm2
     path = make_slide(tmp_path / "core.tif", picture)
@@ -67,7 +67,7 @@ def test_a_small_piece_is_for_biopsies_only(tmp_path, make_slide, make_tissue):
 
 
 @pytest.mark.finding(n=17)
-def test_pieces_that_are_too_small_name_the_least_area_and_the_preset_for_them(tmp_path, make_slide, make_tissue):
+def test_pieces_that_are_too_small_raise_an_error_naming_the_biopsy_preset(tmp_path, make_slide, make_tissue):
     picture = np.full((2400, 2400, 3), 245, np.uint8)
     picture[1000:1600, 1000:1600] = make_tissue(1800, 1800)[0][600:1200, 600:1200]
     path = make_slide(tmp_path / "core.tif", picture)
@@ -79,7 +79,7 @@ def test_pieces_that_are_too_small_name_the_least_area_and_the_preset_for_them(t
         tissue_of(make_slide(tmp_path / "crumb.tif", picture), "biopsy")
 
 
-def test_tissue_near_the_edge_does_not_grow_towards_it(tmp_path, make_slide, make_tissue):
+def test_tissue_near_the_edge_does_not_extend_to_the_edge(tmp_path, make_slide, make_tissue):
     picture = np.full((2400, 2400, 3), 245, np.uint8)
     picture[200:2200, 40:1500] = make_tissue(4000, 4000)[0][1000:3000, 1000:2460]  # 20 um from the left edge
     mask = tissue_of(make_slide(tmp_path / "a.tif", picture))[1].mask
@@ -95,11 +95,11 @@ def test_ink_does_not_raise_the_threshold_of_pale_tissue(tmp_path, make_slide, m
     assert mask[75, 100]
 
 
-def test_an_unknown_preset_is_named():
+def test_unknown_preset_raises_an_error():
     with pytest.raises(CarmilError, match="unknown preset 'biopsi'; did you mean 'biopsy'"):
         preset("biopsi")
 
 
-def test_the_annotated_kidney_is_all_tissue(shared_data):
+def test_annotated_kidney_slide_is_all_tissue(shared_data):
     _, tissue = tissue_of(shared_data / "slides" / "kidney_annotated" / "histology_image.svs", mpp=0.5)
     assert tissue.mask.mean() > 0.98

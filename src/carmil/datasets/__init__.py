@@ -1,1 +1,1 @@
-"""Material to train on: digit bags, crc's nuclei, the stand-in slides, the paper's cohorts of slides."""
+"""Cohorts to train on: digit bags, the nuclei of crc, the stand-in slides, the paper's cohorts of slides."""

@@ -1,7 +1,7 @@
-"""crc's nuclei: the patient and kind of each, and its features by either of two encoders.
+"""The nuclei of the crc cohort: the patient and kind of each, and its features by either of two encoders.
 
-N nuclei of the files, d features. Only patients whose nuclei all have a kind are mixed into synthetic slides: features separate
-nuclei of known and of unknown kind, so that a mixture of both would reveal itself.
+N nuclei of the files, d features. Only patients whose nuclei all have a kind are used for synthetic slides: features
+separate nuclei of known from nuclei of unknown kind, so that a mixture of both would be recognisable.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ STROMA = (FIBROBLAST, OTHERS)
 NORMAL = (INFLAMMATORY, FIBROBLAST, OTHERS)
 ENCODERS = {"resnet50": "features.npy", "pixels": "patches.npz"}
 PATCH = 27  # width of the picture of a nucleus, in pixels
-CELL = 3  # `pixels` are means over cells of this width
+CELL = 3  # width of the cells whose means are the features `pixels`
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,24 +35,26 @@ class Nuclei:
 
     @property
     def known_patients(self) -> list[str]:
-        """Patients whose nuclei all have a kind."""
+        """Return the patients whose nuclei all have a kind."""
         unknown = set(self.patients[self.kinds == ""])
         return sorted(set(self.patients) - unknown, key=_by_number)
 
     def rows(self, patients: "list[str] | tuple[str, ...]", kinds: tuple[str, ...]) -> np.ndarray:
-        """Positions of the nuclei of these patients and kinds."""
+        """Return the positions of the nuclei of these patients and kinds."""
         return np.flatnonzero(np.isin(self.patients, list(patients)) & np.isin(self.kinds, kinds))
 
     def features(self, encoder: str) -> np.ndarray:
-        """Features (N, d): of `resnet50`, or the pictures themselves as 9 x 9 mean colours, `pixels`."""
+        """Return features (N, d): of `resnet50`, or `pixels`, the pictures as 9 x 9 mean colours."""
         path = self.folder / ENCODERS[encoder]
         rows = read_features(path) if encoder == "resnet50" else _pixels(path)
         if len(rows) != len(self.patients):
-            raise CarmilError(f"{path}: {len(rows):,} rows for {len(self.patients):,} nuclei of instances.csv")
+            raise CarmilError(
+                f"{path} has {len(rows):,} rows: expected {len(self.patients):,}, one per nucleus of instances.csv"
+            )
         return rows
 
     def fingerprint(self, encoder: str) -> str:
-        """A checksum of the files behind the features of this encoder."""
+        """Return a checksum of the files that the features of this encoder are computed from."""
         digest = hashlib.sha256()
         for name in ("instances.csv", ENCODERS[encoder]):
             digest.update((self.folder / name).read_bytes())
@@ -60,7 +62,7 @@ class Nuclei:
 
 
 def read_nuclei(folder: Path) -> Nuclei:
-    """Read and check instances.csv; a table without `cell_type` has unknown kinds only."""
+    """Read and validate instances.csv; a table without `cell_type` has unknown kinds only."""
     for name in ("features.npy", "instances.csv"):
         if not (folder / name).is_file():
             raise CarmilError(f"{folder} has no {name}: expected the folder with crc's features.npy and instances.csv")
@@ -82,7 +84,7 @@ def read_nuclei(folder: Path) -> Nuclei:
 
 
 def patient_bags(folder: Path) -> Bags:
-    """crc's patients in memory, one bag each, labelled 1 if any nucleus is cancerous."""
+    """Return crc's patients in memory, one bag each, labelled 1 if any nucleus is cancerous."""
     nuclei = read_nuclei(folder)
     order = np.argsort(nuclei.patients, kind="stable")
     patients, starts = np.unique(nuclei.patients[order], return_index=True)
@@ -94,9 +96,9 @@ def patient_bags(folder: Path) -> Bags:
 
 
 def _pixels(path: Path) -> np.ndarray:
-    """Mean colours, 0 to 1, of cells of 3 x 3 pixels; nothing is fitted."""
+    """Return mean colours, 0 to 1, of cells of 3 x 3 pixels; nothing is fitted."""
     if not path.is_file():
-        raise CarmilError(f"{path} is not there: expected crc's pictures, `im` (nuclei, {PATCH}, {PATCH}, 3)")
+        raise CarmilError(f"{path} does not exist: expected crc's pictures, `im` (nuclei, {PATCH}, {PATCH}, 3)")
     try:
         with np.load(path, allow_pickle=False) as file:
             pictures = file["im"]

@@ -27,17 +27,18 @@ from carmil.progress import console, progress_bar
 from carmil.provenance import config_key
 
 ENCODERS = ("pixels", "resnet18")
-COMPONENTS = 64  # of the pixels
+COMPONENTS = 64  # principal components of the pixels
 SIZES, FAST_SIZES = (2000, 500, 1000), (200, 60, 100)
-FEATURES = "resnet50_pca256.npy"  # beside MNIST's idx files: what a model sees instead of principal components
+FEATURES = "resnet50_pca256.npy"  # a file beside MNIST's idx files: the features instead of principal components
 
-# xMIL's template: 20 units everywhere, ungated attention, one hidden output layer, no dropout. What a method adds of its own
-# is cut to the same size.
+# xMIL's template: 20 units everywhere, ungated attention, one hidden output layer, no dropout. Additional layers of a
+# method are reduced to the same size.
 TEMPLATE: dict[str, dict[str, Any]] = {
     "mean": {"dropout": 0.0},
     "max": {"dropout": 0.0},
     "abmil": {"attention": 20, "output_layers": 1, "dropout": 0.0},
     "abmil.gated": {"attention": 20, "output_layers": 1, "dropout": 0.0},
+    "abmil.mlp": {"attention": 20, "mlp": 20, "dropout": 0.0},
     "clam.sb": {"attention": 20, "dropout": 0.0},
     "clam.mb": {"attention": 20, "dropout": 0.0},
     "acmil": {"attention": 20},
@@ -47,19 +48,19 @@ TEMPLATE: dict[str, dict[str, Any]] = {
     "rrt": {"heads": 2, "attention": 20, "dropout": 0.0, "projection_dropout": 0.0},
     "weno": {"teacher": 20, "attention": 20, "student": 20, "dropout": 0.0, "init_std": None},
 }
-# SGD with momentum, as the template. Adam for additive, as xMIL has it, and by our own choice for these others: SGD was not
-# tried on them (xMIL trains TransMIL with SGD).
+# SGD with momentum, as in the template. Additive uses Adam, as in xMIL; the other models listed use Adam by our own
+# choice: SGD was not tried on them (xMIL trains TransMIL with SGD).
 ADAM = ("additive", "acmil", "dsmil", "dsmil.official", "transmil", "rrt", "weno")
 
 
 def template(model: str) -> ModelProtocol:
-    """The options and the optimizer of a model on digit bags."""
+    """Return the options and the optimizer of a model on digit bags."""
     branch, _, plain = model.rpartition("/")
     options = {"hidden": 20, **TEMPLATE.get(plain, {})}
     if plain == "dsmil.official":
         options.pop("hidden")
     if branch == "car":
-        options["branch"] = "full"  # Table 1's counterfactual branch is a whole second attention
+        options["branch"] = "full"  # the counterfactual branch in Table 1 is a complete second attention
     return ModelProtocol(options, "adam" if plain in ADAM else "sgd")
 
 
@@ -82,7 +83,7 @@ DIGITS = Protocol(
 
 @dataclass(frozen=True, eq=False)
 class DigitData:
-    """Digit images, and what a model sees of them. `facts` tell the bags of one DigitData from those of another."""
+    """Digit images and their features. `facts` distinguish the bags of one DigitData from those of another."""
 
     images: DigitImages
     facts: Mapping[str, Any]
@@ -93,7 +94,7 @@ class DigitData:
 
     @cached_property
     def features(self) -> np.ndarray:
-        """(images, d); computed when they are first needed."""
+        """Return features (images, d); they are computed when first used."""
         if self.features_file is not None:
             return array_features(self.features_file, self.images)
         if self.encoder == "resnet18":
@@ -102,12 +103,12 @@ class DigitData:
         return pixel_features(self.images, training, components=COMPONENTS)
 
     def study(self, task: str) -> DigitStudy:
-        """The bags of a task, drawn anew."""
+        """Draw the bags of a task."""
         sizes, pool, seed = tuple(self.facts["sizes"]), self.facts["pool"], self.facts["seed"]
         return sample_study(TASKS[task], self.images.labels, self.features, sizes=sizes, pool=pool, seed=seed)
 
     def cohort(self, task: str, out: Path, protocol: Protocol = DIGITS) -> StudyCohort:
-        """The cohort of a task below `out`, written unless it is there."""
+        """Return the cohort of a task below `out`; write it if it does not exist."""
         key = config_key({**self.facts, "task": task, "classes": TASKS[task].class_names})[:8]
         home = out / f"{task}-{key}"
         if not is_made_from(home / "digits", self.facts):
@@ -127,7 +128,7 @@ class DigitData:
 
     @property
     def line(self) -> str:
-        """Which bags these are, in words."""
+        """Describe the bags."""
         facts = self.facts
         return (
             f"ours: {facts['images']}; features: {facts['features']}; pool {facts['pool']}; data seed {facts['seed']}; "
@@ -146,13 +147,16 @@ def load_digits(
     seed: int = 0,
     device: str = "cpu",
 ) -> DigitData:
-    """mnist: a folder of idx files, 'download', or None for the bundled images. features: a .npy with one row per image."""
+    """Load digit images, and prepare their features.
+
+    mnist: a folder of idx files, 'download', or None for the bundled images. features: a .npy with one row per image.
+    """
     if encoder not in ENCODERS:
         raise CarmilError(f"unknown encoder {encoder!r}: expected one of {', '.join(ENCODERS)}")
     if features is not None and encoder != "pixels":
-        raise CarmilError("--features and --encoder exclude each other: the one is in place of the other")
+        raise CarmilError("--features and --encoder exclude each other: both set the features; give one of them")
     if weights is not None and encoder != "resnet18":
-        raise CarmilError("--weights belongs to --encoder resnet18")
+        raise CarmilError("--weights without --encoder resnet18: expected both; add the encoder or leave out --weights")
     if mnist is None:
         images = bundled_digits()
     elif mnist == "download":
@@ -164,8 +168,8 @@ def load_digits(
         width = array_features(features, images).shape[1]
         name = f"{features.name} ({width} wide, sha256 {_file_fingerprint(features)})"
     elif encoder == "resnet18":
-        whose = f"{weights.name}, sha256 {_file_fingerprint(weights)}" if weights else "torchvision's weights"
-        name = f"ImageNet ResNet18 ({whose}), 512 wide"
+        source = f"{weights.name}, sha256 {_file_fingerprint(weights)}" if weights else "torchvision's weights"
+        name = f"ImageNet ResNet18 ({source}), 512 wide"
     else:
         name = f"{COMPONENTS} principal components of the pixels, fitted on training images"
     facts = {
@@ -188,9 +192,9 @@ def _write(task: str, study: DigitStudy, images: DigitImages, home: Path, key: o
             (bag, names[label], split) for bag, label in zip(part.bags.ids, part.bags.labels.tolist(), strict=True)
         ]
     write_text(home / "labels.csv", csv_text(rows, for_people=False))
-    shown = np.concatenate([part.images for part in parts.values()])
-    used, index = np.unique(shown, return_inverse=True)
-    order = np.argsort(images.labels[used], kind="stable")  # images of one digit stand together
+    image_rows = np.concatenate([part.images for part in parts.values()])
+    used, index = np.unique(image_rows, return_inverse=True)
+    order = np.argsort(images.labels[used], kind="stable")  # images of one digit are adjacent
     pictures = Pictures((255 - images.images[used[order]])[..., None], np.argsort(order)[index])
     write_store(
         (bag for part in parts.values() for bag in _bags(part.bags)),

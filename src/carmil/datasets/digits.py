@@ -1,7 +1,7 @@
 """Digit bags: the xMIL benchmark (Hense et al., 2024), where the truth about every instance is known.
 
-A bag is 30 handwritten digits. Which digits occur decides its class, and so what each digit says for or against a class.
-n instances, b bags, k classes.
+A bag is 30 handwritten digits. The digits that occur determine its class, and thereby which digits are evidence for
+or against a class. n instances, b bags, k classes.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,10 @@ BAG_SIZE = 30
 
 @dataclass(frozen=True)
 class Task:
-    """digits (b, 30) -> labels (b); digits (b, 30) -> evidence (b, 30, k): +1 supports class c, -1 refutes it, 0 neither.
+    """A task: digits (b, 30) -> labels (b); digits (b, 30) -> evidence (b, 30, k): +1 supports class c, -1 refutes
+    it, 0 neither.
 
-    class_names: in the order of the alphabet, by which a study numbers its classes.
+    class_names: in alphabetical order, in which a study numbers its classes.
     """
 
     name: str
@@ -44,8 +45,8 @@ def _four_bags_evidence(digits: np.ndarray) -> np.ndarray:
 
 
 def _in_adjacent_pair(digits: np.ndarray) -> np.ndarray:
-    """(b, 30): is the digit below 5 and is a neighbour of it, also below 5, in the bag?"""
-    present = _present(digits)[:, :5]
+    """Return (b, 30) whether the digit is below 5 and a neighbour of it, also below 5, is in the bag."""
+    present = (digits[..., None] == np.arange(5)).any(1)
     neighbour = np.zeros_like(present)
     neighbour[:, 1:] |= present[:, :-1]
     neighbour[:, :-1] |= present[:, 1:]
@@ -72,10 +73,6 @@ def _pos_neg_label(digits: np.ndarray) -> np.ndarray:
 
 def _pos_neg_evidence(digits: np.ndarray) -> np.ndarray:
     return _pos_neg_sign(digits)[..., None] * np.array([-1, 1])
-
-
-def _present(digits: np.ndarray) -> np.ndarray:
-    return (digits[..., None] == np.arange(10)).any(1)
 
 
 TASKS: dict[str, Task] = {
@@ -108,7 +105,7 @@ TASKS: dict[str, Task] = {
 
 @dataclass(frozen=True)
 class DigitBags:
-    """Bags with what is known of their instances: the digit each shows and the row of its image. digits, images (n)."""
+    """Bags, with the digit of each instance and the row of its image. digits, images (n)."""
 
     bags: Bags
     digits: np.ndarray
@@ -123,7 +120,11 @@ class DigitStudy:
 
 
 def sample_digits(bags: int, rng: np.random.Generator) -> np.ndarray:
-    """The xMIL sampler: each digit is in with probability 1/2, none is drawn again; then 30 draws among those in. (bags, 30)."""
+    """Sample digits (bags, 30) as xMIL does.
+
+    Each of the ten digits is included with probability 1/2, and an empty selection is drawn again; then 30 digits are
+    drawn from those included.
+    """
     included = rng.random((bags, 10)) < 0.5
     while (empty := ~included.any(1)).any():
         included[empty] = rng.random((int(empty.sum()), 10)) < 0.5
@@ -135,12 +136,13 @@ def sample_digits(bags: int, rng: np.random.Generator) -> np.ndarray:
 def sample_bags(
     task: Task, bags: int, labels: np.ndarray, pool: np.ndarray, rng: np.random.Generator, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Digits and image rows, (bags, 30) each. `labels` are all images' digits, `pool` the rows one may draw from."""
+    """Sample digits and image rows, (bags, 30) each. `labels` are the digits of all images, `pool` the rows to draw from."""
     rows_by_digit = [pool[labels[pool] == digit] for digit in range(10)]
     counts = np.array([len(rows) for rows in rows_by_digit])
     if (counts == 0).any():
         raise CarmilError(
-            f"the {name} pool of {len(pool)} images has no {int(np.argmin(counts))}: every digit needs an image of its own"
+            f"the {name} pool of {len(pool)} images has no {int(np.argmin(counts))}: expected at least one "
+            "image of every digit; use a larger pool"
         )
     digits = sample_digits(bags, rng)
     starts = np.concatenate([[0], counts.cumsum()[:-1]])
@@ -149,7 +151,7 @@ def sample_bags(
 
 
 def split_pool(labels: np.ndarray, shares: tuple[int, ...], rng: np.random.Generator) -> list[np.ndarray]:
-    """Divides the images, digit by digit, in these shares: no image is in two parts."""
+    """Divide the images of each digit in these shares: no image is in two parts."""
     parts: list[list[np.ndarray]] = [[] for _ in shares]
     cuts = np.cumsum(shares)[:-1] / sum(shares)
     for digit in range(10):
@@ -162,7 +164,10 @@ def split_pool(labels: np.ndarray, shares: tuple[int, ...], rng: np.random.Gener
 def pools(
     labels: np.ndarray, sizes: tuple[int, int, int], pool: str, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that train, validation and test draw from: all images for each (`shared`), or no image twice (`disjoint`)."""
+    """Return the rows from which train, validation and test images are drawn.
+
+    `shared`: all images for each; `disjoint`: no image in two of them.
+    """
     if pool == "shared":
         everything = np.arange(len(labels))
         return everything, everything, everything
@@ -181,10 +186,11 @@ def sample_study(
     pool: str = "disjoint",
     seed: int = 0,
 ) -> DigitStudy:
-    """Train, validation and test bags. `labels` (images) are the digits, `features` (images, d) what a model sees."""
+    """Sample train, validation and test bags. `labels` (images) are the digits, `features` (images, d) their features."""
     if len(labels) != len(features):
         raise CarmilError(
-            f"{len(features)} rows of features for {len(labels)} digit images: expected one row per image, in the same order"
+            f"{len(features)} rows of features for {len(labels)} digit images: expected one row per image, in "
+            "the same order"
         )
     parts = []
     for i, (name, size, rows) in enumerate(

@@ -1,6 +1,6 @@
 """The five cohorts of slides in the paper: the question, the number of slides, the source and its terms.
 
-Classes are in the paper's order, with its number of slides; of CAMELYON16 also for train and test.
+Classes are in the order of the paper, with its number of slides; for CAMELYON16 also for train and test.
 """
 
 import re
@@ -14,7 +14,7 @@ GDC = "https://portal.gdc.cancer.gov"
 
 @dataclass(frozen=True)
 class Class:
-    """One class: its name in labels.csv, the paper's number of slides, and other words for it in lower case."""
+    """One class: its name in labels.csv, the number of slides in the paper, and synonyms in lower case."""
 
     name: str
     slides: int
@@ -23,7 +23,7 @@ class Class:
 
 @dataclass(frozen=True)
 class Dataset:
-    """measures, official, seeds, lr: the paper's protocol. tables: what `carmil dataset labels` reads."""
+    """A cohort of the paper. measures, official, seeds, lr: its protocol. tables: the input of `carmil dataset labels`."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Dataset:
         return sum(one.slides for one in self.classes)
 
     def class_of(self, word: str) -> Class | None:
-        """The class of a word; a path with Type_ADH in it, as BRACS has them, is of ADH."""
+        """Return the class named by a word, or by a path such as those of BRACS, which contain Type_ADH."""
         word = word.strip().casefold()
         for one in self.classes:
             if word in (one.name.casefold(), *one.words):
@@ -54,7 +54,7 @@ class Dataset:
 
     @property
     def counted(self) -> str:
-        """The paper's counts, in words."""
+        """Return the paper's counts as text."""
         whole = ", ".join(f"{one.name} {one.slides}" for one in self.classes)
         parts = "; ".join(f"{part} {sum(counts)}" for part, counts in self.parts)
         return f"{self.slides} slides: {whole}" + (f" ({parts})" if parts else "")

@@ -1,4 +1,4 @@
-"""The files of the paper's cohorts: which are expected where, the commands that make them, and what of them is there.
+"""The files of the paper's cohorts: their expected places, the commands that create them, and which of them exist.
 
 DATA/NAME/labels.csv and DATA/NAME/ENCODER, a store or a folder of features.
 """
@@ -13,15 +13,17 @@ from carmil.bags.finding import find_bags
 from carmil.bags.labels import match, read_labels
 from carmil.bags.store import is_store, open_store
 from carmil.datasets.paper_cohorts import DATASETS, Dataset
+from carmil.datasets.study_cohort import Protocol, StudyCohort
+from carmil.errors import CarmilError
 
-ENCODERS = {"uni": "hf-hub:MahmoodLab/UNI"}  # by the name of their folder, as `carmil slides encode` knows them
-PUBLISHED_BRACS = 547  # slides
-LABEL_TABLES = {  # what `carmil dataset labels NAME` reads, where one table may not do
+ENCODERS = {"uni": "hf-hub:MahmoodLab/UNI"}  # name of the folder -> `--encoder` of `carmil slides encode`
+PUBLISHED_BRACS = 547  # number of slides
+LABEL_TABLES = {  # input of `carmil dataset labels NAME`, if one table may not be enough
     "nsclc": ("TABLE", "LUAD=TABLE --from LUSC=TABLE"),
     "luad_tp53": ("MUTATIONS", "MUTATIONS --from CASES"),
     "camelyon16": ("TABLE", "TRAINING --from reference.csv"),
 }
-# ENCODER is the name of a folder, MODEL what `--encoder` takes, HOME the cohort's folder.
+# ENCODER is the name of a folder, MODEL the value of `--encoder`, HOME the cohort's folder.
 FEATURES = ("carmil slides encode SCANS --tiles tiles --encoder MODEL --out HOME/ENCODER",)
 ANNOTATED_FEATURES = (
     "carmil slides encode SCANS --tiles tiles --encoder MODEL --out work/store --h5 trident work",
@@ -35,7 +37,7 @@ ANNOTATED_FEATURES = (
 
 @dataclass(frozen=True)
 class LabelledSlides:
-    """The class, the patient and the part of every slide with a label; no parts where the table has none."""
+    """The class, patient and part of every labelled slide; no parts if the table has none."""
 
     classes: tuple[str, ...]
     patients: tuple[str, ...]
@@ -48,17 +50,17 @@ def has_files(data: Path | None, dataset: Dataset, encoder: str) -> bool:
 
 
 def missing_files(data: Path | None, dataset: Dataset, encoder: str) -> str:
-    """The files of a cohort that are missing, and the command that makes or explains them."""
+    """Return the missing files of a cohort, with the command that creates or explains them."""
     home, expected = Path("DATA") / dataset.name, []
     if data is None or not (data / dataset.name / "labels.csv").is_file():
         expected.append(f"{home / 'labels.csv'} (carmil dataset labels {dataset.name} makes it)")
     if data is None or not (data / dataset.name / encoder).exists():
-        expected.append(f"features in {home / encoder} (carmil dataset show {dataset.name} says how)")
-    return f"{dataset.title} is not there: expected {' and '.join(expected)}"
+        expected.append(f"features in {home / encoder} (see carmil dataset show {dataset.name})")
+    return f"{dataset.title} is missing: expected {' and '.join(expected)}"
 
 
 def read_slides(dataset: Dataset, home: Path, encoder: str) -> LabelledSlides:
-    """The slides of a cohort that have both features and a label."""
+    """Return the slides of a cohort that have both features and a label."""
     bags, table = home / encoder, read_labels(home / "labels.csv")
     ids = open_store(bags).ids if is_store(bags) else tuple(source.id for source in find_bags(bags).sources)
     matched = match(table, ids)
@@ -68,7 +70,7 @@ def read_slides(dataset: Dataset, home: Path, encoder: str) -> LabelledSlides:
 
 
 def count_notes(dataset: Dataset, slides: LabelledSlides) -> list[str]:
-    """One line for each count that differs from the paper's."""
+    """Return one line for each count that differs from the paper's."""
     counts = Counter(slides.classes)
     patients = Counter(dict(zip(slides.patients, slides.classes, strict=True)).values())
     expected = {one.name: one.slides for one in dataset.classes}
@@ -101,8 +103,26 @@ def count_notes(dataset: Dataset, slides: LabelledSlides) -> list[str]:
     return notes
 
 
+def study_cohort(dataset: Dataset, data: Path, encoder: str) -> StudyCohort:
+    """Return the cohort in DATA with these features, and its protocol."""
+    home = data / dataset.name
+    slides = read_slides(dataset, home, encoder)
+    if dataset.official and slides.parts is None:
+        raise CarmilError(f"{home / 'labels.csv'} has no column `split`: expected the official split, train or test")
+    return StudyCohort(
+        name=dataset.name,
+        title=dataset.title,
+        bags=home / encoder,
+        labels=home / "labels.csv",
+        measures=dataset.measures,
+        encoder=encoder,
+        protocol=Protocol(official=dataset.official, seeds=dataset.seeds, lr=dataset.lr),
+        notes=tuple(count_notes(dataset, slides)),
+    )
+
+
 def _part(word: str) -> str:
-    """Train or test; validation slides are held out of the training ones."""
+    """Return train or test; validation slides are drawn from the training slides."""
     return "test" if PART_OF_WORD.get(word.casefold()) == "test" else "train"
 
 
@@ -112,7 +132,7 @@ def _counts(counts: Mapping[str, int], order: Iterable[str]) -> str:
 
 
 def describe_files(dataset: Dataset, encoder: str) -> str:
-    """The files expected of a cohort and the commands that make them, for a terminal."""
+    """Describe, for a terminal, the files expected of a cohort and the commands that create them."""
     home, name = f"DATA/{dataset.name}", dataset.name
     protocol = "official split, 3 initialisations" if dataset.official else "5 folds by patient"
     features = "\n".join(f"  {line}" for line in (ANNOTATED_FEATURES if dataset.patch_labels else FEATURES))
@@ -142,15 +162,15 @@ def describe_files(dataset: Dataset, encoder: str) -> str:
 
 
 def check_files(data: Path, encoder: str) -> Iterator[str]:
-    """One or more lines per cohort: what is there, counts that are not the paper's, what is missing."""
+    """Yield one or more lines per cohort: existing files, counts that differ from the paper's, and missing files."""
     for dataset in DATASETS:
         if not has_files(data, dataset, encoder):
             yield f"{dataset.name}: {missing_files(data, dataset, encoder)}"
             continue
         slides = read_slides(dataset, data / dataset.name, encoder)
         notes = count_notes(dataset, slides)
-        found = f"{len(slides.classes)} slides of {len(set(slides.patients))} patients with features and a label"
-        yield f"{dataset.name}: {found}" + ("" if notes else ", the paper's counts")
+        summary = f"{len(slides.classes)} slides of {len(set(slides.patients))} patients with features and a label"
+        yield f"{dataset.name}: {summary}" + ("" if notes else ", the paper's counts")
         yield from (f"  {line}" for line in notes)
     if (data / "crc").is_dir():
-        yield "crc: there; a stand-in is made of it where all five are missing"
+        yield "crc: found; used for a stand-in if all five cohorts are missing"

@@ -1,7 +1,7 @@
-"""labels.csv of the paper's cohorts, built from published tables.
+"""Build labels.csv of the paper's cohorts from published tables.
 
-Columns are recognised by their content: slide names or barcodes of the cohort, and words for its classes. A table may have a
-header or not. Notes say what was taken and what was left out.
+Columns are recognised by their content: slide names or barcodes of the cohort, and words for its classes. A table may
+have a header or not. Notes list the columns and rows that were used or left out.
 """
 
 import re
@@ -24,10 +24,11 @@ _IDS = {
     "bracs": re.compile(r"BRACS_\d+", re.IGNORECASE),
     "camelyon16": re.compile(r"(normal|tumor|test)_\d+", re.IGNORECASE),
 }
+_EXAMPLES = {"bracs": "BRACS_1228", "camelyon16": "normal_001"}
 _TCGA = re.compile(_CASE, re.IGNORECASE)
-# BRACS numbers its seven types in this order; the paper swaps the fourth and the fifth.
+# BRACS numbers its seven types in this order; in the paper the fourth and the fifth are swapped.
 _NUMBERED = {"bracs": ("0 N", "1 PB", "2 UDH", "4 FEA", "3 ADH", "5 DCIS", "6 IC")}
-_FIRST = 1000  # rows searched for ids: a MAF has hundreds of thousands, and a hundred columns
+_FIRST = 1000  # rows searched for ids; a MAF has hundreds of thousands of rows and a hundred columns
 _GENE = "TP53"
 # Variant classes of a MAF that leave the protein unchanged.
 _SILENT = {"silent", "intron", "3'utr", "5'utr", "3'flank", "5'flank", "igr", "rna", "lincrna"}
@@ -47,7 +48,7 @@ class LabelRow:
 
 @dataclass(frozen=True)
 class PaperLabels:
-    """The rows, and notes on what was taken and what was left out."""
+    """The rows, and notes on columns and rows that were used or left out."""
 
     lines: tuple[LabelRow, ...]
     notes: tuple[str, ...]
@@ -55,7 +56,7 @@ class PaperLabels:
 
 @dataclass(frozen=True)
 class _SourceTable:
-    """A table: its rows with an id, and the column of ids. given: the class of all rows, where CLASS=FILE names it."""
+    """A table: its rows with an id, and the column of ids. given: the class of all rows, if the argument was CLASS=FILE."""
 
     path: Path
     header: list[str]
@@ -68,7 +69,10 @@ class _SourceTable:
 
 
 def build_labels(dataset: Dataset, given: Sequence[str], *, label: str | None = None) -> PaperLabels:
-    """Build the labels from tables, each FILE, or CLASS=FILE where a table is of one class. label: the column of labels."""
+    """Build the labels from tables, each FILE, or CLASS=FILE for a table with slides of one class.
+
+    label: the column of labels.
+    """
     notes: list[str] = []
     tables = [_table(dataset, word, notes) for word in given]
     if dataset.name == "luad_tp53" and (mutations := [table for table in tables if _gene_column(table) is not None]):
@@ -78,19 +82,21 @@ def build_labels(dataset: Dataset, given: Sequence[str], *, label: str | None = 
     once = _unique(lines)
     if len({line.label for line in once}) < 2:
         raise CarmilError(
-            f"{', '.join(given)}: {plural(len(once), 'slide')} of {len({line.label for line in once})} class of {dataset.title}; "
-            f"expected at least two of {', '.join(one.name for one in dataset.classes)}; "
+            f"{', '.join(given)}: {plural(len(once), 'slide')} of {len({line.label for line in once})} class "
+            f"of {dataset.title}; expected at least two of {', '.join(one.name for one in dataset.classes)}; "
             "name the column with --label, or give another table"
         )
-    return PaperLabels(tuple(_with_split(dataset, once)), tuple(notes))
+    if dataset.name == "camelyon16":
+        once = [replace(one, split="test" if one.slide.casefold().startswith("test") else "train") for one in once]
+    return PaperLabels(tuple(once), tuple(notes))
 
 
 def labels_text(lines: Sequence[LabelRow]) -> str:
-    """The text of labels.csv."""
+    """Return the text of labels.csv."""
     columns = ["slide", "patient", "label", *(["split"] if any(line.split for line in lines) else [])]
     return csv_text(
         [columns, *([getattr(line, column) for column in columns] for line in lines)],
-        for_people=False,  # slides are found by these names
+        for_people=False,  # not shortened, since slides are looked up by these names
     )
 
 
@@ -101,14 +107,14 @@ def _table(dataset: Dataset, word: str, notes: list[str]) -> _SourceTable:
     cells = read_cells(path)
     pattern = _IDS.get(dataset.name, _TCGA)
     width, first = range(len(cells[0])), cells[:_FIRST]
-    found = {n: sum(bool(pattern.match(bare_id(row[n]))) for row in first) for n in width}
+    matches = {n: sum(bool(pattern.match(bare_id(row[n]))) for row in first) for n in width}
     exact = {n: sum(bool(_SLIDE_OF_CASE.match(bare_id(row[n]))) for row in first) for n in width}
-    # Slides are preferred to cases, and names to paths.
-    ids = max(width, key=lambda n: (exact[n], found[n], -sum("/" in row[n] for row in first), -n))
-    if not found[ids]:
+    # Columns of slides take precedence over those of cases, and names over paths.
+    ids = max(width, key=lambda n: (exact[n], matches[n], -sum("/" in row[n] for row in first), -n))
+    if not matches[ids]:
         raise CarmilError(
-            f"{path}: no column with ids of {dataset.title}, such as {_example(dataset)}; its first line is "
-            f"{', '.join(map(repr, cells[0][:4]))}"
+            f"{path}: no column with ids of {dataset.title}, such as {_EXAMPLES.get(dataset.name, 'TCGA-E2-A154')}; its first "
+            f"line is {', '.join(map(repr, cells[0][:4]))}"
         )
     headed = not pattern.match(bare_id(cells[0][ids]))
     header = cells[0] if headed else [f"column {n + 1}" for n in width]
@@ -119,7 +125,7 @@ def _table(dataset: Dataset, word: str, notes: list[str]) -> _SourceTable:
 
 
 def _labelled_rows(dataset: Dataset, table: _SourceTable, label: str | None, notes: list[str]) -> list[LabelRow]:
-    """Label the rows whose word is known."""
+    """Label the rows that contain a known word for a class."""
     if table.given is not None:
         classes: list[Class | None] = [table.given] * len(table.rows)
     elif dataset.name == "camelyon16":
@@ -127,16 +133,18 @@ def _labelled_rows(dataset: Dataset, table: _SourceTable, label: str | None, not
     else:
         classes = _classes(dataset, table, _label_column(dataset, table, label), notes)
     splits = _splits(dataset, table)
-    whose = _patient_column(table)
+    patient_column = _patient_column(table)
     lines = []
     for row, one, split in zip(table.rows, classes, splits, strict=True):
         if one is not None:
-            lines.append(_line(row[table.ids], one.name, split, None if whose is None else row[whose]))
+            lines.append(
+                _line(row[table.ids], one.name, split, None if patient_column is None else row[patient_column])
+            )
     return lines
 
 
 def _line(name: str, label: str, split: str = "", patient: str | None = None) -> LabelRow:
-    """A TCGA barcode names the patient; one of a sample, not of a slide, is cut to the case."""
+    """Create a row. A TCGA barcode contains the patient; the barcode of a sample, unlike that of a slide, is cut to the case."""
     slide = bare_id(name)
     if case := _TCGA.match(slide):
         whose = case[0].upper()
@@ -160,8 +168,8 @@ def _label_column(dataset: Dataset, table: _SourceTable, label: str | None) -> i
         return named[0]
     if not best:
         raise CarmilError(
-            f"{table.path}: no column with words for {', '.join(one.name for one in dataset.classes)}; name one with --label, "
-            "or say CLASS=FILE if all of the table is of one class"
+            f"{table.path}: no column with words for {', '.join(one.name for one in dataset.classes)}; name "
+            "one with --label, or give CLASS=FILE if all slides of the table have one class"
         )
     for other in best[1:]:
         if known[other] != known[best[0]]:
@@ -189,7 +197,7 @@ def _classes(dataset: Dataset, table: _SourceTable, column: int, notes: list[str
 
 
 def _of_camelyon(dataset: Dataset, table: _SourceTable, label: str | None, notes: list[str]) -> list[Class | None]:
-    """The name of a training slide is its class; a test slide needs a label."""
+    """Return the class of each slide. The name of a training slide contains its class; a test slide needs a label."""
     by_name = {one.name: one for one in dataset.classes}
     kinds = [bare_id(row[table.ids]).casefold().partition("_")[0] for row in table.rows]
     tests = [i for i, kind in enumerate(kinds) if kind == "test"]
@@ -202,20 +210,17 @@ def _of_camelyon(dataset: Dataset, table: _SourceTable, label: str | None, notes
 
 
 def _splits(dataset: Dataset, table: _SourceTable) -> list[str]:
-    """The official split of BRACS from its table; that of CAMELYON16 comes from the slides' names."""
+    """Return the official split of BRACS from its table; that of CAMELYON16 comes from the slides' names."""
     if dataset.name == "bracs":
         for n in range(len(table.header)):
             words = [word.casefold() for word in table.column(n)]
             if all(word in PART_OF_WORD for word in words):
                 return [PART_OF_WORD[word] for word in words]
-        raise CarmilError(f"{table.path}: no column says train, val or test; BRACS has an official split in its table")
+        raise CarmilError(
+            f"{table.path}: no column has train, val or test; expected the official split of "
+            "BRACS, which its published table has"
+        )
     return [""] * len(table.rows)
-
-
-def _with_split(dataset: Dataset, lines: Iterable[LabelRow]) -> Iterable[LabelRow]:
-    if dataset.name != "camelyon16":
-        return lines
-    return (replace(line, split="test" if line.slide.casefold().startswith("test") else "train") for line in lines)
 
 
 def _patient_column(table: _SourceTable) -> int | None:
@@ -224,7 +229,7 @@ def _patient_column(table: _SourceTable) -> int | None:
 
 
 def _gene_column(table: _SourceTable) -> int | None:
-    """The column of genes (a MAF has one row per mutation), or of TP53 (cBioPortal has one row per sample)."""
+    """Return the column of genes (a MAF has one row per mutation), or of TP53 (cBioPortal has one row per sample)."""
     plain = [name.casefold() for name in table.header]
     return next((plain.index(name) for name in ("hugo_symbol", "gene", _GENE.casefold()) if name in plain), None)
 
@@ -232,7 +237,7 @@ def _gene_column(table: _SourceTable) -> int | None:
 def _mutation_rows(
     dataset: Dataset, tables: Sequence[_SourceTable], lists: Sequence[_SourceTable], notes: list[str]
 ) -> list[LabelRow]:
-    """Mutated where a table has a mutation; wild type for other sequenced cases."""
+    """Return mutated for cases with a mutation in a table, and wild type for other sequenced cases."""
     wild, mutated = dataset.classes
     status: dict[str, bool] = {}
     for table in tables:
@@ -247,15 +252,15 @@ def _mutation_rows(
         status = {case: status.get(case, False) for case in sorted(cases)}
     elif all(status.values()):
         raise CarmilError(
-            f"{tables[0].path}: every case in it has {_GENE} mutated, so it does not show which cases were sequenced; give a "
-            "list of all sequenced cases as well"
+            f"{tables[0].path}: {_GENE} is mutated in every case of the table, so that it does not show which "
+            "cases were sequenced; give a list of all sequenced cases as well"
         )
     notes.append(f"{_GENE}: mutated where the protein is changed; silent changes and introns do not count")
     return [LabelRow(case, case, (mutated if changed else wild).name) for case, changed in status.items()]
 
 
 def _mutations(table: _SourceTable) -> Iterable[tuple[str, bool]]:
-    """(case, whether the row changes TP53) of every row; samples that were not sequenced have none."""
+    """Yield (case, whether the row changes TP53) of every row; samples that were not sequenced have no row."""
     column = _gene_column(table)
     assert column is not None
     plain = [name.casefold() for name in table.header]
@@ -271,16 +276,12 @@ def _mutations(table: _SourceTable) -> Iterable[tuple[str, bool]]:
 
 
 def _unique(lines: Iterable[LabelRow]) -> list[LabelRow]:
-    found: dict[str, LabelRow] = {}
+    rows: dict[str, LabelRow] = {}
     for line in lines:
-        before = found.setdefault(line.slide, line)
+        before = rows.setdefault(line.slide, line)
         if (before.label, before.split) != (line.label, line.split):
             raise CarmilError(
-                f"{line.slide} is {before.label!r} {before.split} and {line.label!r} {line.split}: expected one; "
-                "delete the wrong row"
+                f"{line.slide} is {before.label!r} {before.split} and {line.label!r} {line.split}: expected "
+                "one label and split; delete the wrong row"
             )
-    return list(found.values())
-
-
-def _example(dataset: Dataset) -> str:
-    return {"bracs": "BRACS_1228", "camelyon16": "normal_001"}.get(dataset.name, "TCGA-E2-A154")
+    return list(rows.values())

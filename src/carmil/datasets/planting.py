@@ -1,7 +1,7 @@
-"""Synthetic slides: a grid of tissue, nuclei drawn for its places, foci planted among them.
+"""Synthetic slides: a grid of tissue, with a nucleus drawn for each place, and foci planted among them.
 
-Size, tissue and background are drawn first, independently of the label. Foci then replace what was there, so that nothing outside
-of them depends on the label. n places.
+Size, tissue and background are drawn first, independently of the label. Foci then replace the nuclei in their area,
+so that nothing outside them depends on the label. n places.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ MOST_FOCI = 3
 
 @dataclass(frozen=True, eq=False)
 class SyntheticSlide:
-    """nuclei (n): the nucleus at each place; places (n, 2): corners in level-0 pixels; truth (n): 1 where planted."""
+    """nuclei (n): the nucleus at each place; places (n, 2): corners in level-0 pixels; truth (n): 1 if planted."""
 
     name: str
     patient: str
@@ -29,7 +29,7 @@ class SyntheticSlide:
 
 @dataclass(frozen=True)
 class Focus:
-    """A planted focus: the nuclei to draw from, and the share of the slide they take."""
+    """A planted focus: the nuclei to draw from, and its share of the slide."""
 
     nuclei: np.ndarray
     share: float

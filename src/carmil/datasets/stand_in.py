@@ -1,7 +1,7 @@
 """The stand-in study on disk: four cohorts as ordinary stores with label tables, built once.
 
-OUT/SIZE-seedN/NAME/labels.csv, OUT/SIZE-seedN/NAME/ENCODER (a store) and ENCODER.json, the record of what it was built from.
-`stand_in_slides` makes the slides.
+OUT/SIZE-seedN/NAME/labels.csv, OUT/SIZE-seedN/NAME/ENCODER (a store) and ENCODER.json, which records the inputs of
+the store. `stand_in_slides` makes the slides.
 """
 
 import json
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from carmil.bags.building import build_store
-from carmil.bags.names import write_names
-from carmil.bags.sources import Bag
+from carmil.bags.sources import Bag, write_names
 from carmil.bags.store import is_store
 from carmil.bags.writers import write_bag
 from carmil.csv_files import csv_text
@@ -24,7 +23,7 @@ from carmil.datasets.study_cohort import SLIDES, Protocol, StudyCohort
 from carmil.errors import CarmilError, unknown
 from carmil.files import atomic_folder, temporary_folder, write_text
 
-VERSION = 1  # of the study: a change makes it another study
+VERSION = 1  # version of the study, increased with every change to its slides
 SYNTHETIC = "a stand-in: real nuclei of crc, synthetic slides; its figures are no one's published figures"
 MIXED = "nuclei of the 60 patients whose kinds are known, drawn with replacement; no patient is in two parts"
 SETS = (
@@ -34,7 +33,7 @@ SETS = (
 NOT_UNI = "features: ResNet50 up to layer 3 (ImageNet), not UNI"
 OFFICIAL = Protocol(official=True, seeds=3)
 
-# name, title, measures, protocol and notes, in the order of the paper's columns
+# name, title, measures, protocol and notes, in the order of the columns in the paper
 COHORTS: tuple[tuple[str, str, tuple[str, str], Protocol, tuple[str, ...]], ...] = (
     (
         "crc",
@@ -87,9 +86,9 @@ COHORTS: tuple[tuple[str, str, tuple[str, str], Protocol, tuple[str, ...]], ...]
 def build_stand_in(
     crc: Path, out: Path, *, fast: bool, seed: int, encoder: str = "resnet50"
 ) -> tuple[StudyCohort, ...]:
-    """Build the four cohorts of crc's nuclei where they are not there yet.
+    """Build the four cohorts from crc's nuclei, unless they exist.
 
-    encoder: resnet50 or pixels; for uni, which crc has not, resnet50 is taken, and a note says so.
+    encoder: resnet50 or pixels; uni, which crc does not have, is replaced by resnet50, and a note records this.
     """
     if encoder not in (*ENCODERS, "uni"):
         raise CarmilError(f"the stand-in study: {unknown('encoder', encoder, ENCODERS)}")
@@ -101,7 +100,7 @@ def build_stand_in(
     def build(name: str) -> None:
         make_cohort(name, nuclei, home / name, features, size=size, seed=seed)
 
-    with ThreadPoolExecutor() as pool:  # most of the time goes into writing files
+    with ThreadPoolExecutor() as pool:  # most of the time is spent writing files
         list(pool.map(build, [name for name, *_ in COHORTS]))
     return tuple(
         StudyCohort(
@@ -120,7 +119,7 @@ def build_stand_in(
 
 
 def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: Size, seed: int) -> None:
-    """Write labels.csv and a store of the encoder's features into `folder`, unless the same is there already."""
+    """Write labels.csv and a store of the encoder's features into `folder`, unless the same files exist."""
     key = {"version": VERSION, "crc": nuclei.fingerprint(encoder), "size": asdict(size), "seed": seed}
     record, store = folder / f"{encoder}.json", folder / encoder
     if is_store(store) and _read_record(record) == json.loads(json.dumps(key)):

@@ -1,15 +1,16 @@
-"""The study that stands in for the paper's slides where there are none: four cohorts made of crc's nuclei.
+"""The stand-in for the paper's slides: four cohorts of synthetic slides made from crc's nuclei.
 
 crc     the patients as they are, one bag each; five folds by patient
-foci    CAMELYON16's question: slides with and without discs of tumour nuclei among others, small ones and large ones
-kinds   BRACS's: six classes, by how much tumour was planted (none, little, much) and whether inflammation was
-weak    LUAD-TP53's: no focus at all; in slides of one class inflammatory nuclei are a few per cent more, anywhere
+foci    the question of CAMELYON16: slides with and without discs of tumour nuclei among others, small and large discs
+kinds   that of BRACS: six classes, by the amount of planted tumour (none, little, much) and the presence of inflammation
+weak    that of LUAD-TP53: no focus at all; slides of one class have a few per cent more inflammatory nuclei, anywhere
 
-Real nuclei, synthetic slides. `foci`, `kinds` and `weak` use only patients whose nuclei all have a kind; these are divided into
-train, validation and test (foci, kinds) or into groups (weak) before anything is drawn, and a slide is made of a few of them, its
-donors. Every set of donors has equally many slides of each class, of the same size, and what is not planted is drawn independently
-of the label: neither stain, nor size, nor background reveals it. Nuclei are drawn with replacement: a slide has more places than
-its donors have nuclei.
+The nuclei are real, the slides synthetic. `foci`, `kinds` and `weak` use only patients whose nuclei all have a kind;
+these are divided into train, validation and test (foci, kinds) or into groups (weak) before anything is drawn, and a
+slide is made from a few patients, its donors. Every set of donors has equally many slides of each class, of the same
+size, and everything except the planted nuclei is drawn independently of the label: neither stain, nor size, nor
+background reveals the label. Nuclei are drawn with replacement, as a slide has more places than its donors have
+nuclei.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,12 +23,12 @@ from carmil.datasets.crc_nuclei import INFLAMMATORY, NORMAL, STROMA, TUMOUR, Nuc
 from carmil.datasets.planting import Focus, SyntheticSlide, plant, tissue
 from carmil.errors import CarmilError
 
-SPLITS = {"train": 1 / 2, "val": 1 / 6, "test": 1 / 3}  # of the patients
+SPLITS = {"train": 1 / 2, "val": 1 / 6, "test": 1 / 3}  # shares of the patients
 FEWEST = 20  # distinct nuclei of every kind that the donors of a slide must have together
 DRAWS = 1000
 
-LITTLE, MUCH, INFLAMED = (0.01, 0.03), (0.1, 0.3), (0.05, 0.15)  # of a slide of `kinds`
-MICRO, MACRO = (0.005, 0.02), (0.05, 0.2)  # of a slide of `foci`
+LITTLE, MUCH, INFLAMED = (0.01, 0.03), (0.1, 0.3), (0.05, 0.15)  # shares of a slide of `kinds`
+MICRO, MACRO = (0.005, 0.02), (0.05, 0.2)  # shares of a slide of `foci`
 KINDS: dict[str, tuple[tuple[str, tuple[float, float]], ...]] = {
     "0 stroma": (),
     "1 inflamed": ((INFLAMMATORY, INFLAMED),),
@@ -36,7 +37,7 @@ KINDS: dict[str, tuple[tuple[str, tuple[float, float]], ...]] = {
     "4 much tumour": ((TUMOUR, MUCH),),
     "5 much tumour, inflamed": ((TUMOUR, MUCH), (INFLAMMATORY, INFLAMED)),
 }
-TUMOUR_SHARE = (0.2, 0.5)  # of a slide of `weak`, whatever its label
+TUMOUR_SHARE = (0.2, 0.5)  # share of a slide of `weak`, independent of its label
 INFLAMED_SHARE, INFLAMED_DEVIATION, SHIFT = 0.25, 0.07, 0.1
 
 
@@ -49,7 +50,7 @@ class Size:
     kinds: dict[str, int]
     groups: int
     slides_per_group: int
-    patients: int | None = None  # of crc, half of each class; None for all
+    patients: int | None = None  # patients of crc, half of each class; None for all
     nuclei: int | None = None
 
 
@@ -68,7 +69,7 @@ NAMES = ("crc", "foci", "kinds", "weak")
 
 
 def make_slides(name: str, nuclei: Nuclei, size: Size, seed: int) -> list[SyntheticSlide]:
-    """Make the slides of a cohort; no feature is read."""
+    """Make the slides of a cohort; features are not read."""
     makers = {"crc": _crc, "foci": _foci, "kinds": _kinds, "weak": _weak}[name]
     return list(makers(nuclei, size, np.random.default_rng([seed, crc32(name.encode())])))
 
@@ -203,6 +204,6 @@ def _suffice(nuclei: Nuclei, donors: Iterable[str], kinds: Iterable[tuple[str, .
 
 def _too_few(nuclei: Nuclei) -> CarmilError:
     return CarmilError(
-        f"{nuclei.folder}: {len(nuclei.known_patients)} patients have nuclei of known kind, too few to make slides of; "
-        "expected crc as it was published, 60 of 98"
+        f"{nuclei.folder}: {len(nuclei.known_patients)} patients have nuclei of known kind, too few to make "
+        "slides; expected crc as it was published, 60 of 98"
     )

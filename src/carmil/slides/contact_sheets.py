@@ -1,4 +1,4 @@
-"""Pictures to check tiles by eye: one sheet per slide, and contact sheets of a cohort."""
+"""Pictures for a visual check of tiles: one sheet per slide, and contact sheets of a cohort."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from carmil.files import atomic_file
-from carmil.plot_style import picture_font
+from carmil.plot_style import picture_text
 from carmil.slides.overview import OVERVIEW, Overview
 from carmil.slides.slide import Slide, Tiles
 from carmil.slides.tissue import Tissue
@@ -20,7 +20,7 @@ _KEPT: Colour = (0, 114, 178)
 _LEFT_OUT: dict[str, Colour] = {"blank": (120, 120, 120), "pen": (230, 159, 0), "blurred": (213, 94, 0)}
 _LONGEST = 1000  # pixels of the slide's picture
 _MARGIN, _LINE = 20, 26
-_WORDS = 7 * _LINE + _MARGIN  # height of the words below
+_WORDS = 7 * _LINE + _MARGIN  # height of the text below
 _CELL, _ACROSS, _PAGE = 300, 6, 60  # contact sheet: pixels per slide, slides per row and per page
 
 
@@ -32,9 +32,10 @@ def write_sheet(
     width = max(picture.width, 700) + 2 * _MARGIN
     sheet = Image.new("RGB", (width, picture.height + _MARGIN + _WORDS), "white")
     sheet.paste(picture, ((width - picture.width) // 2, _MARGIN))
-    pen, font = ImageDraw.Draw(sheet), picture_font(15)
+    pen = ImageDraw.Draw(sheet)
     for i, (words, colour) in enumerate(_words(slide, tissue, tiles, left_out)):
-        pen.text((_MARGIN, picture.height + _MARGIN + 8 + i * _LINE), words, fill=colour, font=font)
+        text, font = picture_text(words, 15)
+        pen.text((_MARGIN, picture.height + _MARGIN + 8 + i * _LINE), text, fill=colour, font=font)
     _save(sheet, path)
 
 
@@ -47,14 +48,15 @@ def write_contact_sheets(path: Path, cells: Sequence[tuple[str, str, Path | None
         tall = _CELL + 2 * _LINE
         across = min(len(here), _ACROSS)
         contact = Image.new("RGB", (across * _CELL, rows * tall), "white")
-        pen, font = ImageDraw.Draw(contact), picture_font(13)
+        pen = ImageDraw.Draw(contact)
         for i, (name, words, sheet) in enumerate(here):
             x, y = i % _ACROSS * _CELL, i // _ACROSS * tall
             if sheet is not None:
                 small = _picture_of(sheet)
                 contact.paste(small, (x + (_CELL - small.width) // 2, y + (_CELL - small.height) // 2))
             for line, text in enumerate((name, words)):
-                pen.text((x + 8, y + _CELL + line * 20), _shorten(text, font, _CELL - 16), fill="black", font=font)
+                shown, font = picture_text(text, 13)
+                pen.text((x + 8, y + _CELL + line * 20), _shorten(shown, font, _CELL - 16), fill="black", font=font)
         written.append(path if page == 0 else path.with_stem(f"{path.stem}_{page + 1}"))
         _save(contact, written[-1])
     return written

@@ -1,8 +1,8 @@
 """An encoder on its device, which encodes batches of tiles.
 
-A CPU computes in float32, which is faster there. A GPU computes in half precision, unless a value overflows, and replays a CUDA
-graph: a network has hundreds of operations, and while threads read pictures each launch would wait for Python's lock. A graph is
-launched at once.
+A CPU computes in the encoder's precision, one batch per core. A GPU computes in half precision, unless a value overflows, and
+replays a CUDA graph: a network has hundreds of operations, and while threads read pictures each launch would wait for
+Python's lock, whereas a graph needs one launch.
 
 b tiles of p x p tile pixels, d features.
 """
@@ -16,28 +16,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from carmil.errors import CarmilError
 from carmil.recording import Recorder, Recording
 from carmil.slides.encoders import Encoder
 
-_AT_ONCE = {"cuda": 256, "cpu": 16}  # tiles per batch
+_BATCH = {"cuda": 256, "cpu": 16}  # tiles
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedBatch:
-    """features (b, d); seconds: time on the device."""
+    """Features (b, d), and the time on the device in seconds."""
 
     features: NDArray[np.float16]
     seconds: float
 
 
 class DeviceEncoder:
-    """An encoder on a device. batch: largest number of tiles per call."""
+    """An encoder on a device.
 
-    def __init__(self, encoder: Encoder, device: str, *, batch: int | None = None) -> None:
+    batch: largest number of tiles per call. at_once: number of threads that may call it at the same time, each of which
+    computes on one core; 1 on a GPU.
+    """
+
+    def __init__(self, encoder: Encoder, device: str, *, batch: int | None = None, at_once: int | None = None) -> None:
         self.device = torch.device(device)
+        if encoder.precision != "float32" and self.device.type != "cpu":
+            raise CarmilError(f"--precision {encoder.precision} is for CPUs: a GPU computes in float16; leave it out")
         self.encoder = encoder.on(device)
-        self.batch = batch or _AT_ONCE[self.device.type]
-        # By p: what is read, and the pass that reads it; None for a network that cannot be recorded.
+        self.batch = batch or _BATCH[self.device.type]
+        self.at_once = at_once or (torch.get_num_threads() if self.device.type == "cpu" else 1)
+        # The input buffer and the recorded pass, by p; None for a network that cannot be recorded.
         self._recorded: dict[int, tuple[Tensor, Recording] | None] = {}
 
     def pictures(self, count: int, pixels: int) -> Tensor:
@@ -47,12 +55,13 @@ class DeviceEncoder:
 
     @torch.inference_mode()
     def __call__(self, pictures: Tensor) -> EncodedBatch:
-        """uint8 (b, p, p, 3) -> (b, d)."""
+        """Encode pictures: uint8 (b, p, p, 3) -> (b, d)."""
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 return self._on_gpu(pictures)
         begun = time.perf_counter()
-        features = _to_half(self.encoder(pictures))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.encoder.precision == "bfloat16"):
+            features = _to_half(self.encoder(pictures))
         return EncodedBatch(features, time.perf_counter() - begun)
 
     def _on_gpu(self, pictures: Tensor) -> EncodedBatch:
@@ -76,12 +85,12 @@ class DeviceEncoder:
         return EncodedBatch(features, begun.elapsed_time(ended) / 1000)
 
     def _in_half(self, pictures: Tensor) -> Tensor:
-        # A cached cast of a weight would be read from where it was when the graph was captured.
+        # A cached cast of a weight would be read from its address at the time of the capture.
         with torch.autocast("cuda", torch.float16, cache_enabled=False):
             return self.encoder(pictures).half()
 
     def _record(self, pixels: int) -> tuple[Tensor, Recording] | None:
-        """A whole batch, recorded; None for a network that waits for its numbers on the CPU, which cannot be captured."""
+        """Record the pass of a whole batch; None for a network that synchronises with the CPU, which cannot be captured."""
         pictures = torch.zeros((self.batch, pixels, pixels, 3), dtype=torch.uint8, device=self.device)
         self._in_half(pictures)  # libraries plan on the first call
         if not _is_asynchronous(lambda: self._in_half(pictures)):

@@ -1,9 +1,9 @@
-"""Encoders: networks that turn a tile into a vector of features. Their names:
+"""Encoders: networks that compute a vector of features from a tile. Their names:
 
 resnet50              torchvision's, up to its third stage, 1024 features, as CLAM
 resnet50.caffe        the original Caffe network, from a file of weights
 timm/NAME             any model of timm
-hf-hub:OWNER/NAME     UNI and others on the Hugging Face hub, with the user's own token; `published_encoders` says how the
+hf-hub:OWNER/NAME     UNI and others on the Hugging Face hub, with the user's own token; `published_encoders` documents how the
                       well-known ones are used
 
 b tiles of h x w tile pixels, d features.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +23,23 @@ from torch.nn import functional
 
 from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
-from carmil.slides.hub_models import load_hub_model
-from carmil.slides.published_encoders import PublishedEncoder, published
+from carmil.slides.library_models import load_hub_model, load_timm
+from carmil.slides.published_encoders import PUBLISHED_ENCODERS, PublishedEncoder, published
 from carmil.slides.resnet import RESNETS, load_resnet50
-from carmil.slides.timm_models import load_timm
 
-_NEAR = 1.25  # ratio; tiles of 256 pixels that are resized to 224 are off by 1.14, as most published features are
+Precision = Literal["float32", "bfloat16"]
+_NEAR = 1.25  # ratio; tiles of 256 pixels that are resized to 224 differ by 1.14, as most published features do
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """`name` is what a store keeps: the encoder's name and a fingerprint of the weights. `network` takes squares of `pixels`
-    tile pixels, red, green and blue from 0 to 1, minus `mean`, divided by `std`, and gives `width` features.
-    `pooling` says in words how one vector per tile is made. `mpps`: micrometres per pixel that the encoder was published for,
-    where that is known.
+    """A network with its preprocessing.
+
+    `name` is recorded in stores: the encoder's name and a fingerprint of the weights. The input of `network` are
+    squares of `pixels` tile pixels, red, green and blue from 0 to 1, minus `mean`, divided by `std`; its output has
+    `width` features. `pooling` describes how one vector per tile is made. `mpps`: micrometres per pixel that the
+    encoder was published for, if known. `precision`: in which a CPU computes; it is part of the name, as features of
+    another precision differ slightly.
     """
 
     name: str
@@ -47,9 +51,10 @@ class Encoder:
     interpolation: str = "bilinear"
     pooling: str | None = None
     mpps: tuple[float, ...] = ()
+    precision: Precision = "float32"
 
     def magnification_remark(self, tiles: TileGeometry) -> str | None:
-        """Return one line if the network sees tiles at another magnification than it was published for, else None."""
+        """Return one line if the tiles have another magnification than the encoder was published for, else None."""
         if not tiles.known or not self.mpps:
             return None
         assert tiles.tile_pixels is not None and tiles.tile_mpp is not None
@@ -63,11 +68,11 @@ class Encoder:
         )
 
     def on(self, device: str) -> "Encoder":
-        """Return the encoder on a device, its weights in the memory format that convolutions are fastest with."""
+        """Return the encoder on a device, with its weights in the memory format in which convolutions are fastest."""
         return replace(self, network=self.network.to(device).to(memory_format=torch.channels_last))
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        """uint8 (b, h, w, 3) -> (b, d). Tiles are resized, not cropped."""
+        """Encode uint8 pictures (b, h, w, 3) -> (b, d). Tiles are resized, not cropped."""
         inputs = pictures.permute(0, 3, 1, 2).float()
         if inputs.shape[2:] != (self.pixels, self.pixels):
             inputs = functional.interpolate(inputs, (self.pixels,) * 2, mode=self.interpolation, antialias=True)
@@ -77,14 +82,23 @@ class Encoder:
 
 @lru_cache
 def _colour(colour: tuple[float, float, float], device: torch.device) -> Tensor:
-    """Return (3, 1, 1), of 255. Copied to the device once: nothing can be copied while a CUDA graph is captured."""
+    """Return a colour (3, 1, 1), scaled to 255. It is copied to the device once, as no copy is possible while a CUDA
+    graph is captured.
+    """
     return torch.tensor(colour, device=device).view(3, 1, 1) * 255
 
 
-def load_encoder(name: str, *, weights: Path | None = None, log: Callable[[str], None] = lambda line: None) -> Encoder:
-    """Return the encoder of that name, ready to use on a CPU. weights: a file of them; without it they are downloaded.
+def load_encoder(
+    name: str,
+    *,
+    weights: Path | None = None,
+    precision: Precision = "float32",
+    log: Callable[[str], None] = lambda line: None,
+) -> Encoder:
+    """Return the encoder of that name, ready to use on a CPU. weights: a file of weights; by default they are
+    downloaded.
 
-    log: gets one line where nobody has checked how the encoder is pooled.
+    log: called with one line if the pooling of the encoder has not been verified.
     """
     for library in ("torchvision", "timm"):
         if find_spec(library) is None:
@@ -100,9 +114,9 @@ def load_encoder(name: str, *, weights: Path | None = None, log: Callable[[str],
         load = load_resnet50 if known.library == "torchvision" else load_hub_model
         row, (weights_name, network) = known, load(known, weights)
     network.eval().requires_grad_(False)
-    assert row.mean is not None and row.std is not None  # of every entry that can be loaded
+    assert row.mean is not None and row.std is not None  # holds for every entry that can be loaded
     encoder = Encoder(
-        f"{_name_in_stores(name)}-{weights_name}",
+        f"{_name_in_stores(name, precision)}-{weights_name}",
         network,
         _width(network, row),
         row.pixels,
@@ -111,35 +125,46 @@ def load_encoder(name: str, *, weights: Path | None = None, log: Callable[[str],
         row.interpolation,
         row.pooling,
         row.mpps,
+        precision,
     )
     if known is None:
         log(
             f"{name} is not in the table of published encoders (`carmil slides encoders`): it is pooled by {row.pooling}, and "
-            "nobody has checked that this is how its features are meant to be made"
+            "this pooling has not been verified"
         )
     return encoder
 
 
-def may_be_encoder(stored: str, name: str) -> bool:
-    """Whether the encoder that a store names can be the one of this name; its weights are not compared."""
-    return stored.rpartition("-")[0] == _name_in_stores(name)
+def may_be_encoder(stored: str, name: str, precision: Precision = "float32") -> bool:
+    """Return whether the encoder recorded in a store can have this name and precision; weights are not compared."""
+    return stored.rpartition("-")[0] == _name_in_stores(name, precision)
 
 
-def _name_in_stores(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+def encoder_in_store(stored: str) -> tuple[str, Precision] | None:
+    """Return the name and precision of the encoder recorded in a store, without its weights; None if the name is not known."""
+    names = [*RESNETS, *(row.name for row in PUBLISHED_ENCODERS)]
+    if stored.startswith("timm_"):
+        names.append(stored.rpartition("-")[0].removesuffix(".bfloat16").replace("timm_", "timm/", 1))
+    pairs = ((name, precision) for name in names for precision in get_args(Precision))
+    return next((pair for pair in pairs if may_be_encoder(stored, *pair)), None)
+
+
+def _name_in_stores(name: str, precision: Precision) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    return plain if precision == "float32" else f"{plain}.{precision}"
 
 
 def _width(network: nn.Module, row: PublishedEncoder) -> int:
-    """Return the number of features, measured with one tile; refuse weights that give another number than the table has."""
+    """Return the number of features, measured with one tile; refuse weights with another number than the table has."""
     with torch.inference_mode():
         shape = network(torch.zeros(1, 3, row.pixels, row.pixels)).shape
     if len(shape) != 2:
         raise CarmilError(
-            f"{row.name} gives {tuple(shape[1:])} numbers for a tile: expected one vector of features; carmil does not know how to "
-            "pool it"
+            f"{row.name} returns an array of shape {tuple(shape[1:])} per tile: expected one vector of "
+            "features; carmil cannot pool it"
         )
     if row.width not in (0, shape[1]):
         raise CarmilError(
-            f"{row.name} gives {shape[1]} features per tile: expected {row.width}; are these its weights?"
+            f"{row.name} has {shape[1]} features per tile: expected {row.width}; check that these are its weights"
         )
     return shape[1]

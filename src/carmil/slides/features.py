@@ -1,23 +1,25 @@
-"""Encode slides into a store of features; slides that the store has are encoded again only if their file changed.
+"""Encode slides into a store of features; slides that are in the store are encoded again only if their file changed.
 
 STORE                      the features of all slides, including those of earlier calls
 STORE.encoding/ENCODER     one complete file per slide while the store is built; run the same command again to resume. Tiles of
                            another geometry have their own folder.
+STORE.encoding/ENCODER.parts  the first features of a slide that is being encoded, written every minute
 """
 
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from carmil.bags.building import build_store, lock_file
 from carmil.bags.geometry import UNKNOWN, TileGeometry, check_geometry
-from carmil.bags.names import write_names
 from carmil.bags.readers import read_bag
-from carmil.bags.slide_file import slide_file_at
-from carmil.bags.sources import Bag, Source
+from carmil.bags.sources import Bag, SlideFile, Source, slide_file_at, write_names
 from carmil.bags.store import Store, checksum, is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
@@ -25,18 +27,22 @@ from carmil.files import atomic_folder, safe_name
 from carmil.locks import folder_lock
 from carmil.progress import encoding_progress
 from carmil.slides.device_encoder import DeviceEncoder
+from carmil.slides.dicom_series import slide_name
 from carmil.slides.encoders import Encoder
 from carmil.slides.encoding import Times, encode
 from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles, check_same_size
 from carmil.slides.tiling import read_tiles, tiles_file
 
+PART_SECONDS = 60.0  # an interrupted call loses at most about this much
+
 
 @dataclass
 class EncodedSlides:
-    """encoded and kept: names of slides; broken: the error by the slide's file; store: None if it is empty."""
+    """The result of `encode_slides`. kept: slides already in the store; broken: the error by the slide's file;
+    store: None if it is empty.
+    """
 
-    encoded: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     broken: dict[Path, str] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
@@ -52,9 +58,10 @@ def encode_slides(
     files: tuple[str, Path] | None = None,
     say: Callable[[str], None],
 ) -> EncodedSlides:
-    """Encode the tiles of every slide (by its file) into the store `out`. files: a layout and a folder for files of other tools.
+    """Encode the tiles of every slide (by its file) into the store `out`.
 
-    All tiles have one geometry, that of the store if it exists.
+    files: a layout and a folder, to write files for another tool as well. All tiles have one geometry, that of the
+    store if it exists.
     """
     with folder_lock(lock_file(out), out):
         return _encode_slides(tiles, out, encoder, device, files, say)
@@ -82,14 +89,15 @@ def _encode_slides(
             on_slide(cut.slide, number)
             bag = _stored_bag(cut, encoder, store, work / f"{names[cut.slide]}.safetensors")
             if bag is not None and bag.slide_file.differs_from(slide_file_at(path)):
-                say(f"{path} has changed since it was encoded (another size or modification time): it is encoded again")
+                say(f"{path} has changed since it was encoded (another size or modification time): encoding it again")
                 bag = None
             if bag is not None:
                 found.kept.append(cut.slide)
                 on_tiles(len(cut))
             else:
                 try:
-                    bag = _encode_slide(path, cut, placed, found, on_tiles)
+                    part = work.with_name(f"{work.name}.parts"), names[cut.slide]
+                    bag = _encode_slide(path, cut, placed, part, found, on_tiles)
                 except CarmilError as error:
                     found.broken[path] = str(error)
                     continue
@@ -102,17 +110,18 @@ def _encode_slides(
 
 def tiles_of(slides: Sequence[Path], folder: Path) -> tuple[dict[Path, Tiles], dict[Path, str]]:
     """Return the tiles of each slide that `carmil slides tile` (or TRIDENT) wrote in `folder`, and the errors of the others."""
-    found: dict[Path, Tiles] = {}
+    tiles_by_slide: dict[Path, Tiles] = {}
     broken: dict[Path, str] = {}
     for path in slides:
-        file = tiles_file(folder, path.stem)
+        name = slide_name(path)
+        file = tiles_file(folder, name)
         try:
             if not file.is_file():
                 raise CarmilError(f"{path} has no tiles in {folder}: `carmil slides tile` cuts them")
-            found[path] = replace(read_tiles(file), slide=path.stem)
+            tiles_by_slide[path] = replace(read_tiles(file), slide=name)
         except CarmilError as error:
             broken[path] = str(error)
-    return found, broken
+    return tiles_by_slide, broken
 
 
 def _one_geometry(tiles: Iterable[Tiles]) -> TileGeometry:
@@ -122,16 +131,17 @@ def _one_geometry(tiles: Iterable[Tiles]) -> TileGeometry:
         first = first or cut
         if cut.geometry.differs_from(first.geometry):
             raise CarmilError(
-                f"{cut.slide} has tiles of {cut.geometry}, {first.slide} has {first.geometry}: a cohort has one tile geometry; "
-                f"cut them alike, for instance with `{first.geometry.command}`"
+                f"{cut.slide} has tiles of {cut.geometry}, {first.slide} has {first.geometry}: expected the "
+                "same tile geometry for all slides; cut them again, for instance with "
+                f"`{first.geometry.command}`"
             )
     return UNKNOWN if first is None else first.geometry
 
 
 def _work_name(encoder: Encoder, geometry: TileGeometry) -> str:
-    """Features of another encoder, pooling or geometry must not be packed into the same store."""
-    made = repr((encoder.pooling, geometry.tile_pixels, geometry.tile_mpp))
-    return f"{safe_name(encoder.name)}-{checksum(made.encode())[:8]}"
+    """Return a folder name that keeps features of another encoder, pooling or geometry out of the same store."""
+    description = repr((encoder.pooling, geometry.tile_pixels, geometry.tile_mpp))
+    return f"{safe_name(encoder.name)}-{checksum(description.encode())[:8]}"
 
 
 def _existing_store(out: Path, encoder: Encoder, geometry: TileGeometry, say: Callable[[str], None]) -> Store | None:
@@ -166,41 +176,78 @@ def _stored_bag(tiles: Tiles, encoder: Encoder, store: Store | None, file: Path)
             return None
     elif store is not None and tiles.slide in store.ids:
         bag = store.bag(store.ids.index(tiles.slide))
-    same = (
-        bag is not None
-        and bag.encoder == encoder.name
+    return bag if bag is not None and _has_tiles(bag, tiles, encoder) else None
+
+
+def _has_tiles(bag: Bag, tiles: Tiles, encoder: Encoder) -> bool:
+    """Return whether a bag has the features of exactly these tiles."""
+    return (
+        bag.encoder == encoder.name
         and bag.pooling in (None, encoder.pooling)
         and bag.tile_size == tiles.size
         and not bag.geometry.differs_from(tiles.geometry)
         and bag.coordinates is not None
         and np.array_equal(bag.coordinates, tiles.corners.astype(np.float32))
     )
-    return bag if same else None
 
 
 def _encode_slide(
-    path: Path, tiles: Tiles, encoder: DeviceEncoder, found: EncodedSlides, on_tiles: Callable[[int], None]
+    path: Path,
+    tiles: Tiles,
+    encoder: DeviceEncoder,
+    part: tuple[Path, str],
+    found: EncodedSlides,
+    on_tiles: Callable[[int], None],
 ) -> Bag:
+    """Encode a slide. part: the folder and name of a file for its first features, from which the next call resumes."""
     if not len(tiles):
-        raise CarmilError(f"{path} has no tiles: there is nothing to encode")
+        raise CarmilError(f"{path} has no tiles: expected at least one to encode")
     slide_file = slide_file_at(path, width=tiles.width, height=tiles.height)
+    corners, saved = tiles.corners.astype(np.float32), time.monotonic()
+    folder, name = part
+
+    def bag_of(features: NDArray[np.float16]) -> Bag:
+        return Bag(
+            id=tiles.slide,
+            features=features,
+            coordinates=corners[: len(features)],
+            coordinate_unit="level0_px",
+            tile_size=tiles.size,
+            encoder=encoder.encoder.name,
+            pooling=encoder.encoder.pooling,
+            geometry=tiles.geometry,
+            slide_file=slide_file,
+        )
+
+    def save(features: NDArray[np.float16]) -> None:
+        nonlocal saved
+        if time.monotonic() - saved >= PART_SECONDS:
+            write_bag(bag_of(features), folder, "safetensors", names={tiles.slide: name})
+            saved = time.monotonic()
+
+    file = folder / f"{name}.safetensors"
+    known = _first_features(file, tiles, encoder.encoder, slide_file)
+    if known is not None:
+        on_tiles(len(known))
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
         check_same_size(slide, tiles.width, tiles.height)
-        made = encode(slide, tiles, encoder, on_tiles=on_tiles)
-    found.encoded.append(tiles.slide)
-    found.times += made.times
-    corners = tiles.corners.astype(np.float32)
-    return Bag(
-        id=tiles.slide,
-        features=made.features,
-        coordinates=corners,
-        coordinate_unit="level0_px",
-        tile_size=tiles.size,
-        encoder=encoder.encoder.name,
-        pooling=encoder.encoder.pooling,
-        geometry=tiles.geometry,
-        slide_file=slide_file,
-    )
+        encoded = encode(slide, tiles, encoder, known=known, on_tiles=on_tiles, on_features=save)
+    file.unlink(missing_ok=True)
+    found.times += encoded.times
+    return bag_of(encoded.features)
+
+
+def _first_features(file: Path, tiles: Tiles, encoder: Encoder, slide_file: SlideFile) -> NDArray[np.float16] | None:
+    """Return the features of the slide's first tiles that an interrupted call wrote; None if there are none, or of another file."""
+    try:
+        bag = read_bag(Source(tiles.slide, file, "safetensors")) if file.is_file() else None
+    except CarmilError:
+        return None
+    if bag is None or bag.slide_file.differs_from(slide_file):
+        return None
+    first = replace(tiles, corners=tiles.corners[: len(bag.features)])
+    same = _has_tiles(bag, first, encoder) and bag.features.shape == (len(first), encoder.width)
+    return bag.features.astype(np.float16) if same else None
 
 
 def _pack(
@@ -217,6 +264,8 @@ def _pack(
     with atomic_folder(out) as aside:
         build_store(work, aside, log=say)
     shutil.rmtree(work)
+    with suppress(OSError):
+        work.with_name(f"{work.name}.parts").rmdir()  # unless it has the part of a slide that failed
     if not any(work.parent.iterdir()):
         work.parent.rmdir()
     return open_store(out)

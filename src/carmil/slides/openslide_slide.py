@@ -7,12 +7,12 @@ import numpy as np
 import openslide
 
 from carmil.errors import CarmilError
-from carmil.slides.pixel_size import FileMpp, choose_mpp
 from carmil.slides.pyramid import Pyramid, over_white
-from carmil.slides.slide import Level, Picture
-from carmil.slides.tiff_files import check_tiff, is_tiff
+from carmil.slides.slide import FileMpp, GivenMpp, Level, Picture, choose_mpp
+from carmil.slides.tiff_slide import check_tiff, is_tiff, line_of
+from carmil.words import number_in
 
-_CACHE = 1 << 26  # bytes of decoded tiles, which neighbouring pieces share
+_CACHE = 1 << 26  # bytes of decoded tiles, which neighbouring regions share
 
 _LARGEST_TILE = 1 << 26  # pixels
 
@@ -26,7 +26,7 @@ def vendor(path: Path) -> str | None:
 
 
 class OpenSlideSlide(Pyramid):
-    def __init__(self, path: Path, *, mpp: float | None = None) -> None:
+    def __init__(self, path: Path, *, mpp: GivenMpp) -> None:
         self.path = path
         if is_tiff(path):
             check_tiff(path)
@@ -34,7 +34,7 @@ class OpenSlideSlide(Pyramid):
             self._file = openslide.OpenSlide(path)
             self._file.set_cache(openslide.OpenSlideCache(_CACHE))
         except openslide.OpenSlideError as error:
-            raise CarmilError(f"{path} cannot be opened: {_line(error)}; is the file complete?") from None
+            raise CarmilError(f"{path} cannot be opened: {line_of(error)}; check that the file is complete") from None
         try:
             properties = self._file.properties
             self.width, self.height = self._file.dimensions
@@ -45,19 +45,20 @@ class OpenSlideSlide(Pyramid):
                     self._file.level_dimensions, self._file.level_downsamples, strict=True
                 )
             )
-            self.mpp, self.mpp_from = choose_mpp(path, _recorded_mpp(properties), mpp, objective=_objective(properties))
+            objective = number_in(properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER, ""))
+            self.mpp, self.mpp_from = choose_mpp(path, _recorded_mpp(properties), mpp, objective=objective)
         except CarmilError:
             self.close()
             raise
 
     def _refuse_huge_tiles(self, properties: Mapping[str, str]) -> None:
-        """Refuse tiles that are too large: OpenSlide decodes a tile whole, and aborts the process if memory is short."""
+        """Refuse very large stored tiles: OpenSlide decodes each tile as a whole, and aborts the process if memory is short."""
         for level in range(len(self._file.level_dimensions)):
             sides = [properties.get(f"openslide.level[{level}].tile-{side}", "0") for side in ("width", "height")]
             if int(sides[0]) * int(sides[1]) > _LARGEST_TILE:
                 raise CarmilError(
-                    f"{self.path} stores tiles of {sides[0]} x {sides[1]} pixels, which would have to be decoded whole; is the "
-                    "file complete?"
+                    f"{self.path} stores tiles of {sides[0]} x {sides[1]} pixels, too large to be decoded as a "
+                    "whole; check that the file is complete"
                 )
 
     def _region(self, level: int, x: int, y: int, width: int, height: int) -> Picture:
@@ -67,10 +68,10 @@ class OpenSlideSlide(Pyramid):
             picture = self._file.read_region(corner, level, (width, height))
         except openslide.OpenSlideError as error:
             raise CarmilError(
-                f"{self.path} cannot be read at x {corner[0]}, y {corner[1]} (level-0 pixels): {_line(error)}; "
-                "is the file complete?"
+                f"{self.path} cannot be read at x {corner[0]}, y {corner[1]} (level-0 pixels): "
+                f"{line_of(error)}; check that the file is complete"
             ) from None
-        if picture.getchannel("A").getextrema()[0] == 255:  # almost everywhere; faster than blending
+        if picture.getchannel("A").getextrema()[0] == 255:  # true almost everywhere, and faster than blending
             return np.asarray(picture.convert("RGB"))
         pixels = np.asarray(picture)
         return over_white(pixels[..., :3], pixels[..., 3])
@@ -80,25 +81,11 @@ class OpenSlideSlide(Pyramid):
 
 
 def _recorded_mpp(properties: Mapping[str, str]) -> FileMpp | None:
-    try:
-        x, y = (float(properties[f"openslide.mpp-{axis}"]) for axis in "xy")
+    x, y = (number_in(properties.get(f"openslide.mpp-{axis}", "")) for axis in "xy")
+    if x is not None and y is not None:
         return FileMpp(x, y, "OpenSlide's mpp-x, mpp-y")
-    except (KeyError, ValueError):
-        pass
     unit = {"centimeter": 10_000, "inch": 25_400}.get(properties.get("tiff.ResolutionUnit", ""))
-    try:
-        x, y = (float(properties[f"tiff.{axis}Resolution"]) for axis in "XY")
-    except (KeyError, ValueError):
+    x, y = (number_in(properties.get(f"tiff.{axis}Resolution", "")) for axis in "XY")
+    if unit is None or x is None or y is None or min(x, y) <= 0:
         return None
-    return None if unit is None or min(x, y) <= 0 else FileMpp(unit / x, unit / y, "its TIFF resolution")
-
-
-def _objective(properties: Mapping[str, str]) -> float | None:
-    try:
-        return float(properties[openslide.PROPERTY_NAME_OBJECTIVE_POWER])
-    except (KeyError, ValueError):
-        return None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return FileMpp(unit / x, unit / y, "its TIFF resolution")

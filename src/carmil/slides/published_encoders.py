@@ -1,4 +1,4 @@
-"""Published encoders of pathology; the table itself, with the source of every entry, is published_encoders.toml."""
+"""Published encoders for pathology; the table, with the source of every entry, is published_encoders.toml."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,16 +17,16 @@ CLASS_AND_MEAN = "class token and mean of patch tokens"
 class PublishedEncoder:
     """One entry of the table.
 
-    name          as `--encoder` takes it; case is ignored
+    name          the value of `--encoder`; case is ignored
     library       loads the network; "its own code" is code of the hub, which carmil never executes
     width         features per tile
     pixels        side of the network's input, in tile pixels
     pooling       how tokens become one vector per tile; None where no public text was found
     mpps          micrometres per pixel of the tiles it was published for; empty where no public text was found
-    source        where the facts of this entry are written
+    source        the reference for this entry
     mean, std     of red, green and blue from 0 to 1; None where no public text was found
     architecture  timm's name of the network, or the class in transformers, with `options` to create it
-    note          what else a user should know
+    note          further information for users
     """
 
     name: str
@@ -44,7 +44,7 @@ class PublishedEncoder:
     note: str = ""
 
     def cells(self) -> tuple[str, ...]:
-        """Return what tables show: model, library, width, pixels, micrometres per pixel, pooling."""
+        """Return the cells of a table row: model, library, width, pixels, micrometres per pixel, pooling."""
         library = "not loaded" if self.library == "its own code" else self.library
         mpps = ", ".join(f"{mpp:g}" for mpp in self.mpps) or UNVERIFIED
         return (self.name, library, str(self.width), str(self.pixels), mpps, self.pooling or UNVERIFIED)

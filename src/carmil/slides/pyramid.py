@@ -13,22 +13,22 @@ from PIL import Image
 from carmil.errors import CarmilError
 from carmil.slides.slide import Level, Picture, Slide
 
-_PIECE = 1024  # level pixels of a side that are in memory at once
-MOST = 10_000_000_000  # level pixels read for one picture, which takes minutes; a file that needs more has no overview
+_PIECE = 1024  # level pixels per side that are in memory at once
+MOST = 10_000_000_000  # level pixels read for one picture, which takes minutes; a slide that needs more has no overview
 _WHITE = 255
 
 
 class Pyramid(Slide):
-    """A slide whose file gives rectangles of whole level pixels; scaling and edges are handled here."""
+    """A slide whose file is read in rectangles of whole level pixels; scaling and edges are handled by this class."""
 
     @abstractmethod
     def _region(self, level: int, x: int, y: int, width: int, height: int) -> Picture:
-        """Return a rectangle in pixels of that level, which lies inside it."""
+        """Return a rectangle inside the level, in pixels of the level."""
 
     def read(self, x: float, y: float, width: float, height: float, pixels: tuple[int, int]) -> Picture:
         across, down = pixels
         if min(across, down) < 1 or not (width > 0 and height > 0):
-            raise ValueError(f"a rectangle of {width} x {height} as {across} x {down} pixels")
+            raise ValueError(f"a rectangle of {width} x {height} as {across} x {down} pixels: expected positive sizes")
         number = self._level_for(min(width / across, height / down))
         level = self.levels[number]
         left, top = x / level.downsample, y / level.downsample
@@ -58,11 +58,11 @@ class Pyramid(Slide):
         return max(fitting, key=lambda i: self.levels[i].downsample, default=0)
 
     def _refuse_too_much(self, level: Level, left: float, top: float, width: float, height: float) -> None:
-        seen = [
+        visible = [
             max(0.0, min(start + size, whole) - max(start, 0.0))
             for start, size, whole in ((left, width, level.width), (top, height, level.height))
         ]
-        if seen[0] * seen[1] > MOST:
+        if visible[0] * visible[1] > MOST:
             raise no_overview(self, level)
 
     def _piece(
@@ -70,7 +70,7 @@ class Pyramid(Slide):
     ) -> Picture:
         """Return `pixels` of `step` level pixels each, from (left, top); white outside the level."""
         level = self.levels[number]
-        # Rounding errors are removed: otherwise the neighbours of a tile would be decoded too.
+        # Rounding errors are removed, as neighbours of a tile would otherwise be decoded too.
         left, top = (round(start) if abs(start - round(start)) < 1e-6 else start for start in (left, top))
         x0, y0 = floor(left), floor(top)
         x1, y1 = ceil(left + pixels[0] * step[0] - 1e-6), ceil(top + pixels[1] * step[1] - 1e-6)
@@ -89,8 +89,8 @@ class Pyramid(Slide):
 
 def no_overview(slide: Slide, level: Level) -> CarmilError:
     return CarmilError(
-        f"{slide.path} has no overview: its smallest level that fits is {level.width:,} x {level.height:,} pixels, "
-        "too many to read for one picture; write it again as a pyramidal TIFF"
+        f"{slide.path} has no overview: its smallest sufficient level is {level.width:,} x {level.height:,} "
+        "pixels, too many to read for one picture; convert it to a pyramidal TIFF"
     )
 
 

@@ -7,15 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError, unknown
-from carmil.slides.ink import is_ink, saturation
-from carmil.slides.overview import OVERVIEW, Overview
+from carmil.slides.overview import OVERVIEW, Overview, is_ink, saturation
 from carmil.slides.slide import Tiles
 from carmil.slides.tissue import Tissue
 
-Mean = Callable[[NDArray], NDArray[np.float64]]  # of an overview's map, over each tile
+Mean = Callable[[NDArray], NDArray[np.float64]]  # a function that averages a map of the overview over each tile
 
-_WHITE_SATURATION = 15  # as CLAM: a tile whose mean saturation (of 255) is below is glass
-_BLACK = 50  # a tile whose brightest channel is below, on the mean, is black
+_WHITE_SATURATION = 15  # as in CLAM: a tile with a lower mean saturation (of 255) is glass
+_BLACK = 50  # a tile with a lower mean of the brightest channel is black
 _PEN_SHARE = 0.1
 # Laplacian squared over variance, within 8 um: 2.2 to 10 in sharp H&E, below 0.8 when it is blurred by 3 um.
 _SHARP = 1.0
@@ -24,7 +23,7 @@ _SHARP = 1.0
 def apply_rules(
     tiles: Tiles, overview: Overview, tissue: Tissue, *, keep: Collection[str] = ()
 ) -> tuple[Tiles, dict[str, Tiles]]:
-    """Return the tiles to use, and those left out by the name of the first rule they break."""
+    """Return the tiles to use, and the tiles left out, by the name of the first rule that they violate."""
     check_rules(keep)
     mean = _means(tiles, overview.picture.shape[:2])
     good, left_out = np.ones(len(tiles), bool), {}
@@ -53,11 +52,13 @@ def _pen(overview: Overview, tissue: Tissue, mean: Mean) -> NDArray[np.bool_]:
 
 
 def _blurred(overview: Overview, tissue: Tissue, mean: Mean) -> NDArray[np.bool_]:
-    """Judge the tissue of a tile. A slide too coarse for detail has no blurred tiles."""
+    """Return whether the tissue of each tile is blurred. On a slide too coarse for detail no tile is."""
     if overview.detail is None:
         return np.zeros(1, bool)
     contrast, edges = (mean(values * tissue.mask) for values in (overview.detail.contrast, overview.detail.edges))
-    return edges < _SHARP * (contrast + mean(tissue.mask))  # plus one grey level squared: what is flat is not sharp
+    return edges < _SHARP * (
+        contrast + mean(tissue.mask)
+    )  # plus one grey level squared, since flat tissue is not sharp
 
 
 RULES: dict[str, Callable[[Overview, Tissue, Mean], NDArray[np.bool_]]] = {
@@ -68,7 +69,7 @@ RULES: dict[str, Callable[[Overview, Tissue, Mean], NDArray[np.bool_]]] = {
 
 
 def _means(tiles: Tiles, shape: tuple[int, ...]) -> Mean:
-    """Return a function that gives the mean of a map (h, w) over each tile, from sums over rectangles."""
+    """Return a function that averages a map (h, w) over each tile, using sums over rectangles."""
     to_pixels = tiles.slide_mpp / OVERVIEW
     first = np.rint(tiles.corners * to_pixels).astype(np.int64)
     last = np.maximum(np.rint((tiles.corners + tiles.size) * to_pixels).astype(np.int64), first + 1)

@@ -1,4 +1,4 @@
-"""ResNet50 up to its third stage, mean pooled to 1024 features, as CLAM uses it: torchvision's, and Caffe's original."""
+"""ResNet50 up to its third stage, mean pooled to 1024 features, as in CLAM: torchvision's version, and Caffe's original."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from carmil.errors import CarmilError
 from carmil.slides.published_encoders import PublishedEncoder
-from carmil.weights import fingerprint, read_weights
+from carmil.weights import download_weights, fill_network, fingerprint, read_weights
 
 IMAGENET = PublishedEncoder(
     name="resnet50",
@@ -38,27 +38,23 @@ _UNUSED = ("layer4.", "fc.")
 def load_resnet50(row: PublishedEncoder, weights: Path | None) -> tuple[str, nn.Module]:
     """Return the fingerprint of the weights, and the network, (b, 3, height, width) -> (b, 1024).
 
-    Without weights torchvision downloads ImageNet's. Caffe's network has its strides in the first convolution of a stage, and was
-    trained on BGR of 0 to 255.
+    Without weights, torchvision downloads those trained on ImageNet. Caffe's network has its strides in the first
+    convolution of a stage, and was trained on BGR of 0 to 255.
     """
-    from torchvision.models import resnet50
+    from torchvision.models import ResNet50_Weights, resnet50
 
     caffe = row is CAFFE
     if caffe and weights is None:
         raise CarmilError("resnet50.caffe cannot be downloaded: give a file of its weights with --weights FILE")
-    state = _download() if weights is None else read_weights(weights)
+    published = ResNet50_Weights.IMAGENET1K_V1
+    state = download_weights(published, "ResNet50") if weights is None else read_weights(weights)
     state = {name: value for name, value in state.items() if not name.startswith(_UNUSED)}
     network: Any = resnet50()
     network.layer4, network.fc = nn.Identity(), nn.Identity()
     if caffe:
         for stage in (network.layer2, network.layer3):
             stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise CarmilError(
-            f"{weights} does not hold torchvision's ResNet50: {str(error).splitlines()[-1].strip()}"
-        ) from error
+    fill_network(network, state, weights, "torchvision's ResNet50")
     _check_scale(state, weights, caffe)
     name = fingerprint(network)
     fuse_normalisation(network.eval())
@@ -68,7 +64,7 @@ def load_resnet50(row: PublishedEncoder, weights: Path | None) -> tuple[str, nn.
 
 
 def fuse_normalisation(network: nn.Module) -> None:
-    """Make every normalisation part of the convolution before it: the same features, faster."""
+    """Merge every normalisation into the convolution before it: the same features, faster."""
     for (name, layer), (after, following) in pairwise(list(network.named_children())):
         if isinstance(layer, nn.Conv2d) and isinstance(following, nn.BatchNorm2d):
             setattr(network, name, fuse_conv_bn_eval(layer, following))
@@ -77,19 +73,8 @@ def fuse_normalisation(network: nn.Module) -> None:
         fuse_normalisation(child)
 
 
-def _download() -> dict[str, Tensor]:
-    from torchvision.models import ResNet50_Weights
-
-    try:
-        return dict(ResNet50_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True))
-    except (OSError, RuntimeError) as error:
-        raise CarmilError(
-            f"could not download ResNet50's weights ({error}): give a file of them with --weights FILE"
-        ) from error
-
-
 def _check_scale(state: dict[str, Tensor], weights: Path | None, caffe: bool) -> None:
-    """Refuse the other kind of ResNet50: the first variances show inputs of 0 to 255, as Caffe's, or of about -2 to 2."""
+    """Refuse weights of the other ResNet50: the first variances reveal inputs of 0 to 255, as Caffe's, or of about -2 to 2."""
     large = torch.median(state["bn1.running_var"].float()).item() > 100
     if large != caffe:
         owner, other = ("Caffe's", "resnet50.caffe") if large else ("torchvision's", "resnet50")

@@ -1,6 +1,7 @@
 """The types of a slide and of tiles cut from it.
 
-Lengths are in level-0 pixels (of the largest level), tile pixels (of an encoder's input) or micrometres, and say so.
+Lengths are in level-0 pixels (of the largest level), tile pixels (of an encoder's input) or micrometres, as
+documented for each. Micrometres per level-0 pixel come from the file or from the user and are never guessed.
 """
 
 from abc import ABC, abstractmethod
@@ -12,13 +13,18 @@ from numpy.typing import NDArray
 
 from carmil.bags.geometry import TileGeometry
 from carmil.errors import CarmilError
+from carmil.slides.dicom_series import slide_name
+from carmil.words import number_in
 
 Picture = NDArray[np.uint8]  # (height, width, 3), RGB
+SMALLEST, LARGEST = 0.05, 20.0  # micrometres; no scanner is finer, and no slide coarser
+SKEW = 0.02  # largest relative difference between x and y
+_MICROMETRES = {"pm": 1e-6, "nm": 1e-3, "µm": 1.0, "um": 1.0, "μm": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6, "in": 25400.0}
 
 
 @dataclass(frozen=True)
 class Level:
-    """One size in which the slide is stored. downsample: level-0 pixels per pixel of this level."""
+    """One resolution of the slide. downsample: level-0 pixels per pixel of this level."""
 
     width: int
     height: int
@@ -28,7 +34,8 @@ class Level:
 class Slide(ABC):
     """An open slide. width, height: in level-0 pixels; mpp: micrometres per level-0 pixel; levels: the largest first.
 
-    mpp_from: the source of the mpp, in words. Several threads may read it; another process opens it by its path and mpp.
+    mpp_from: a description of the source of the mpp. Several threads may read the slide; another process opens it by
+    its path and mpp.
     """
 
     path: Path
@@ -40,12 +47,7 @@ class Slide(ABC):
 
     @property
     def name(self) -> str:
-        return self.path.stem
-
-    @property
-    def magnification(self) -> float:
-        """Magnification of the objective: 10 / mpp, so that 0.5 is 20x and 0.25 is 40x."""
-        return 10 / self.mpp
+        return slide_name(self.path)
 
     @abstractmethod
     def read(self, x: float, y: float, width: float, height: float, pixels: tuple[int, int]) -> Picture:
@@ -54,12 +56,6 @@ class Slide(ABC):
         It is read from the smallest level that is large enough and scaled down without aliasing; white outside the slide. Memory
         is bounded by a few times the picture.
         """
-
-    def thumbnail(self, longest: int) -> Picture:
-        """Return the whole slide, its longer side `longest` pixels."""
-        scale = longest / max(self.width, self.height)
-        pixels = (max(1, round(self.width * scale)), max(1, round(self.height * scale)))
-        return self.read(0, 0, self.width, self.height, pixels)
 
     def close(self) -> None:  # noqa: B027 - not every slide holds a file
         """Release the file."""
@@ -103,3 +99,68 @@ def check_same_size(slide: Slide, width: int, height: int) -> None:
             f"{slide.path} is {slide.width:,} x {slide.height:,} pixels and its tiles were cut from {width:,} x {height:,}: "
             "expected the same slide, or cut it again"
         )
+
+
+@dataclass(frozen=True)
+class FileMpp:
+    """Pixel size in a file: micrometres per pixel in x and y, and where the file records it."""
+
+    x: float
+    y: float
+    place: str
+
+    def problem(self) -> str | None:
+        """Return why the value is implausible, or None."""
+        text = f"{self.x:.4g} x {self.y:.4g} um/px ({self.place})"
+        if not (SMALLEST <= self.x <= LARGEST and SMALLEST <= self.y <= LARGEST):
+            return f"says {text}, which is impossible (outside {SMALLEST} to {LARGEST:g})"
+        if abs(self.x - self.y) > SKEW * min(self.x, self.y):
+            return f"says {text}: x and y differ by more than {SKEW:.0%}"
+        return None
+
+
+@dataclass(frozen=True)
+class GivenMpp:
+    """Micrometres per pixel from the user. slide: of this slide, in place of the file's value; missing: of slides
+    whose file has none.
+    """
+
+    slide: float | None = None
+    missing: float | None = None
+
+    def check(self, path: Path) -> None:
+        for value in (self.slide, self.missing):
+            if value is not None and not SMALLEST <= value <= LARGEST:
+                raise CarmilError(f"mpp {value:g} for {path}: expected {SMALLEST} to {LARGEST:g} micrometres per pixel")
+
+
+def choose_mpp(
+    path: Path, recorded: FileMpp | None, mpp: GivenMpp, *, objective: float | None = None
+) -> tuple[float, str]:
+    """Return the mpp to use, and a description of its source."""
+    mpp.check(path)
+    needed = recorded is None or recorded.problem() is not None
+    if (given := mpp.missing if needed and mpp.slide is None else mpp.slide) is not None:
+        says = (
+            "the file has none"
+            if recorded is None
+            else f"the file {recorded.problem() or f'says {_mean(recorded):.4g}'}"
+        )
+        return given, f"given; {says}"
+    problem = "does not record its micrometres per pixel" if recorded is None else recorded.problem()
+    if recorded is None or problem is not None:
+        hint = f" (its objective is {objective:g}x: {10 / objective:g} would be usual)" if objective else ""
+        raise CarmilError(
+            f"{path} {problem}: give it with --mpp, from the scanner's protocol (40x is often 0.25){hint}"
+        )
+    return _mean(recorded), f"the file ({recorded.place})"
+
+
+def micrometres(size: str | None, unit: str | None) -> float | None:
+    """Convert a length in OME's notation; None if it is missing, or if its unit is not a length."""
+    factor, length = _MICROMETRES.get(unit or "µm"), number_in(size or "")
+    return None if factor is None or length is None else length * factor
+
+
+def _mean(recorded: FileMpp) -> float:
+    return (recorded.x + recorded.y) / 2

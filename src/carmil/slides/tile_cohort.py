@@ -1,6 +1,6 @@
-"""Cut the slides of a cohort into tiles; slides that cannot be cut are reported and skipped, finished ones are kept."""
+"""Cut the slides of a cohort into tiles; slides that cannot be cut are reported and skipped, and finished slides are kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,17 +11,18 @@ from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.files import safe_name, write_text
 from carmil.slides.contact_sheets import write_contact_sheets, write_sheet
+from carmil.slides.dicom_series import slide_name
 from carmil.slides.opening import open_slide
 from carmil.slides.overview import read_overview
 from carmil.slides.quality import RULES, apply_rules, check_rules
-from carmil.slides.slide import Tiles
+from carmil.slides.slide import GivenMpp, Tiles
 from carmil.slides.tiling import check_tiles, cut, geometries_in, read_more, read_tiles, tiles_file, write_tiles
 from carmil.slides.tissue import find_tissue, preset
 
 
 @dataclass(frozen=True)
 class TileSettings:
-    """How slides are cut. keep: names of quality rules that are switched off."""
+    """Settings for cutting slides. keep: names of quality rules that are switched off."""
 
     pixels: int = 256
     mpp: float = 0.5
@@ -42,7 +43,7 @@ class TileSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a slide: its tiles, or the `problem` in words. resumed: an earlier run had cut it."""
+    """The result for a slide: its tiles, or a description of the `problem`. resumed: an earlier run had cut it."""
 
     path: Path
     tiles: Tiles | None = None
@@ -54,7 +55,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        return slide_name(self.path)
 
 
 def tile_slides(
@@ -63,9 +64,12 @@ def tile_slides(
     settings: TileSettings | None = None,
     *,
     mpp: float | None = None,
+    mpps: Mapping[Path, float] | None = None,
     on_slide: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Outcome]:
     """Write the tiles and the sheet of each slide below `out`, then contact_sheet.png and tiles.csv of all slides.
+
+    mpp: micrometres per pixel of slides whose file has none. mpps: by slide, in place of the file's value.
 
     A folder that holds tiles of another geometry is refused before anything is written. Tiles and sheet of an earlier call, with
     other settings or from another file, are removed if the slide is skipped now.
@@ -79,7 +83,7 @@ def tile_slides(
         for i, path in enumerate(paths):
             on_slide(i, len(paths))
             try:
-                outcome, draw = tile_slide(path, out, settings, mpp=mpp)
+                outcome, draw = tile_slide(path, out, settings, mpp=GivenMpp((mpps or {}).get(path), mpp))
             except CarmilError as error:
                 removed = "; its tiles of an earlier call were removed" if _remove_tiles(path, out) else ""
                 outcome, draw = Outcome(path, problem=f"{error}{removed}"), None
@@ -96,14 +100,13 @@ def tile_slides(
 
 
 def tile_slide(
-    path: Path, out: Path, settings: TileSettings, *, mpp: float | None = None
+    path: Path, out: Path, settings: TileSettings, *, mpp: GivenMpp
 ) -> tuple[Outcome, Callable[[], None] | None]:
-    """Write the tiles of one slide; return the outcome and the function that draws its sheet, None if an earlier run did both."""
-    size = path.stat().st_size if path.is_file() else 0
-    words = {"settings": {**asdict(settings), "keep": sorted(settings.keep), "given_mpp": mpp}, "bytes": size}
+    """Write the tiles of one slide; return the outcome and the function that draws its sheet, None if an earlier run drew it."""
+    words = _facts(path, settings, mpp)
     if (done := _earlier_outcome(path, out, words)) is not None:
         return done, None
-    with open_slide(path, mpp=mpp) as slide:
+    with open_slide(path, mpp=mpp.slide, missing_mpp=mpp.missing) as slide:
         overview = read_overview(slide, detail="blurred" not in settings.keep)
         tissue = find_tissue(slide, overview, preset(settings.preset))
         found = cut(
@@ -118,25 +121,38 @@ def tile_slide(
         raise CarmilError(f"{path}: {tissue.mm2:.3f} mm2 of tissue, but no tile ({why})")
     more = {**words, "left_out": gone, "tissue_mm2": tissue.mm2, "mpp_from": slide.mpp_from}
     sheet = _sheet_path(out, path)
-    sheet.unlink(missing_ok=True)  # of other settings; without a sheet the slide counts as not cut
+    sheet.unlink(missing_ok=True)  # of other settings; a slide without a sheet counts as not cut
     write_tiles(tiles, out, overlap=settings.overlap, more=more)
     outcome = Outcome(path, tiles, mm2=tissue.mm2, mpp_from=slide.mpp_from, left_out=tuple(gone.items()))
     return outcome, lambda: write_sheet(sheet, slide, overview, tissue, tiles, left_out)
 
 
+def is_cut(path: Path, out: Path, settings: TileSettings, *, mpp: float | None = None) -> bool:
+    """Return whether an earlier call cut this file with these settings."""
+    return _earlier_outcome(path, out, _facts(path, settings, GivenMpp(missing=mpp))) is not None
+
+
+def _facts(path: Path, settings: TileSettings, mpp: GivenMpp) -> dict[str, Any]:
+    """Return what the tiles of a slide depend on."""
+    size = path.stat().st_size if path.is_file() else 0
+    # An earlier version used the mpp of all slides in place of a file's value: its tiles are cut again.
+    given = {"given_mpp": mpp.slide} if mpp.missing is None else {"given_mpp": mpp.slide, "missing_mpp": mpp.missing}
+    return {"settings": {**asdict(settings), "keep": sorted(settings.keep), **given}, "bytes": size}
+
+
 def _check_folder(out: Path, settings: TileSettings) -> None:
-    """Refuse a folder that holds tiles of another geometry: they would be replaced, or mixed with these."""
-    for path, there in geometries_in(out).items():
-        if there != settings.geometry:
+    """Refuse a folder with tiles of another geometry, which would be replaced, or mixed with the new ones."""
+    for path, geometry in geometries_in(out).items():
+        if geometry != settings.geometry:
             raise CarmilError(
-                f"{out} holds tiles of {there} ({path.name}), not of {settings.geometry}: choose another "
+                f"{out} holds tiles of {geometry} ({path.name}), not of {settings.geometry}: choose another "
                 f"--out, or remove {out / 'patches'} to cut the slides again"
             )
 
 
 def _earlier_outcome(path: Path, out: Path, words: dict[str, Any]) -> Outcome | None:
     """Return the outcome of an earlier run with the same file and settings, or None."""
-    file = tiles_file(out, path.stem)
+    file = tiles_file(out, slide_name(path))
     if not (file.is_file() and _sheet_path(out, path).is_file()):
         return None
     try:
@@ -151,7 +167,7 @@ def _earlier_outcome(path: Path, out: Path, words: dict[str, Any]) -> Outcome | 
 
 def _remove_tiles(path: Path, out: Path) -> bool:
     """Remove the files of an earlier call; return whether there were tiles."""
-    file = tiles_file(out, path.stem)
+    file = tiles_file(out, slide_name(path))
     existed = file.is_file()
     file.unlink(missing_ok=True)
     _sheet_path(out, path).unlink(missing_ok=True)
@@ -159,7 +175,7 @@ def _remove_tiles(path: Path, out: Path) -> bool:
 
 
 def _sheet_path(out: Path, slide: Path) -> Path:
-    return out / "sheets" / f"{safe_name(slide.stem)}.png"
+    return out / "sheets" / f"{safe_name(slide_name(slide))}.png"
 
 
 def _cell(out: Path, outcome: Outcome) -> tuple[str, str, Path | None]:
@@ -169,7 +185,7 @@ def _cell(out: Path, outcome: Outcome) -> tuple[str, str, Path | None]:
 
 
 def _write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write one row per slide; cells without a number are empty."""
+    """Write one row per slide; unknown numbers are empty cells."""
     size = ("tile_pixels", "tile_mpp", "mpp", "mpp_from", "width", "height")
     heads = ("slide", "path", "tiles", "tissue_mm2", *RULES, *size, "problem")
     rows: list[Sequence[object]] = [heads]

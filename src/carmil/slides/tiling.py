@@ -20,14 +20,14 @@ from carmil.untrusted import one_line_errors
 # Points of a tile, in shares of its side; a tile is kept if one of them lies in tissue.
 POINTS = {
     "centre": np.array([(0.5, 0.5)]),
-    "four-point": np.array([(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)]),  # CLAM's
+    "four-point": np.array([(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)]),  # as in CLAM
 }
-LARGEST = 2**31  # of any number of pixels in a file
+LARGEST = 2**31  # limit of any number of pixels in a file
 _ATTRIBUTES = (
     *("name", "patch_size", "patch_size_level0", "level0_width", "level0_height"),
     *("mpp", "slide_mpp", "target_magnification", "level0_magnification", "carmil"),
 )
-_COARSER = 1.5  # how much coarser than its tiles a slide may be; beyond, most of a tile would be interpolated
+_COARSER = 1.5  # maximum ratio of the mpp of slide and tile; beyond it, most of a tile would be interpolated
 
 
 def cut(
@@ -71,19 +71,19 @@ def cut(
 
 
 def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
-    """Whether tiles can be so, before any slide is open_arrays."""
+    """Refuse impossible tile settings before any slide is opened."""
     if not 8 <= pixels <= 16384:
         raise CarmilError(f"tiles of {pixels} pixels: expected 8 to 16384")
     if not 0.05 <= mpp <= 20:
         raise CarmilError(f"tiles of {mpp:g} micrometres per pixel: expected 0.05 to 20, for instance 0.5 for 20x")
     if not 0 <= overlap <= 0.9:
-        raise CarmilError(f"an overlap of {overlap:g}: expected a share of the side, 0 to 0.9")
+        raise CarmilError(f"an overlap of {overlap:g}: expected a share of the side, from 0 to 0.9")
     if rule not in POINTS:
         raise CarmilError(unknown("rule for tiles", rule, POINTS))
 
 
 def tiles_file(folder: Path, slide: str) -> Path:
-    """Return the path of a slide's tiles in a folder laid out as TRIDENT's: ours, or TRIDENT's own if only that exists."""
+    """Return the path of a slide's tiles in a folder with TRIDENT's layout: carmil's file, or TRIDENT's if only that exists."""
     ours = folder / "patches" / f"{safe_name(slide)}_patches.h5"
     if ours.exists() or os.path.basename(slide) != slide or "\0" in slide:
         return ours
@@ -115,45 +115,45 @@ def write_tiles(tiles: Tiles, folder: Path, *, overlap: float = 0.0, more: Mappi
 
 def read_tiles(path: Path) -> Tiles:
     """Read tiles that carmil or TRIDENT wrote; TRIDENT records magnifications instead of micrometres."""
-    corners, told = _read(path)
+    corners, attributes = _read(path)
 
     def number(name: str) -> float:
-        value = as_number(told.get(name), f"{path}: {name}")
+        value = as_number(attributes.get(name), f"{path}: {name}")
         if value is None:
-            raise CarmilError(f"{path} has no {name}: expected a file of tiles as TRIDENT writes it")
+            raise CarmilError(f"{path} has no {name}: expected a file of tiles in TRIDENT's format")
         if value > LARGEST:
-            raise CarmilError(f"{path}: {name} is {value:g}: expected at most {LARGEST:,}, as TRIDENT writes it")
+            raise CarmilError(f"{path}: {name} is {value:g}: expected at most {LARGEST:,}, in TRIDENT's format")
         return value
 
     with one_line_errors(path, "expected numbers in the attributes of coords, as TRIDENT writes them"):
         return Tiles(
-            slide=as_text(told.get("name")) or path.stem.removesuffix("_patches"),
+            slide=as_text(attributes.get("name")) or path.stem.removesuffix("_patches"),
             corners=corners,
             size=number("patch_size_level0"),
             pixels=int(number("patch_size")),
-            mpp=number("mpp") if "mpp" in told else 10 / number("target_magnification"),
+            mpp=number("mpp") if "mpp" in attributes else 10 / number("target_magnification"),
             width=int(number("level0_width")),
             height=int(number("level0_height")),
-            slide_mpp=number("slide_mpp") if "slide_mpp" in told else 10 / number("level0_magnification"),
+            slide_mpp=number("slide_mpp") if "slide_mpp" in attributes else 10 / number("level0_magnification"),
         )
 
 
 def geometries_in(folder: Path) -> dict[Path, TileGeometry]:
-    """Return the geometry of every readable file of tiles in a folder laid out as TRIDENT's."""
-    found = {}
+    """Return the geometry of every readable file of tiles in a folder with TRIDENT's layout."""
+    geometries = {}
     for path in sorted((folder / "patches").glob("*_patches.h5")):
         try:
-            found[path] = read_tiles(path).geometry
-        except CarmilError:  # damaged: the slide will be cut again
+            geometries[path] = read_tiles(path).geometry
+        except CarmilError:  # damaged, so that the slide will be cut again
             continue
-    return found
+    return geometries
 
 
 def read_more(path: Path) -> dict[str, Any]:
-    """Return the `more` of `write_tiles`; empty if another tool wrote the file."""
-    told = _read(path)[1].get("carmil", "{}")
+    """Return the `more` passed to `write_tiles`; empty if another tool wrote the file."""
+    content = _read(path)[1].get("carmil", "{}")
     try:
-        more = json.loads(told)
+        more = json.loads(content)
     except (TypeError, ValueError, RecursionError):
         return {}
     return more if isinstance(more, dict) else {}

@@ -1,4 +1,4 @@
-"""Find the tissue of a slide, after CLAM: saturation, median, Otsu, closing, holes, smallest areas. Lengths in micrometres."""
+"""Find the tissue of a slide, as CLAM does: saturation, median, Otsu, closing, holes, smallest areas. Lengths in micrometres."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from skimage.filters import threshold_otsu
 from skimage.measure import approximate_polygon, find_contours
 
 from carmil.errors import CarmilError, unknown
-from carmil.slides.ink import is_ink, saturation
-from carmil.slides.overview import OVERVIEW, Overview
+from carmil.slides.overview import OVERVIEW, Overview, is_ink, saturation
 from carmil.slides.slide import Slide
 
-Outline = NDArray[np.float64]  # (k, 2): x, y in level-0 pixels, the last point the first again
+Outline = NDArray[np.float64]  # (k, 2): x, y in level-0 pixels, closed: the last point equals the first
 
-# Glass is rarely more saturated than 8 (of 255), never than 30: without glass, a higher Otsu threshold would divide tissue.
+# The saturation of glass is rarely above 8 (of 255), and never above 30: without glass, a higher Otsu threshold would
+# divide tissue.
 _OTSU_WITHIN = (8, 30)
 
 
@@ -61,7 +61,7 @@ class Tissue:
         return float(self.mask.sum()) * (OVERVIEW / 1000) ** 2
 
     def holds(self, points: NDArray) -> NDArray[np.bool_]:
-        """Return whether points (..., 2), x and y in micrometres, lie in tissue."""
+        """Return whether points (..., 2), x and y in micrometres, are in tissue."""
         x, y = np.moveaxis(np.floor(points / OVERVIEW).astype(np.int64), -1, 0)
         height, width = self.mask.shape
         inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
@@ -78,8 +78,9 @@ def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["de
     """Return the tissue of a slide; refuse a slide without any."""
     colour = saturation(overview.picture)
     threshold = _otsu(overview, colour) if rule.threshold is None else rule.threshold
-    found = _majority(colour > threshold, rule.median_um)
-    found = _close(found, rule.closing_um)
+    # The mean over a square is above a half exactly where its median is.
+    coloured = ndimage.uniform_filter((colour > threshold).astype(np.float32), _odd(rule.median_um), mode="nearest")
+    found = _close(coloured > 0.5, rule.closing_um)
     labels, count = ndimage.label(found)
     pixel = (OVERVIEW / 1000) ** 2
     sizes = np.bincount(labels.ravel(), minlength=count + 1) * pixel
@@ -100,9 +101,9 @@ def _why_none(sizes: NDArray[np.floating], threshold: int, rule: TissueRule) -> 
     """Return why no piece of these sizes (mm2) is tissue, and what to do."""
     if not len(sizes):
         return f"no colour: no saturation above {threshold} of 255"
-    found = f"the largest piece has {sizes.max():.3f} mm2, the smallest area that counts is {rule.least_mm2:g} mm2"
+    reason = f"the largest piece has {sizes.max():.3f} mm2, the smallest area that counts is {rule.least_mm2:g} mm2"
     small = PRESETS["biopsy"].least_mm2
-    return f"{found}: for small pieces use --preset biopsy, {small:g} mm2" if rule.least_mm2 > small else found
+    return f"{reason}: for small pieces use --preset biopsy, {small:g} mm2" if rule.least_mm2 > small else reason
 
 
 def _otsu(overview: Overview, colour: NDArray[np.uint8]) -> int:
@@ -114,11 +115,6 @@ def _otsu(overview: Overview, colour: NDArray[np.uint8]) -> int:
     return int(np.clip(threshold_otsu(some), lowest, highest))
 
 
-def _majority(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
-    """Return where most of the surrounding square is set, which equals a thresholded median filter."""
-    return ndimage.uniform_filter(mask.astype(np.float32), _odd(width_um), mode="nearest") > 0.5
-
-
 def _close(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
     size = _odd(width_um)
     beyond = np.pad(mask, size, mode="edge")  # otherwise tissue near the edge would grow towards it
@@ -127,24 +123,24 @@ def _close(mask: NDArray[np.bool_], width_um: float) -> NDArray[np.bool_]:
 
 
 def _split_holes(part: NDArray[np.bool_], rule: TissueRule) -> tuple[NDArray[np.bool_], list[NDArray[np.bool_]]]:
-    """Return a piece with its smaller holes filled, and the masks of its larger holes."""
-    whole = ndimage.binary_fill_holes(part)
-    labels, count = ndimage.label(whole & ~part)
+    """Return a region with its smaller holes filled, and the masks of its larger holes."""
+    filled = ndimage.binary_fill_holes(part)
+    labels, count = ndimage.label(filled & ~part)
     sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:] * (OVERVIEW / 1000) ** 2
     largest = [i for i in np.argsort(-sizes, kind="stable")[: rule.most_holes] if sizes[i] >= rule.least_hole_mm2]
     holes = [labels == i + 1 for i in largest]
     for hole in holes:
-        whole = whole & ~hole
-    return whole, holes
+        filled = filled & ~hole
+    return filled, holes
 
 
 def _region(
     slide: Slide, part: NDArray[np.bool_], holes: list[NDArray[np.bool_]], corner: tuple[int, int]
 ) -> TissueRegion:
-    whole = part.copy()
+    mask = part.copy()
     for hole in holes:
-        whole |= hole
-    return TissueRegion(_outline(slide, whole, corner), tuple(_outline(slide, hole, corner) for hole in holes))
+        mask |= hole
+    return TissueRegion(_outline(slide, mask, corner), tuple(_outline(slide, hole, corner) for hole in holes))
 
 
 def _outline(slide: Slide, mask: NDArray[np.bool_], corner: tuple[int, int]) -> Outline:
@@ -153,7 +149,7 @@ def _outline(slide: Slide, mask: NDArray[np.bool_], corner: tuple[int, int]) -> 
     line = approximate_polygon(max(contours, key=len), tolerance=0.5)
     overview = (
         line[:, ::-1] - 0.5 + corner
-    )  # one pixel of padding off, half a one on: contours run through pixel centres
+    )  # minus one pixel of padding, plus a half: contours run through pixel centres
     points = overview * OVERVIEW / slide.mpp
     return np.clip(points, 0, (slide.width, slide.height))
 
