@@ -18,7 +18,7 @@ def predicted(name, **options):
 
 
 @pytest.mark.parametrize("branch", ["shared", "full"])
-def test_the_objective_is_the_papers(branch):
+def test_car_loss_terms_equal_paper_formulas(branch):
     model, p = predicted("car/abmil.gated", branch=branch)
     losses = model.losses(p, Y, ("cls", "diff", "l1", "cosine"))
     for i, (first, last) in enumerate(((0, 4), (4, 11))):
@@ -30,12 +30,12 @@ def test_the_objective_is_the_papers(branch):
         assert torch.isclose(losses["cosine"][i], 1 - nnf.cosine_similarity(u, u_cf, dim=0), atol=1e-6)
 
 
-def test_only_the_requested_terms_are_computed():
+def test_only_requested_loss_terms_are_computed_besides_cls_and_diff():
     model, p = predicted("car/abmil")
     assert set(model.losses(p, Y, ("l1",))) == {"cls", "diff", "l1"}
 
 
-def test_a_shared_branch_reads_the_factual_trunk_and_a_full_one_does_not():
+def test_shared_branch_reuses_the_attention_trunk_and_full_branch_does_not():
     model, p = predicted("car/abmil", branch="shared")
     trunk = model.model.attention.trunk(p.instances)
     assert torch.allclose(model.branch.attention(trunk), p.counterfactual.scores[..., 0, :])
@@ -44,7 +44,7 @@ def test_a_shared_branch_reads_the_factual_trunk_and_a_full_one_does_not():
     assert not torch.allclose(p.scores, p.counterfactual.scores[..., 0, :])
 
 
-def test_counterfactual_logits_come_from_the_shared_classifier_on_the_other_pool():
+def test_counterfactual_logits_apply_the_shared_classifier_to_the_counterfactual_bag():
     model, p = predicted("car/abmil", output_layers=1)
     for i, (first, last) in enumerate(((0, 4), (4, 11))):
         a = p.counterfactual.scores[first:last, 0].softmax(0)
@@ -52,7 +52,7 @@ def test_counterfactual_logits_come_from_the_shared_classifier_on_the_other_pool
         assert torch.allclose(model.classify(Z.reshape(1, 1, -1))[0], p.counterfactual.logits[i, 0], atol=1e-6)
 
 
-def test_targeted_has_one_map_per_class_and_trains_each_for_its_own_class():
+def test_targeted_branch_trains_one_map_per_class():
     model, p = predicted("targeted/abmil")
     assert p.counterfactual.scores.shape == (11, 3, 1)
     losses = model.losses(p, Y, ("target", "change"))
@@ -62,7 +62,7 @@ def test_targeted_has_one_map_per_class_and_trains_each_for_its_own_class():
     assert torch.isclose(losses["change"][0], change)
 
 
-def test_cia_draws_at_every_training_step_and_is_the_plain_model_otherwise():
+def test_cia_draws_random_attention_in_training_only():
     model, p = predicted("cia/abmil")
     again = model(X, STARTS)
     assert not torch.equal(p.counterfactual.scores, again.counterfactual.scores)
@@ -76,7 +76,7 @@ def test_alpha_lambda_and_distance_become_coefficients():
     assert CAR.coefficients(0.2, 1.0, "l1") == {"diff": 0.2, "l1": 1.0, "cosine": 0.0, "relative": 0.0}
     assert CAR.coefficients(0.5, 0.3, "cosine") == {"diff": 0.5, "l1": 0.0, "cosine": 0.3, "relative": 0.0}
     assert CAR.coefficients(0.5, 0.3, "relative") == {"diff": 0.5, "l1": 0.0, "cosine": 0.0, "relative": 0.3}
-    assert CAR.coefficients() == CAR.coefficients(0.2, 1.0, "l1"), "the paper's, unless a study says otherwise"
+    assert CAR.coefficients() == CAR.coefficients(0.2, 1.0, "l1"), "the defaults are those of the paper"
     assert Targeted.coefficients(0.05, 0.1) == {"target": 0.05, "change": 0.1}
     assert CIA.coefficients(0.2) == {"diff": 0.2}
 
@@ -90,13 +90,13 @@ def test_alpha_lambda_and_distance_become_coefficients():
         ((0.1, 1.0, "l3"), "unknown distance 'l3'"),
     ],
 )
-def test_invalid_loss_weights_are_refused(given, words):
+def test_invalid_loss_weights_raise_an_error(given, words):
     with pytest.raises(CarmilError) as raised:
         CAR.coefficients(*given)
     assert words in str(raised.value)
 
 
-def test_distances_of_a_map_to_itself_are_zero_and_cosine_survives_zeros():
+def test_distance_of_a_map_to_itself_is_zero_and_cosine_gradient_is_finite():
     offsets, u = Offsets(STARTS), torch.randn(11, 2)
     assert torch.allclose(l1_distance(u, u.unsqueeze(-2), offsets), torch.zeros(2))
     assert torch.allclose(cosine_distance(u, u.unsqueeze(-2), offsets), torch.zeros(2), atol=1e-6)
@@ -105,7 +105,7 @@ def test_distances_of_a_map_to_itself_are_zero_and_cosine_survives_zeros():
     assert torch.isfinite(zeros.grad).all()
 
 
-def test_a_difference_that_favours_the_label_costs_little():
+def test_differential_loss_is_small_if_the_difference_favours_the_label():
     F, F_cf = torch.tensor([[5.0, 0.0, 0.0]]), torch.tensor([[[0.0, 5.0, 0.0]]])
     assert (
         evidence_differential_loss(F, F_cf, torch.tensor([0]))

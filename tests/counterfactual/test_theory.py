@@ -36,7 +36,7 @@ def test_margin_sensitivity_is_the_gradient_of_the_margin(bag):
     assert torch.allclose(margin_sensitivity(u.detach(), s, 2, 1), expected)
 
 
-def test_no_perturbation_of_the_same_size_gains_more_to_first_order(bag):
+def test_optimal_perturbation_has_the_largest_first_order_effect(bag):
     u, s, _ = bag
     g, epsilon = margin_sensitivity(u, s, 0, 3), 0.1
     best = optimal_l1_perturbation(g, epsilon)
@@ -47,7 +47,7 @@ def test_no_perturbation_of_the_same_size_gains_more_to_first_order(bag):
     assert (-(tried @ g)).max() <= -g @ best + 1e-12
 
 
-def test_the_optimal_perturbation_widens_the_margin(bag):
+def test_optimal_perturbation_widens_the_margin(bag):
     u, s, F = bag
     g = margin_sensitivity(u, s, 0, 3)
     u_cf = u + optimal_l1_perturbation(g, 1e-3)
@@ -56,13 +56,13 @@ def test_the_optimal_perturbation_widens_the_margin(bag):
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0])
-def test_a_small_loss_bounds_every_margin(epsilon):
+def test_small_loss_bounds_every_margin(epsilon):
     differences = 4 * torch.randn(50_000, K, dtype=torch.float64)
     loss = torch.nn.functional.cross_entropy(differences, torch.zeros(50_000, dtype=torch.long), reduction="none")
     margins = (differences[:, :1] - differences[:, 1:]).amin(1)
-    held = loss <= epsilon
-    assert held.any()
-    assert (margins[held] >= margin_bound(epsilon) - 1e-9).all()
-    # and the bound is tight: two classes, loss exactly epsilon
+    small = loss <= epsilon
+    assert small.any()
+    assert (margins[small] >= margin_bound(epsilon) - 1e-9).all()
+    # the bound is tight: two classes with a loss of exactly epsilon
     margin = torch.tensor(margin_bound(epsilon))
     assert math.log1p(math.exp(-margin)) == pytest.approx(epsilon, rel=1e-4)

@@ -32,18 +32,18 @@ def noise_of(n: int) -> Noise:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("n", "d", "p"), [(1, 16, 0.25), (37, 20, 0.25), (300, 64, 0.5), (40, 16, 0.0)])
-def test_the_fused_first_layer_equals_its_three_operations(n: int, d: int, p: float, bias: bool) -> None:
+def test_fused_first_layer_equals_linear_relu_and_dropout(n: int, d: int, p: float, bias: bool) -> None:
     x, weight = random(n, 8, seed=0), random(R, d, 8, seed=1).requires_grad_()
     b = random(R, d, seed=2).requires_grad_() if bias else None
     drop = dropout(p, 3, noise_of(n))
-    found = fused.hidden(x, weight, b, drop)
+    result = fused.hidden(x, weight, b, drop)
     expected = drop(torch.relu(x @ weight.mT + (0 if b is None else b.unsqueeze(1))))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     inputs = [weight] if b is None else [weight, b]
-    upstream = random(*found.shape, seed=4)
-    mine = torch.autograd.grad(found, inputs, upstream)
-    theirs = torch.autograd.grad(expected, inputs, upstream)
-    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    upstream = random(*result.shape, seed=4)
+    actual = torch.autograd.grad(result, inputs, upstream)
+    reference = torch.autograd.grad(expected, inputs, upstream)
+    torch.testing.assert_close(actual, reference, atol=1e-4, rtol=1e-4)
 
 
 GATED, RELU, DROPPED = (True, False, 0.0), (False, True, 0.0), (True, False, 0.25)
@@ -61,11 +61,11 @@ GATED, RELU, DROPPED = (True, False, 0.0), (False, True, 0.0), (True, False, 0.2
         ([5, 1, 40], DROPPED, 1),
         ([20, 20], GATED, 2),
         ([20, 20], DROPPED, 5),
-        ([3] * 40, GATED, 2),  # more pools than are laid beside the trunk
+        ([3] * 40, GATED, 2),  # more pooled vectors than are stored beside the trunk
         ([3] * 40, RELU, 5),
     ],
 )
-def test_fused_attention_and_pooling_equal_the_plain_operations(
+def test_fused_attention_and_pooling_equal_unfused_operations(
     lengths: list[int], kind: tuple[bool, bool, float], maps: int
 ) -> None:
     gated, relu, p = kind
@@ -78,14 +78,14 @@ def test_fused_attention_and_pooling_equal_the_plain_operations(
     bias = random(R, a * (1 + gated), seed=2).requires_grad_()
     reads, offset = random(R, maps, a, seed=3).requires_grad_(), random(R, maps, seed=4).requires_grad_()
     hidden = torch.zeros(n, dtype=torch.bool)
-    hidden[n // 2] = n not in (1, 40)  # an instance that is not to be looked at, in a bag of more than one
+    hidden[n // 2] = n not in (1, 40)  # a masked instance, in a bag with more than one instance
 
     def mask(scores: torch.Tensor) -> torch.Tensor:
         return scores.masked_fill(hidden.unsqueeze(-1), float("-inf"))
 
     if 1 in lengths and len(lengths) > 1:
         hidden[:] = False
-    found = fused.attend_and_pool(
+    result = fused.attend_and_pool(
         z, (trunk, bias), (reads, offset), offsets, gated=gated, relu=relu, dropouts=drops, mask=mask
     )
     h = z @ trunk.mT + bias.unsqueeze(1)
@@ -96,8 +96,8 @@ def test_fused_attention_and_pooling_equal_the_plain_operations(
     expected = (scores, weights, bag_weighted_sum(weights, z, offsets))
     inputs = [z, trunk, bias, reads, offset]
     upstream = [random(*tensor.shape, seed=5 + i) for i, tensor in enumerate(expected)]
-    for mine, theirs in zip((found.scores, found.weights, found.pooled), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
-    mine = torch.autograd.grad((found.scores, found.weights, found.pooled), inputs, upstream)
-    theirs = torch.autograd.grad(expected, inputs, upstream)
-    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    for actual, reference in zip((result.scores, result.weights, result.pooled), expected, strict=True):
+        torch.testing.assert_close(actual, reference, atol=1e-5, rtol=1e-4)
+    actual = torch.autograd.grad((result.scores, result.weights, result.pooled), inputs, upstream)
+    reference = torch.autograd.grad(expected, inputs, upstream)
+    torch.testing.assert_close(actual, reference, atol=1e-4, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""The specific parts of each method, against explicit computations bag by bag."""
+"""The parts specific to each method, against explicit computations bag by bag."""
 
 import math
 
@@ -13,15 +13,15 @@ X, STARTS, Y = torch.randn(31, 10), torch.tensor([0, 20, 26, 31]), torch.tensor(
 BAGS = [(0, 20), (20, 26), (26, 31)]
 
 
-def made(name, **options):
+def create(name, **options):
     torch.manual_seed(3)
     return create_model(name, 10, 3, hidden=8, **options)
 
 
 @pytest.mark.parametrize("subtyping", [False, True])
 @pytest.mark.parametrize("name", ["clam.sb", "clam.mb"])
-def test_clams_instance_loss_is_the_published_one(name, subtyping):
-    model = made(name, attention=6, dropout=0.0, sampled=4, subtyping=subtyping).train()
+def test_clam_instance_loss_equals_published_loss(name, subtyping):
+    model = create(name, attention=6, dropout=0.0, sampled=4, subtyping=subtyping).train()
     p = model(X, STARTS)
     ours = model.losses(p, Y, ("cls", "instance"))["instance"]
     W, c = model.instance_classifiers.weight, model.instance_classifiers.bias
@@ -40,16 +40,16 @@ def test_clams_instance_loss_is_the_published_one(name, subtyping):
         assert torch.isclose(ours[i], total / (3 if subtyping else 1), atol=1e-5)
 
 
-def test_clam_uses_all_instances_of_bags_smaller_than_its_sample():
-    model = made("clam.sb", attention=6, dropout=0.0, sampled=8).train()
+def test_clam_instance_loss_uses_every_instance_of_small_bags():
+    model = create("clam.sb", attention=6, dropout=0.0, sampled=8).train()
     loss = model.losses(model(X, STARTS), Y, ("instance",))["instance"]
     alone = model.losses(model(X[26:], torch.tensor([0, 5])), Y[2:], ("instance",))["instance"]
     assert torch.isfinite(loss).all()
     assert torch.isclose(loss[2], alone[0], atol=1e-5)
 
 
-def test_clams_multi_branch_reads_each_class_from_its_own_map():
-    model = made("clam.mb", attention=6, dropout=0.0).eval()
+def test_clam_multi_branch_computes_each_logit_from_that_class_attention_map():
+    model = create("clam.mb", attention=6, dropout=0.0).eval()
     p = model(X, STARTS)
     for k in range(3):
         Z = (p.scores[:20, k].softmax(0).unsqueeze(-1) * p.instances[:20]).sum(0)
@@ -58,24 +58,24 @@ def test_clams_multi_branch_reads_each_class_from_its_own_map():
 
 
 @pytest.mark.parametrize("name", ["dsmil", "dsmil.official"])
-def test_dsmil_attends_to_instances_similar_to_the_critical_one(name):
+def test_dsmil_scores_are_similarities_to_critical_instance(name):
     torch.manual_seed(3)
     options = {} if name == "dsmil.official" else {"hidden": 8}
     model = create_model(name, 10, 3, query_size=6, **options).eval()
     p = model(X, STARTS)
     for i, (first, last) in enumerate(BAGS):
         z = p.instances[first:last]
-        said, q = model.instance_classifier(z), model.query(z)
+        student_outputs, q = model.instance_classifier(z), model.query(z)
         pooled = []
         for k in range(3):
-            u = q @ q[said[:, k].argmax()] / math.sqrt(6)
+            u = q @ q[student_outputs[:, k].argmax()] / math.sqrt(6)
             assert torch.allclose(p.scores[first:last, k], u, atol=1e-5)
             pooled.append(u.softmax(0) @ z)
         assert torch.allclose(p.logits[i], model.classifier(torch.cat(pooled).unsqueeze(0))[0], atol=1e-5)
 
 
-def test_dsmils_loss_is_the_mean_of_bag_and_critical_instance_losses():
-    model = made("dsmil").eval()
+def test_dsmil_loss_is_mean_of_bag_loss_and_critical_instance_loss():
+    model = create("dsmil").eval()
     p = model(X, STARTS)
     losses = model.losses(p, Y, ())
     largest = torch.stack([p.instance_logits[first:last].amax(0) for first, last in BAGS])
@@ -84,8 +84,8 @@ def test_dsmils_loss_is_the_mean_of_bag_and_critical_instance_losses():
     assert model.coefficients == {"cls": 0.5, "max": 0.5}
 
 
-def test_car_on_dsmil_compares_the_unscaled_scores_of_the_predicted_class():
-    model = made("car/dsmil", query_size=6, dropout=0.0).train()
+def test_car_on_dsmil_compares_unscaled_scores_of_predicted_class():
+    model = create("car/dsmil", query_size=6, dropout=0.0).train()
     p = model(X, STARTS)
     ours = model.losses(p, Y, ("l1",))["l1"]
     for i, (first, last) in enumerate(BAGS):
@@ -95,19 +95,17 @@ def test_car_on_dsmil_compares_the_unscaled_scores_of_the_predicted_class():
     assert model.coefficients["diff"] == pytest.approx(0.1)  # the branch's terms are halved with the bag's
 
 
-def test_cia_on_dsmil_draws_the_critical_instances():
-    model = made("cia/dsmil", query_size=6, dropout=0.0).train()
+def test_cia_on_dsmil_draws_critical_instances_at_random():
+    model = create("cia/dsmil", query_size=6, dropout=0.0).train()
     p = model(X, STARTS)
     q = model.model.query(p.instances)
-    likeness = q @ q.T / math.sqrt(6)
+    similarity = q @ q.T / math.sqrt(6)
     for k in range(3):
         column = p.counterfactual.scores[:20, 0, k]
-        assert (likeness[:20, :20] - column).abs().amax(
-            1
-        ).min() < 1e-5  # it is the likeness to some instance of the bag
+        assert (similarity[:20, :20] - column).abs().amax(1).min() < 1e-5  # similarities to one instance of the bag
 
 
-def test_additive_mil_sums_the_logits_of_its_instances():
+def test_additive_mil_bag_logits_are_sum_of_instance_logits():
     model = create_model("additive", 10, 3, hidden=8).eval()
     p = model(X, STARTS)
     a = p.scores[:20].softmax(0)
@@ -116,8 +114,8 @@ def test_additive_mil_sums_the_logits_of_its_instances():
     assert torch.allclose(p.logits[0], p.instance_logits[:20].sum(0), atol=1e-5)
 
 
-def test_acmil_masks_six_of_the_top_ten_instances_of_every_map_in_training():
-    model = made("acmil", attention=6).train()
+def test_acmil_masks_six_of_top_ten_instances_of_every_map_in_training():
+    model = create("acmil", attention=6).train()
     p = model(X, STARTS)
     for first, last in BAGS:
         candidates = min(10, last - first)
@@ -132,8 +130,8 @@ def test_acmil_masks_six_of_the_top_ten_instances_of_every_map_in_training():
     assert (model.eval()(X, STARTS).weights > 0).all()
 
 
-def test_acmils_losses_are_those_of_its_heads_and_the_similarity_of_its_maps():
-    model = made("acmil", attention=6, masked_share=0.0).train()
+def test_acmil_losses_are_head_classification_losses_and_map_similarity():
+    model = create("acmil", attention=6, masked_share=0.0).train()
     p = model(X, STARTS)
     losses = model.losses(p, Y, ())
     a = p.weights[:20]
@@ -144,9 +142,9 @@ def test_acmils_losses_are_those_of_its_heads_and_the_similarity_of_its_maps():
     assert torch.isclose(losses["branch"][0], torch.stack(heads).mean(), atol=1e-5)
 
 
-def test_mean_and_max_pool_instance_logits():
+def test_mean_and_max_models_pool_instance_logits():
     for name, pool in (("mean", lambda x: x.mean(0)), ("max", lambda x: x.amax(0))):
-        model = made(name).eval()
+        model = create(name).eval()
         p = model(X, STARTS)
         assert torch.allclose(p.logits[1], pool(p.instance_logits[20:26]), atol=1e-6)
         assert p.scores is None
@@ -159,7 +157,7 @@ def weno():
     ).train()
 
 
-def test_wenos_student_learns_from_the_teachers_scores_and_from_negative_bags():
+def test_weno_student_learns_from_teacher_scores_and_negative_bags():
     model, labels = weno(), torch.tensor([1, 0, 1])
     model.begin("teacher", 0)
     model(X, STARTS)
@@ -174,47 +172,58 @@ def test_wenos_student_learns_from_the_teachers_scores_and_from_negative_bags():
     assert torch.allclose(loss, torch.stack([expected[first:last].mean() for first, last in BAGS]), atol=1e-5)
 
 
-def test_each_pass_of_weno_trains_the_encoder_and_either_teacher_or_student():
+def test_each_weno_pass_trains_encoder_and_either_teacher_or_student():
     model = weno()
-    for phase, trained, resting in (("teacher", "teacher", "student"), ("student", "student", "teacher")):
+    for phase, trained, untrained in (("teacher", "teacher", "student"), ("student", "student", "teacher")):
         model.zero_grad(set_to_none=True)
         model.begin(phase, 0)
         sum(model.losses(model(X, STARTS), torch.tensor([1, 0, 1]), ()).values()).sum().backward()
-        touched = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
-        assert {"encoder", trained} <= touched
-        assert resting not in touched
+        with_gradient = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
+        assert {"encoder", trained} <= with_gradient
+        assert untrained not in with_gradient
 
 
-def test_wenos_student_runs_only_where_its_output_is_used():
-    model, asked = weno(), []
-    model.student.register_forward_hook(lambda *given: asked.append(model.phase))
+def test_weno_student_runs_only_when_its_output_is_used():
+    model, phases_run = weno(), []
+    model.student.register_forward_hook(lambda *given: phases_run.append(model.phase))
     for phase, epoch in (("teacher", 0), ("student", 0), ("teacher", 2), ("student", 2)):
         model.begin(phase, epoch)
         model(X, STARTS)
-    assert asked == ["student", "teacher", "student"]  # before it mines the teacher learns alone
+    assert phases_run == ["student", "teacher", "student"]  # before mining starts, the teacher learns alone
     model.eval()
     model.begin("validation", 0)
     assert model(X, STARTS).instance_logits is not None
 
 
-def test_weno_restricts_attention_to_instances_that_are_hard_for_the_student():
+def test_weno_restricts_attention_to_instances_hard_for_student():
     model = weno()
     model.begin("teacher", 2)
     p = model(X, STARTS)
-    said = p.instance_logits.softmax(-1)[:, 1]
+    student_outputs = p.instance_logits.softmax(-1)[:, 1]
     for i, (first, last) in enumerate(BAGS):
-        hard = said[first:last] <= 0.5
+        hard = student_outputs[first:last] <= 0.5
         if not hard.any():
-            hard = said[first:last] == said[first:last].max()
+            hard = student_outputs[first:last] == student_outputs[first:last].max()
         a = p.scores[first:last, 0].masked_fill(~hard, float("-inf")).softmax(0)
         assert torch.allclose(
             p.extras["mined_logits"][i], model.classifier(a @ p.instances[first:last][None])[0], atol=1e-5
         )
 
 
-def test_argmax_returns_the_row_of_the_largest_value_of_every_bag():
+def test_bag_argmax_returns_row_of_largest_value_in_every_bag():
     x = torch.randint(0, 4, (31, 2)).float()
     rows = bag_argmax(x, Offsets(STARTS))
     assert rows.tolist() == [(x[first:last].argmax(0) + first).tolist() for first, last in BAGS]
     even = Offsets(torch.tensor([0, 10, 20, 30]))
     assert bag_argmax(x[:30], even).tolist() == [(x[i : i + 10].argmax(0) + i).tolist() for i in (0, 10, 20)]
+
+
+def test_abmil_mlp_output_is_added_to_linear_classifier():
+    model = create("abmil.mlp", attention=6, dropout=0.0, mlp=5).eval()
+    p = model(X, STARTS)
+    Z, (norm, first, _, second) = p.pooled.squeeze(-2), model.mlp
+    normed = nnf.layer_norm(Z, (8,)) * norm.weight + norm.bias
+    hidden = nnf.relu(normed @ first.weight.T + first.bias)
+    linear = model.classifier[0]
+    expected = Z @ linear.weight.T + linear.bias + hidden @ second.weight.T + second.bias
+    assert torch.allclose(p.logits, expected, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Requirements on every registered model, with every branch that it declares."""
+"""Requirements on every registered model, with every counterfactual branch that it supports."""
 
 import itertools
 
@@ -65,7 +65,7 @@ def test_a_bag_alone_and_in_company_gets_the_same_answer(name, sizes):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_permuting_instances_permutes_the_attention_and_keeps_the_logits(name):
+def test_permuting_instances_permutes_attention_and_preserves_logits(name):
     model, x, starts = fresh(name).eval(), torch.randn(9, WIDTH), torch.tensor([0, 9])
     order = torch.tensor([3, 7, 1, 8, 0, 2, 6, 5, 4])
     before, after = model(x, starts), model(x[order], starts)
@@ -79,7 +79,7 @@ def test_permuting_instances_permutes_the_attention_and_keeps_the_logits(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_reach_every_parameter_but_those_declared_inert(name):
+def test_gradients_reach_every_parameter_not_declared_inert(name):
     model, x, starts = fresh(name).train(), torch.randn(40, WIDTH), torch.tensor([0, 15, 40])
     for phase in model.phases:
         model.begin(phase, 0)
@@ -90,7 +90,7 @@ def test_gradients_reach_every_parameter_but_those_declared_inert(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if entry(name).carries_branch])
-def test_the_separate_steps_agree_with_forward(name):
+def test_embed_attend_and_classify_agree_with_forward(name):
     model, x, offsets = fresh(name).eval(), torch.randn(10, WIDTH), Offsets(torch.tensor([0, 4, 10]))
     if Ability.POOLS_BY_ATTENTION not in model.abilities:
         pytest.skip("its pooling is its own")
@@ -105,7 +105,7 @@ def test_the_separate_steps_agree_with_forward(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_prediction_has_the_fields_that_the_model_declares(name):
+def test_prediction_has_the_fields_that_the_model_declares(name):
     model = fresh(name).eval()
     prediction, abilities = model(torch.randn(10, WIDTH), torch.tensor([0, 4, 10])), model.abilities
     assert (prediction.scores is not None) == (Ability.ATTENDS in abilities)
@@ -119,7 +119,7 @@ def test_a_prediction_has_the_fields_that_the_model_declares(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if Ability.POOLS_BY_ATTENTION in fresh(name).abilities])
-def test_instances_get_the_same_scores_without_their_bag_where_the_model_declares_so(name):
+def test_instance_scores_are_independent_of_the_bag_only_where_declared(name):
     model, x = fresh(name).eval().double(), torch.randn(70, WIDTH).double()
     whole, single = Offsets(torch.tensor([0, 70])), Offsets(torch.arange(71))
     z, z_single = model.embed(x, whole), model.embed(x, single)
@@ -128,7 +128,7 @@ def test_instances_get_the_same_scores_without_their_bag_where_the_model_declare
 
 
 def separable(name, count=8, seed=0):
-    """Bags whose class is visible in the mean of one feature."""
+    """Return bags whose class is visible in the mean of one feature."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes_of(name)
     parts = [torch.randn(5 + i % 4, WIDTH, generator=generator) for i in range(count)]
@@ -144,11 +144,11 @@ def test_every_model_overfits_eight_bags(name):
     roles = torch.tensor([TRAIN] * 8 + [VALIDATION] * 8)
     trained = population(name, [Member(seed=0, lr=0.01)])
     fit(trained, twice, roles, Recipe(epochs=150, batch=8, optimizer="adam", warmup=0, patience=150))
-    assert predict(trained, data).probabilities[0].argmax(-1).tolist() == data.labels.tolist()
+    assert predict(trained, data).values[0].argmax(-1).tolist() == data.labels.tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_population_predicts_and_trains_like_its_members(name):
+def test_population_predicts_and_trains_like_its_members(name):
     members = [Member(seed=s, lr=0.01) for s in (3, 5)]
     together = population(name, members)
     x, starts = torch.randn(10, WIDTH), torch.tensor([0, 3, 10])
@@ -171,7 +171,7 @@ def test_a_population_predicts_and_trains_like_its_members(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bag_of_thirty_thousand_instances_gets_finite_logits(name):
+def test_bag_of_thirty_thousand_instances_gets_finite_logits(name):
     x = torch.randn(30_000, WIDTH)
     with torch.no_grad():
         prediction = fresh(name).eval()(x, torch.tensor([0, 30_000]))
@@ -179,7 +179,7 @@ def test_a_bag_of_thirty_thousand_instances_gets_finite_logits(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_population_predicts_the_same_after_saving_and_loading(name, tmp_path):
+def test_population_predicts_the_same_after_saving_and_loading(name, tmp_path):
     from safetensors.torch import load_file, save_file
 
     first, second = population(name, [Member(seed=0)]), population(name, [Member(seed=1)])
@@ -218,7 +218,7 @@ def test_a_population_predicts_the_same_after_saving_and_loading(name, tmp_path)
         ("weno", {}, 2_628_099 + 18_890_754),
     ],
 )
-def test_parameter_counts_are_the_published_ones(name, options, count):
+def test_parameter_counts_equal_published_counts(name, options, count):
     assert sum(p.numel() for p in create_model(name, 1024, 2, **options).parameters()) == count
 
 
@@ -233,12 +233,12 @@ def test_parameter_counts_are_the_published_ones(name, options, count):
         ("transmil", {}, 4, 15_332),
     ],
 )
-def test_the_digit_template_has_the_published_parameter_counts(name, options, classes, count):
+def test_digit_models_have_published_parameter_counts(name, options, classes, count):
     model = create_model(name, 512, classes, hidden=20, **options)
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_gated_attention_is_the_published_formula():
+def test_gated_attention_equals_published_formula():
     model, z = create_model("abmil.gated", 4, 2, hidden=6, attention=5).eval(), torch.randn(7, 6)
     a = model.attention
     gate = torch.sigmoid(z @ a.U.weight.T + a.U.bias)
@@ -256,21 +256,22 @@ def test_gated_attention_is_the_published_formula():
         (lambda: create_model("abmil", 0, 2), "at least one feature"),
         (lambda: create_model("abmil", 5, 1), "two classes"),
         (lambda: create_model("weno", 5, 3), "weno separates positive from negative bags: expected 2 classes, not 3"),
-        (lambda: create_model("car/mean"), "'car/mean': mean cannot carry a counterfactual branch; abmil"),
-        (lambda: create_model("targeted/additive"), "additive cannot carry a counterfactual branch"),
+        (lambda: create_model("car/mean"), "'car/mean': mean does not support counterfactual branches; abmil"),
+        (lambda: create_model("targeted/additive"), "additive does not support counterfactual branches"),
     ],
 )
-def test_an_invalid_model_is_refused_with_the_valid_choices(make, words):
+def test_invalid_models_and_options_raise_a_specific_error(make, words):
     with pytest.raises(CarmilError) as raised:
         make()
     assert words in str(raised.value)
 
 
-def test_every_attending_model_declares_every_branch():
+def test_every_model_that_can_carry_a_branch_is_registered_with_branches():
     attending = {name for name, one in registered_models().items() if one.carries_branch}
     assert {
         "abmil",
         "abmil.gated",
+        "abmil.mlp",
         "clam.sb",
         "clam.mb",
         "dsmil",
@@ -283,14 +284,14 @@ def test_every_attending_model_declares_every_branch():
     assert all(one.description for one in registered_models().values())
 
 
-def test_noise_depends_only_on_the_model_and_the_step():
+def test_noise_depends_only_on_model_seed_site_step_and_instance():
     both, one = Noise(torch.tensor([7, 8])), Noise(torch.tensor([8]))
     a, b = both.uniform((1000, 10), site=2), one.uniform((1000, 10), site=2)
     assert torch.equal(a[1], b[0])
     assert not torch.equal(a[0], a[1])
     assert not torch.equal(a, both.uniform((1000, 10), site=3))
     both.rows = torch.arange(1000).flip(0)
-    assert torch.equal(a.flip(1), both.uniform((1000, 10), site=2))  # a draw follows its instance
+    assert torch.equal(a.flip(1), both.uniform((1000, 10), site=2))  # random numbers are tied to instances
     both.rows = None
     both.steps += 1
     assert not torch.equal(a, both.uniform((1000, 10), site=2))
@@ -312,7 +313,7 @@ def test_dropout_masks_of_different_models_are_uncorrelated(half):
     assert abs(kept.mean() - 0.75) < 0.001
 
 
-def test_dropout_preserves_the_mean_and_is_off_outside_training():
+def test_dropout_preserves_mean_and_is_off_outside_training():
     layer, x = Dropout(0.25), torch.ones(400, 100)
     dropped = layer(x)
     assert abs((dropped == 0).float().mean() - 0.25) < 0.01
@@ -321,26 +322,26 @@ def test_dropout_preserves_the_mean_and_is_off_outside_training():
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("ours", "expected"),
     [
         (Linear(6, 4), torch.nn.Linear(6, 4)),
         (LayerNorm(6), torch.nn.LayerNorm(6)),
         (BatchNorm(6), torch.nn.BatchNorm1d(6)),
     ],
 )
-def test_layers_match_those_of_torch(ours, theirs):
-    ours.load_state_dict(theirs.state_dict(), strict=False)
-    state = {name: value for name, value in theirs.state_dict().items() if name != "num_batches_tracked"}
+def test_layers_match_torch_layers(ours, expected):
+    ours.load_state_dict(expected.state_dict(), strict=False)
+    state = {name: value for name, value in expected.state_dict().items() if name != "num_batches_tracked"}
     ours.load_state_dict(state)
     for _ in range(3):
         x = torch.randn(9, 6) * 2 + 1
-        assert torch.allclose(ours(x), theirs(x), atol=1e-5)
+        assert torch.allclose(ours(x), expected(x), atol=1e-5)
     ours.eval()
-    theirs.eval()
-    assert torch.allclose(ours(x), theirs(x), atol=1e-5)
+    expected.eval()
+    assert torch.allclose(ours(x), expected(x), atol=1e-5)
 
 
-def test_batch_norm_learns_from_counted_instances_only():
+def test_batch_norm_updates_statistics_from_counted_instances_only():
     layer, x = BatchNorm(3), torch.randn(2, 8, 3)
     layer.running_mean, layer.running_var = torch.zeros(2, 3), torch.ones(2, 3)
     counted = torch.zeros(2, 8, 1, dtype=torch.bool)
@@ -348,5 +349,7 @@ def test_batch_norm_learns_from_counted_instances_only():
     layer.counted = counted
     layer(x)
     assert torch.allclose(layer.running_mean[0], 0.1 * x[0, :5].mean(0), atol=1e-6)
-    assert torch.equal(layer.running_mean[1], torch.zeros(3))  # a model without a bag here learns nothing
+    assert torch.equal(
+        layer.running_mean[1], torch.zeros(3)
+    )  # a model without a bag in this batch keeps its statistics
     assert torch.equal(layer.running_var[1], torch.ones(3))

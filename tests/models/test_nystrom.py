@@ -6,22 +6,22 @@ import torch
 from carmil.models import nystrom, transmil
 
 
-def test_the_pseudo_inverse_and_its_gradient_equal_the_explicit_iteration():
+def test_pseudo_inverse_and_its_gradient_equal_explicit_iteration():
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(2, 3, 16, 16, generator=generator, dtype=torch.float64).softmax(-1).requires_grad_()
     z = a.mT / (a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1))[..., None, None]
     one = torch.eye(16, dtype=torch.float64)
     for _ in range(6):
         z = 0.25 * z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z)))
-    found = nystrom.pseudo_inverse(a, 6)
-    torch.testing.assert_close(found, z)
+    result = nystrom.pseudo_inverse(a, 6)
+    torch.testing.assert_close(result, z)
     up = torch.randn(z.shape, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(torch.autograd.grad(found, a, up), torch.autograd.grad(z, a, up))
+    torch.testing.assert_close(torch.autograd.grad(result, a, up), torch.autograd.grad(z, a, up))
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 64, 65, 200])
 @pytest.mark.parametrize("models", [(), (3,)])
-def test_the_product_with_a_band_matrix_equals_the_convolution_along_the_tokens(tokens, models):
+def test_band_matrix_product_equals_convolution_along_tokens(tokens, models):
     generator = torch.Generator().manual_seed(tokens)
     values = torch.randn(*models, 2, 4, tokens, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(*models, 4, 1, 33, 1, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -32,8 +32,8 @@ def test_the_product_with_a_band_matrix_equals_the_convolution_along_the_tokens(
         torch.testing.assert_close(one, other)
 
 
-def test_the_gradient_of_the_kernel_is_exact_for_large_bags():
-    """The gradient of torch's float32 convolution has an error of one per cent here."""
+def test_kernel_gradient_is_exact_for_large_bags():
+    """The gradient of torch's own float32 convolution is off by one per cent here."""
     generator = torch.Generator().manual_seed(0)
     values, up = (torch.randn(2, 8, 5041, 64, generator=generator) for _ in range(2))
     weight = torch.randn(8, 1, 33, 1, generator=generator)

@@ -38,13 +38,13 @@ def values(starts, *lead, width=3):
         (bag_max, lambda x: x.amax(-2)),
     ],
 )
-def test_a_pool_equals_the_pool_of_each_bag(starts, lead, ragged, plain):
+def test_pooling_equals_pooling_each_bag_separately(starts, lead, ragged, plain):
     x = values(starts, *lead)
     assert torch.allclose(ragged(x, Offsets(torch.tensor(starts))), naive(plain, x, starts))
 
 
 @pytest.mark.parametrize("starts", SHAPES)
-def test_softmax_equals_the_softmax_of_each_bag(starts):
+def test_softmax_equals_softmax_of_each_bag(starts):
     u = values(starts)
     expected = torch.cat([u[i:j].softmax(0) for i, j in itertools.pairwise(starts)])
     assert torch.allclose(bag_softmax(u, Offsets(torch.tensor(starts))), expected)
@@ -59,7 +59,7 @@ def test_softmax_is_stable_for_huge_scores_and_single_instances(starts, scale):
     assert torch.allclose(bag_sum(a, Offsets(torch.tensor(starts))), torch.ones(len(starts) - 1, 1))
 
 
-def test_an_instance_with_a_score_of_minus_infinity_gets_zero_weight():
+def test_instance_with_score_of_minus_infinity_gets_zero_weight():
     for starts in (RAGGED, EVEN):
         u = torch.zeros(starts[-1], 1)
         u[2] = float("-inf")
@@ -74,7 +74,7 @@ def test_weighted_sum_pools_every_head(starts):
 
 
 @pytest.mark.parametrize("starts", SHAPES)
-def test_projection_uses_the_directions_of_each_instances_bag(starts):
+def test_projection_uses_the_directions_of_the_bag_of_each_instance(starts):
     x, directions = values(starts), torch.randn(len(starts) - 1, 2, 3, dtype=torch.float64)
     expected = torch.cat([x[i:j] @ d.T for i, j, d in zip(starts, starts[1:], directions, strict=False)])
     assert torch.allclose(bag_project(x, directions, Offsets(torch.tensor(starts))), expected)
@@ -82,18 +82,18 @@ def test_projection_uses_the_directions_of_each_instances_bag(starts):
 
 @pytest.mark.parametrize("starts", SHAPES)
 @pytest.mark.parametrize("k", [1, 3, 20])
-def test_topk_returns_the_best_of_each_bag_and_pads_small_bags(starts, k):
+def test_topk_returns_largest_scores_of_each_bag_and_pads_small_bags(starts, k):
     u = values(starts)
     best, rows = bag_topk(u, Offsets(torch.tensor(starts)), k)
     for b, (i, j) in enumerate(itertools.pairwise(starts)):
-        there = min(k, j - i)
-        assert torch.equal(best[b, :there], u[i:j].topk(there, dim=0).values)
-        assert torch.equal(u.gather(0, rows[b, :there]), best[b, :there])
-        assert (best[b, there:] == float("-inf")).all()
+        valid = min(k, j - i)
+        assert torch.equal(best[b, :valid], u[i:j].topk(valid, dim=0).values)
+        assert torch.equal(u.gather(0, rows[b, :valid]), best[b, :valid])
+        assert (best[b, valid:] == float("-inf")).all()
         assert ((rows[b] >= i) & (rows[b] < j)).all()
 
 
-def test_ranking_keeps_the_order_of_ties():
+def test_ranking_keeps_tied_instances_in_input_order():
     u = torch.tensor([[1.0], [1.0], [2.0], [0.0], [0.0]])
     assert bag_ranking(u, Offsets(torch.tensor([0, 3, 5]))).squeeze(-1).tolist() == [2, 0, 1, 3, 4]
 
@@ -110,7 +110,7 @@ def test_ranking_keeps_the_order_of_ties():
         lambda x, offsets: bag_topk(x, offsets, 1)[0],
     ],
 )
-def test_every_pool_is_differentiable_and_works_under_vmap(starts, pool):
+def test_every_pooling_function_is_differentiable_and_works_under_vmap(starts, pool):
     offsets = Offsets(torch.tensor(starts))
     x = values(starts, width=2).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: pool(x, offsets), (x,))
@@ -120,7 +120,7 @@ def test_every_pool_is_differentiable_and_works_under_vmap(starts, pool):
     assert torch.allclose(pool(stacked, offsets), together)
 
 
-def test_offsets_have_a_size_only_if_all_bags_share_it():
+def test_offsets_have_a_size_only_if_all_bags_are_equally_large():
     assert Offsets(torch.tensor(EVEN)).size == 4
     assert Offsets(torch.tensor(RAGGED)).size is None
     assert Offsets(torch.tensor(RAGGED)).bag_of.tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3]

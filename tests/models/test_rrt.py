@@ -1,4 +1,4 @@
-"""RRT-MIL: regions, squares and padding, against a plain re-implementation."""
+"""RRT-MIL: regions, squares and padding, against a straightforward re-implementation."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ def linear(layer, x):
 
 
 def attended_by_loops(layer, tokens, heads, epeg=None):
-    """Tokens (t, d) of one sequence; EPEG as published, on the logits."""
+    """Return the attention output for the tokens (t, d) of one sequence, with EPEG applied to the logits as published."""
     out, width = [], tokens.shape[-1] // heads
     q, k, v = linear(layer.qkv, tokens).chunk(3, dim=-1)
     for head in range(heads):
@@ -84,8 +84,8 @@ def embedded_by_loops(model, x, regions=8):
     return normed(model.norm, x + first if model.all_shortcut else x)
 
 
-def stirred(model):
-    """A model with random biases and norms: at their initial zeros and ones, wrong use would go unnoticed."""
+def perturbed(model):
+    """Return the model with perturbed parameters: biases and norms at 0 and 1 would hide their wrong use."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -93,15 +93,15 @@ def stirred(model):
 
 
 @pytest.mark.parametrize(("options", "count"), [({}, 2_697_474), ({"epeg_k": 21, "crmsa_k": 5}, 2_698_546)])
-def test_the_parameter_count_is_the_published_one(options, count):
+def test_parameter_count_equals_published_count(options, count):
     assert sum(p.numel() for p in create_model("rrt", 1024, 2, **options).parameters()) == count
 
 
 @pytest.mark.parametrize("n", [1, 5, 64, 70, 300])
 @pytest.mark.parametrize("options", [{}, {"all_shortcut": True, "crmsa_k": 1, "epeg_k": 3}, {"hidden": 20}])
 @torch.no_grad()
-def test_the_embedding_equals_explicit_loops_over_regions_and_heads(n, options):
-    model, x = stirred(fresh(**options)), torch.randn(n, WIDTH)
+def test_embedding_equals_explicit_loops_over_regions_and_heads(n, options):
+    model, x = perturbed(fresh(**options)), torch.randn(n, WIDTH)
     z = model.embed(x, Offsets(torch.tensor([0, n])))
     assert torch.allclose(z, embedded_by_loops(model, x), atol=1e-5)
     prediction = model(x, torch.tensor([0, n]))
@@ -111,8 +111,8 @@ def test_the_embedding_equals_explicit_loops_over_regions_and_heads(n, options):
 
 
 @torch.no_grad()
-def test_fewer_regions_make_a_smaller_square():
-    model, x = stirred(fresh(regions=2)), torch.randn(11, WIDTH)
+def test_embedding_with_fewer_regions_equals_explicit_loops():
+    model, x = perturbed(fresh(regions=2)), torch.randn(11, WIDTH)
     z = model.embed(x, Offsets(torch.tensor([0, 11])))
     assert torch.allclose(z, embedded_by_loops(model, x, regions=2), atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_fewer_regions_make_a_smaller_square():
 @pytest.mark.parametrize("name", ["rrt", "car/rrt"])
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 7], [4, 4], [2, 70, 1, 6], [70, 300, 66]])
 def test_a_bag_alone_and_in_company_gets_the_same_answer(name, sizes):
-    model, x, starts = stirred(fresh(name)), torch.randn(sum(sizes), WIDTH), starts_of(sizes)
+    model, x, starts = perturbed(fresh(name)), torch.randn(sum(sizes), WIDTH), starts_of(sizes)
     together = model(x, starts)
     for i, (first, last) in enumerate(itertools.pairwise(starts)):
         alone = model(x[first:last], torch.tensor([0, last - first]))
@@ -131,7 +131,7 @@ def test_a_bag_alone_and_in_company_gets_the_same_answer(name, sizes):
             assert torch.allclose(alone.counterfactual.scores, together.counterfactual.scores[first:last], atol=1e-5)
 
 
-def test_many_sequences_are_split_over_several_attention_calls(monkeypatch):
+def test_splitting_sequences_over_attention_calls_preserves_logits(monkeypatch):
     model, x, starts = fresh(), torch.randn(80, WIDTH), torch.tensor([0, 4, 74, 80])
     whole = model(x, starts).logits
     monkeypatch.setattr(rrt, "_SEQUENCES", 10)
@@ -139,7 +139,7 @@ def test_many_sequences_are_split_over_several_attention_calls(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["rrt", "car/rrt"])
-def test_a_population_predicts_and_learns_like_its_members(name):
+def test_population_predicts_and_learns_like_its_members(name):
     population = Population(lambda: create_model(name, WIDTH, CLASSES, **SMALL), [Member(seed=s) for s in range(3)])
     population.weights += 0.1 * torch.randn_like(population.weights)
     population.train(False)
@@ -155,13 +155,13 @@ def test_a_population_predicts_and_learns_like_its_members(name):
         member.losses(alone, labels, ())["cls"].sum().backward()
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in member.parameters()]
         for leaf, grad in zip(leaves, grads, strict=True):
-            mine = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            assert torch.allclose(mine[row], grad, atol=1e-4, rtol=1e-3)
+            own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            assert torch.allclose(own[row], grad, atol=1e-4, rtol=1e-3)
     assert not torch.allclose(together.logits[0], together.logits[1])
 
 
 @pytest.mark.parametrize("shortcut", [False, True])
-def test_gradients_reach_every_parameter_but_the_inert_ones(shortcut):
+def test_gradients_reach_every_parameter_not_declared_inert(shortcut):
     model, x, starts = fresh(all_shortcut=shortcut).train(), torch.randn(150, WIDTH), torch.tensor([0, 70, 150])
     model.losses(model(x, starts), torch.tensor([0, 2]), model.coefficients)["cls"].mean().backward()
     reached = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 1e-7}
@@ -179,6 +179,6 @@ def test_gradients_of_small_bags_are_finite():
 @pytest.mark.parametrize(
     ("options", "words"), [({"heads": 3}, "16 hidden features for 3 heads"), ({"epeg_k": 4}, "odd number")]
 )
-def test_invalid_sizes_are_refused_with_one_line(options, words):
+def test_invalid_sizes_raise_an_error(options, words):
     with pytest.raises(CarmilError, match=words):
         fresh(**options)

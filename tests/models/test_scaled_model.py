@@ -1,4 +1,4 @@
-"""Feature scaling is part of the model: absorbed by its first layers, fitted on its own training bags."""
+"""Feature scaling is part of the model: its first layers absorb the scale, which is fitted on its training bags."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def offset_bags(count=8, size=6):
 
 
 @pytest.mark.parametrize("name", list(list_models()))
-def test_first_layers_that_absorb_the_scale_predict_as_for_scaled_features(name):
+def test_absorbing_the_scale_predicts_the_same_as_scaling_features(name):
     torch.manual_seed(0)
     model, bags = scaled(name).double().eval(), offset_bags()
     x = (bags.features.double() - model.mean) / model.deviation
@@ -49,11 +49,11 @@ def test_first_layers_that_absorb_the_scale_predict_as_for_scaled_features(name)
 
 
 @pytest.mark.parametrize("name", [name for name in list_models() if "/" not in name])
-def test_features_are_scaled_explicitly_only_where_the_model_uses_them_elsewhere(name):
+def test_every_model_but_official_dsmil_absorbs_the_scale_in_its_input_layers(name):
     assert bool(model_of(name).input_layers()) == (name != "dsmil.official")
 
 
-def test_a_dropped_feature_takes_its_mean_value():
+def test_dropped_feature_is_replaced_by_its_mean():
     torch.manual_seed(0)
     model = scaled("abmil", feature_dropout=0.5, dropout=0.0)
     assert model.model.input_layers() == ()
@@ -64,7 +64,7 @@ def test_a_dropped_feature_takes_its_mean_value():
 
 
 @pytest.mark.parametrize("name", ["abmil.gated", "car/abmil", "additive", "dsmil.official", "mean"])
-def test_models_of_a_population_predict_as_alone_with_their_own_scale(name):
+def test_each_model_of_a_population_uses_its_own_scale(name):
     bags = offset_bags()
     population = Population(lambda: ScaledModel(model_of(name), WIDTH), [Member(seed=i) for i in range(3)])
     roles = torch.full((3, len(bags)), TRAIN)
@@ -78,7 +78,7 @@ def test_models_of_a_population_predict_as_alone_with_their_own_scale(name):
 
 
 @pytest.mark.parametrize("scale", SCALES[1:])
-def test_scales_are_fitted_on_training_bags_in_one_pass_over_the_cohort(scale, monkeypatch):
+def test_scales_are_fitted_on_training_bags_in_one_pass(scale, monkeypatch):
     bags = offset_bags()
     roles = torch.full((4, len(bags)), TRAIN)
     roles[0, :2], roles[1, 2:4], roles[2, 4:6], roles[3, :2] = VALIDATION, VALIDATION, UNUSED, VALIDATION
@@ -105,7 +105,7 @@ def test_scales_are_fitted_on_training_bags_in_one_pass_over_the_cohort(scale, m
         assert not torch.equal(again.state()[name][1], state[name][1])
 
 
-def test_the_three_divisors_are_common_halfway_and_own():
+def test_scaling_divisor_is_own_or_common_deviation_or_their_geometric_mean():
     variance = torch.tensor([4.0, 16.0, 0.0, 4.0])
     common = 6.0**0.5
     assert torch.allclose(deviation_of(variance, "own"), torch.tensor([2.0, 4.0, common, 2.0]))
@@ -116,7 +116,7 @@ def test_the_three_divisors_are_common_halfway_and_own():
     assert torch.equal(deviation_of(torch.zeros(3), "own"), torch.ones(3))
 
 
-def test_features_minus_a_common_vector_give_the_same_prediction():
+def test_subtracting_a_shift_from_the_features_preserves_predictions():
     torch.manual_seed(0)
     model, bags = scaled("car/abmil.gated").double().eval(), offset_bags()
     expected = model(bags.features.double(), bags.offsets).logits
@@ -124,7 +124,7 @@ def test_features_minus_a_common_vector_give_the_same_prediction():
     assert torch.allclose(model(bags.features.double() - 5, bags.offsets).logits, expected)
 
 
-def test_sixteen_bits_suffice_once_the_common_vector_is_subtracted():
+def test_subtracting_the_mean_makes_16_bit_features_more_precise():
     bags = offset_bags()
     features = 100 + bags.features
     shift = features.mean(0)
@@ -135,7 +135,7 @@ def test_sixteen_bits_suffice_once_the_common_vector_is_subtracted():
     assert fed.features.dtype == torch.bfloat16 and abs(float(fed.features.float().mean())) < 1
 
 
-def test_a_scaled_model_learns_where_features_share_a_large_vector():
+def test_scaled_model_learns_from_features_with_a_large_common_offset():
     bags = offset_bags(count=40)
     bags = Bags(bags.features + 200, bags.offsets, labels=bags.labels)
     roles = torch.tensor([TRAIN] * 30 + [VALIDATION] * 10)

@@ -95,7 +95,7 @@ def dense_logits(model, layer, h):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [1, 2, 7, 30])
-def test_logits_and_scores_equal_those_of_the_dense_version(size):
+def test_logits_and_scores_equal_dense_implementation(size):
     model, x = fresh(), torch.randn(size, WIDTH)
     _, h = dense_tokens(model, x)
     prediction = model(x, torch.tensor([0, size]))
@@ -107,7 +107,7 @@ def test_logits_and_scores_equal_those_of_the_dense_version(size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [7, 30])
-def test_cars_branch_is_a_second_last_layer_before_the_same_classifier(size):
+def test_car_branch_duplicates_last_layer_and_shares_classifier(size):
     model, x = fresh("car/transmil"), torch.randn(size, WIDTH)
     _, h = dense_tokens(model.model, x)
     prediction = model(x, torch.tensor([0, size]))
@@ -120,7 +120,7 @@ def test_cars_branch_is_a_second_last_layer_before_the_same_classifier(size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [1, 7, 30])
-def test_the_row_equals_that_of_the_explicit_attention_matrix(size):
+def test_class_token_row_equals_row_of_explicit_attention_matrix(size):
     model, x = fresh(), torch.randn(size, WIDTH)
     h, _ = dense_tokens(model, x)
     A, _ = dense_attention(model.first, h)
@@ -132,7 +132,7 @@ def test_the_row_equals_that_of_the_explicit_attention_matrix(size):
 
 
 @torch.no_grad()
-def test_rollout_is_the_product_of_the_normalised_matrices():
+def test_rollout_is_product_of_normalised_attention_matrices():
     model, sizes = fresh(), [7, 1, 30]
     x, starts = torch.randn(sum(sizes), WIDTH), starts_of(sizes)
     rolled = model.rollout(x, starts)
@@ -149,7 +149,7 @@ def test_rollout_is_the_product_of_the_normalised_matrices():
 
 
 @torch.no_grad()
-def test_a_targeted_map_tilts_the_class_tokens_row_and_preserves_its_mass():
+def test_targeted_map_tilts_class_token_row_and_preserves_its_mass():
     model, x = fresh("targeted/transmil"), torch.randn(7, WIDTH)
     prediction = model(x, torch.tensor([0, 7]))
     net, layer = model.model, model.model.last
@@ -167,7 +167,7 @@ def test_a_targeted_map_tilts_the_class_tokens_row_and_preserves_its_mass():
         assert torch.allclose(prediction.counterfactual.logits[0, c], net.classifier(changed)[0], atol=1e-5)
 
 
-def test_a_zero_tilt_changes_nothing_and_a_huge_one_stays_finite():
+def test_zero_tilt_changes_nothing_and_huge_tilt_stays_finite():
     rows = torch.randn(2, 4, 1, 9)
     assert torch.allclose(transmil.tilt(rows, torch.zeros(2, 1, 3, 9)), rows.expand(2, 4, 3, 9))
     tilted = transmil.tilt(rows, 1e6 * torch.randn(2, 1, 3, 9))
@@ -192,7 +192,7 @@ def test_a_bag_alone_and_in_company_gets_the_same_answer(name, sizes):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*NAMES, "cia/transmil"])
-def test_a_population_predicts_like_its_members(name):
+def test_population_predicts_like_its_members(name):
     make = lambda: create_model(name, WIDTH, CLASSES, hidden=HIDDEN)  # noqa: E731
     population = Population(make, [Member(seed=s) for s in range(3)])
     population.train(False)
@@ -209,7 +209,7 @@ def test_a_population_predicts_like_its_members(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", BRANCHED)
-def test_dropout_of_a_model_does_not_depend_on_other_models_or_bags(name):
+def test_dropout_of_one_model_is_independent_of_other_models_and_bags(name):
     make = lambda seeds: Population(  # noqa: E731
         lambda: create_model(name, WIDTH, CLASSES, hidden=HIDDEN, dropout=0.5), [Member(seed=s) for s in seeds]
     )
@@ -231,7 +231,7 @@ def test_gradients_reach_every_parameter(name, options):
     assert not [n for n, p in model.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-7]
 
 
-def test_a_recomputed_softmax_gives_the_same_result_and_gradient(monkeypatch):
+def test_recomputing_softmax_preserves_results_and_gradients(monkeypatch):
     x, starts = torch.randn(40, WIDTH), starts_of([30, 10])
 
     def answer():
@@ -256,13 +256,13 @@ def test_a_recomputed_softmax_gives_the_same_result_and_gradient(monkeypatch):
         ("cia/transmil", 1024, 2, 512, 2_672_146),
     ],
 )
-def test_parameter_counts_are_the_published_ones(name, in_features, classes, hidden, count):
+def test_parameter_counts_equal_published_counts(name, in_features, classes, hidden, count):
     model = create_model(name, in_features, classes, hidden=hidden)
     assert sum(p.numel() for p in model.parameters()) == count
 
 
 @torch.no_grad()
-def test_embed_and_classify_agree_with_forward_and_attend_is_refused():
+def test_embed_and_classify_agree_with_forward_and_attend_raises_an_error():
     model, x, offsets = fresh(), torch.randn(10, WIDTH), Offsets(torch.tensor([0, 4, 10]))
     prediction = model(x, offsets)
     assert torch.allclose(model.embed(x, offsets), prediction.instances)
@@ -271,13 +271,13 @@ def test_embed_and_classify_agree_with_forward_and_attend_is_refused():
         model.attend(prediction.instances, offsets)
 
 
-def test_fewer_features_than_heads_are_refused():
+def test_fewer_features_than_heads_raises_an_error():
     with pytest.raises(CarmilError, match="hidden is 4 with 8 heads"):
         create_model("transmil", WIDTH, CLASSES, hidden=4)
 
 
 @torch.no_grad()
-def test_features_may_have_a_leading_axis():
+def test_leading_axis_of_features_is_supported():
     model, x, starts = fresh("targeted/transmil"), torch.randn(2, 10, WIDTH), torch.tensor([0, 4, 10])
     both = model(x, starts)
     for i in range(2):

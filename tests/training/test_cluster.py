@@ -41,7 +41,7 @@ RECIPE = Recipe(epochs=60, batch=1, warmup=1, patience=100, shuffle=True, optimi
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Bags that every node can read."""
+    """Return a store of bags that every node can read."""
     folder = tmp_path_factory.mktemp("bags")
     generator = torch.Generator().manual_seed(0)
     for i in range(BAGS):
@@ -57,10 +57,10 @@ def bags(store):
 
 
 def roles() -> torch.Tensor:
-    found = torch.full((FOLDS, BAGS), TRAIN)
-    found[0, :4], found[1, 4:8] = UNUSED, UNUSED
-    found[:, 12:] = VALIDATION
-    return found
+    result = torch.full((FOLDS, BAGS), TRAIN)
+    result[0, :4], result[1, 4:8] = UNUSED, UNUSED
+    result[:, 12:] = VALIDATION
+    return result
 
 
 def trained(bags: Bags, recipe=RECIPE, **how):
@@ -70,7 +70,7 @@ def trained(bags: Bags, recipe=RECIPE, **how):
 
 @pytest.fixture(scope="module")
 def nodes():
-    """A cluster of a head without tasks and two nodes with one core each."""
+    """Return a cluster with a head node that runs no tasks and two nodes with one core each."""
     pytest.importorskip("ray", reason="needs ray: carmil[cluster]")
     from ray.cluster_utils import Cluster as Nodes
 
@@ -108,14 +108,14 @@ class Killer(threading.Thread):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:9", "--cluster 127.0.0.1:9: nothing answers there"),
-        ("nowhere.invalid:6379", "--cluster nowhere.invalid:6379: nothing answers there"),
-        ("127.0.0.1:123456", "nothing answers there"),
+        ("127.0.0.1:9", "--cluster 127.0.0.1:9: no answer"),
+        ("nowhere.invalid:6379", "--cluster nowhere.invalid:6379: no answer"),
+        ("127.0.0.1:123456", "no answer"),
         ("ray://head:10001", "expected host:port"),
         ("head", "expected host:port"),
     ],
 )
-def test_an_address_without_a_cluster_is_named(address, words):
+def test_unreachable_cluster_address_raises_an_error_naming_it(address, words):
     pytest.importorskip("ray", reason="needs ray: carmil[cluster]")
     with pytest.raises(CarmilError, match=words), connected(address):
         pass
@@ -124,11 +124,11 @@ def test_an_address_without_a_cluster_is_named(address, words):
 QUICK = Recipe(epochs=1)
 
 
-def test_an_error_on_a_node_is_reported_in_one_line(nodes, bags, store, tmp_path, monkeypatch):
+def test_error_on_a_cluster_node_is_reported_in_one_line(nodes, bags, store, tmp_path, monkeypatch):
     elsewhere = partial(worker_bags, tmp_path / "elsewhere", store.fingerprint, torch.arange(BAGS) % 2)
     other = partial(worker_bags, store.path, "another", torch.arange(BAGS) % 2)
     with connected(nodes.address) as ray:
-        for opened, words in ((elsewhere, "elsewhere is not there: it must lie where"), (other, "is another than on")):
+        for opened, words in ((elsewhere, "elsewhere does not exist on this machine"), (other, "differs from that on")):
             with pytest.raises(CarmilError, match=words) as raised:
                 trained(bags(), QUICK, at_most=4, engine=Cluster(ray, opened))
             assert "\n" not in str(raised.value)
@@ -142,7 +142,7 @@ def test_an_error_on_a_node_is_reported_in_one_line(nodes, bags, store, tmp_path
 
 
 @pytest.mark.slow
-def test_a_study_on_a_cluster_equals_the_local_study(nodes, store, tmp_path):
+def test_study_on_a_cluster_equals_local_study(nodes, store, tmp_path):
     (tmp_path / "labels.csv").write_text("slide,label\n" + "".join(f"{i:02d},{'ab'[i % 2]}\n" for i in range(BAGS)))
     folders = []
     for name, how in (("here", {}), ("there", {"cluster": nodes.address})):
@@ -169,35 +169,35 @@ def test_a_study_on_a_cluster_equals_the_local_study(nodes, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_killing_a_node_during_training_changes_nothing(nodes, bags, tmp_path):
+def test_killing_a_node_during_training_does_not_change_the_result(nodes, bags, tmp_path):
     where = Checkpoint(tmp_path / "checkpoint.safetensors", "mine", every=0.0)
-    said, counts = [], []
-    lasting = replace(RECIPE, epochs=150, patience=150)  # both parts are at work when a node is killed
+    logged, counts = [], []
+    lasting = replace(RECIPE, epochs=150, patience=150)  # both parts are still training when a node is killed
     local = trained(bags(), lasting)
     killer = Killer(nodes, where.parts)
     killer.start()
     try:
         with connected(nodes.address) as ray:
-            cluster = Cluster(ray, bags, log=said.append, on_part=lambda *reports: counts.append(reports))
+            cluster = Cluster(ray, bags, log=logged.append, on_part=lambda *reports: counts.append(reports))
             assert cluster.at_most(8) == 4
-            found = trained(bags(), lasting, at_most=4, engine=cluster, checkpoint=where)
+            result = trained(bags(), lasting, at_most=4, engine=cluster, checkpoint=where)
     finally:
         killer.over.set()
         killer.join()
     assert killer.at_kill, "no node was killed: the test would prove less"
     assert all(reports == sorted(reports) for reports in killer.epochs.values())  # no part started over
     assert all(reports[-1] > killer.at_kill[name] for name, reports in killer.epochs.items())
-    assert torch.equal(found.population.weights, local.population.weights)
-    assert torch.equal(found.history.validation, local.history.validation)
-    assert torch.equal(found.history.best_epoch, local.history.best_epoch)
-    assert found.select().models == local.select().models
-    assert said[0] == "training 2 parts on cpu; nodes in the cluster: 3"
-    # Ray may tell of the lost node only after the last part has ended.
-    assert said[1:] in ([], ["nodes lost: 1 of 3; their parts resume elsewhere"])
+    assert torch.equal(result.population.weights, local.population.weights)
+    assert torch.equal(result.history.validation, local.history.validation)
+    assert torch.equal(result.history.best_epoch, local.history.best_epoch)
+    assert result.select().models == local.select().models
+    assert logged[0] == "training 2 parts on cpu; nodes in the cluster: 3"
+    # Ray may report the lost node only after the last part has ended.
+    assert logged[1:] in ([], ["nodes lost: 1 of 3; their parts resume elsewhere"])
     assert counts == [(0, 2), (1, 2), (2, 2)]
 
 
-def test_a_missing_ray_is_reported_with_how_to_install_it(monkeypatch):
+def test_missing_ray_raises_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     words = r"needs Ray, which is not installed: pip install 'carmil\[cluster\]'"
     with pytest.raises(CarmilError, match=words), connected("auto"):

@@ -29,31 +29,31 @@ def bags() -> Bags:
 
 def roles() -> torch.Tensor:
     """Roles of three folds, repeated every third row."""
-    found = torch.full((MODELS, BAGS), TRAIN)
+    result = torch.full((MODELS, BAGS), TRAIN)
     for row in range(MODELS):
         fold = row % 3
-        found[row, fold * 8 : fold * 8 + 8] = UNUSED
-        found[row, (fold * 8 + 8) % BAGS : (fold * 8 + 8) % BAGS + 5] = VALIDATION
-    return found
+        result[row, fold * 8 : fold * 8 + 8] = UNUSED
+        result[row, (fold * 8 + 8) % BAGS : (fold * 8 + 8) % BAGS + 5] = VALIDATION
+    return result
 
 
 WIDTHS = {"hidden": 32, "attention": 32, "dropout": 0.25}
 
 
 def population(name="car/abmil.gated", **options) -> Population:
-    """Widths of 32: other widths leave a remainder whose sigmoid torch computes differently, depending on its position."""
+    """Create the population; widths other than 32 leave a remainder whose sigmoid depends on its position in torch."""
     members = [Member(seed=row // 3, lr=0.02 / (1 + row % 4)) for row in range(MODELS)]
     return Population(partial(create_model, name, WIDTH, 2, **(options or WIDTHS)), members)
 
 
 def same(first, second) -> bool:
     """Compare weights, buffers and histories bit by bit."""
-    (mine, history), (theirs, other) = first, second
+    (actual, history), (expected, other) = first, second
     tables = {**history.train, "validation": history.validation}
     others = {**other.train, "validation": other.validation}
     return (
-        torch.equal(mine.weights, theirs.weights)
-        and torch.equal(mine.buffers, theirs.buffers)
+        torch.equal(actual.weights, expected.weights)
+        and torch.equal(actual.buffers, expected.buffers)
         and tables.keys() == others.keys()
         and all(torch.equal(tables[name].nan_to_num(-9), others[name].nan_to_num(-9)) for name in tables)
         and torch.equal(history.best_epoch, other.best_epoch)
@@ -68,12 +68,12 @@ def whole():
 
 
 @pytest.mark.parametrize("at_most", [1, 2, 4, 7, None])
-def test_training_in_parts_gives_the_same_bits_as_training_the_whole(whole, at_most):
-    assert len(set(whole[1].epochs_run.tolist())) > 2, "all stopped together: the test would prove less"
+def test_training_in_parts_is_bitwise_equal_to_training_as_a_whole(whole, at_most):
+    assert len(set(whole[1].epochs_run.tolist())) > 2, "all models stopped together: the test would prove less"
     assert same(fit_in_parts(population(), bags(), roles(), RECIPE, at_most=at_most), whole)
 
 
-def test_running_statistics_are_returned_too():
+def test_training_in_parts_returns_buffers_such_as_running_statistics():
     trained = population("additive", hidden=32)
     history = fit(trained, bags(), roles(), RECIPE)
     assert trained.buffers.numel() > 0
@@ -82,7 +82,7 @@ def test_running_statistics_are_returned_too():
 
 @pytest.mark.parametrize("at_most", [1, 2, 3, 4, 5, 8, 9, 100, None])
 @pytest.mark.parametrize("models", [1, 2, 3, 5, 9])
-def test_parts_fit_are_nearly_equal_and_have_at_least_two_models(models, at_most):
+def test_parts_are_nearly_equal_in_size_and_hold_at_least_two_models(models, at_most):
     parts = partition(roles()[:models], at_most)
     most = models if at_most is None else max(2, at_most)
     assert sorted({row for part in parts for row in part.tolist()}) == list(range(models))
@@ -91,16 +91,16 @@ def test_parts_fit_are_nearly_equal_and_have_at_least_two_models(models, at_most
     assert len(parts) == -(-models // most)
 
 
-def test_models_with_the_same_bags_share_a_part():
+def test_models_with_the_same_training_bags_share_a_part():
     assert sorted(part.tolist() for part in partition(roles(), 3)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
 @pytest.mark.parametrize("at_most", [3, 4, 5, 6])
 def test_remaining_models_keep_their_partition(at_most):
     parts = [part.tolist() for part in partition(roles(), at_most)]
-    for gone in range(len(parts)):
-        left = [part.tolist() for part in partition(roles(), at_most, done=parts[gone])]
-        assert left == parts[:gone] + parts[gone + 1 :]
+    for finished in range(len(parts)):
+        left = [part.tolist() for part in partition(roles(), at_most, done=parts[finished])]
+        assert left == parts[:finished] + parts[finished + 1 :]
     assert partition(roles(), at_most, done=range(MODELS)) == []
 
 
@@ -108,11 +108,11 @@ class KilledError(Exception):
     pass
 
 
-def test_an_interrupted_training_resumes_its_part_and_repeats_no_other(whole, tmp_path, monkeypatch):
+def test_interrupted_training_resumes_its_part_and_repeats_no_finished_part(whole, tmp_path, monkeypatch):
     path = tmp_path / "checkpoint.safetensors"
     epochs: list[int] = []
 
-    def killing(epoch, losses, running):
+    def kill_after_13_epochs(epoch, losses, running):
         epochs.append(epoch)
         if len(epochs) == 13:
             raise KilledError
@@ -122,34 +122,34 @@ def test_an_interrupted_training_resumes_its_part_and_repeats_no_other(whole, tm
         return fit_in_parts(population(), bags(), roles(), RECIPE, at_most=at_most, on_epoch=on_epoch, checkpoint=where)
 
     with pytest.raises(KilledError):
-        train(3, killing)
+        train(3, kill_after_13_epochs)
     folder = Checkpoint(path, "mine").parts
     (begun,) = folder.glob("*.begun.safetensors")
     ended = {name: name.stat().st_mtime_ns for name in folder.glob("*.ended.safetensors")}
     assert ended, "no part had ended: the test would prove less"
     with safe_open(begun, framework="pt") as file:
         stopped = json.loads(file.metadata()["carmil"])["epoch"]
-    seen: list[list[int]] = []
+    recorded: list[list[int]] = []
     inner = module.fit
 
-    def counting(*given, on_epoch, **others):
-        seen.append([])
-        own = seen[-1].append
+    def counted_fit(*given, on_epoch, **others):
+        recorded.append([])
+        own = recorded[-1].append
         return inner(*given, on_epoch=lambda epoch, *rest: (own(epoch), on_epoch(epoch, *rest)), **others)
 
-    monkeypatch.setattr(module, "fit", counting)
+    monkeypatch.setattr(module, "fit", counted_fit)
     assert same(train(3, lambda *reports: None), whole)
-    assert len(seen) == 3 - len(ended)
-    assert seen[0][0] == stopped + 1
+    assert len(recorded) == 3 - len(ended)
+    assert recorded[0][0] == stopped + 1
     assert all(name.stat().st_mtime_ns == written for name, written in ended.items())
     assert not list(folder.glob("*.begun.safetensors"))
-    assert same(train(3, lambda *reports: None), whole)  # nothing is left to do
-    assert len(seen) == 3 - len(ended)
+    assert same(train(3, lambda *reports: None), whole)  # all parts are finished
+    assert len(recorded) == 3 - len(ended)
     Checkpoint(path, "mine").remove()
     assert not folder.exists()
 
 
-def test_resuming_with_another_number_at_once_keeps_finished_parts(whole, tmp_path):
+def test_resuming_with_another_part_size_keeps_finished_parts(whole, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     for stop, at_most in ((2, 2), (4, 5), (99, None)):
         trained = 0
@@ -177,7 +177,7 @@ def test_resuming_with_another_number_at_once_keeps_finished_parts(whole, tmp_pa
     assert same(ended, whole)
 
 
-def test_parts_of_another_training_are_refused(tmp_path):
+def test_checkpoint_parts_of_another_training_raise_an_error(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     train = partial(fit_in_parts, population(), bags(), roles(), Recipe(epochs=1), at_most=5)
     train(checkpoint=Checkpoint(path, "mine"))
@@ -185,12 +185,10 @@ def test_parts_of_another_training_are_refused(tmp_path):
         train(checkpoint=Checkpoint(path, "theirs"))
 
 
-def test_a_folder_that_a_worker_cannot_see_is_named(tmp_path):
+def test_checkpoint_folder_missing_on_a_worker_raises_an_error_naming_it(tmp_path):
     where = Checkpoint(tmp_path / "nowhere" / "checkpoint.safetensors", "mine")
     part = Part(torch.tensor([0, 1]), population().subset(torch.tensor([0, 1])), roles()[:2], RECIPE, where)
-    with pytest.raises(
-        CarmilError, match=r"checkpoint.parts does not exist here: put the run's folder where every training machine"
-    ):
+    with pytest.raises(CarmilError, match=r"checkpoint.parts does not exist on this machine: put the run's folder"):
         part.train(bags(), "cpu")
 
 
@@ -208,10 +206,10 @@ def test_progress_over_parts_never_decreases():
     assert len(reports) == 30
     assert [epoch for epoch, _ in reports] == sorted(epoch for epoch, _ in reports)
     assert reports[0] == (0, 9) and reports[-1] == (9, 3)
-    assert reports[10][1] == 6  # three are done
+    assert reports[10][1] == 6  # three models are finished
 
 
-def test_a_population_of_one_is_one_part():
+def test_population_of_one_model_is_trained_as_one_part():
     one = population().subset(torch.tensor([4]))
     alone = population().subset(torch.tensor([4]))
     history = fit(alone, bags(), roles()[4:5], RECIPE)

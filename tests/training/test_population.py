@@ -7,11 +7,13 @@ import torch
 from carmil import Bags, create_model
 from carmil.counterfactual.branches import CAR
 from carmil.errors import CarmilError
+from carmil.models.contract import Counterfactual, Prediction
 from carmil.models.pooling import Offsets
 from carmil.training import TRAIN, UNUSED, VALIDATION, Member, Population, Recipe, fit
 from carmil.training.feeder import Feeder
 from carmil.training.loop import _batches
 from carmil.training.optimizers import OPTIMIZERS, Optimizer
+from carmil.training.population import _single
 from carmil.training.predict import predict
 from carmil.training.step import Stepper
 
@@ -19,7 +21,7 @@ WIDTH = 6
 
 
 def bags(count=40, sizes=(3, 9), seed=0) -> Bags:
-    """Bags whose class is 1 if some instance has a large first feature."""
+    """Return bags whose class is 1 if some instance has a large first feature."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(*sizes, (count,), generator=generator).tolist()
     labels = torch.randint(0, 2, (count,), generator=generator)
@@ -49,65 +51,63 @@ QUICK = Recipe(epochs=25, batch=7, warmup=2, patience=4, shuffle=True)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", [(3, 9), (5, 6)])
 @pytest.mark.parametrize("name", ["car/abmil", "cia/abmil.gated"])
-def test_a_population_trains_as_its_members_would_alone(optimizer, sizes, name):
+def test_population_trains_like_its_members_alone(optimizer, sizes, name):
     """Each model has its own seed, learning rate, loss weights, dropout, random attention, bags and early stopping."""
     data, recipe = bags(sizes=sizes), Recipe(**{**vars(QUICK), "optimizer": optimizer})
     members = (
         MEMBERS if name.startswith("car") else [Member(m.seed, m.lr, {"diff": m.coefficients["diff"]}) for m in MEMBERS]
     )
-    mine = roles().repeat(4, 1)
-    mine[1, :12] = UNUSED
-    mine[2, 25:30] = VALIDATION
+    selected = roles().repeat(4, 1)
+    selected[1, :12] = UNUSED
+    selected[2, 25:30] = VALIDATION
     together = population(members, name, dropout=0.25)
-    history = fit(together, data, mine, recipe)
-    assert len(set(history.epochs_run.tolist())) > 1, "nobody stopped early: the test would prove less"
+    history = fit(together, data, selected, recipe)
+    assert len(set(history.epochs_run.tolist())) > 1, "no model stopped early: the test would prove less"
     for row, member in enumerate(members):
         alone = population([member], name, dropout=0.25)
-        own = fit(alone, data, mine[row], recipe)
+        own = fit(alone, data, selected[row], recipe)
         assert own.epochs_run[0] == history.epochs_run[row]
         assert own.best_epoch[0] == history.best_epoch[row]
-        # answers, not weights: Adam makes something of the rounding noise of a bias that the softmax cancels
-        assert torch.allclose(
-            predict(alone, data).probabilities[0], predict(together, data).probabilities[row], atol=1e-3
-        )
+        # compare predictions, not weights: Adam amplifies rounding noise in a bias that the softmax cancels
+        assert torch.allclose(predict(alone, data).values[0], predict(together, data).values[row], atol=1e-3)
         there = history.validation[: len(own.validation), row]
         assert torch.allclose(own.validation[:, 0], there, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("other", ["abmil", "car/abmil"])
 def test_models_created_in_another_thread_do_not_change_initial_weights(other):
-    """All weights come from torch's global generator: a model created between seeding and drawing would consume its numbers."""
-    made = threading.Event()
+    """Weights come from torch's global generator, from which a concurrently created model would also draw."""
+    created = threading.Event()
 
-    def elsewhere():
+    def create_in_thread():
         create_model(other, WIDTH, 2)
-        made.set()
+        created.set()
 
     threads = []
 
     def build():
-        threads.append(threading.Thread(target=elsewhere))
+        threads.append(threading.Thread(target=create_in_thread))
         threads[-1].start()
-        made.wait(0.2)  # it would be made long since if it had not to wait
-        made.clear()
+        created.wait(0.2)  # without the lock, the other model would be created within this time
+        created.clear()
         return create_model("car/abmil", WIDTH, 2, hidden=8, attention=5)
 
-    beside = Population(build, MEMBERS)
+    concurrent = Population(build, MEMBERS)
     for thread in threads:
         thread.join()
-    assert torch.equal(beside.weights, population(MEMBERS).weights)
+    assert torch.equal(concurrent.weights, population(MEMBERS).weights)
 
 
-def test_training_learns_the_rule():
+def test_training_learns_a_simple_rule():
     data, members = bags(120), [Member(seed=s, lr=0.05) for s in range(2)]
     trained = population(members, "abmil")
     fit(trained, data, roles(120, 30), Recipe(epochs=60, batch=8))
     fresh = bags(200, seed=5)
     answers = predict(trained, fresh)
-    assert ((answers.probabilities.argmax(-1) == fresh.labels).float().mean(1) > 0.9).all()
+    assert ((answers.values.argmax(-1) == fresh.labels).float().mean(1) > 0.9).all()
 
 
-def test_features_of_any_floating_type_are_trained_on():
+def test_training_accepts_features_of_any_floating_type():
     data = bags()
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -117,7 +117,7 @@ def test_features_of_any_floating_type_are_trained_on():
     assert torch.equal(*results)
 
 
-def test_reported_losses_are_those_of_running_models():
+def test_reported_losses_cover_only_running_models():
     reports = []
     fit(
         population(MEMBERS),
@@ -130,7 +130,7 @@ def test_reported_losses_are_those_of_running_models():
     assert reports[-1][1] == 0 or len(reports) == QUICK.epochs
 
 
-def test_a_model_keeps_the_weights_of_its_best_validation_epoch():
+def test_model_keeps_weights_of_best_validation_epoch():
     data, trained = bags(), population(MEMBERS[2:3])
     history = fit(trained, data, roles(), QUICK)
     best = int(history.best_epoch[0])
@@ -143,13 +143,13 @@ def test_a_model_keeps_the_weights_of_its_best_validation_epoch():
     assert history.epochs_run[0] in (best + 1 + QUICK.patience, QUICK.epochs)
 
 
-def test_bags_a_model_does_not_train_on_do_not_reach_its_weights():
+def test_bags_outside_the_training_set_do_not_affect_weights():
     data = bags()
-    mine = roles()
-    mine[:8] = UNUSED
+    own = roles()
+    own[:8] = UNUSED
     spoiled = Bags(data.features.clone(), data.offsets, data.labels)
     spoiled.features[: int(data.offsets[8])] = 1e3
-    both = torch.stack([mine, roles()])
+    both = torch.stack([own, roles()])
     results = []
     for source in (data, spoiled):
         pair = population(MEMBERS[:2])
@@ -159,7 +159,7 @@ def test_bags_a_model_does_not_train_on_do_not_reach_its_weights():
     assert not torch.allclose(results[0][1], results[1][1])
 
 
-def test_a_model_without_a_bag_in_the_batch_takes_no_step():
+def test_model_without_a_bag_in_the_batch_takes_no_step():
     for optimizer in OPTIMIZERS.values():
         weights = torch.ones(2, 3)
         steps = optimizer(weights, torch.tensor([0.1, 0.1]), weight_decay=0.1)
@@ -178,54 +178,66 @@ def test_a_model_without_a_bag_in_the_batch_takes_no_step():
     ],
 )
 @pytest.mark.parametrize("recorded", [False, True])
-def test_optimizers_step_like_those_of_torch(name, make, recorded):
-    """Tested as on a CPU and as on a GPU, where a step is recorded once and replayed."""
-    ours, theirs = torch.randn(1, 5), torch.nn.Parameter(torch.empty(5))
-    theirs.data.copy_(ours[0])
-    mine, reference = OPTIMIZERS[name](ours, torch.tensor([0.1]), weight_decay=0.01), make([theirs])
-    step = partial(Optimizer.step, mine) if recorded else mine.step
+def test_optimizers_step_like_torch_optimizers(name, make, recorded):
+    """Steps run directly as on a CPU, or recorded once and replayed as on a GPU."""
+    ours, expected = torch.randn(1, 5), torch.nn.Parameter(torch.empty(5))
+    expected.data.copy_(ours[0])
+    actual, reference = OPTIMIZERS[name](ours, torch.tensor([0.1]), weight_decay=0.01), make([expected])
+    step = partial(Optimizer.step, actual) if recorded else actual.step
     for _ in range(10):
         gradient = torch.randn(5)
-        theirs.grad = gradient.clone()
+        expected.grad = gradient.clone()
         reference.step()
         step(ours, gradient.unsqueeze(0).split([2, 3], dim=1), torch.tensor([True]))
-    assert torch.allclose(ours[0], theirs.data, atol=1e-5)
+    assert torch.allclose(ours[0], expected.data, atol=1e-5)
 
 
-def test_bag_order_is_a_function_of_study_seed_and_epoch():
+def test_bag_order_depends_on_study_seed_and_epoch_only():
     data, train = bags(), torch.ones(1, 40)
     feeder = Feeder(data, torch.device("cpu"))
-    running = torch.ones(len(train), dtype=torch.bool)
+    every, running = torch.ones(40, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
 
     def order(recipe, epoch):
-        return [batch.labels.tolist() for batch in _batches(feeder, train, running, None, recipe, epoch)]
+        batches = _batches(feeder, train, every, running, every, None, recipe, epoch)
+        return [batch.labels.tolist() for batch in batches]
 
     assert order(QUICK, 3) == order(QUICK, 3)
     assert order(QUICK, 3) != order(QUICK, 4)
     assert order(QUICK, 3) != order(Recipe(**{**vars(QUICK), "study_seed": 1}), 3)
-    assert sum(order(Recipe(batch=7), 0), []) == data.labels.tolist()  # unshuffled: as they lie
+    assert sum(order(Recipe(batch=7), 0), []) == data.labels.tolist()  # unshuffled: in stored order
 
 
-def test_a_bag_is_skipped_once_all_its_learners_have_stopped(monkeypatch):
-    """Two models with their own bags, one of which stops first: no step is run without a learner."""
+def test_bag_is_skipped_once_all_models_that_train_on_it_have_stopped(monkeypatch):
+    """Two models train on different bags and one stops first: no step runs without an active model."""
     stepped = []
     plain = Stepper._step
 
-    def seen(self, batch):
+    def counted_step(self, batch):
         stepped.append(int((self.state.running & batch.learners).sum()))
         return plain(self, batch)
 
-    monkeypatch.setattr(Stepper, "_step", seen)
-    mine = roles().repeat(2, 1)
-    mine[0, :15], mine[1, 15:30] = UNUSED, UNUSED
-    members = [Member(seed=3, lr=0.03), Member(seed=3, lr=1e-9)]  # the second's loss hardly moves, and by rounding only
-    history = fit(population(members, "abmil"), bags(), mine, Recipe(epochs=12, batch=1, warmup=0, patience=3))
-    assert history.epochs_run[0] != history.epochs_run[1], "both stopped at once: the test would prove nothing"
+    monkeypatch.setattr(Stepper, "_step", counted_step)
+    own = roles().repeat(2, 1)
+    own[0, :15], own[1, 15:30] = UNUSED, UNUSED
+    members = [
+        Member(seed=3, lr=0.03),
+        Member(seed=3, lr=1e-9),
+    ]  # the loss of the second model changes by rounding errors only
+    history = fit(population(members, "abmil"), bags(), own, Recipe(epochs=12, batch=1, warmup=0, patience=3))
+    assert history.epochs_run[0] != history.epochs_run[1], "both models stopped together: the test would prove nothing"
     assert set(stepped) == {1}
     assert len(stepped) == 15 * int(history.epochs_run.sum())
 
 
-def test_a_warm_start_copies_the_baseline_but_not_the_branch():
+def test_logits_of_many_classes_are_computed_in_32_bits_in_a_population_in_half_precision():
+    """Autocast computes products with 16 outputs or more in 16 bits."""
+    half, offsets = torch.ones(2, 3, 20, dtype=torch.bfloat16), Offsets(torch.tensor([0, 1, 2, 3]))
+    cf = Counterfactual(torch.ones(2, 3, 1, 1), half.unsqueeze(-2))
+    single = _single(Prediction(half, offsets, instance_logits=half, counterfactual=cf))
+    assert single.logits.dtype == single.instance_logits.dtype == single.counterfactual.logits.dtype == torch.float32
+
+
+def test_warm_start_copies_the_baseline_but_not_the_branch():
     baseline, car = population([Member(seed=5)], "abmil"), population(MEMBERS, "car/abmil")
     before = car.state()
     car.warm_start(baseline.state())
@@ -234,7 +246,7 @@ def test_a_warm_start_copies_the_baseline_but_not_the_branch():
             assert torch.equal(tensor, before[name])
         else:
             assert torch.equal(tensor, baseline.state()[name.removeprefix("model.")].expand_as(tensor))
-    with pytest.raises(CarmilError, match="not this model without its branch"):
+    with pytest.raises(CarmilError, match="the same model without its branch"):
         car.warm_start(population([Member()], "abmil.gated").state())
 
 
@@ -257,13 +269,13 @@ def test_a_warm_start_copies_the_baseline_but_not_the_branch():
         (lambda: population(MEMBERS).load_state({}), "these weights belong to another model"),
     ],
 )
-def test_an_invalid_population_is_refused_with_the_reason(make, words):
+def test_invalid_training_inputs_raise_an_error_with_the_reason(make, words):
     with pytest.raises(CarmilError) as raised:
         make()
     assert words in str(raised.value)
 
 
-def test_a_cosine_schedule_lowers_every_learning_rate_to_zero():
+def test_cosine_schedule_lowers_every_learning_rate_to_zero():
     recipe = Recipe(epochs=4, schedule="cosine")
     assert [round(recipe.pace(epoch), 4) for epoch in range(5)] == [1.0, 0.8536, 0.5, 0.1464, 0.0]
     weights = torch.zeros(2, 1)

@@ -5,7 +5,7 @@ import torch
 from carmil.training.process_settings import configure_process
 
 
-def test_attention_makes_no_plan_per_bag_size():
+def test_cudnn_attention_is_disabled():
     torch.backends.cuda.enable_cudnn_sdp(True)
     configure_process()
     assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -16,13 +16,13 @@ from carmil.training import TRAIN, VALIDATION
 def test_recording_releases_cached_memory_and_retries_once_when_out_of_memory(monkeypatch):
     releases, tried = [], []
 
-    def short_of_memory(self, work):
+    def fail_without_memory(self, work):
         tried.append(work)
         if len(releases) < enough:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return work
 
-    monkeypatch.setattr(Recorder, "_capture", short_of_memory)
+    monkeypatch.setattr(Recorder, "_capture", fail_without_memory)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: releases.append(True))
     enough, recorder = 1, Recorder()
     assert recorder.record(len) is len
@@ -82,7 +82,7 @@ def test_cached_memory_is_released_only_while_no_thread_records(no_gpu):
     assert no_gpu == ["recorded", "released"]
 
 
-def test_no_memory_is_released_after_a_capture_that_could_not_end(no_gpu, monkeypatch):
+def test_no_memory_is_released_after_a_capture_that_failed_to_end(no_gpu, monkeypatch):
     """torch still considers the capture active, and a release would fail in every later training."""
     monkeypatch.setattr(NoGraph, "ends", False)
 

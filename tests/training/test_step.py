@@ -1,4 +1,4 @@
-"""Recorded steps equal plain steps. Without a GPU, a tensor marked as CUDA stands in."""
+"""Recorded steps equal unrecorded steps; a tensor marked as CUDA replaces a GPU."""
 
 from dataclasses import replace
 
@@ -30,29 +30,29 @@ def batch(seed: int = 0) -> Batch:
     feeder, chosen = Feeder(bags, torch.device("cpu")), torch.tensor([0])
     (fed,) = feeder.feed([chosen])
     share, learners = torch.ones(2, 1), torch.ones(2, dtype=torch.bool)
-    return Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, learners, feeder.graph_key(chosen))
+    return Batch(fed.features, fed.labels, fed.offsets, fed.rows, share, share > 0, learners, feeder.graph_key(chosen))
 
 
-def test_steps_run_unrecorded_if_memory_does_not_suffice(monkeypatch):
+def test_steps_run_unrecorded_if_recording_runs_out_of_memory(monkeypatch):
     recordings = []
 
-    def too_much(self, work):
+    def run_out_of_memory(self, work):
         recordings.append(work)
         self.full = True
 
-    monkeypatch.setattr(Recorder, "record", too_much)
+    monkeypatch.setattr(Recorder, "record", run_out_of_memory)
     plain, recorded = stepper(), stepper()
     for _ in range(4):
         one = plain(batch())
         other = recorded(replace(batch(), features=batch().features.as_subclass(TensorMarkedAsCuda)))
         torch.testing.assert_close(torch.as_tensor(other), one)
-    assert len(recordings) == 1  # recording is tried once, at the second step of its kind
+    assert len(recordings) == 1  # recording is attempted once, at the second step with equal keys
     torch.testing.assert_close(recorded.state.population.weights, plain.state.population.weights)
     assert plain.terms == recorded.terms
 
 
-def test_a_recorded_step_reads_the_current_bag(monkeypatch):
-    """Bags of one size share a graph: the second is recorded and replayed on the features of the next."""
+def test_replayed_step_uses_the_current_bag(monkeypatch):
+    """Bags of equal size share a graph, recorded on the second bag and replayed on the features of later bags."""
 
     class Replayed:
         def __init__(self, work):
@@ -72,7 +72,7 @@ def test_a_recorded_step_reads_the_current_bag(monkeypatch):
 
 
 def test_passes_with_different_keys_are_recorded_separately(monkeypatch):
-    """WENO alternates teacher and student, and mining starts later: each kind of pass is run, recorded and then replayed."""
+    """WENO alternates teacher and student and mines later: each kind of pass is run, recorded, then replayed."""
     run, plain = [], Stepper._step
 
     def spy(self, batch):
@@ -90,7 +90,7 @@ def test_passes_with_different_keys_are_recorded_separately(monkeypatch):
             step.state.population.begin(phase, epoch)
             step(example)
             assert step.terms[0] == term
-    # Epochs 0 to 2 run without mining, 3 to 5 with it; the last of each is replayed.
+    # Epochs 0 to 2 run without mining, 3 to 5 with it; the last epoch of either is replayed.
     assert run == [(phase, mining) for mining in (False, True) for _ in range(2) for phase in ("teacher", "student")]
 
 
@@ -116,8 +116,8 @@ def test_stopped_models_are_sent_to_the_device_before_a_step_is_recorded(monkeyp
         TrainingState(Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members), Recipe(epochs=1))
     )
     example = replace(
-        batch(), share=torch.ones(4, 1), learners=torch.ones(4, dtype=torch.bool),
-        features=batch().features.as_subclass(TensorMarkedAsCuda),
+        batch(), share=torch.ones(4, 1), counted=torch.ones(4, 1, dtype=torch.bool),
+        learners=torch.ones(4, dtype=torch.bool), features=batch().features.as_subclass(TensorMarkedAsCuda),
     )  # fmt: skip
     step(example)
     step.state.active[1], step.state.running[1] = False, False

@@ -1,35 +1,39 @@
-"""Validation reads the same bags every epoch, so a GPU records it; here, a recorder that runs the work directly stands in."""
+"""Validation reads the same bags every epoch, so a GPU records it; here a recorder runs the work directly."""
 
 import gc
 import weakref
 
+import pytest
 import torch
 
 from carmil import Bags, create_model
+from carmil.models.pooling import Offsets
 from carmil.recording import Recorder
+from carmil.targets.links import Cox
 from carmil.training import Member, Population, Recipe
 from carmil.training.early_stopping import TrainingState
 from carmil.training.feeder import Feeder
 from carmil.training.validation import Validator, validation_parts
 
 SIZES = (3, 5, 2, 7, 4, 6)
+OUTCOMES = torch.tensor([[4.0, 1.0], [2.0, 1.0], [5.0, 0.0], [2.0, 1.0], [1.0, 0.0], [3.0, 1.0]])  # times and events
 
 
 def validators(count: int = 2) -> list[Validator]:
-    """Validators of the same three models; the last model validates on other bags than the first two."""
+    """Return validators of the same three models; the last model has other validation bags than the first two."""
     generator = torch.Generator().manual_seed(0)
     bags = Bags.from_list([torch.randn(n, 4, generator=generator) for n in SIZES], labels=torch.arange(6) % 2)
     validated = torch.zeros(3, 6, dtype=torch.bool)
     validated[:2, [0, 3, 4]] = True
     validated[2, [1, 2, 5]] = True
-    made = []
+    created = []
     for _ in range(count):
         members = [Member(seed=seed) for seed in range(3)]
         population = Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members)
         population.train(False)
         state, feeder = TrainingState(population, Recipe(epochs=9, patience=1)), Feeder(bags, torch.device("cpu"))
-        made.append(Validator(state, feeder, validation_parts(bags, validated, lambda models: 100)))
-    return made
+        created.append(Validator(state, feeder, validation_parts(bags, validated, lambda models: 100)))
+    return created
 
 
 class Replayed:
@@ -41,9 +45,9 @@ class Replayed:
         return self.work()
 
 
-def test_a_replayed_pass_follows_the_weights_and_the_remaining_models(monkeypatch):
-    made = []
-    monkeypatch.setattr(Recorder, "record", lambda self, work: made.append(Replayed(work)) or made[-1])
+def test_replayed_validation_uses_current_weights_and_remaining_models(monkeypatch):
+    created = []
+    monkeypatch.setattr(Recorder, "record", lambda self, work: created.append(Replayed(work)) or created[-1])
     plain, replayed = validators()
     replayed._records = True
     for epoch in range(4):
@@ -51,23 +55,23 @@ def test_a_replayed_pass_follows_the_weights_and_the_remaining_models(monkeypatc
             validator.state.population.weights *= 0.9
         torch.testing.assert_close(replayed(), plain(), rtol=0, atol=0)
         assert plain().shape == (3,) and plain().std() > 0
-        assert [one.times for one in made] == [epoch] * len(made)
+        assert [one.times for one in created] == [epoch] * len(created)
     for validator in (plain, replayed):
         validator.state.active[:] = torch.tensor([True, False, False])
         validator.state._compact()
     for _ in range(3):
         torch.testing.assert_close(replayed(), plain(), rtol=0, atol=0)
-    assert len(made) == 3  # two parts of three models, then one part of the remaining model
+    assert len(created) == 3  # two parts of three models, then one part of the remaining model
 
 
-def test_validation_runs_unrecorded_if_memory_does_not_suffice(monkeypatch):
+def test_validation_runs_unrecorded_if_recording_runs_out_of_memory(monkeypatch):
     tried = []
 
-    def too_much(self, work):
+    def run_out_of_memory(self, work):
         tried.append(work)
         self.full = True
 
-    monkeypatch.setattr(Recorder, "record", too_much)
+    monkeypatch.setattr(Recorder, "record", run_out_of_memory)
     plain, full = validators()
     full._records = True
     for _ in range(4):
@@ -75,10 +79,10 @@ def test_validation_runs_unrecorded_if_memory_does_not_suffice(monkeypatch):
     assert len(tried) == 1
 
 
-def test_inputs_of_a_recorded_pass_stay_alive(monkeypatch):
+def test_inputs_of_a_recorded_validation_pass_stay_in_memory(monkeypatch):
     """A graph does not own its inputs: released memory could be reused before the next epoch."""
     # The recorder keeps no reference to the work.
-    monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(lambda: torch.zeros(2)))
+    monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(lambda: torch.zeros(2, 3, 2)))
     (validator,) = validators(1)
     validator._records = True
     validator()
@@ -91,3 +95,26 @@ def test_inputs_of_a_recorded_pass_stay_alive(monkeypatch):
     assert len(read) == 6 and all(one() is not None for one in read)
     kept_bytes = [fed.features.untyped_storage().nbytes() for fed, _ in validator._passes.values()]
     assert kept_bytes == [0, 0]  # features are too large to keep
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_validation_risks_of_a_model_are_compared_over_all_its_parts_and_with_no_others(monkeypatch, recorded):
+    """Each pass has one or two bags; each model validates on other bags, and both are in every pass."""
+    monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(work))
+    generator = torch.Generator().manual_seed(0)
+    bags = Bags.from_list([torch.randn(n, 4, generator=generator) for n in SIZES], labels=OUTCOMES)
+    validated = torch.tensor([[True, False, True, True, False, True], [False, True, False, True, True, True]])
+    members = [Member(seed=seed) for seed in range(2)]
+    population = Population(lambda: create_model("abmil", 4, 1, link=Cox(), hidden=6, attention=3), members)
+    state = TrainingState(population, Recipe(epochs=9))
+    population.train(False)
+    parts = validation_parts(bags, validated, lambda models: 9)
+    validator = Validator(state, Feeder(bags, torch.device("cpu")), parts)
+    validator._records = recorded
+    assert len(parts) > 3
+    for _ in range(3 if recorded else 1):
+        losses = validator()
+    risks = population(bags.features, Offsets(bags.offsets)).logits
+    for row, own in enumerate(validated):
+        expected = Cox().loss(risks[row, own], OUTCOMES[own]).sum() / OUTCOMES[own, 1].sum()
+        torch.testing.assert_close(losses[row], expected)

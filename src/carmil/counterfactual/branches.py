@@ -6,7 +6,7 @@ model defines how maps become logits.
 n instances, b bags, k classes, h heads, m counterfactual maps.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -28,18 +28,20 @@ from carmil.models.layers import INITS, Linear, xavier
 from carmil.models.noise import Noisy
 from carmil.models.pooling import Offsets
 from carmil.models.wrapper import Wrapper
+from carmil.targets.links import Link, Softmax
 
 _DISTANCES = {"l1": l1_distance, "cosine": cosine_distance, "relative": relative_distance}
 
 
 class Branch(Noisy):
-    """Source of m counterfactual maps, and of their loss terms."""
+    """The source of m counterfactual maps, and of their loss terms."""
 
     learned = True
-    abilities = Ability.NONE  # that the branch adds to a model
+    abilities = Ability.NONE  # abilities that the branch adds to those of a model
+    needs_classes = False  # whether the target must be classes
 
     def forward(self, model: AttendingModel, z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
-        """z (..., n, d), the attention's trunk (..., n, t), u (..., n, h) -> u_cf (..., n, m, h)."""
+        """Compute the maps: z (..., n, d), the attention's trunk (..., n, t), u (..., n, h) -> u_cf (..., n, m, h)."""
         raise NotImplementedError
 
     def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
@@ -106,13 +108,14 @@ class CAR(Branch):
 
 
 class Targeted(Branch):
-    """One map per class: the smallest change of the attention that makes the shared classifier predict that class.
+    """One map per class: the smallest change of the attention with which the shared classifier predicts that class.
 
     u^(c) = u + delta_c,  delta_c,j = w_c . trunk(z_j)
     L = CE(F(u), y) + alpha mean_c CE(F(u^(c)), c) + lambda mean |delta|
     """
 
     abilities = Ability.TARGET_MAPS
+    needs_classes = True
 
     def __init__(self, model: AttendingModel) -> None:
         super().__init__()
@@ -142,7 +145,7 @@ class Targeted(Branch):
     def coefficients(alpha: float = 0.05, lambda_: float = 0.1, distance: str = "l1") -> dict[str, float]:
         checked_weights(alpha, lambda_, distance)
         if distance != "l1":
-            raise CarmilError(f"a targeted branch measures its change by l1, not {distance}")
+            raise CarmilError(f"a targeted branch measures its change by l1: expected this distance, not {distance}")
         return {"target": alpha, "change": lambda_}
 
 
@@ -170,7 +173,7 @@ class CIA(Branch):
 
 
 class CounterfactualModel(Wrapper):
-    """A model with a counterfactual branch. Encoder, classifier and pooling are the model's own, shared by all maps."""
+    """A model with a counterfactual branch. Encoder, classifier and pooling belong to the model and are shared by all maps."""
 
     model: AttendingModel
 
@@ -178,7 +181,7 @@ class CounterfactualModel(Wrapper):
         super().__init__(model)
         self.branch = branch
         self.abilities = model.abilities | branch.abilities
-        # A method that weights its bag loss weights the terms of the branch equally.
+        # If the model weights its bag loss, the terms of the branch have the same weight.
         scale = model.coefficients["cls"]
         own = branch.coefficients()  # type: ignore[call-arg]
         self.coefficients = {**model.coefficients, **{term: scale * value for term, value in own.items()}}
@@ -194,7 +197,7 @@ class CounterfactualModel(Wrapper):
         return {**own, **self.branch.losses(self.model, prediction, labels, terms)}
 
 
-BRANCHES: dict[str, tuple[Callable[..., Branch], str]] = {
+BRANCHES: dict[str, tuple[type[Branch], str]] = {
     "car": (CAR, "a learned attention close to the factual one that leads to another prediction (the paper)"),
     "targeted": (Targeted, "for every class, the smallest change of attention that makes the model predict it"),
     "cia": (CIA, "the attention must outperform a random one (CIA-MIL)"),
@@ -202,30 +205,40 @@ BRANCHES: dict[str, tuple[Callable[..., Branch], str]] = {
 
 
 def create_model(
-    name: str, in_features: int = 1024, classes: int = 2, *, init: str = "own", **options: Any
+    name: str,
+    in_features: int = 1024,
+    classes: int = 2,
+    *,
+    init: str = "own",
+    link: Link | None = None,
+    **options: Any,
 ) -> BagModel:
-    """Build a fresh model by name: `abmil`, or with a branch in front, `car/abmil`.
+    """Build a new model by name: `abmil`, or with a branch in front, `car/abmil`.
 
-    `options` are those of the model's class; `branch='shared'` or `'full'` selects the kind of CAR's branch. `init`: `own` for
-    the model's own initial weights, `xavier` for Xavier-normal weights with zero biases. A branch does not change the initial
-    weights of the model.
+    classes: the number of outputs. link: that of a target (`carmil.targets`), by default of classes.
+
+    `options` are those of the model's class; `branch='shared'` or `'full'` selects the kind of CAR's branch. `init`:
+    `own` for the model's own initial weights, `xavier` for Xavier-normal weights with zero biases. A branch does not
+    change the initial weights of the model.
     """
     if init not in INITS:
         raise CarmilError(unknown("init", init, INITS))
     begin = xavier if init == "xavier" else lambda model: None
     prefix, slash, rest = name.rpartition("/")
     if not slash:
-        plain = registry.create(name, in_features, classes, **options)
+        plain = registry.create(name, in_features, classes, link=link, **options)
         begin(plain)
         return plain
     if prefix not in BRANCHES:
         raise CarmilError(f"{name!r}: {unknown('branch', prefix, BRANCHES)}")
     branch_options = {"branch": options.pop("branch")} if "branch" in options and prefix == "car" else {}
     with registry.seed_lock:
-        model = registry.create(rest, in_features, classes, **options)
+        model = registry.create(rest, in_features, classes, link=link, **options)
         begin(model)
         if not isinstance(model, AttendingModel):
-            raise CarmilError(f"{name!r}: {rest} cannot carry a counterfactual branch; {_carriers()} can")
+            raise CarmilError(f"{name!r}: {rest} does not support counterfactual branches; {_carriers()} do")
+        if BRANCHES[prefix][0].needs_classes and not isinstance(model.link, Softmax):
+            raise CarmilError(f"{name!r} predicts classes only, as it has a map for each of them: use 'car/{rest}'")
         branch = BRANCHES[prefix][0](model, **branch_options)
         begin(branch)
         return CounterfactualModel(model, branch)
@@ -246,9 +259,9 @@ def list_models() -> dict[str, str]:
 def study_coefficients(
     name: str, given: Mapping[str, float | str | None]
 ) -> tuple[dict[str, float], dict[str, float | str]]:
-    """Return the weights of a study's loss terms, and the alpha, lambda_ and distance they come from.
+    """Return the weights of a study's loss terms, and the alpha, lambda_ and distance from which they are computed.
 
-    CAR's distance is `relative` unless given: the scale of the paper's l1 and cosine differs between cohorts.
+    CAR's distance is `relative` by default: the scales of the paper's l1 and cosine differ between cohorts.
     """
     weights = {option: value for option, value in given.items() if value is not None}
     if name.startswith("car/"):

@@ -1,6 +1,8 @@
 """Terms of the counterfactual objective, per bag.
 
-L = CE(F(u), y) + alpha CE(F(u) - F(u_cf), y) + lambda D(u, u_cf)
+L = l(F(u), y) + alpha l(F(u) - F(u_cf), y) + lambda D(u, u_cf)
+
+l is the loss of the target (`carmil.targets.links`), for classes the cross-entropy CE.
 
     l1        D = mean |u - u_cf|                       the paper's
     cosine    D = 1 - cos(u, u_cf)                      the paper's
@@ -15,32 +17,36 @@ from collections.abc import Callable
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.models.contract import cross_entropy
 from carmil.models.pooling import Offsets, bag_mean, bag_sum
+from carmil.targets.links import cross_entropy
 
 BagLoss = Callable[[Tensor, Tensor], Tensor]  # logits (..., b, k), labels -> (..., b)
-SMALLEST_SPREAD = 1e-3  # of scores: a bag of equal scores has a deviation of 0
+SMALLEST_SPREAD = 1e-3  # lower bound of the deviation of scores, which is 0 if all scores are equal
 DISTANCES = ("l1", "cosine", "relative")
 DEFAULT_DISTANCE = "relative"
-# alpha and lambda of each distance unless given: the paper's, and ours, chosen on validation bags (docs/choosing.md).
-WEIGHTS = {"l1": (0.2, 1.0), "cosine": (0.2, 1.0), "relative": (0.05, 0.05)}
+# Default alpha and lambda of each distance: the paper's, and ours, chosen on validation bags (docs/choosing.md).
+WEIGHTS = {"l1": (0.2, 1.0), "cosine": (0.2, 1.0), "relative": (0.05, 0.02)}
 
 
 def evidence_differential_loss(
     factual: Tensor, counterfactual: Tensor, labels: Tensor, bag_loss: BagLoss = cross_entropy
 ) -> Tensor:
-    """L_diff = CE(softmax(F(u) - F(u_cf)), y). Logits (..., b, k) and (..., b, m, k) -> (..., b), the mean over the maps."""
-    difference = factual.unsqueeze(-2) - counterfactual
-    return bag_loss(difference, labels.unsqueeze(-1)).mean(-1)
+    """Return L_diff = l(F(u) - F(u_cf), y): for classes CE(softmax(F(u) - F(u_cf)), y).
+
+    Outputs (..., b, k) and (..., b, m, k) -> (..., b), the mean over the maps. Only outputs are subtracted: cut points and
+    baselines of the target's link belong to l.
+    """
+    difference = (factual.unsqueeze(-2) - counterfactual).transpose(-3, -2)  # (..., m, b, k)
+    return bag_loss(difference, labels).mean(-2)
 
 
 def l1_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
-    """D = 1/N sum_j |u_j - u_cf_j|. u (..., n, h), u_cf (..., n, m, h) -> (..., b), the mean over maps and heads."""
+    """Return D = 1/N sum_j |u_j - u_cf_j|. u (..., n, h), u_cf (..., n, m, h) -> (..., b), the mean over maps and heads."""
     return bag_mean((u.unsqueeze(-2) - u_cf).abs().mean((-2, -1)).unsqueeze(-1), offsets).squeeze(-1)
 
 
 def cosine_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
-    """D = 1 - u.u_cf / (|u| |u_cf|) over the bag. u (..., n, h), u_cf (..., n, m, h) -> (..., b)."""
+    """Return D = 1 - u.u_cf / (|u| |u_cf|) over the bag. u (..., n, h), u_cf (..., n, m, h) -> (..., b)."""
     u = u.unsqueeze(-2).expand_as(u_cf)
     products = [bag_sum((x * y).flatten(-2), offsets) for x, y in ((u, u_cf), (u, u), (u_cf, u_cf))]
     inner, norm, norm_cf = products
@@ -48,10 +54,11 @@ def cosine_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
 
 
 def relative_distance(u: Tensor, u_cf: Tensor, offsets: Offsets) -> Tensor:
-    """D = 1/N sum_j |u_j - u_cf_j| / s, s the deviation of u in its bag. u (..., n, h), u_cf (..., n, m, h) -> (..., b).
+    """Return D = 1/N sum_j |u_j - u_cf_j| / s, s the deviation of u in its bag. u (..., n, h), u_cf (..., n, m, h)
+    -> (..., b).
 
-    The spread of the scores differs between cohorts by orders of magnitude and grows in training; dividing by s removes it.
-    s is only a unit of measurement: no gradient flows through it.
+    The spread of the scores differs between cohorts by orders of magnitude and grows during training; dividing by
+    s removes it. s is only a unit of measurement: no gradient flows through it.
     """
     spread = bag_deviation(u.detach(), offsets).clamp_min(SMALLEST_SPREAD)  # (..., b, h)
     change = bag_mean((u.unsqueeze(-2) - u_cf).abs().mean(-2), offsets)  # (..., b, h)

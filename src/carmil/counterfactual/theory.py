@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def logit_sensitivity(u: Tensor, s: Tensor) -> Tensor:
-    """dF_c / du_j = a_j (s_cj - mu_c). u (n), s (n, k) -> (n, k)."""
+    """Return dF_c / du_j = a_j (s_cj - mu_c). u (n), s (n, k) -> (n, k)."""
     a = u.softmax(0).unsqueeze(-1)
     return a * (s - (a * s).sum(0))
 
 
 def margin_sensitivity(u: Tensor, s: Tensor, y: int, k: int) -> Tensor:
-    """g_j = d(F_y - F_k) / du_j = a_j [(s_yj - s_kj) - (mu_y - mu_k)]. -> (n)."""
+    """Return g_j = d(F_y - F_k) / du_j = a_j [(s_yj - s_kj) - (mu_y - mu_k)]. -> (n)."""
     sensitivity = logit_sensitivity(u, s)
     return sensitivity[:, y] - sensitivity[:, k]
 
@@ -33,5 +33,8 @@ def optimal_l1_perturbation(g: Tensor, epsilon: float) -> Tensor:
 
 
 def margin_bound(epsilon: float) -> float:
-    """If L_diff <= epsilon then DeltaF_y - DeltaF_k >= -log(e^epsilon - 1) for every other class k."""
+    """Return the lower bound of DeltaF_y - DeltaF_k for every other class k.
+
+    If L_diff <= epsilon, it is -log(e^epsilon - 1).
+    """
     return -math.log(math.expm1(epsilon))

@@ -1,4 +1,4 @@
-"""One file per model, a registry, and the pooling they share."""
+"""One file per model, a registry, and the pooling that all models share."""
 
 from carmil.models import abmil, acmil, additive, clam, dsmil, max, mean, rrt, transmil, weno  # noqa: F401  importing a file registers it
 from carmil.models.contract import Ability, AttendingModel, BagModel, Counterfactual, Prediction

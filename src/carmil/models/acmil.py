@@ -1,4 +1,4 @@
-"""ACMIL (Zhang et al., 2024), gated attention: several maps, trained to differ and not to concentrate on a few instances.
+"""ACMIL (Zhang et al., 2024) with gated attention: several maps, trained to differ and to spread over many instances.
 
 z_j = relu(E x_j),   u_jh = w_h' (tanh(V z_j) * sigmoid(U z_j)),   Z_h = sum_j softmax(u_h)_j z_j
 F   = W mean_h Z_h + c,    F_h = W_h Z_h + c_h
@@ -63,7 +63,7 @@ class ACMIL(WithAttention):
             assert prediction.pooled is not None
             assert prediction.weights is not None
             head_logits = self.head_classifiers(prediction.pooled)
-            losses["branch"] = self.bag_loss(head_logits, labels.unsqueeze(-1)).mean(-1)
+            losses["branch"] = self.bag_loss(head_logits.transpose(-3, -2), labels).mean(-2)
             if self.heads > 1:
                 losses["diversity"] = _mean_cosine(prediction.weights, prediction.offsets)
         return losses
@@ -93,7 +93,7 @@ class TopMask(Noisy):
 
 
 def _mean_cosine(weights: Tensor, offsets: Offsets) -> Tensor:
-    """Mean cosine similarity between the maps of a bag, over all pairs. (..., n, h) -> (..., b)."""
+    """Return the mean cosine similarity between the maps of a bag, over all pairs. (..., n, h) -> (..., b)."""
     heads = weights.shape[-1]
     products = bag_sum((weights.unsqueeze(-1) * weights.unsqueeze(-2)).flatten(-2), offsets).unflatten(
         -1, (heads, heads)

@@ -2,8 +2,8 @@
 
 a = softmax(MLP(x)),   l_j = g(a_j x_j),   F = sum_j l_j
 
-The attention MLP has batch normalisation and LeakyReLU(0.2), g has ReLU. l_jc, what instance j adds to class c,
-is signed evidence per class without further computation.
+The attention MLP has batch normalisation and LeakyReLU(0.2), g has ReLU. l_jc, the contribution of instance j to
+class c, is signed evidence per class without further computation.
 """
 
 import math
@@ -19,7 +19,7 @@ from carmil.models.registry import register
 
 class AdditiveMIL(BagModel):
     abilities = BagModel.abilities | Ability.ATTENDS | Ability.INSTANCE_LOGITS
-    # The softmax cancels the last bias of the attention, batch normalisation those before it.
+    # The softmax cancels the last bias of the attention, and batch normalisation cancels the biases before it.
     inert_parameters = ("attention.0.bias", "attention.3.bias", "attention.6.bias")
 
     def __init__(self, in_features: int, classes: int, *, hidden: int = 256) -> None:

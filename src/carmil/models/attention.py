@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.size, self.heads = size, heads
 
     def trunk(self, z: Tensor) -> Tensor:
-        """(..., n, d) -> (..., n, size)."""
+        """Compute the trunk: (..., n, d) -> (..., n, size)."""
         h = linear(z, *self.stacked_trunk())
         t = self.drop_V(self.activation(h[..., : self.size]))
         return t if self.U is None else t * self.drop_U(h[..., self.size :].sigmoid())
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         return weight, torch.cat([self.V.bias, self.U.bias], dim=-1)
 
     def fresh(self) -> "Attention":
-        """Return a new attention of the same shape with its own weights."""
+        """Return a new attention of the same shape with its own initial weights."""
         return Attention(**self._options)
 
 

@@ -1,15 +1,17 @@
-"""CLAM (Lu et al., 2021): attention pooling with a clustering loss on the most and least attended instances.
+"""CLAM (Lu et al., 2021): attention pooling with a clustering loss on the instances with the largest and smallest
+attention scores.
 
-z_j = relu(E x_j),   u_j = w' (tanh(V z_j) * sigmoid(U z_j))
+z_j = relu(E x_j),   u_j = w' (tanh(V z_j) * sigmoid(U z_j))              or, not gated, w' tanh(V z_j)
 single branch:  F   = W sum_j softmax(u)_j z_j + c
 multi-branch:   F_c = w_c . sum_j softmax(u_c)_j z_j + b_c            one map per class
-instance loss:  a binary classifier per class takes the B most attended instances as positive for the bag's class and the
-                B least attended as negative. L = 0.7 CE(F, y) + 0.3 L_instance
+instance loss:  the targets of a binary classifier per class are positive for the B instances with the largest scores in the
+                map of the bag's class, and negative for the B with the smallest. L = 0.7 CE(F, y) + 0.3 L_instance
 
 n instances, b bags, d features, k classes, h heads, B instances sampled from each end.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,7 @@ class CLAM(WithAttention):
         classes: int,
         *,
         multi_branch: bool = False,
+        gated: bool = True,
         hidden: int = 512,
         attention: int = 256,
         dropout: float = 0.25,
@@ -46,9 +49,13 @@ class CLAM(WithAttention):
         if multi_branch:
             self.abilities |= Ability.MAP_PER_CLASS
         self.embedding = Hidden(in_features, hidden, dropout=dropout)
-        self.attention = Attention(hidden, attention, gated=True, heads=self.heads, dropout=dropout)
+        self.attention = Attention(hidden, attention, gated=gated, heads=self.heads, dropout=dropout)
         self.classifier: nn.Module = HeadLinear(classes, hidden, 1) if multi_branch else Linear(hidden, classes)
         self.instance_classifiers = HeadLinear(classes, hidden, 2)
+
+    @classmethod
+    def needs_classes(cls, options: Mapping[str, Any]) -> str:
+        return "instance loss"
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.embedding(features)
@@ -68,7 +75,7 @@ class CLAM(WithAttention):
         return losses
 
     def _instance_loss(self, prediction: Prediction, labels: Tensor) -> Tensor:
-        """Instance loss of each bag, (..., b)."""
+        """Return the instance loss of each bag, (..., b)."""
         attended, exists = self._instance_logits(prediction, 1)
         ignored, _ = self._instance_logits(prediction, -1)
         own = one_hot(labels, self.classes)  # (b, k)
@@ -81,7 +88,10 @@ class CLAM(WithAttention):
         return loss
 
     def _instance_logits(self, prediction: Prediction, sign: int) -> tuple[Tensor, Tensor]:
-        """Logits of each class for the B instances at one end of its map, (..., b, B, k, 2); mask of those that exist, (b, B)."""
+        """Return the logits of each class for the B instances at one end of its map, (..., b, B, k, 2).
+
+        The second value is a mask of the instances that exist, (b, B).
+        """
         assert prediction.scores is not None
         assert prediction.instances is not None
         z, offsets = prediction.instances, prediction.offsets
@@ -95,12 +105,12 @@ class CLAM(WithAttention):
 
 
 def _binary(logits: Tensor, target: int) -> Tensor:
-    """Cross-entropy with the same target for all. (..., 2) -> (...)."""
+    """Return the cross-entropy with one target for all. (..., 2) -> (...)."""
     return -logits.log_softmax(-1)[..., target]
 
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean over the sampled instances: (..., b, B, k), (b, B) -> (..., b, k)."""
+    """Return the weighted mean over the sampled instances: (..., b, B, k), (b, B) -> (..., b, k)."""
     return (values * weight.unsqueeze(-1)).sum(-2)
 
 

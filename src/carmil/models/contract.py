@@ -1,16 +1,18 @@
-"""The contract of a model: bags in, logits out; what else it can be asked, it declares as its abilities.
+"""The contract of a model: bags in, outputs F out; it declares further functions as its abilities.
 
-A model that pools by attention has three verbs, embed, attend and classify, with the shared pooling between the last two. Others
-(the mean, DSMIL's critical instance, TransMIL's class token) have fewer, and declare so.
+A model that pools by attention has three verbs, embed, attend and classify, with the shared pooling between the last
+two. Others (the mean, DSMIL's critical instance, TransMIL's class token) implement and declare fewer.
 
-n instances of all bags together, b bags, d features, k classes, h heads (attention maps), m counterfactual maps.
+F has one column per class or, of other targets, per output (`carmil.targets`); `link` turns F into a loss and predictions.
+
+n instances of all bags together, b bags, d features, k outputs, h heads (attention maps), m counterfactual maps.
 Leading axes, such as that of a population's models, are carried through everywhere.
 """
 
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +20,25 @@ from torch import Tensor, nn
 from carmil.errors import CarmilError
 from carmil.models.layers import Linear
 from carmil.models.pooling import Offsets, bag_softmax, bag_weighted_sum
+from carmil.targets.links import Link, Softmax
 
 Draw = Callable[[tuple[int, int], Tensor], Tensor]
 
 
 class Ability(Flag):
-    """What a model can be asked beside its logits. An explainer names what it needs; a wrapper passes its model's on."""
+    """What a model can compute besides its logits. An explainer names the abilities that it needs; a wrapper has
+    those of its model.
+    """
 
     NONE = 0
     GRADIENTS = auto()  # F can be differentiated with respect to the features
-    SMALL_BAGS = auto()  # a bag of one or a few instances has an answer
+    SMALL_BAGS = auto()  # a bag of one or a few instances has a valid prediction
     ATTENDS = auto()  # `Prediction.scores` holds attention scores u
     SCORES_ARE_WEIGHTS = auto()  # these are attention weights already: no softmax follows
     MAP_PER_CLASS = auto()  # attention map c belongs to class c
     POOLS_BY_ATTENTION = auto()  # F = classify(sum_j softmax(u)_j z_j), with the verbs embed, attend and classify
     INSTANCE_WISE = auto()  # z_j and u_j depend on instance j alone, not on the rest of its bag
-    LRP = auto()  # classify is made of linear layers and ReLUs, for which the relevance rules hold
+    LRP = auto()  # classify is made of linear layers, ReLUs and layer norms, for which the relevance rules hold
     INSTANCE_LOGITS = auto()  # `Prediction.instance_logits` holds class logits of each instance
     ROLLOUT = auto()  # `rollout` follows the attention through the layers of a transformer
     COUNTERFACTUAL_MAP = auto()  # one learned counterfactual map u_cf
@@ -72,7 +77,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PooledMaps:
-    """maps u and u_cf (..., n, 1+m, h), the factual one first; weights (..., n, (1+m) h) and pooled (..., b, (1+m) h, d)."""
+    """Maps u and u_cf (..., n, 1+m, h), the factual map first; weights (..., n, (1+m) h) and pooled (..., b, (1+m) h, d)."""
 
     maps: Tensor
     weights: Tensor
@@ -81,72 +86,82 @@ class PooledMaps:
 
 
 class BagModel(nn.Module):
-    """Bags in, class logits out.
+    """Base class of models: bags in, outputs F out, one per class or other output of the target.
 
-    `embed`, `attend` and `classify` are asked of models that declare POOLS_BY_ATTENTION, `rollout` of those with ROLLOUT.
+    `embed`, `attend` and `classify` are needed for POOLS_BY_ATTENTION, `rollout` for ROLLOUT.
     """
 
-    classes: int
+    classes: int  # the number of outputs k
+    link: Link
     heads: int = 1  # attention maps
     abilities: Ability = Ability.GRADIENTS | Ability.SMALL_BAGS
     # The default weight of each term of `losses`.
     coefficients: dict[str, float] = {"cls": 1.0}  # noqa: RUF012
-    # Passes over the bags that make an epoch. Nearly all methods have one.
+    # Passes over the bags in one epoch. Nearly all methods have one.
     phases: tuple[str, ...] = ("train",)
     permutation_invariant: bool = True
     inert_parameters: tuple[str, ...] = ()  # name endings of parameters that the output does not depend on
-    # The share of a bag's label that is spread over all classes while training; set by the recipe.
+    # The share of a bag's label that is spread over all classes during training; set by the recipe.
     label_smoothing: float = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.link = Softmax()
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
         raise NotImplementedError
 
+    @classmethod
+    def needs_classes(cls, options: Mapping[str, Any]) -> str:
+        """Return the part of the method, with these options, that works for classes only; "" if there is none."""
+        return ""
+
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
-        """x (..., n, in) -> z (..., n, d)."""
+        """Embed instances: x (..., n, in) -> z (..., n, d)."""
         raise NotImplementedError
 
     def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        """z (..., n, d) -> u (..., n, h), before the softmax."""
+        """Compute attention scores: z (..., n, d) -> u (..., n, h), before the softmax."""
         raise NotImplementedError
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Z (..., b, h, d) -> F (..., b, k)."""
+        """Compute logits: Z (..., b, h, d) -> F (..., b, k)."""
         raise NotImplementedError
 
     def rollout(self, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-        """Attention rolled out over all layers, x (..., n, in) -> (..., n, 1)."""
+        """Roll attention out over all layers, x (..., n, in) -> (..., n, 1)."""
         raise NotImplementedError
 
     def input_layers(self) -> tuple[Linear, ...]:
-        """The linear layers that read the features, if nothing else does: feature scaling is folded into them."""
+        """Return the linear layers that read the features, if no other layer does: feature scaling is folded into them."""
         return ()
 
     def reference(self, features: Tensor) -> Tensor:
-        """The baseline instance (d) of gradients and coalitions: zeros, or the mean training instance of scaled features."""
+        """Return the baseline instance (d) of gradients and coalitions: zeros, or the mean training instance of scaled features."""
         return features.new_zeros(features.shape[-1])
 
     def bag_loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The loss of a bag's logits: (..., b, k) -> (..., b). Training, the branches and validation all take it from here."""
-        return cross_entropy(logits, labels, smoothing)
+        """Return the loss of each bag, (..., b, k) -> (..., b), for training, the branches and validation alike."""
+        return self.link.loss(logits, labels, smoothing)
 
     def losses(self, prediction: Prediction, labels: Tensor, terms: Container[str]) -> dict[str, Tensor]:
-        """The requested terms of the training loss, for each bag, (..., b)."""
+        """Return the requested terms of the training loss, for each bag, (..., b)."""
         return {"cls": self.bag_loss(prediction.logits, labels, self.label_smoothing if self.training else 0.0)}
 
     def begin(self, phase: str, epoch: int) -> Hashable:
-        """Called before each training pass, and with phase "validation" before validation.
+        """Prepare for a pass; called before each training pass, and with phase "validation" before validation.
 
-        Passes of a phase that return equal keys may share a CUDA graph: between them nothing but tensors may differ.
+        Passes of a phase that return equal keys may share a CUDA graph: nothing but tensors may differ between them.
         """
         return None
 
     @property
     def method(self) -> str:
-        """The class name of the method, whatever it is wrapped in."""
+        """Return the class name of the method, without wrappers."""
         return type(self).__name__
 
     def require(self, needed: Ability, purpose: str) -> None:
-        """Refuse a purpose whose needed abilities this model does not declare."""
+        """Refuse a purpose that needs abilities which this model does not declare."""
         missing = [str(ability.name).lower().replace("_", " ") for ability in needed & ~self.abilities]
         if missing:
             raise CarmilError(
@@ -155,59 +170,60 @@ class BagModel(nn.Module):
 
 
 class CounterfactualAttention(Protocol):
-    """What an attending model knows of a counterfactual branch: it makes maps u_cf (..., n, m, h)."""
+    """The interface of a counterfactual branch to an attending model: it computes maps u_cf (..., n, m, h)."""
 
     def __call__(self, model: "AttendingModel", z: Tensor, trunk: Tensor, u: Tensor, offsets: Offsets) -> Tensor: ...
 
     def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
-        """Where all maps are linear in the trunk, as the model's own `score` is: weight (..., m h, t) and bias (..., m h)."""
+        """Return weight (..., m h, t) and bias (..., m h) if all maps are linear in the trunk, like the model's own `score`."""
         ...
 
 
 class AttendingModel(BagModel):
-    """z = embed(x),  u = attend(z),  Z = sum_j softmax(u)_j z_j,  F = classify(Z).
+    """Base class of models with attention: z = embed(x),  u = attend(z),  Z = sum_j softmax(u)_j z_j,  F = classify(Z).
 
-    Attention is made of a trunk (features worth attending by) and a score read from it, so that a counterfactual branch
-    can read another score from the same trunk, or stand next to it as an attention of its own.
+    Attention consists of a trunk (features computed for the attention) and a score that is computed from the trunk,
+    so that a counterfactual branch can compute another score from the same trunk, or be a separate attention beside
+    it.
     """
 
     abilities = BagModel.abilities | Ability.ATTENDS | Ability.POOLS_BY_ATTENTION | Ability.LRP
     trunk_size: int
-    default_branch: str = "shared"  # what CAR's branch is made of by default: "shared" or "full"
+    default_branch: str = "shared"  # default kind of CAR's branch: "shared" or "full"
 
     def trunk(self, instances: Tensor, offsets: Offsets) -> Tensor:
-        """z (..., n, d) -> (..., n, trunk_size)."""
+        """Compute the trunk: z (..., n, d) -> (..., n, trunk_size)."""
         raise NotImplementedError
 
     def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
-        """The trunk and z -> u (..., n, h), before the softmax."""
+        """Compute scores: the trunk and z -> u (..., n, h), before the softmax."""
         raise NotImplementedError
 
     def attend(self, instances: Tensor, offsets: Offsets) -> Tensor:
         return self.score(self.trunk(instances, offsets), instances, offsets)
 
     def second_attention(self) -> nn.Module:
-        """A fresh attention module for a full counterfactual branch, to be used by `attend_with`."""
+        """Return a new attention module for a full counterfactual branch, to be used by `attend_with`."""
         raise NotImplementedError
 
     def attend_with(self, attention: nn.Module, instances: Tensor, trunk: Tensor, offsets: Offsets) -> Tensor:
-        """u_cf (..., n, h) by a module from `second_attention`; `trunk` is the factual attention's."""
+        """Compute u_cf (..., n, h) with a module from `second_attention`; `trunk` is that of the factual attention."""
         raise NotImplementedError
 
     def mask_scores(self, scores: Tensor, offsets: Offsets) -> Tensor:
-        """The scores (..., n, h) with -inf at instances that the method hides while training."""
+        """Return the scores (..., n, h), with -inf at instances that the method masks in training."""
         return scores
 
     def instance_logits(self, trunk: Tensor) -> Tensor | None:
-        """Class logits of each instance, (..., n, k), where the trunk holds them."""
+        """Return class logits of each instance, (..., n, k), if the trunk contains them."""
         return None
 
     def attend_at_random(self, trunk: Tensor, u: Tensor, offsets: Offsets, draw: Draw) -> Tensor:
-        """Random scores (..., n, h), uninformed by the bag: uniform by default."""
+        """Draw random scores (..., n, h), independent of the bag: uniform by default."""
         return draw((u.shape[-2], u.shape[-1]), u)
 
     def compared_scores(self, scores: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
-        """The part of the scores (..., n, m, h) that a distance between maps compares: all of it by default."""
+        """Return the part of the scores (..., n, m, h) that distances between maps are computed from: by default all of it."""
         return scores
 
     def forward(
@@ -216,7 +232,7 @@ class AttendingModel(BagModel):
         offsets = Offsets.of(offsets, features.device)
         z = self.embed(features, offsets)
         pooled = self.attend_and_pool(z, offsets, branch)
-        # Every map is classified as if it were a bag of its own.
+        # Every map is classified like a separate bag.
         Z = pooled.pooled.unflatten(-2, pooled.maps.shape[-2:])
         F = self.classify(Z.flatten(-4, -3)).unflatten(-2, (offsets.bags, pooled.maps.shape[-2]))
         return Prediction(
@@ -233,7 +249,7 @@ class AttendingModel(BagModel):
     def attend_and_pool(
         self, instances: Tensor, offsets: Offsets, branch: CounterfactualAttention | None
     ) -> PooledMaps:
-        """Scores of all maps, their softmax, and the pools: one product for all maps."""
+        """Return the scores of all maps, their softmax, and the pools, with one product for all maps."""
         z = instances
         trunk = self.trunk(z, offsets)
         u = self.score(trunk, z, offsets)
@@ -247,17 +263,6 @@ class AttendingModel(BagModel):
         return PooledMaps(maps, weights, bag_weighted_sum(weights, z, offsets), self.instance_logits(trunk))
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-log softmax(logits)_y, with the share `smoothing` of y spread over all classes.
-
-    logits (..., b, k), labels (b) or (..., b) -> (..., b).
-    """
-    labels = labels.expand(logits.shape[:-1]).unsqueeze(-1)
-    surprise = -torch.log_softmax(logits, dim=-1)
-    loss = surprise.gather(-1, labels).squeeze(-1)
-    return loss if smoothing == 0 else (1 - smoothing) * loss + smoothing * surprise.mean(-1)
-
-
 def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """(b) -> (b, k), 1 in the column of the label."""
+    """Encode labels (b) as (b, k), 1 in the column of the label."""
     return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).float()

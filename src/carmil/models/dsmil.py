@@ -4,15 +4,19 @@ z_j = relu(E x_j)  (official: z_j = x_j),   c_j = W z_j,   m_c = argmax_j c_jc
 U_jc = q(z_j) . q(z_{m_c}),   u = U / sqrt(s),   Z_c = sum_j softmax(u_c)_j z_j
 F = conv over all classes' Z_c,    L = 0.5 CE(F, y) + 0.5 CE(max_j c_j, y)
 
-The score of an instance is its similarity to the critical instances of its bag, one map per class.
-The counterfactual branch is a second query q_cf with the same critical instances; its distance is computed on U of the
-predicted class. CIA draws the instance scores that select the critical instances.
+For other targets than classes, L has the target's own loss in place of CE: the instances with the largest outputs predict
+the bag, as in Max-MIL.
+
+The score of an instance is its similarity to the critical instances of its bag, one map per class. The counterfactual
+branch is a second query q_cf with the same critical instances; its distance is computed on U of the predicted class.
+CIA draws random instance scores, which select the critical instances.
 
 n instances, b bags, d features, k classes, s the query's size.
 """
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +57,10 @@ class DSMIL(AttendingModel):
         self.query_size, self.loss = query_size, loss
         self.trunk_size = query_size + classes
         xavier(self)
+
+    @classmethod
+    def needs_classes(cls, options: Mapping[str, Any]) -> str:
+        return "loss on one-hot labels" if options.get("loss") == "bce" else ""
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
         return self.embedding(features.to(self.classifier.weight.dtype))
@@ -101,7 +109,7 @@ class DSMIL(AttendingModel):
         return trunk[..., self.query_size :]
 
     def _similarity(self, queries: Tensor, logits: Tensor, offsets: Offsets) -> Tensor:
-        """u_jc = q(z_j) . q(z_{m_c}) / sqrt(s). queries (..., n, s), logits (..., n, k) -> (..., n, k)."""
+        """Return u_jc = q(z_j) . q(z_{m_c}) / sqrt(s). queries (..., n, s), logits (..., n, k) -> (..., n, k)."""
         rows = bag_argmax(logits, offsets)  # (..., b, k)
         index = rows.flatten(-2).unsqueeze(-1)
         critical = queries.gather(-2, index.expand(*index.shape[:-1], self.query_size)).unflatten(-2, rows.shape[-2:])
@@ -115,7 +123,7 @@ def _query(inputs: int, size: int, kind: str) -> nn.Module:
 
 
 def _one_hot_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the classes of the binary cross-entropy against the one-hot label. (..., b, k) -> (..., b)."""
+    """Return the mean over the classes of the binary cross-entropy against the one-hot label. (..., b, k) -> (..., b)."""
     target = one_hot(labels, logits.shape[-1]).expand(logits.shape)
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
 

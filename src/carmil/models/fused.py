@@ -20,7 +20,7 @@ CHUNK = 512  # rows of one bag that one program pools
 
 @functools.cache
 def available() -> bool:
-    """Whether Triton is installed; without it the plain operations run in bfloat16."""
+    """Return whether Triton is installed; without it the plain operations run in bfloat16."""
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -29,18 +29,18 @@ def available() -> bool:
 
 
 def bfloat16_enabled(x: Tensor) -> bool:
-    """Whether autocast selects bfloat16 on the device of x."""
+    """Return whether autocast selects bfloat16 on the device of x."""
     return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def enabled(x: Tensor) -> bool:
-    """Whether the fast path applies to x: bfloat16 on a GPU, with Triton installed."""
+    """Return whether the fast path applies to x: bfloat16 on a GPU, with Triton installed."""
     return bfloat16_enabled(x) and available()
 
 
 @dataclass(frozen=True)
 class _Draws:
-    """What the kernels need to draw a dropout mask: the noise streams, the sites in the network and the probability."""
+    """The arguments with which kernels draw a dropout mask: the noise streams, the sites in the network and the probability."""
 
     noise: Noise | None
     sites: tuple[int, ...]
@@ -63,12 +63,12 @@ class _Draws:
         return round((1 - self.p) * 2**16)
 
     def streams(self, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return seeds, steps and rows; `spare` replaces each where nothing is drawn."""
+        """Return seeds, steps and rows; `spare` replaces each if nothing is drawn."""
         return (spare, spare, spare) if self.noise is None else (self.noise.seeds, self.noise.steps, self.rows)
 
 
 def hidden(x: Tensor, weight: Tensor, bias: Tensor | None, dropout: Dropout) -> Tensor:
-    """dropout(relu(x W' + b)) of every model. x (n, in) or (r, n, in), W (r, d, in), b (r, d) -> (r, n, d)."""
+    """Compute dropout(relu(x W' + b)) of every model. x (n, in) or (r, n, in), W (r, d, in), b (r, d) -> (r, n, d)."""
     x = x.expand(len(weight), -1, -1) if x.ndim == 2 else x
     bias = None if bias is None else bias.contiguous()
     return _Hidden.apply(x, weight, bias, _Draws.by((dropout,), x.shape[-2], x.device))
@@ -133,10 +133,10 @@ def attend_and_pool(
     dropouts: tuple[Dropout, Dropout],
     mask: Callable[[Tensor], Tensor],
 ) -> FusedMaps:
-    """u = projections(trunk(z)), softmax over each bag, Z = sum_j a_j z_j, for all maps at once.
+    """Compute u = projections(trunk(z)), the softmax over each bag, and Z = sum_j a_j z_j, for all maps at once.
 
     z (r, n, d). trunk: V, or V over U, (r, a or 2a, d), and their bias; projections (r, m, a) and their bias.
-    mask: sets the scores of hidden instances to -inf.
+    mask: sets the scores of masked instances to -inf.
     """
     draws = _Draws.by(dropouts, z.shape[-2], z.device)
     return FusedMaps(
@@ -225,7 +225,7 @@ class _AttendAndPool(torch.autograd.Function):
 
 
 def pool(weights: Tensor, z: Tensor, offsets: Offsets) -> Tensor:
-    """Z = sum_j a_j z_j. weights (r, n, m), z (r, n, d) -> (r, b, m, d) float32."""
+    """Compute Z = sum_j a_j z_j. weights (r, n, m), z (r, n, d) -> (r, b, m, d) float32."""
     from carmil.models import kernels
 
     (r, n, d), m = z.shape, weights.shape[-1]
@@ -256,7 +256,7 @@ def project(z: Tensor, directions: Tensor, offsets: Offsets) -> Tensor:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Bags cut into runs of at most CHUNK rows: the start, the end and the bag of each."""
+    """Bags divided into runs of at most CHUNK rows: the start, end and bag of each."""
 
     starts: Tensor
     ends: Tensor
@@ -277,7 +277,7 @@ class _Chunks:
 
 
 def _spread(weights: Tensor, for_pooled: Tensor, offsets: Offsets) -> Tensor:
-    """Sum a_j dZ over the maps, for many small bags. -> (r, n, d)."""
+    """Compute the sum of a_j dZ over the maps, for many small bags. -> (r, n, d)."""
     spread = torch.zeros(*weights.shape[:2], for_pooled.shape[-1], device=weights.device)
     for i in range(weights.shape[-1]):
         spread.addcmul_(weights[..., i, None], for_pooled[:, :, i].index_select(1, offsets.bag_of))
@@ -299,7 +299,7 @@ def _padded(count: int) -> int:
 
 
 def _rows_of(columns: int) -> int:
-    """Rows per program: 32 numbers per thread with four warps, or 16 with eight; fast on an H200."""
+    """Return the rows per program: 32 numbers per thread with four warps, or 16 with eight; fast on an H200."""
     return max(1, 4096 // _padded(columns))
 
 

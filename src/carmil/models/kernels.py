@@ -1,8 +1,8 @@
 """Triton kernels of the fast path on GPUs: the operations between the matrix products of a population, in few passes.
 
-r models, n instances, d features, a columns of the attention's trunk, m maps. Sums over instances are written as one partial
-sum per block of rows and added afterwards: without atomic additions, results are the same bits every time.
-The noise is that of `carmil.models.noise`, drawn again wherever it is needed instead of stored.
+r models, n instances, d features, a columns of the attention's trunk, m maps. Sums over instances are written as one
+partial sum per block of rows and added afterwards: without atomic additions, results have the same bits every time.
+The noise is that of `carmil.models.noise`, drawn again wherever it is needed instead of being stored.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _mix(x):
-    """`noise._mix`, on uint32."""
+    """Compute `noise._mix` on uint32."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -22,7 +22,7 @@ def _mix(x):
 
 @triton.jit
 def _stream(seeds, steps, model, site):
-    """The key of a model's noise at this step and site of the network."""
+    """Return the key of a model's noise at this step and site of the network."""
     seed = tl.load(seeds + model).to(tl.uint32)
     step = tl.load(steps + model).to(tl.uint32)
     return _mix(_mix(_mix(seed) ^ step) ^ site.to(tl.uint32))
@@ -30,7 +30,7 @@ def _stream(seeds, steps, model, site):
 
 @triton.jit
 def _kept(key, rows, threshold, COLUMNS: tl.constexpr):
-    """Mask (rows, COLUMNS), true where an element is kept; two columns share 32 random bits."""
+    """Return a mask (rows, COLUMNS), true where an element is kept; two columns share 32 random bits."""
     halves = tl.arange(0, COLUMNS // 2).to(tl.uint32)
     bits = (_mix(_mix(rows.to(tl.uint32))[:, None] ^ halves[None, :]) ^ key) * 0x7FEB352D
     bits ^= bits >> 15
@@ -44,7 +44,7 @@ def hidden_forward(
     y, bias, seeds, steps, rows, n, d, site, threshold, scale,
     BIAS: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """y (r, n, d) becomes dropout(relu(y + bias)), in place."""
+    """Replace y (r, n, d) by dropout(relu(y + bias)), in place."""
     model = tl.program_id(1)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -66,7 +66,7 @@ def hidden_backward(
     gradient, y, passed, for_bias, n, d, blocks, scale,
     BIAS: tl.constexpr, ROWS: tl.constexpr, LOOPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """passed = gradient where y > 0, scaled; for_bias (r, blocks, d) its sums over each block of rows."""
+    """Write passed = gradient where y > 0, scaled, and its sums over each block of rows, for_bias (r, blocks, d)."""
     model, block = tl.program_id(1), tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -93,7 +93,7 @@ def _opened(
     h, bias, seeds, steps, rows, model, at, n, a, site_v, site_u, threshold, scale,
     GATED: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The factors v and u of the trunk of some instances, and their derivatives by their inputs, each (ROWS, COLUMNS)."""
+    """Return the factors v and u of the trunk of some instances, and their derivatives by their inputs, each (ROWS, COLUMNS)."""
     column = tl.arange(0, COLUMNS)
     inside = (at < n)[:, None] & (column < a)[None, :]
     width = a * 2 if GATED else a
@@ -133,7 +133,7 @@ def scores_forward(
     MAPS: tl.constexpr, GATED: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, OFFSET: tl.constexpr,
     DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """scores (r, n, m) = trunk(h) reads' + offset.  h (r, n, a or 2a), reads (r, m, a), offset (r, m)."""
+    """Write scores (r, n, m) = trunk(h) reads' + offset.  h (r, n, a or 2a), reads (r, m, a), offset (r, m)."""
     model = tl.program_id(1)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -155,8 +155,10 @@ def scores_backward(
     MAPS: tl.constexpr, GATED: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
     ROWS: tl.constexpr, LOOPS: tl.constexpr, COLUMNS: tl.constexpr, BEHIND: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """From for_scores (r, n, m): for_h in the first columns of (r, n, width), for_reads (r, blocks, m, a), for_bias
-    (r, blocks, a or 2a). The columns after for_h get each instance's attention weights (r, n, m) in the columns of its bag."""
+    """Compute gradients from for_scores (r, n, m).
+
+    Writes for_h in the first columns of (r, n, width), for_reads (r, blocks, m, a), and for_bias (r, blocks, a or
+    2a). The columns after for_h get each instance's attention weights (r, n, m) in the columns of its bag."""
     model, block = tl.program_id(1), tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     which = tl.arange(0, PADDED)
@@ -170,8 +172,8 @@ def scores_backward(
         row = model.to(tl.int64) * n + at
         v, u, slope_v, slope_u = _opened(h, bias, seeds, steps, rows, model, at, n, a, site_v, site_u, threshold, scale,
                                          GATED, RELU, BIAS, DROP, COLUMNS)  # fmt: skip
-        there = (at < n)[:, None] & (which < MAPS)[None, :]
-        all_maps = tl.load(for_scores + row[:, None] * MAPS + which[None, :], mask=there, other=0.0)
+        valid = (at < n)[:, None] & (which < MAPS)[None, :]
+        all_maps = tl.load(for_scores + row[:, None] * MAPS + which[None, :], mask=valid, other=0.0)
         sums_of_reads += tl.trans(all_maps)[:, :, None] * (v * u)[None, :, :]
         for_trunk = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.static_range(MAPS):
@@ -189,8 +191,8 @@ def scores_backward(
         if BEHIND > 0:
             extra = tl.arange(0, BEHIND)
             bag = tl.load(bag_of + at, mask=at < n, other=-1)
-            mine = (bag[:, None] == (extra // MAPS)[None, :]) & (at < n)[:, None]
-            attention = tl.load(weights + row[:, None] * MAPS + (extra % MAPS)[None, :], mask=mine, other=0.0)
+            own_bag = (bag[:, None] == (extra // MAPS)[None, :]) & (at < n)[:, None]
+            attention = tl.load(weights + row[:, None] * MAPS + (extra % MAPS)[None, :], mask=own_bag, other=0.0)
             behind = for_h + row[:, None] * width + own + extra[None, :]
             fits = (at < n)[:, None] & (own + extra < width)[None, :]
             tl.store(behind, attention.to(for_h.dtype.element_ty), mask=fits)
@@ -208,7 +210,9 @@ def pool_forward(
     weights, z, starts, ends, partial, n, d, chunks, m,
     SECOND: tl.constexpr, ROWS: tl.constexpr, LOOPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """partial (r, chunks, m, d): sums of weights (r, n, m) times z (r, n, d) over each chunk of rows; two maps per program."""
+    """Write partial (r, chunks, m, d): sums of weights (r, n, m) times z (r, n, d) over each chunk of rows; two maps
+    per program.
+    """
     model, chunk, first = tl.program_id(1), tl.program_id(0), tl.program_id(2) * 2
     begin, end = tl.load(starts + chunk), tl.load(ends + chunk)
     second_end = tl.where(first + 1 < m, end, begin)  # a missing second map has no rows
@@ -234,7 +238,7 @@ def pool_backward(
     z, for_pooled, starts, ends, bags, for_weights, n, d, count, m,
     SECOND: tl.constexpr, ROWS: tl.constexpr, LOOPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """for_weights (r, n, m): each instance projected onto the gradient of its bag's pool, for_pooled (r, b, m, d)."""
+    """Write for_weights (r, n, m): each instance projected onto the gradient of its bag's pool, for_pooled (r, b, m, d)."""
     model, chunk, first = tl.program_id(1), tl.program_id(0), tl.program_id(2) * 2
     begin, end, bag = tl.load(starts + chunk), tl.load(ends + chunk), tl.load(bags + chunk)
     column = tl.arange(0, COLUMNS)

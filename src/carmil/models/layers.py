@@ -1,7 +1,7 @@
-"""Layers whose parameters may carry a leading model axis.
+"""Layers whose parameters may have a leading model axis.
 
-A model built from these layers computes one model, or, with stacked parameters (r, ...), r
-models at once: x (n, in) or (r, n, in) -> (r, n, out). See `carmil.training.population`.
+A model built from these layers computes one model or, with stacked parameters (r, ...), r models at once:
+x (n, in) or (r, n, in) -> (r, n, out). See `carmil.training.population`.
 """
 
 import math
@@ -21,14 +21,17 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 class Linear(nn.Module):
     """y = x W' + b. Initialised as in torch: uniform in +-1/sqrt(in).
 
-    With `scale`, the mean m and deviation s of the inputs, it is y = ((x - m) / s) W' + b (see `carmil.models.scaled_model`).
+    With `scale`, the mean m and deviation s of the inputs, it is y = ((x - m) / s) W' + b (see
+    `carmil.models.scaled_model`). `precise`: never in 16 bits, for pools of bags, whose differences are small
+    relative to their common part and would be lost in rounding.
     """
 
     bias: Tensor | None
     scale: "tuple[Tensor, Tensor] | None" = None
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, precise: bool = False) -> None:
         super().__init__()
+        self.precise = precise
         bound = 1 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound)) if bias else None
@@ -43,11 +46,14 @@ class Linear(nn.Module):
         return weight, -shift if self.bias is None else self.bias - shift
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, *self.folded())
+        if not self.precise:
+            return linear(x, *self.folded())
+        with torch.autocast(x.device.type, enabled=False):
+            return linear(x, *self.folded())
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W' + b. x (n, in) or (r, n, in), W (out, in) or (r, out, in), b (out) or (r, out) -> (n, out) or (r, n, out)."""
+    """Compute x W' + b. x (n, in) or (r, n, in), W (out, in) or (r, out, in), b (out) or (r, out) -> (n, out) or (r, n, out)."""
     if weight.ndim == 2:
         return nn.functional.linear(x.to(weight.dtype), weight, bias)
     if not x.is_cuda:
@@ -57,21 +63,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if x.ndim == 3:
             return _product(x, weight, bias)
-        # All models share the same rows: one product serves all of them.
+        # All models have the same rows, so that one product is enough.
         y = nn.functional.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         return y.unflatten(-1, weight.shape[:2]).transpose(0, 1)
 
 
 def in_half(outputs: int) -> bool:
-    """Whether autocast computes a product with this many outputs in 16 bits; scores and logits, with few outputs, stay in 32."""
+    """Return whether autocast computes a product with this many outputs in 16 bits; scores and logits, with few
+    outputs, stay in 32.
+    """
     return outputs >= 16
 
 
 class _Products(torch.autograd.Function):
     """x W' + b of every model, for CPUs. x (r, n, in), W (r, out, in), b (r, out) -> (r, n, out).
 
-    One product per model, in one call, is as fast there as one wide product, and a model's result does not depend on the
-    number of models, not even in the last bit. The gradient of W has the memory layout of W, which saves a copy.
+    One product per model, in one call, is as fast on a CPU as one wide product, and a model's result does not depend
+    on the number of models, not even in the last bit. The gradient of W has the memory layout of W, which saves a
+    copy.
     """
 
     @staticmethod
@@ -113,7 +122,7 @@ class HeadLinear(nn.Module):
 class Hidden(nn.Sequential):
     """The first layer of most methods: dropout(relu(W x + b)).
 
-    In a population it is one operation that saves only its result and x in its stored type for the gradient.
+    In a population it is one operation that stores, for the gradient, only its result and x in its original type.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, dropout: float = 0.0) -> None:
@@ -139,7 +148,7 @@ class Hidden(nn.Sequential):
 class _HiddenProducts(torch.autograd.Function):
     """dropout(relu(x W' + b)) of every model, for CPUs, PIECE rows at a time. x (n, in) or (r, n, in).
 
-    Where the result is 0, so is the gradient.
+    The gradient is 0 wherever the result is.
     """
 
     @staticmethod
@@ -181,18 +190,20 @@ class _HiddenProducts(torch.autograd.Function):
 
 
 def _per_model(x: Tensor, weight: Tensor) -> Tensor:
-    """(n, in) or (r, n, in) -> (r, n, in) in the type of W; rows shared by the models are not copied."""
+    """Return (n, in) or (r, n, in) as (r, n, in) in the type of W; rows shared by the models are not copied."""
     x = x.to(weight.dtype)
     return x.expand(len(weight), -1, -1) if x.ndim == 2 else x
 
 
 def _row_slices(count: int) -> list[slice]:
-    """Slices of PIECE rows, which bound the memory; the same for any number of models, so that results are the same bits."""
+    """Return slices of PIECE rows, which bound the memory; the same for any number of models, so that results have
+    the same bits.
+    """
     return [slice(first, first + PIECE) for first in range(0, count, PIECE)]
 
 
 class LayerNorm(nn.Module):
-    """Normalisation of each row to zero mean and unit variance, then scale and shift."""
+    """Normalises each row to zero mean and unit variance, then scales and shifts it."""
 
     def __init__(self, features: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -209,7 +220,8 @@ class LayerNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Normalisation of each feature to zero mean and unit variance over the instances; running statistics outside training.
+    """Normalises each feature to zero mean and unit variance over the instances; outside training by running
+    statistics.
 
     `counted` (r, n, 1), set by a population, marks the instances of each model's own training bags.
     """
@@ -250,7 +262,7 @@ INITS = ("xavier", "own")
 
 
 def xavier(model: nn.Module) -> None:
-    """Give every linear layer Xavier-normal weights and zero biases, as several original implementations do."""
+    """Set every linear layer to Xavier-normal weights and zero biases, as several original implementations do."""
     for module in model.modules():
         if isinstance(module, Linear):
             nn.init.xavier_normal_(module.weight)

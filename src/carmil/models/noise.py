@@ -1,7 +1,8 @@
 """Random numbers that belong to a model.
 
-A draw depends only on the model's seed, its step, the site in the network, the instance and the column. So a model draws the
-same numbers alone and in a population, on any device, whatever the other models and bags are and whenever they stop.
+A draw depends only on the model's seed, its step, the site in the network, the instance and the column. A model
+therefore draws the same numbers by itself and in a population, on any device, whatever the other models and bags are
+and whenever they stop.
 """
 
 import torch
@@ -20,12 +21,12 @@ class Noise:
         self.rows: Tensor | None = None
 
     def uniform(self, shape: tuple[int, int], site: int) -> Tensor:
-        """Numbers (r, *shape) in [0, 1), new at every step and site; with shape[0] = n, each row belongs to its instance."""
+        """Draw numbers (r, *shape) in [0, 1), new at every step and site; with shape[0] = n, each row belongs to its instance."""
         rows = self.rows_for(shape[0])
         return (self._bits(rows, shape[1], site) >> 8 & 0xFFFFFF).float() * 2.0**-24
 
     def kept(self, shape: tuple[int, int], share: float, site: int, part: slice = slice(None)) -> Tensor:
-        """Mask (r, *shape), true with probability `share` (in steps of 2^-16), at half the cost of `uniform`.
+        """Draw a mask (r, *shape), true with probability `share` (in steps of 2^-16), at half the cost of `uniform`.
 
         part: return only these rows.
         """
@@ -34,16 +35,16 @@ class Noise:
         return halves[..., : shape[1]] < round(share * 2**16) - 2**15
 
     def rows_for(self, count: int) -> Tensor:
-        """The instances of the cohort that draw, (count)."""
+        """Return the cohort's indices of the instances that draw, (count)."""
         if self.rows is not None and len(self.rows) == count:
             return self.rows
         return torch.arange(count, device=self.seeds.device)
 
     def _bits(self, rows: Tensor, columns: int, site: int) -> Tensor:
-        """Random int32 (r, rows, columns), all 32 bits random."""
+        """Draw int32 numbers (r, rows, columns), all 32 bits random."""
         key = _mix(_mix(_mix(self.seeds) ^ self.steps.int()) ^ site)
         place = _mix(_mix(rows).unsqueeze(-1) ^ torch.arange(columns, device=key.device, dtype=torch.int32))
-        # Place and key are random already; these two rounds also decorrelate the models, which one would not.
+        # Position and key are random already; two rounds are needed to decorrelate the models too.
         bits = place ^ key[:, None, None]
         bits *= 0x7FEB352D
         bits ^= (bits >> 15) & 0x1FFFF
@@ -52,7 +53,7 @@ class Noise:
 
 
 class Noisy(nn.Module):
-    """A layer with random draws. By itself it uses torch's generator; a population sets its `noise` and a unique `site`."""
+    """Base class of layers with random draws: from torch's generator, or from the `noise` of a population and a unique `site`."""
 
     noise: Noise | None = None
     site: int = 0
@@ -79,7 +80,7 @@ class Dropout(Noisy):
 
     @property
     def scale(self) -> float:
-        """Factor by which kept elements are multiplied."""
+        """Return the factor by which kept elements are multiplied."""
         return 1 / (1 - self.p) if self.training else 1.0
 
     def forward(self, x: Tensor) -> Tensor:

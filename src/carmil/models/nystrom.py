@@ -1,4 +1,5 @@
-"""Nystrom attention, used by TransMIL: softmax attention through m landmarks, never computed explicitly.
+"""Nystrom attention, used by TransMIL: softmax attention through m landmarks, whose matrix is never computed
+explicitly.
 
 i matrices, h heads of size e, s query tokens, p+t key tokens, m landmarks.
 """
@@ -14,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 _BLOCK = 64  # tokens
-_KEPT = 2**24  # a softmax of more elements than this is recomputed for its gradient instead of stored
+_KEPT = 2**24  # a softmax with more elements is recomputed for its gradient instead of being stored
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,23 @@ class NystromAttention:
     inverse: Tensor
 
     def gather(self, values: Tensor) -> Tensor:
-        """A v: (..., h, p+t, e) -> (..., h, s, e)."""
-        seen = _attend(self.query_landmarks, self.keys, values)
-        return _attend(self.queries, self.key_landmarks, self.inverse @ seen)
+        """Compute A v: (..., h, p+t, e) -> (..., h, s, e)."""
+        summaries = _attend(self.query_landmarks, self.keys, values)
+        return _attend(self.queries, self.key_landmarks, self.inverse @ summaries)
 
     def reach(self, weights: Tensor) -> Tensor:
-        """w A: (..., h, i, s) -> (..., h, i, p+t)."""
+        """Compute w A: (..., h, i, s) -> (..., h, i, p+t)."""
         landmarks = weigh_softmax(weights, self.queries, self.key_landmarks) @ self.inverse
         return weigh_softmax(landmarks, self.query_landmarks, self.keys)
 
     def row_sums(self) -> Tensor:
-        """Row sums of A, (..., h, s); the rows of the last factor sum to one."""
+        """Compute the row sums of A, (..., h, s); the rows of the last factor sum to one."""
         sums = self.inverse.sum(-1, keepdim=True).expand_as(self.key_landmarks)
         return _attend(self.queries, self.key_landmarks, sums)[..., 0]
 
 
 def softmax_of(queries: Tensor, keys: Tensor) -> Tensor:
-    """softmax(q k'/sqrt e)."""
+    """Compute softmax(q k'/sqrt e)."""
     return (queries / math.sqrt(queries.shape[-1]) @ keys.mT).softmax(-1)
 
 
@@ -56,30 +57,35 @@ def _weigh(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """softmax(q k'/sqrt e) v, without storing the whole softmax."""
+    """Compute softmax(q k'/sqrt e) v, without storing the whole softmax."""
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (queries, keys, values))
     return scaled_dot_product_attention(q, k, v).reshape(*queries.shape[:-1], values.shape[-1])
 
 
 def along_tokens(values: Tensor, weight: Tensor) -> Tensor:
-    """Convolve each head along its tokens, zero-padded: values (..., g, h, t, e), weight (..., h, 1, taps, 1) -> as values.
+    """Convolve each head along its tokens, zero-padded: values (..., g, h, t, e), weight (..., h, 1, taps, 1) ->
+    shape of values.
 
-    Computed as a matrix product: every block of tokens is the same band matrix times the block's receptive field. Two of
-    three multiply-adds are wasted, but GPUs have no fast gradient for a convolution with few kernels.
+    Computed as a matrix product: every block of tokens is the same band matrix times the block's receptive field.
+    Two of three multiply-adds are redundant, but GPUs have no fast gradient for a convolution with few kernels.
     """
     taps, tokens = weight.shape[-2], values.shape[-2]
-    blocks, seen = -(-tokens // _BLOCK), _BLOCK + taps - 1
+    blocks, field_size = -(-tokens // _BLOCK), _BLOCK + taps - 1
     padded = pad(values, (0, 0, taps // 2, blocks * _BLOCK - tokens + taps // 2))
-    windows = padded.unfold(-2, seen, _BLOCK)  # (..., g, h, blocks, e, seen)
+    windows = padded.unfold(-2, field_size, _BLOCK)  # (..., g, h, blocks, e, seen)
     # Row i of the band starts i columns further right: the kernel plus its zeros is one element longer than a row.
     kernel = pad(weight[..., 0, :, 0], (0, _BLOCK))
-    band = torch.cat([kernel] * _BLOCK, dim=-1)[..., : _BLOCK * seen].unflatten(-1, (_BLOCK, seen))
+    band = torch.cat([kernel] * _BLOCK, dim=-1)[..., : _BLOCK * field_size].unflatten(-1, (_BLOCK, field_size))
     y = torch.einsum("...ghbes,...hcs->...ghbce", windows, band)
     return y.flatten(-3, -2)[..., :tokens, :]
 
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
-    """z = a' / (largest row sum |a| * largest column sum |a|), then z <- z (13 - az (15 - az (7 - az))) / 4. (..., m, m)."""
+    """Compute z = a' / (largest row sum |a| * largest column sum |a|), then iterate z <- z (13 - az (15 - az (7 -
+    az))) / 4.
+
+    a and the result are (..., m, m).
+    """
     size = a.abs()
     z = a.mT / (size.sum(-1).amax(-1) * size.sum(-2).amax(-1))[..., None, None]
     refined: Tensor = _Refined.apply(a.flatten(0, -3), z.flatten(0, -3), iterations)
@@ -89,7 +95,7 @@ def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
 class _Refined(torch.autograd.Function):
     """The steps of `pseudo_inverse` and their gradient: p = az, x = 7 - p, y = 15 - px, w = 13 - py, z <- zw / 4.
 
-    One operation per product: written as plain torch operations, they would be half of all operations of TransMIL.
+    One operation per product: as plain torch operations, they would be half of all operations of TransMIL.
     a, z (i, m, m).
     """
 
@@ -131,7 +137,7 @@ class _Refined(torch.autograd.Function):
 
 
 def weigh_softmax(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """w softmax(q k'/sqrt e), a few heads at a time: (..., h, i, s), (..., h, s, e), (..., h, t, e) -> (..., h, i, t)."""
+    """Compute w softmax(q k'/sqrt e), a few heads at a time: (..., h, i, s), (..., h, s, e), (..., h, t, e) -> (..., h, i, t)."""
     heads = queries.shape[-3]
     weights = weights.expand(*queries.shape[:-2], *weights.shape[-2:])
     of_a_head = queries[..., 0, :, 0].numel() * keys.shape[-2]

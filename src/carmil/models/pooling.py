@@ -1,8 +1,8 @@
 """Softmax, sums, means, maxima and top-k over ragged bags.
 
-n instances of all bags together, b bags, d features, h heads (attention maps).
-The instance axis is the second to last; axes before it, such as the models of a population, are carried through.
-Only `Offsets` knows where bags start; a model that needs another layout derives it from there and caches it in `planned`.
+n instances of all bags together, b bags, d features, h heads (attention maps). The instance axis is the second to
+last; axes before it, such as the models of a population, are carried through. Only `Offsets` represents the positions
+of bags; a model that needs another layout derives it from `Offsets` and caches it with `planned`.
 """
 
 from collections.abc import Callable, Hashable
@@ -25,7 +25,7 @@ class Offsets:
         self.lengths: list[int] = starts.diff().tolist()  # instances per bag, as Python integers
         self.bags = len(self.lengths)
         self.instances = sum(self.lengths)
-        # The number of instances per bag if it is the same for all bags.
+        # The number of instances per bag if all bags have the same number.
         self.size = self.lengths[0] if len(set(self.lengths)) == 1 else None
         self.starts = starts.to(device if device is not None else starts.device)
         self._plans: dict[Hashable, Any] = {}
@@ -36,13 +36,13 @@ class Offsets:
 
     @cached_property
     def bag_of(self) -> Tensor:
-        """Index of each instance's bag, (n)."""
+        """Return the index of each instance's bag, (n)."""
         positions = torch.arange(self.instances, device=self.starts.device)
         return torch.searchsorted(self.starts, positions, right=True) - 1
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Number of instances in each bag, (b)."""
+        """Return the number of instances in each bag, (b)."""
         return self.starts.diff()
 
     def planned(self, key: Hashable, plan: Callable[[], Plan]) -> Plan:
@@ -52,12 +52,12 @@ class Offsets:
         return self._plans[key]
 
     def split(self, x: Tensor) -> Tensor:
-        """View (..., n, c) as (..., b, size, c), for bags of one common size."""
+        """Return a view of (..., n, c) as (..., b, size, c), for bags of one common size."""
         return x.unflatten(-2, (self.bags, self.size or 0))
 
 
 def bag_softmax(scores: Tensor, offsets: Offsets) -> Tensor:
-    """a_j = exp(u_j) / sum over the same bag. scores (..., n, h) -> (..., n, h)."""
+    """Compute a_j = exp(u_j) / sum over the same bag. scores (..., n, h) -> (..., n, h)."""
     if offsets.size is not None:
         return offsets.split(scores).softmax(dim=-2).flatten(-3, -2)
     top = bag_max(scores.detach(), offsets).index_select(-2, offsets.bag_of)
@@ -66,7 +66,7 @@ def bag_softmax(scores: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_sum(x: Tensor, offsets: Offsets) -> Tensor:
-    """Sum over each bag, in float32 at least. (..., n, c) -> (..., b, c)."""
+    """Sum over each bag, in float32 or higher precision. (..., n, c) -> (..., b, c)."""
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     if offsets.size is not None:
         return offsets.split(x).sum(dim=-2)
@@ -75,12 +75,12 @@ def bag_sum(x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_mean(x: Tensor, offsets: Offsets) -> Tensor:
-    """Mean over each bag. (..., n, c) -> (..., b, c)."""
+    """Average over each bag. (..., n, c) -> (..., b, c)."""
     return bag_sum(x, offsets) / offsets.sizes.unsqueeze(-1)
 
 
 def bag_max(x: Tensor, offsets: Offsets) -> Tensor:
-    """Largest value in each bag. (..., n, c) -> (..., b, c)."""
+    """Return the largest value in each bag. (..., n, c) -> (..., b, c)."""
     if offsets.size is not None:
         return offsets.split(x).amax(dim=-2)
     lowest = x.new_full((*x.shape[:-2], offsets.bags, x.shape[-1]), float("-inf"))
@@ -101,7 +101,7 @@ def bag_argmax(x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def bag_weighted_sum(weights: Tensor, x: Tensor, offsets: Offsets) -> Tensor:
-    """Z = sum_j a_j z_j, one per head. weights (..., n, h), x (..., n, d) -> (..., b, h, d)."""
+    """Compute Z = sum_j a_j z_j, one per head. weights (..., n, h), x (..., n, d) -> (..., b, h, d)."""
     if offsets.size is not None:
         return offsets.split(weights).mT @ offsets.split(x)
     products = weights.unsqueeze(-1) * x.unsqueeze(-2)

@@ -10,15 +10,16 @@ y = f + sum_k c_k m_k r_k                    CR-MSA, each token receives from k 
 z = LN y                                     LN (y + e) with `all_shortcut`
 u = w' tanh(V z),  F = linear(sum_j softmax(u)_j z_j)
 
-The side of a square is the smallest multiple of 8 that holds the bag; zeros pad it and are attended to like instances. A bag
-of up to 64 instances has regions of one token, for which m is zero, so CR-MSA does not change it.
+The side of a square is the smallest multiple of 8 for which the bag fits; zeros pad the square and are attended to like
+instances. A bag of up to 64 instances has regions of one token, for which m is zero, so CR-MSA does not change it.
 
 EPEG is published as a convolution over the query axis of the attention logits Q K', added to them. It is linear, so it is
 applied to Q instead, (Q + EPEG(Q)) K', and no logits have to be stored. Its bias shifts all logits of a head equally, and the
 softmax cancels it; the parameter exists to match published weights and parameter counts.
 
-n instances of all bags together, d features, h heads of c features, k representatives; g bags with squares of the same side,
-s regions per bag, t tokens per region. Leading axes, such as the models of a population, are carried through.
+n instances of all bags together, d features, h heads of c features, k representatives; g bags with squares of the
+same side, s regions per bag, t tokens per region. Leading axes, such as the models of a population, are carried
+through.
 """
 
 import math
@@ -35,7 +36,7 @@ from carmil.models.noise import Dropout
 from carmil.models.pooling import Offsets
 from carmil.models.registry import register
 
-_SEQUENCES = 2**15  # per call of the attention kernel: CUDA grids end at 2**16
+_SEQUENCES = 2**15  # sequences per call of the attention kernel: CUDA grids end at 2**16
 
 
 class RRT(WithAttention):
@@ -62,7 +63,7 @@ class RRT(WithAttention):
         if hidden % heads:
             raise CarmilError(f"{hidden} hidden features for {heads} heads: expected a multiple of {heads}")
         if epeg_k % 2 == 0:
-            raise CarmilError(f"an EPEG kernel of {epeg_k}: expected an odd number, so that it has a centre")
+            raise CarmilError(f"an EPEG kernel of {epeg_k}: expected an odd number, since its centre must be a token")
         self.classes, self.regions, self.all_shortcut = classes, regions, all_shortcut
         self.embedding = Hidden(in_features, hidden, dropout=dropout)
         self.within = WithinRegions(hidden, heads, epeg_k=epeg_k, dropout=projection_dropout)
@@ -109,16 +110,16 @@ class Squares:
         return cls(cells, places[:-1])
 
     def gather(self, rows: Tensor) -> list[Tensor]:
-        """(..., n+1, d), whose last row pads the squares -> for each side (..., g, s, t, d)."""
+        """Gather tokens: (..., n+1, d), whose last row pads the squares -> for each side (..., g, s, t, d)."""
         return [rows.index_select(-2, cells.flatten()).unflatten(-2, cells.shape) for cells in self.cells]
 
     def scatter(self, tokens: list[Tensor]) -> Tensor:
-        """For each side (..., g, s, t, d) -> (..., n, d)."""
+        """Scatter tokens: for each side (..., g, s, t, d) -> (..., n, d)."""
         return torch.cat([part.flatten(-4, -2) for part in tokens], dim=-2).index_select(-2, self.places)
 
 
 def _cells(side: int, bags: list[int], offsets: Offsets, regions: int) -> Tensor:
-    """Cells (g, s, t) of bags laid out row by row in their squares; regions are windows of the squares."""
+    """Return the cells (g, s, t) of bags arranged row by row in their squares; regions are windows of the squares."""
     chosen = torch.tensor(bags, device=offsets.starts.device)
     size = side // regions
     places = torch.arange(side * side, device=chosen.device).view(regions, size, regions, size)
@@ -128,7 +129,7 @@ def _cells(side: int, bags: list[int], offsets: Offsets, regions: int) -> Tensor
 
 
 class WithinRegions(nn.Module):
-    """R-MSA: the term that is added to x."""
+    """R-MSA: attention within regions, a term that is added to x."""
 
     def __init__(self, features: int, heads: int, *, epeg_k: int, dropout: float) -> None:
         super().__init__()
@@ -139,19 +140,19 @@ class WithinRegions(nn.Module):
         self.heads = heads
 
     def forward(self, x: Tensor, squares: Squares) -> Tensor:
-        """(..., n, d) -> (..., n, d)."""
+        """Compute the term: (..., n, d) -> (..., n, d)."""
         qkv = self.qkv(_with_zero_row(self.norm(x)))
         attended = [self._attend(tokens) for tokens in squares.gather(qkv)]
         return self.drop(self.proj(squares.scatter(attended)))
 
     def _attend(self, qkv: Tensor) -> Tensor:
-        """(..., g, s, t, 3d) -> (..., g, s, t, d)."""
+        """Attend within regions: (..., g, s, t, 3d) -> (..., g, s, t, d)."""
         q, k, v = _heads(qkv.flatten(-4, -3), self.heads)
         return _attended(q + self.epeg(q), k, v).reshape(*qkv.shape[:-1], -1)
 
 
 class AcrossRegions(nn.Module):
-    """CR-MSA: the term that is added to x."""
+    """CR-MSA: attention across regions, a term that is added to x."""
 
     def __init__(self, features: int, heads: int, *, representatives: int, dropout: float) -> None:
         super().__init__()
@@ -163,7 +164,7 @@ class AcrossRegions(nn.Module):
         self.heads = heads
 
     def forward(self, x: Tensor, squares: Squares) -> Tensor:
-        """(..., n, d) -> (..., n, d)."""
+        """Compute the term: (..., n, d) -> (..., n, d)."""
         rows = _with_zero_row(self.norm(x))
         logits = squares.gather(rows @ self.phi)
         pooled = [
@@ -174,7 +175,7 @@ class AcrossRegions(nn.Module):
         return self.drop(squares.scatter(dispatched))
 
     def _attend(self, pooled: Tensor) -> Tensor:
-        """Attention of the k-th representatives of a bag's regions to each other, for each k. (..., b, s, k, d) -> same."""
+        """Attend among the k-th representatives of a bag's regions, for each k. (..., b, s, k, d) -> same."""
         sequences = pooled.transpose(-3, -2)
         qkv = self.qkv(sequences.flatten(-4, -2)).unflatten(-2, sequences.shape[-4:-1])
         attended = _attended(*_heads(qkv.flatten(-4, -3), self.heads))
@@ -191,7 +192,7 @@ class EPEG(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads))
 
     def forward(self, q: Tensor) -> Tensor:
-        """(..., g s, h, t, c) -> same."""
+        """Convolve: (..., g s, h, t, c) -> same."""
         models = q.shape[:-4]
         channels = q.transpose(0, 1).flatten(1, 2) if models else q
         kernels = self.weight.flatten(0, -4)
@@ -200,25 +201,25 @@ class EPEG(nn.Module):
 
 
 def _with_zero_row(x: Tensor) -> Tensor:
-    """(..., n, d) -> (..., n+1, d)."""
+    """Append a row of zeros: (..., n, d) -> (..., n+1, d)."""
     return nn.functional.pad(x, (0, 0, 0, 1))
 
 
 def _heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(..., t, 3d) -> Q, K and V, each (..., h, t, c)."""
+    """Split (..., t, 3d) into Q, K and V, each (..., h, t, c)."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).transpose(-4, -2).unbind(-3)
     return q, k, v
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(Q K' / sqrt(c)) V, the heads next to each other. (..., h, t, c) -> (all sequences, t, d)."""
+    """Compute softmax(Q K' / sqrt(c)) V, with the heads side by side. (..., h, t, c) -> (all sequences, t, d)."""
     parts = [part.flatten(0, -4).split(_SEQUENCES) for part in (q, k, v)]
     attended = [nn.functional.scaled_dot_product_attention(*part) for part in zip(*parts, strict=True)]
     return torch.cat([part.transpose(-3, -2).flatten(-2) for part in attended])
 
 
 def _dispatch(logits: Tensor) -> Tensor:
-    """Weight of each representative of the region for each token. (..., t, k) -> same."""
+    """Return the weight of each representative of the region for each token. (..., t, k) -> same."""
     lowest, highest = logits.amin(-2, keepdim=True), logits.amax(-2, keepdim=True)
     return logits.softmax(dim=-1) * (logits - lowest) / (highest - lowest + 1e-8)
 

@@ -1,16 +1,16 @@
 """Input scaling as part of a model: x' = (x - mean) / deviation, with the mean and deviation of its own training bags.
 
-Encoders' features are rectified and share a large common vector. A first layer must unlearn it before it sees what differs
-between tiles, and where few tiles differ it never does.
+Encoders' features are rectified and share a large common vector. A first layer must compensate for this vector before
+it can use the differences between tiles, and if few tiles differ, training does not achieve this.
 
     none      x' = x
     common    centred; all features divided by one number c, the root of their mean variance
     halfway   centred; feature i divided by sqrt(c s_i), s_i its own deviation
     own       centred; feature i divided by s_i
 
-The zero of a scaled feature is the mean training tile. Nothing is computed per instance: the scale is folded into the linear
-layers that read the features (`Linear.folded`). A model whose features go elsewhere too (ABMIL with feature dropout,
-`dsmil.official`, which pools them) is given features that were scaled before.
+The zero of a scaled feature is the mean training tile. Nothing is computed per instance: the scale is folded into the
+linear layers that read the features (`Linear.folded`). If other layers read them too (ABMIL with feature dropout,
+`dsmil.official`, which pools them), the features are scaled before they enter the model.
 """
 
 from collections.abc import Iterator
@@ -27,9 +27,10 @@ SCALES = ("none", "common", "halfway", "own")
 
 
 class ScaledModel(Wrapper):
-    """A model and the scale of its d features. The scale is not learned: training sets it, from training bags alone.
+    """A model and the scale of its d features. The scale is not learned: it is computed from the training bags.
 
-    shift (d): a vector that was subtracted from the features before they came here, so that 16 bits hold their differences.
+    shift (d): a vector that was subtracted from the features before, so that 16 bits are enough for their
+    differences.
     """
 
     mean: Tensor
@@ -43,8 +44,9 @@ class ScaledModel(Wrapper):
 
     @contextmanager
     def scaled_input(self, features: Tensor) -> Iterator[Tensor]:
-        """The input of the inner model within the block: the raw features where its first layers do the scaling."""
-        # Copies: the buffers of a population are one tensor, and batch normalisation changes its own part of it in each pass.
+        """Return the input of the inner model within the block: the raw features if its first layers do the scaling."""
+        # Copies: the buffers of a population are one tensor, and batch normalisation changes its part of it in each
+        # pass.
         mean = self.mean.clone() if self.shift is None else self.mean - self.shift
         deviation = self.deviation.clone()
         layers = self.model.input_layers()
@@ -60,7 +62,7 @@ class ScaledModel(Wrapper):
                 layer.scale = None
 
     def reference(self, features: Tensor) -> Tensor:
-        """The mean training instance: zero, scaled."""
+        """Return the mean training instance, which is zero after scaling."""
         return self.mean.to(features)
 
     def forward(self, features: Tensor, offsets: Offsets | Tensor) -> Prediction:
@@ -77,7 +79,10 @@ class ScaledModel(Wrapper):
 
 
 def deviation_of(variance: Tensor, scale: str) -> Tensor:
-    """What features of these variances (..., d) are divided by. One that does not vary is divided as the others on average."""
+    """Return the divisors of features with these variances (..., d).
+
+    A constant feature has the average divisor of the others.
+    """
     common = variance.mean(-1, keepdim=True).sqrt()
     common = torch.where(common > 0, common, 1.0)
     own = torch.where(variance > 0, variance.sqrt(), common)

@@ -112,10 +112,12 @@ class TransMIL(AttendingModel):
         )
 
     def rollout(self, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-        """Attention rollout: the class token's row of a2 a1 at the instances, a = rows of (A + I)/2 divided by their sums.
+        """Return attention rollout: the class token's row of a2 a1 at the instances, a = rows of (A + I)/2 divided
+        by their sums.
 
-        A is averaged over heads and includes the zeros in front, as in the reference. The reference divides column j by the
-        sum of row j, because its normalisation lacks keepdim; here each row is divided by its own sum. Returns (..., n, 1).
+        A is averaged over heads and includes the zeros in front, as in the reference implementation. The
+        reference divides column j by the sum of row j, because its normalisation lacks keepdim; this function
+        divides each row by its own sum. Returns (..., n, 1).
         """
         layout = Layout.of(Offsets.of(offsets, features.device))
         x = self.embedding(features)
@@ -145,11 +147,12 @@ class TransMIL(AttendingModel):
 
     def score(self, trunk: Tensor, instances: Tensor, offsets: Offsets) -> Tensor:
         raise CarmilError(
-            "TransMIL scores instances by its class token, which the instances do not contain: use the scores that forward returns"
+            "TransMIL scores instances by its class token, which is not among the instances: use the scores "
+            "that forward returns"
         )
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Class tokens after the last layer (..., b, 1, d) -> F (..., b, k)."""
+        """Compute logits: class tokens after the last layer (..., b, 1, d) -> F (..., b, k)."""
         return self.classifier(self.norm(pooled.squeeze(-2)))
 
     def second_attention(self) -> nn.Module:
@@ -159,12 +162,14 @@ class TransMIL(AttendingModel):
         return self.score(instances, instances, offsets)
 
     def _tokens(self, features: Tensor, layout: "Layout") -> list[Tensor]:
-        """H2 of each group, (..., g, t, d)."""
+        """Return H2 of each group, (..., g, t, d)."""
         x = self.embedding(features)
         return [self._next(self._begin(x, group), group) for group in layout.groups]
 
     def _begin(self, x: Tensor, group: "Group") -> Tensor:
-        """H0: the class token, then the instances, the first of them repeated to fill the square. (..., n, d) -> (..., g, t, d)."""
+        """Return H0: the class token, then the instances, the first of them repeated to fill the square. (..., n, d)
+        -> (..., g, t, d).
+        """
         bags, tokens = group.source.shape
         tiles = x.index_select(-2, group.tiles).unflatten(-2, (bags, tokens - 1))
         first = self.class_token.unsqueeze(-2).unsqueeze(-2).expand(*tiles.shape[:-2], 1, -1)
@@ -183,7 +188,7 @@ class TransMIL(AttendingModel):
 class Group:
     """Bags whose instances fill a square of the same side S; t = 1 + S^2.
 
-    source (g, t): the instance that each token comes from; the bag's first instance for the class token.
+    source (g, t): the instance from which each token is made; the bag's first instance for the class token.
     kind (g, t): 0 an instance, 1 a repeated instance, 2 the class token.
     """
 
@@ -197,12 +202,12 @@ class Group:
 
     @property
     def tiles(self) -> Tensor:
-        """The instances of the squares, (g S^2)."""
+        """Return the instances of the squares, (g S^2)."""
         return self.source[:, 1:].flatten()
 
     @property
     def own(self) -> Tensor:
-        """Mask of the tokens that are instances and not repetitions, (g, S^2)."""
+        """Return a mask of the tokens that are instances and not repetitions, (g, S^2)."""
         return self.kind[:, 1:] == 0
 
     def spread(self, x: Tensor) -> Tensor:
@@ -255,7 +260,7 @@ def _group(side: int, bags: Tensor, offsets: Offsets) -> Group:
 
 @dataclass(frozen=True)
 class View:
-    """Inputs of the class tokens of a group: h (..., g, t, d) and LN h, their row of A (..., g, h, 1, p+t), the values."""
+    """Inputs of the class tokens of a group: h (..., g, t, d) and LN h, their row of A (..., g, h, 1, p+t), and the values."""
 
     entering: Tensor
     normed: Tensor
@@ -321,7 +326,7 @@ class NystromLayer(nn.Module):
         return pad(x, (0, 0, -x.shape[-2] % self.landmarks, 0))
 
     def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
-        """Queries, keys and values are thirds 0, 1, 2 of one projection. (..., g, t, d) -> each (..., g, h, t, e)."""
+        """Project x to queries, keys and values, thirds 0, 1, 2 of one projection. (..., g, t, d) -> each (..., g, h, t, e)."""
         weight = self.qkv.weight[..., first * self.inner : last * self.inner, :]
         y = (x.flatten(-3, -2) @ weight.mT).unflatten(-2, x.shape[-3:-1])
         return tuple(part.transpose(-3, -2) for part in y.unflatten(-1, (last - first, self.heads, -1)).unbind(-3))
@@ -341,7 +346,7 @@ class PositionEncoding(nn.Module):
         self.wide, self.middle, self.narrow = (Depthwise(features, (size, size)) for size in (7, 5, 3))
 
     def forward(self, h: Tensor, side: int) -> Tensor:
-        """(..., g, 1 + side^2, d) -> same shape; the class token is left unchanged."""
+        """Apply PPEG: (..., g, 1 + side^2, d) -> same shape; the class token is left unchanged."""
         weight = self.wide.weight + pad(self.middle.weight, (1,) * 4) + pad(self.narrow.weight, (2,) * 4)
         biases = [conv.bias for conv in (self.wide, self.middle, self.narrow) if conv.bias is not None]
         tiles = h[..., 1:, :]
@@ -357,21 +362,23 @@ class Depthwise(nn.Module):
     def __init__(self, channels: int, kernel: tuple[int, int], *, bias: bool = True) -> None:
         super().__init__()
         if not all(size % 2 for size in kernel):
-            raise CarmilError(f"a convolution of {kernel[0]} x {kernel[1]}: expected odd sizes, which have a centre")
+            raise CarmilError(
+                f"a convolution of {kernel[0]} x {kernel[1]}: expected odd sizes, since its centre must be a token"
+            )
         bound = 1 / math.sqrt(math.prod(kernel))
         self.weight = nn.Parameter(torch.empty(channels, 1, *kernel).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
 
 class TokenDropout(Noisy):
-    """Dropout whose draws depend on the instance that a token comes from and on the kind of token."""
+    """Dropout whose draws depend on the kind of token and the instance from which it is made."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor, source: Tensor, kind: Tensor) -> Tensor:
-        """x (..., t, j, d), source and kind (t): the same features are dropped from all j readings of a token."""
+        """Apply dropout: x (..., t, j, d), source and kind (t); the same features are dropped in all j copies of a token."""
         if not self.training or self.p == 0:
             return x
         shape = (x.shape[-3], x.shape[-1])
@@ -398,7 +405,7 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def tilt(rows: Tensor, delta: Tensor) -> Tensor:
-    """A_j e^{delta_j} sum|A| / sum(|A| e^delta). rows (..., g, h, 1, t), delta (..., g, 1, j, t) -> (..., g, h, j, t)."""
+    """Compute A_j e^{delta_j} sum|A| / sum(|A| e^delta). rows (..., g, h, 1, t), delta (..., g, 1, j, t) -> (..., g, h, j, t)."""
     delta = delta.clamp(-30, 30)
     tilted = rows * (delta - delta.amax(-1, keepdim=True)).exp()
     return tilted * rows.abs().sum(-1, keepdim=True) / tilted.abs().sum(-1, keepdim=True).clamp_min(1e-30)
@@ -420,12 +427,12 @@ def _with_counterfactual(views: list[View], layout: Layout, u: Tensor, u_cf: Ten
 
 
 def _scores(views: list[View], layout: Layout) -> Tensor:
-    """u (..., n, 1)."""
+    """Return the scores u (..., n, 1)."""
     return layout.instances([view.row.mean(-3)[..., view.zeros + 1 :].mT for view in views])
 
 
 def _instances(views: list[View], layout: Layout) -> Tensor:
-    """z (..., n, d)."""
+    """Return the instances z (..., n, d)."""
     return layout.instances([view.normed[..., 1:, :] for view in views])
 
 

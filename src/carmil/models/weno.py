@@ -8,7 +8,8 @@ student's pass:  p_j = u_j scaled to (0, 1) by the smallest and largest score of
 Both passes train the shared encoder E. The original uses 512 instances per step of the student's pass; this one uses whole bags.
 """
 
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,10 @@ class WENO(BagModel):
                 if isinstance(module, Linear):
                     nn.init.normal_(module.weight, std=init_std)
                     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    @classmethod
+    def needs_classes(cls, options: Mapping[str, Any]) -> str:
+        return "instance loss"
 
     def input_layers(self) -> tuple[Linear, ...]:
         return (self.encoder,)

@@ -1,22 +1,27 @@
-"""A model around another one: a counterfactual branch in front of it, or a scale of its features before it."""
+"""Base class of wrappers: a counterfactual branch, or a scaling of features, around a model."""
 
 from collections.abc import Container, Hashable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from carmil.models.contract import BagModel, Prediction
 from carmil.models.layers import Linear
 from carmil.models.pooling import Offsets
+from carmil.targets.links import Link
 
 
 class Wrapper(BagModel):
-    """What a wrapper does not override is the inner model's, its abilities included."""
+    """A model around another model, from which it takes everything that it does not override, including its abilities."""
 
     def __init__(self, model: BagModel) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # the link is the model's
         self.model = model
         self.classes, self.heads, self.abilities = model.classes, model.heads, model.abilities
         self.coefficients, self.phases = model.coefficients, model.phases
+
+    @property
+    def link(self) -> Link:  # type: ignore[override]
+        return self.model.link
 
     @property
     def method(self) -> str:

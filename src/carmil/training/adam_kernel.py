@@ -10,9 +10,11 @@ def adam(
     beta1, beta2, log_beta1, log_beta2, eps, decay,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Columns first:first+count of these rows of weights, mean and square (r, width) from their gradient, in place.
+    """Update columns first:first+count of these rows of weights, mean and square (r, width) from their gradient, in
+    place.
 
-    gradient (rows, count). Each row has its own learning rate and step count; a row that is not active is left unchanged.
+    gradient (rows, count). Each row has its own learning rate and step count; a row that is not active is left
+    unchanged.
     """
     given = tl.program_id(1)
     model = tl.load(rows + given)

@@ -27,7 +27,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def begun(self) -> bool:
-        """Whether there is anything to resume from."""
+        """Return whether there is a checkpoint to resume from."""
         return self.path.exists() or self.parts.is_dir()
 
     def load(self, state: TrainingState, curves: HistoryBuilder) -> int:
@@ -61,7 +61,7 @@ def write_keyed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, s
 
 
 def read_keyed(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str | int]]:
-    """Read what `write_keyed` wrote; refuse a file with another key."""
+    """Read a file of `write_keyed`; refuse a file with another key."""
     from safetensors import SafetensorError, safe_open
 
     check_not_stream(path)

@@ -1,8 +1,8 @@
-"""Training the parts of a population as tasks of a Ray cluster, on more than one machine.
+"""Training of the parts of a population as tasks of a Ray cluster, on more than one machine.
 
-Ray runs one task per part wherever a GPU (or, when training on CPUs, enough cores) is free, and restarts it elsewhere if its node
-is lost. A task's progress is in files that all nodes see (carmil.training.partition), so that it resumes there.
-Features are not sent: every node opens the bags itself.
+Ray runs one task per part wherever a GPU (or, when training on CPUs, enough cores) is free, and restarts it elsewhere
+if its node is lost. A task's progress is stored in files that all nodes can read (carmil.training.partition), so that
+another node can resume it. Features are not sent: every node opens the bags itself.
 """
 
 import logging
@@ -21,9 +21,9 @@ from carmil.errors import CarmilError
 from carmil.training.partition import Part, TrainedPart
 from carmil.training.process_settings import configure_process
 
-RETRIES = 5  # how often a part may lose its node
+RETRIES = 5  # how often a part may be restarted on another node
 _POLL = 2.0  # seconds between two checks of the nodes
-OnPart = Callable[[int, int], None]  # parts done, parts in all
+OnPart = Callable[[int, int], None]  # called with the number of finished parts and of all parts
 
 
 class Cluster:
@@ -48,18 +48,19 @@ class Cluster:
         self.device = "cuda" if gpus and device != "cpu" else "cpu"
         self._kind = "GPU" if self.device == "cuda" else "CPU"
         if not self._most(self._kind):
-            raise CarmilError("no node of the cluster has a CPU to give: start Ray with --num-cpus of at least 1")
-        # Sums are split among threads: the same number of threads there as here gives the same last bits.
+            raise CarmilError("no node of the cluster provides a CPU: start Ray with --num-cpus of at least 1")
+        # The number of threads determines how sums are split, and thereby their last bits: use the same number on every
+        # node.
         self._threads = torch.get_num_threads()
         self._each = 1 if self.device == "cuda" else min(self._threads, int(self._most("CPU")))
 
     def at_most(self, models: int) -> int:
-        """The largest part size that gives every GPU (or group of cores) a part."""
+        """Return the largest part size with which every GPU (or group of cores) gets a part."""
         places = sum(int(free // self._each) for free in self._have(self._kind))
         return math.ceil(models / max(1, places))
 
     def __call__(self, parts: Sequence[Part]) -> Iterator[TrainedPart]:
-        """Yield each part once it is trained."""
+        """Yield each part when its training is finished."""
         ray = self._ray
         needs = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": self._each}
         task = ray.remote(max_retries=RETRIES, retry_exceptions=False, **needs)(_train)
@@ -78,7 +79,7 @@ class Cluster:
         try:
             result = self._ray.get(task)
         except self._ray.exceptions.RayTaskError:
-            raise  # a bug of ours, with its traceback
+            raise  # a bug in carmil, with its traceback
         except self._ray.exceptions.RayError as error:
             raise CarmilError(
                 f"the cluster lost a part {RETRIES + 1} times ({_first_line(error)}): finished parts are kept; run again to resume"
@@ -125,7 +126,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _train(part: Part, bags: Callable[[], Bags], device: str, threads: int) -> TrainedPart | CarmilError:
-    """The task that runs on a node. Errors of the input are returned, so that Ray adds no traceback."""
+    """Train a part on a node. Errors in the input are returned, so that Ray adds no traceback."""
     configure_process()
     torch.set_num_threads(threads)
     try:
@@ -138,7 +139,7 @@ def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault(
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"
-    )  # otherwise it packs the working directory for the nodes
+    )  # otherwise Ray sends the working directory to the nodes
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -147,7 +148,7 @@ def _ray() -> Any:
 
 
 def _reach(address: str) -> None:
-    """Refuse at once an address where nothing listens; Ray would try for minutes."""
+    """Refuse an address where nothing listens, as Ray would try to connect for minutes."""
     if address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -157,7 +158,7 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
         raise CarmilError(
-            f"--cluster {address}: nothing answers there ({error}); is `ray start --head` running?"
+            f"--cluster {address}: no answer ({error}); check that `ray start --head` is running"
         ) from error
 
 

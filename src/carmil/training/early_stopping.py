@@ -1,4 +1,4 @@
-"""Early stopping: which models still run, and the best weights of each so far. r models."""
+"""Early stopping: the models that are still running, and the best weights of each so far. r models."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,16 @@ from carmil.training.optimizers import OPTIMIZERS, Optimizer
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
 
-FEW_ON_A_GPU = 8  # a population this small is not halved: recording all steps again would cost what halving saves
+FEW_ON_A_GPU = (
+    8  # a population this small is not halved: recording all steps again would cost as much time as halving saves
+)
 
 
 class TrainingState:
-    """Early stopping and best weights of every model. `population` holds the models still running, `rows` their positions.
+    """Early stopping and best weights of every model. `population` holds the models still running, `rows` their
+    positions.
 
-    `active` marks those of them that take steps; `running` is its copy on the CPU.
+    `active` marks the running models that take steps; `running` is its copy on the CPU.
     """
 
     def __init__(self, population: Population, recipe: Recipe) -> None:
@@ -53,14 +56,14 @@ class TrainingState:
         return running
 
     def _compact(self) -> None:
-        """Drop the models that have stopped. Done at each halving only, to keep the number of shapes small."""
+        """Remove the models that have stopped, each time their number has halved, so that there are few different shapes."""
         keep = at_least_two(self.active)
         self.population = self.population.subset(keep)
         self.optimizer.take(keep)
         self.rows, self.active, self.running = self.rows[keep], self.active[keep], self.running[keep.cpu()]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a resumed training needs."""
+        """Return the tensors needed to resume training."""
         population = self.population
         tensors = {name: getattr(self, name) for name in _SAVED}
         tensors |= {"weights": population.weights, "buffers": population.buffers, "steps": population.noise.steps}
@@ -79,10 +82,10 @@ class TrainingState:
 
 
 def at_least_two(active: Tensor) -> Tensor:
-    """The rows of the active models; if only one of several is active, one more. active (r) bool.
+    """Return the rows of the active models, with one more row if only one of several is active. active (r) bool.
 
-    A product for a single model sums in another order than the same product for two or more: with at least two, a model's
-    training does not depend on when the others stop.
+    A product for a single model is summed in another order than the same product for two or more: with at least two,
+    the training of a model does not depend on when the others stop.
     """
     rows = active.nonzero().squeeze(-1)
     if len(rows) == 1 and len(active) > 1:

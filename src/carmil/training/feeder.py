@@ -1,7 +1,7 @@
-"""Where the features are while a population trains, and how they reach the device. b bags, n instances.
+"""Storage of the features while a population trains, and their transfer to the device. b bags, n instances.
 
-On the device if they fit. Otherwise they stay in memory, or mapped from a store, and the next batch is copied through a pinned
-buffer while the current one is computed on.
+Features are on the device if they fit. Otherwise they stay in memory, or in the memory map of a store, and the next
+batch is copied through a pinned buffer during the computation of the current batch.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from carmil.recording import thread_stream
 from carmil.training.memory import free_memory
 from carmil.training.population import Population
 
-RESIDENT_SHARE = 0.5  # of the device's free memory that features may take; the rest is for the computation
+RESIDENT_SHARE = 0.5  # share of the device's free memory for features; the remainder is for the computation
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DeviceBags:
 
 
 class Feeder:
-    """Bags that are already on the device: on a CPU, or resident on a GPU in the type they are computed in."""
+    """Feeder of bags that are already on the device: on a CPU, or resident on a GPU in the type of the computation."""
 
     resident = True
 
@@ -53,13 +53,15 @@ class Feeder:
             if not _are_consecutive(chosen):
                 yield self._collect(chosen, None)
                 continue
-            place = (int(chosen[0]), len(chosen))  # nothing is copied, so one object serves every epoch
+            place = (int(chosen[0]), len(chosen))  # nothing is copied, so that one object serves every epoch
             if place not in self._consecutive:
                 self._consecutive[place] = self._collect(chosen, None)
             yield self._consecutive[place]
 
     def graph_key(self, chosen: Tensor) -> Hashable:
-        """A key that batches share if one CUDA graph serves them: the bag itself, or the bag size; None: do not record."""
+        """Return a key of the CUDA graph that serves this batch: the bag itself, or the bag size; None if it should
+        not be recorded.
+        """
         if self._same_size:
             return (len(chosen), "bags of one size")
         return int(chosen[0]) if len(chosen) == 1 else None
@@ -85,7 +87,7 @@ class Feeder:
 
 
 class StreamingFeeder(Feeder):
-    """Features stay on the host; two buffers alternate: one is filled and sent while the other is computed on."""
+    """Feeder of features on the host. Two buffers alternate: one is filled and sent during the computation on the other."""
 
     resident = False
 
@@ -101,7 +103,7 @@ class StreamingFeeder(Feeder):
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="carmil-feeder")
 
     def graph_key(self, chosen: Tensor) -> Hashable:
-        return super().graph_key(chosen) if self._same_size else None  # a bag has no fixed place on the device
+        return super().graph_key(chosen) if self._same_size else None  # a bag has no fixed address on the device
 
     def feed(self, plan: Iterable[Tensor]) -> Iterator[DeviceBags]:
         pending: list[tuple[int, Tensor, Future[Tensor]]] = []
@@ -117,31 +119,31 @@ class StreamingFeeder(Feeder):
         here = torch.cuda.current_stream(self.device)
         here.wait_event(self._sent[slot])
         yield self._collect(chosen, features if self.shift is None else _subtract(features, self.shift, torch.bfloat16))
-        self._used[slot].record(here)  # all operations on the batch are queued by now
+        self._used[slot].record(here)  # all operations on the batch are queued at this point
 
     def _send(self, slot: int, chosen: Tensor) -> Tensor:
-        """Copy the bags into the pinned buffer and on to the device; runs in a thread beside the training."""
+        """Copy the bags into the pinned buffer and on to the device; runs in a thread parallel to training."""
         self._sent[slot].synchronize()  # the last transfer from this buffer is complete
         end = 0
         for bag in chosen.tolist():
             features = self.bags.features[int(self.bags.offsets[bag]) : int(self.bags.offsets[bag + 1])]
             begin, end = end, end + len(features)
             self._pinned[slot][begin:end].copy_(features)
-        there = self._buffers[slot][:end]
+        destination = self._buffers[slot][:end]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._used[slot])
-            there.copy_(self._pinned[slot][:end], non_blocking=True)
+            destination.copy_(self._pinned[slot][:end], non_blocking=True)
             self._sent[slot].record(self._stream)
-        return there
+        return destination
 
 
 def _are_consecutive(chosen: Tensor) -> bool:
-    """Whether these bags follow one another in the cohort."""
+    """Return whether these bags follow one another in the cohort."""
     return bool((chosen.diff() == 1).all())
 
 
 def _convert(features: Tensor, device: torch.device, dtype: torch.dtype, shift: Tensor | None) -> Tensor:
-    """Copy to the device in another type, part by part, so that nothing there is held twice."""
+    """Copy to the device in another type, part by part, so that the device never holds two copies."""
     converted = torch.empty(features.shape, dtype=dtype, device=device)
     for target, source in zip(converted.split(2**16), features.split(2**16), strict=True):
         sent = source.to(device)
@@ -150,12 +152,14 @@ def _convert(features: Tensor, device: torch.device, dtype: torch.dtype, shift: 
 
 
 def _subtract(features: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """x - c, rounded after the subtraction: tiles differ by little beside the vector they have in common."""
+    """Return x - c, rounded after the subtraction, since the differences between tiles are small relative to their
+    common vector.
+    """
     return (features.float() - shift).to(dtype)
 
 
 def _rows(shifts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
-    """Positions in the cohort of the instances of some bags laid end to end, computed on the device."""
+    """Return the positions in the cohort of the instances of some concatenated bags, computed on the device."""
     count = int(sizes.sum())
     shifts, sizes = shifts.to(device), sizes.to(device)
     return torch.arange(count, device=device) + torch.repeat_interleave(shifts, sizes, output_size=count)
@@ -163,10 +167,10 @@ def _rows(shifts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def open_feeder(population: Population, bags: Bags, batches: Sequence[Tensor]) -> Iterator[Feeder]:
-    """A feeder of these bags. batches: the largest batches that will be requested.
+    """Open a feeder of these bags. batches: the largest batches that will be requested.
 
-    Where scaled features are computed on in 16 bits, a vector common to all models is subtracted before rounding, and the
-    model knows it within the block: x - mean is then a difference of small numbers.
+    If scaled features are computed in 16 bits, a vector common to all models is subtracted before rounding, and the
+    model accounts for it within the block: x - mean is then a difference of small numbers.
     """
     model = population.model
     if not (population.in_half and isinstance(model, ScaledModel)):

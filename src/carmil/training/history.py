@@ -24,11 +24,11 @@ class History:
 
     @property
     def tables(self) -> dict[str, Tensor]:
-        """All curves by name, `validation` among them."""
+        """Return all curves by name, including `validation`."""
         return {**self.train, "validation": self.validation}
 
     def of(self, rows: Tensor) -> "History":
-        """The history of some models, as long as the longest of them ran."""
+        """Return the history of some models, cut at the last epoch of the longest-running one."""
         run = self.epochs_run[rows]
         last = int(run.max())
         train = {name: table[:last, rows] for name, table in self.train.items()}
@@ -36,7 +36,7 @@ class History:
 
 
 class HistoryBuilder:
-    """Collects a history: tables of all epochs, NaN in epochs still to come."""
+    """Builder of a history: tables of all epochs, NaN for epochs still to come."""
 
     def __init__(self, epochs: int, models: int) -> None:
         self._shape = (epochs, models)

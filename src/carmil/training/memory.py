@@ -1,6 +1,6 @@
-"""How many models fit into memory at once.
+"""Estimate how many models fit into memory at once.
 
-What a model keeps for its gradient grows with the instances of a step; it is measured on two small bags.
+The memory that a model needs for its gradient grows with the instances of a step; it is measured on two small bags.
 """
 
 import os
@@ -15,27 +15,28 @@ from carmil.recording import release_cached_memory
 from carmil.training.population import Population
 from carmil.training.recipe import Recipe
 
-USED = 0.8  # of the free memory
-PEAK = 3.0  # peak memory, as a multiple of what is kept for the gradient
-COPIES = 7  # of the weights: the weights, the best so far, two of Adam, the gradient, one in 16 bits, one of a subset
+USED = 0.8  # share of the free memory
+PEAK = 3.0  # peak memory, as a multiple of the memory stored for the gradient
+COPIES = 7  # copies of the weights: current, best, two of Adam, gradient, one in 16 bits, one of a subset
 FEW, SOME = 64, 192  # instances of the two bags
 
 
 def models_that_fit(population: Population, bags: Bags, recipe: Recipe, device: torch.device | str) -> int:
-    """How many models of this kind, at least 1, can take a step on the largest bags of the cohort."""
+    """Return how many models of this kind, at least 1, can take a step on the largest bags of the cohort."""
     instances = int(bags.sizes.topk(min(recipe.batch, len(bags))).values.sum())
-    kept = [_kept_for_gradient(population, bags.width, count) for count in (FEW, SOME)]
+    assert bags.labels is not None
+    kept = [_kept_for_gradient(population, bags.width, count, bags.labels[:1]) for count in (FEW, SOME)]
     per_instance = max(0.0, (kept[1] - kept[0]) / (SOME - FEW))
     per_model = PEAK * per_instance * instances + COPIES * 4 * population.weights.shape[1]
     free = USED * free_memory(device)
-    if torch.device(device).type == "cuda":  # features stay on the GPU if they take no more than half
+    if torch.device(device).type == "cuda":  # features stay on the GPU if they need at most half
         features = bags.features.numel() * 2
         free = free - features if features < free / 2 else free
     return max(1, int(free / per_model))
 
 
 def free_memory(device: torch.device | str) -> int:
-    """Bytes that can still be allocated: on the GPU, on the machine, or within its cgroup limit."""
+    """Return the number of bytes that can still be allocated: on the GPU, on the machine, or within its cgroup limit."""
     if torch.device(device).type == "cuda":
         release_cached_memory()
         return torch.cuda.mem_get_info(device)[0]
@@ -46,7 +47,7 @@ def free_memory(device: torch.device | str) -> int:
 
 
 def _number(path: str, name: str = "", unit: int = 1) -> int | None:
-    """The number on the line that starts with `name`, times `unit`; None if the file, the line or the number is missing."""
+    """Return the number on the line that starts with `name`, times `unit`; None if the file, line or number is missing."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:
@@ -55,8 +56,8 @@ def _number(path: str, name: str = "", unit: int = 1) -> int | None:
     return int(words[0]) * unit if words and words[0].isdigit() else None
 
 
-def _kept_for_gradient(population: Population, width: int, instances: int) -> int:
-    """Bytes that one model keeps for its gradient on a bag of this size, without the features."""
+def _kept_for_gradient(population: Population, width: int, instances: int, label: Tensor) -> int:
+    """Return the bytes that one model stores for its gradient on a bag of this size, without the features. label (1, ...)."""
     two = population.subset(torch.arange(min(2, len(population)), device=population.device))
     features = torch.zeros(instances, width, device=population.device)
     storages: dict[int, int] = {}
@@ -69,6 +70,6 @@ def _kept_for_gradient(population: Population, width: int, instances: int) -> in
     two.begin(two.model.phases[0], 0)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         prediction = two(features, Offsets(torch.tensor([0, instances]), population.device), leaves=two.leaves())
-        two.losses(prediction, torch.zeros(1, dtype=torch.long, device=population.device))
+        two.losses(prediction, label.to(population.device))
     storages.pop(features.untyped_storage().data_ptr(), None)
     return sum(storages.values()) // len(two)

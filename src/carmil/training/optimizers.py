@@ -1,6 +1,6 @@
 """Optimizers of a population: one matrix of weights (r, p), each row with its own learning rate and step count.
 
-A row that is not active takes no step, no decay and no momentum.
+A row that is not active is left unchanged: neither step, nor decay, nor momentum.
 """
 
 import math
@@ -14,7 +14,7 @@ from carmil.models import fused
 
 
 class Optimizer(ABC):
-    """`state` is a list of tensors whose first axis is the population's, so that rows can be dropped with it."""
+    """An optimizer. `state` is a list of tensors whose first axis is the population's, so that rows can be removed from both."""
 
     def __init__(self, weights: Tensor, lr: Tensor, *, weight_decay: float = 0.0) -> None:
         self.full_lr = lr
@@ -23,7 +23,7 @@ class Optimizer(ABC):
         self.state: list[Tensor] = []
 
     def slow_down(self, pace: float) -> None:
-        """Set each learning rate to this share of its full value, in place: a recorded step reads it too."""
+        """Set each learning rate to this share of its full value, in place, so that recorded steps use it too."""
         self.lr.copy_(self.full_lr * pace)
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def direction(self, gradient: Tensor, active: Tensor) -> Tensor:
-        """What to subtract, (r, p), zero in rows that are not active (active: (r, 1))."""
+        """Return the vector to subtract, (r, p), zero in rows that are not active (active: (r, 1))."""
 
     def take(self, rows: Tensor) -> None:
         self.full_lr, self.lr = self.full_lr[rows], self.lr[rows]
@@ -90,7 +90,7 @@ class Adam(Optimizer):
     def step_by_kernel(
         self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None = None
     ) -> None:
-        """One kernel per tensor, for GPUs. Safe to record: the operations do not depend on which rows are active."""
+        """Take a step with one kernel per tensor, on a GPU. Safe to record: the operations do not depend on the active rows."""
         from carmil.training import adam_kernel
 
         rows = torch.arange(len(weights), device=weights.device) if rows is None else rows
@@ -111,7 +111,7 @@ class Adam(Optimizer):
     def _step_of_active(
         self, weights: Tensor, gradients: Sequence[Tensor], active: Tensor, rows: Tensor | None
     ) -> None:
-        """torch's fused kernel on the active rows: on a CPU, passes over (r, p) dominate the cost of a step."""
+        """Take a step with torch's fused kernel on the active rows: on a CPU, passes over (r, p) dominate the cost of a step."""
         positions = range(len(weights)) if rows is None else rows.tolist()
         stepping, rates = active.tolist(), self.lr.tolist()
         at = {row: i for i, row in enumerate(positions) if stepping[row]}

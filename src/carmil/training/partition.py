@@ -1,9 +1,10 @@
-"""Training a population in parts, as many models at a time as fit into memory; a trained part is kept in a file.
+"""Training of a population in parts of as many models as fit into memory; the result of each part is stored in a file.
 
-r models in all, q models of a part, b bags, p parameters. With one bag per step, a model's training on a CPU is the same bit by
-bit whichever other models are in its part, as long as there is one (see `at_least_two`). The last digits depend on the partition
-where a step has several bags (those that no model of the part trains on are left out of its sums), and in gated attention whose
-width is no multiple of 32 (the remainder of a vector takes another sigmoid).
+r models in all, q models of a part, b bags, p parameters. With one bag per step, a model's training on a CPU is the
+same bit by bit whichever other models are in its part, as long as there is one (see `at_least_two`). The last digits
+depend on the partition if a step has several bags (bags that no model of the part trains on are left out of its
+sums), and in gated attention whose width is not a multiple of 32 (the remainder of a vector is computed with another
+sigmoid).
 """
 
 import math
@@ -38,7 +39,7 @@ class TrainedPart:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some models, `rows` (q) of the whole population, and all that is needed to train them, here or elsewhere.
+    """Some models, `rows` (q) of the whole population, with everything needed to train them on any machine.
 
     `population` is on the CPU; `checkpoint` and the bags `trained_on` (b) are those of the whole training.
     """
@@ -51,13 +52,14 @@ class Part:
     trained_on: Tensor | None = None
 
     def train(self, bags: Bags, device: torch.device | str, *, on_epoch: OnEpoch | None = None) -> TrainedPart:
-        """Train the part, or resume it; a part that was trained before is read."""
+        """Train the part, or resume its training; a part that is finished is read."""
         if self.checkpoint is None:
             return self._fit(bags, device, on_epoch, None)
         folder, key = self.checkpoint.parts, self.checkpoint.key
         if not folder.is_dir():
             raise CarmilError(
-                f"{folder} does not exist here: put the run's folder where every training machine sees it"
+                f"{folder} does not exist on this machine: put the run's folder on a disk that every training "
+                "machine can read"
             )
         name = config_key({"rows": self.rows.tolist()})
         path = folder / f"{name}{_ENDED}"
@@ -100,11 +102,12 @@ def fit_in_parts(
     on_epoch: OnEpoch | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> tuple[Population, History]:
-    """`fit` with at most `at_most` models at once (by default as many as fit), part by part on `device`, or by an engine.
+    """Train as `fit` does, with at most `at_most` models at once (by default as many as fit), in parts, on `device`
+    or by an engine.
 
-    roles (r, b). The trained population is on `device` if all its models were trained at once, else on the CPU. With a
-    `checkpoint`, parts that were trained before an interruption are not trained again, even if `at_most` has changed.
-    `on_epoch` counts epochs over all parts.
+    roles (r, b). The trained population is on `device` if all its models were trained at once, else on the CPU.
+    With a `checkpoint`, parts that were finished before an interruption are not trained again, even if `at_most`
+    has changed. `on_epoch` counts epochs over all parts.
     """
     if at_most is None and engine is None:
         at_most = models_that_fit(population, bags, recipe, device)
@@ -125,10 +128,10 @@ def fit_in_parts(
 
 
 def partition(roles: Tensor, at_most: int | None, *, done: Sequence[int] = ()) -> list[Tensor]:
-    """The rows of each part: nearly equal in number, models with the same bags together. roles (r, b).
+    """Return the rows of each part: nearly equal in number, models with the same bags together. roles (r, b).
 
-    At most `at_most` models per part, but never a single one: it gets a second model, which is trained again. Rows that
-    are done are left out; the remaining parts are the same as without them.
+    A part has at most `at_most` models, but at least two: a single model is joined by a second one, which is trained
+    again. Rows that are done are left out, which does not change the remaining parts.
     """
     rows = torch.arange(len(roles))
     order = roles.unique(dim=0, return_inverse=True)[1].argsort(stable=True)
@@ -162,7 +165,7 @@ def _overall_progress(on_epoch: OnEpoch | None, part: Part, queued: int, models:
 
 
 def _join_histories(parts: Sequence[TrainedPart], models: int) -> History:
-    """One history of all models, as long as the longest; NaN after the end of a part's own."""
+    """Join the histories of all models into one, as long as the longest; NaN after a part's own end."""
     last = max(len(part.history.validation) for part in parts)
     tables: dict[str, Tensor] = {}
     best_epoch, epochs_run = torch.zeros(2, models, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""A population: r models of one architecture, whose parameters are the rows of one matrix and are stepped together.
+"""A population: r models of one architecture, whose parameters are the rows of one matrix and are updated together.
 
 r models, p parameters each, q buffered values (running statistics). A single model is a population of one.
 """
@@ -6,7 +6,7 @@ r models, p parameters each, q buffered values (running statistics). A single mo
 import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from carmil.models.layers import BatchNorm, Linear, in_half
 from carmil.models.noise import Noise, Noisy
 from carmil.models.pooling import Offsets
 from carmil.models.registry import seed_lock
+from carmil.targets.links import Link
 
 # bfloat16: on a GPU, matrix products over instances in 16 bits; softmax, scores, logits, losses and the optimizer stay in
 # float32, as does everything on a CPU, where 16 bits would be slower.
@@ -25,7 +26,7 @@ PRECISIONS = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Member:
-    """What distinguishes one model of a population: its seed, its learning rate, and the weights of its loss terms."""
+    """The properties that distinguish one model of a population: its seed, its learning rate, and the weights of its loss terms."""
 
     seed: int = 0
     lr: float = 1e-3
@@ -37,7 +38,11 @@ class Member:
 
 
 class Population:
-    """`weights` (r, p): row i is model i. `model` is the architecture; bound to the weights it computes all r at once."""
+    """A population of models.
+
+    `weights` (r, p): row i is model i. `model` is the architecture; bound to the weights it computes all r models at
+    once.
+    """
 
     def __init__(
         self,
@@ -78,6 +83,7 @@ class Population:
         }
         self.terms = {term for term, value in self.coefficients.items() if bool(value.any())}
         self.pass_key: Hashable = None
+        self.warm = False  # whether the weights are those of a trained baseline
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -88,13 +94,14 @@ class Population:
 
     @property
     def in_half(self) -> bool:
-        """Whether matrix products are computed in 16 bits."""
+        """Return whether matrix products are computed in 16 bits."""
         return self.precision == "bfloat16" and self.weights.is_cuda
 
     def instances_per_pass(self, models: int | None = None) -> int:
-        """How many instances a pass of this many models, or of all, may hold: few enough for memory, enough to be fast.
+        """Return how many instances a pass of this many models (by default all) may have: few enough for memory,
+        enough to be fast.
 
-        On a CPU the same for any number of models: the last bits of the logits depend on it.
+        On a CPU the number is the same for any number of models, since the last bits of the logits depend on it.
         """
         return max(1, 2**20 // (models or len(self))) if self.weights.is_cuda else 2**12
 
@@ -107,24 +114,36 @@ class Population:
         rows: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> Prediction:
-        """The predictions of all models; every tensor has the population's axis in front.
+        """Return the predictions of all models; every tensor has the population's axis in front.
 
-        leaves: the result of `leaves()`, to differentiate by. rows (n): positions of the instances in the cohort, for the noise.
-        counted (r, b): the bags that a model may learn statistics from, by default all.
+        leaves: the result of `leaves()`, to differentiate with respect to them. rows (n): positions of the instances
+        in the cohort, for the noise. counted (r, b): the bags that a model may learn statistics from, by default all.
         """
         self.noise.rows = rows
-        self._bind(leaves)
+        self.bind(leaves)
         for normed in self._normed:
             normed.counted = None if counted is None else counted[:, offsets.bag_of].unsqueeze(-1)
         with torch.autocast("cuda", torch.bfloat16, enabled=self.in_half):
-            return self.model(features, offsets)
+            prediction: Prediction = self.model(features, offsets)
+        return _single(prediction) if self.in_half else prediction
 
-    def losses(self, prediction: Prediction, labels: Tensor) -> dict[str, Tensor]:
-        """Each loss term for each model and bag, (r, b)."""
-        return self.model.losses(prediction, labels, self.terms)
+    def losses(self, prediction: Prediction, labels: Tensor, counted: Tensor | None = None) -> dict[str, Tensor]:
+        """Return each loss term for each model and bag, (r, b).
+
+        counted (r, b): the bags that each model trains on, by default all; a loss compares these only.
+        """
+        self.link.counted = counted
+        losses = self.model.losses(prediction, labels, self.terms)
+        self.link.counted = None
+        return losses
+
+    @property
+    def link(self) -> Link:
+        """Return the link of the architecture, bound to the weights of the last pass."""
+        return self.model.link
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """The weighted sum of each model's loss terms (r): its training objective."""
+        """Return the weighted sum of each model's loss terms (r): its training objective."""
         weighted = [self.coefficients[name] * value for name, value in terms.items() if name in self.terms]
         return torch.stack(weighted).sum(0) if weighted else torch.zeros_like(next(iter(terms.values())))
 
@@ -137,23 +156,25 @@ class Population:
                 module.label_smoothing = share
 
     def begin(self, phase: str, epoch: int) -> None:
-        """Announce the next pass to the architecture, which may reset its buffers; `pass_key` then identifies the kind of pass."""
-        self._bind()
+        """Call `begin` of the architecture before a pass, which may reset its buffers; `pass_key` then identifies
+        the kind of pass.
+        """
+        self.bind()
         self.pass_key = phase, self.model.begin(phase, epoch)
 
     def member(self, row: int) -> BagModel:
-        """Model `row` as a module of its own, on the population's device, in evaluation mode."""
+        """Return model `row` as a separate module, on the population's device, in evaluation mode."""
         with seed_lock, torch.random.fork_rng(devices=[]):
             model = self.build().to(self.device)
         model.load_state_dict({name: stacked[row] for name, stacked in self.state().items()})
         return model.eval()
 
     def state(self) -> dict[str, Tensor]:
-        """Every parameter and buffer by name, stacked: (r, ...)."""
+        """Return every parameter and buffer by name, stacked: (r, ...)."""
         return {name: tensor.detach().clone() for name, tensor in self._named().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load stacked parameters from `state`; names that do not match are refused."""
+        """Load stacked parameters from a `state`; names that do not match are refused."""
         names = set(self._named())
         missing, surplus = sorted(names - set(state)), sorted(set(state) - names)
         if missing or surplus:
@@ -163,9 +184,9 @@ class Population:
         self._load_some(state)
 
     def warm_start(self, state: Mapping[str, Tensor]) -> None:
-        """Start from a trained baseline of the same model without the branch, row by row; the branch keeps its weights.
+        """Start from a trained baseline, the same model without the branch, row by row; the branch keeps its weights.
 
-        A baseline of one row serves all models.
+        A baseline with one row is used for all models.
         """
         names = list(self._named())
         outer = "model." if any(name.startswith("model.branch.") for name in names) else ""  # inside a ScaledModel
@@ -176,15 +197,24 @@ class Population:
         }
         if set(renamed) != set(state):
             raise CarmilError(
-                "the baseline is not this model without its branch: "
+                "the baseline must be the same model without its branch: "
                 f"it has {', '.join(sorted(state))}; expected {', '.join(sorted(renamed))}"
             )
         self._load_some({renamed[name]: tensor for name, tensor in state.items()})
+        self.warm = True
+
+    def set_link(self, rows: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Set parameters and buffers of the link, by name, for some models."""
+        slots = [*_stacked(self.weights, self._weight_slots), *_stacked(self.buffers, self._buffer_slots)]
+        for slot, stacked in slots:
+            if slot.module is self.link and slot.attribute in values:
+                stacked[rows.to(stacked.device)] = values[slot.attribute].to(stacked)
 
     def subset(self, rows: Tensor, *, indices: Sequence[int] | None = None) -> "Population":
-        """These models only, in this order, with their own weights. The architecture is shared: use one population at a time.
+        """Return a population of these models only, in this order, with their own weights.
 
-        indices: the same rows on the CPU, so that nothing waits for the device.
+        The architecture is shared, so that only one of the two populations can be used at a time. indices: the same
+        rows on the CPU, which avoids a synchronisation with the device.
         """
         part = copy.copy(self)
         part.members = [self.members[row] for row in (rows.tolist() if indices is None else indices)]
@@ -194,7 +224,7 @@ class Population:
         return part
 
     def to(self, device: torch.device | str) -> "Population":
-        """The population on this device: itself if it is there already, otherwise a copy."""
+        """Return the population on this device: itself if it is there already, otherwise a copy."""
         if self.device.type == torch.device(device).type:
             return self
         copied = self.subset(torch.arange(len(self), device=self.device))
@@ -204,13 +234,13 @@ class Population:
         return copied
 
     def leaves(self) -> list[Tensor]:
-        """The parameters one by one, stacked (r, ...), as leaves for autograd; those of matrix products in their precision."""
+        """Return the parameters one by one, stacked (r, ...), as leaves for autograd; matrices of products have their precision."""
         return [
             (stacked.to(torch.bfloat16) if self.in_half and slot.of_products else stacked.detach()).requires_grad_()
             for slot, stacked in _stacked(self.weights, self._weight_slots)
         ]
 
-    def _bind(self, leaves: Sequence[Tensor] | None = None) -> None:
+    def bind(self, leaves: Sequence[Tensor] | None = None) -> None:
         """Bind the architecture to this population's weights (or leaves), buffers and noise."""
         stacked_weights = (
             _stacked(self.weights, self._weight_slots)
@@ -223,7 +253,7 @@ class Population:
             noisy.noise = self.noise
 
     def _named(self) -> dict[str, Tensor]:
-        """Views of all parameters and buffers by name."""
+        """Return views of all parameters and buffers by name."""
         pairs = [*_stacked(self.weights, self._weight_slots), *_stacked(self.buffers, self._buffer_slots)]
         return {slot.name: stacked for slot, stacked in pairs}
 
@@ -248,9 +278,20 @@ class Population:
             module.site = site
 
 
+def _single(prediction: Prediction) -> Prediction:
+    """Return the prediction with logits in 32 bits: autocast computes those of many classes in 16."""
+    cf, instance_logits = prediction.counterfactual, prediction.instance_logits
+    return replace(
+        prediction,
+        logits=prediction.logits.float(),
+        instance_logits=None if instance_logits is None else instance_logits.float(),
+        counterfactual=None if cf is None else replace(cf, logits=cf.logits.float()),
+    )
+
+
 @dataclass(frozen=True)
 class _Slot:
-    """The place of a parameter or buffer in the architecture."""
+    """The position of a parameter or buffer in the architecture."""
 
     name: str
     module: nn.Module
@@ -260,8 +301,11 @@ class _Slot:
 
     @property
     def of_products(self) -> bool:
-        """Whether it is the matrix of a product that bfloat16 computes in 16 bits."""
-        return isinstance(self.module, Linear) and self.attribute == "weight" and in_half(self.shape[0])
+        """Return whether this is the matrix of a product that bfloat16 computes in 16 bits."""
+        module = self.module
+        return (
+            isinstance(module, Linear) and not module.precise and self.attribute == "weight" and in_half(self.shape[0])
+        )
 
 
 def _slots(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> list[_Slot]:
@@ -273,7 +317,7 @@ def _slots(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> list[_Slot]
 
 
 def _stacked(matrix: Tensor, slots: list[_Slot]) -> list[tuple[_Slot, Tensor]]:
-    """Views of the columns of the matrix, one (r, *shape) tensor per slot."""
+    """Return views of the columns of the matrix, one (r, *shape) tensor per slot."""
     pieces = matrix.split([slot.count for slot in slots], dim=1) if slots else []
     return [(slot, piece.unflatten(1, slot.shape)) for slot, piece in zip(slots, pieces, strict=True)]
 

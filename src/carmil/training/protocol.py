@@ -1,7 +1,7 @@
 """The protocol: folds x seeds x grid trained as one population; hyper-parameters are selected on validation bags.
 
 f folds (rows of roles), s seeds, g grid points, r = f s g models, b bags, m = f s selected models.
-Nothing here can name a test bag: roles are TRAIN, VALIDATION and UNUSED only.
+This module has no access to test bags: roles are TRAIN, VALIDATION and UNUSED only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,19 +24,21 @@ from carmil.training.recipe import TRAIN, VALIDATION, Recipe
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Hyper-parameters that differ between the models of one population; `settings` are the user's own words for them."""
+    """Hyper-parameters that differ between the models of one population; `settings` are their names and values as
+    the user gave them.
+    """
 
     lr: float
     coefficients: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        Member(lr=self.lr)  # refuses an invalid learning rate
+        Member(lr=self.lr)  # raises an error for an invalid learning rate
 
 
 @dataclass(frozen=True)
 class SelectedModel:
-    """A selected model: its fold and seed, its grid point, and the validation loss it was selected by."""
+    """A selected model: its fold and seed, its grid point, and its validation loss."""
 
     fold: int
     inner: int
@@ -72,8 +74,8 @@ class Candidates:
     def select(self, points: Sequence[int] | None = None) -> Selection:
         """Select, for each fold and seed, the grid point with the lowest validation loss, among these points or all.
 
-        A point is judged by its mean over the inner folds, and all inner models of the selected point are kept. Points
-        are numbered within the given ones, as if no others had been trained.
+        The validation loss of a point is its mean over the inner folds, and all inner models of the selected point
+        are kept. Points are numbered within the given points, as if no others had been trained.
         """
         points = range(self.points) if points is None else points
         every = torch.arange(len(self.population)).reshape(len(self.seeds), -1, self.inner, self.points)
@@ -108,16 +110,20 @@ def train_protocol(
     checkpoint: Checkpoint | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Candidates:
-    """Train all models at once, or in parts of at most `at_most`, here or by an engine; `Candidates.select` then selects.
+    """Train all models at once, or in parts of at most `at_most`, on `device` or by an engine; use
+    `Candidates.select` afterwards.
 
-    roles (f, b), or (s, f, b) where each seed has folds of its own. In nested folds (`inner` > 1) rows come outer fold by
-    outer fold.
-    `prepare` is called with the population and its roles before training (warm start, feature scaling).
+    roles (f, b), or (s, f, b) if each seed has folds of its own. In nested folds (`inner` > 1) rows are ordered
+    by outer fold. `prepare` is called with the population and its roles before training (warm start, feature
+    scaling).
     """
     roles = roles.expand(len(seeds), -1, -1) if roles.ndim == 2 else roles
     folds = roles.shape[1]
     if len(roles) != len(seeds) or folds % inner:
-        raise CarmilError(f"roles of shape {tuple(roles.shape)} for {len(seeds)} seeds and {inner} inner folds")
+        raise CarmilError(
+            f"roles of shape {tuple(roles.shape)} for {len(seeds)} seeds and {inner} inner "
+            "folds: expected (seeds, outer x inner folds, bags)"
+        )
     members = [
         Member(seed=seed, lr=point.lr, coefficients=point.coefficients)
         for seed in seeds
@@ -143,10 +149,10 @@ def train_protocol(
 
 
 def validation_bags(roles: Tensor) -> Tensor:
-    """Positions of the validation bags of one model. roles (b)."""
+    """Return the positions of the validation bags of one model. roles (b)."""
     return (roles == VALIDATION).nonzero().squeeze(-1)
 
 
 def _lowest(history: History) -> Tensor:
-    """(r) validation loss of each model at the epoch whose weights it has."""
+    """Return (r) the validation loss of each model at the epoch of its weights."""
     return history.validation.gather(0, history.best_epoch.unsqueeze(0)).squeeze(0)

@@ -1,4 +1,4 @@
-"""How to train: the roles of bags, and the settings of the optimizer, the schedule and early stopping."""
+"""Training settings: the roles of bags, the optimizer, the schedule and early stopping."""
 
 import math
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from carmil.errors import CarmilError
 from carmil.training.optimizers import OPTIMIZERS
 
-# The role of a bag for a model. A test bag has none: it cannot be named here.
+# The role of a bag for a model. There is no role for test bags, so that they cannot be used in training.
 UNUSED, TRAIN, VALIDATION = 0, 1, 2
-MOST_EPOCHS = 1_000_000  # the curves of all epochs are kept
+MOST_EPOCHS = 1_000_000  # the curves of all epochs are stored
 
 
 def first_eligible_epoch(warmup: int | None, epochs: int) -> int:
-    """The first epoch whose weights a study may keep: the one after `warmup`, by default half of all epochs.
+    """Return the first epoch whose weights a study may keep: the one after `warmup`, by default half of all epochs.
 
-    Early on the learning rate is high and the validation loss noisy: the lowest of many noisy values is a lucky one. On slides
-    with few informative tiles it was lowest before anything had been learned (docs/choosing.md).
+    Early in training the learning rate is high and the validation loss noisy, so that its minimum is a matter of
+    chance. On slides with few informative tiles it occurred before anything had been learned (docs/choosing.md).
     """
     return min(epochs // 2 if warmup is None else warmup, epochs - 1)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a population is trained. The defaults are those of the digit-bag benchmark (xMIL's template)."""
+    """The training settings of a population. The defaults are those of the digit-bag benchmark (xMIL's template)."""
 
     epochs: int = 1000
     batch: int = 16
@@ -60,5 +60,5 @@ class Recipe:
             raise CarmilError(f"unknown schedule {self.schedule!r}: expected constant or cosine")
 
     def pace(self, epoch: int) -> float:
-        """The factor of the learning rates in this epoch; a cosine falls from 1 towards 0 over all epochs."""
+        """Return the factor of the learning rates in this epoch; a cosine falls from 1 towards 0 over all epochs."""
         return 0.5 * (1 + math.cos(math.pi * epoch / self.epochs)) if self.schedule == "cosine" else 1.0

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from carmil.bags.bags import Bags
-from carmil.models.pooling import Offsets, bag_sum
 from carmil.models.scaled_model import deviation_of
 from carmil.training.population import Population
 from carmil.training.recipe import TRAIN
@@ -12,8 +11,10 @@ from carmil.training.recipe import TRAIN
 ROWS = 2**14  # instances in float64 at a time
 
 
-def fit_scales(population: Population, bags: Bags, roles: Tensor, scale: str) -> None:
-    """Set the mean and deviation of every ScaledModel of the population. roles (r, b).
+def fit_scales(
+    population: Population, bags: Bags, roles: Tensor, scale: str, *, device: torch.device | str = "cpu"
+) -> None:
+    """Set the mean and deviation of every ScaledModel of the population. roles (r, b); device: where sums are computed.
 
     The cohort is read once, whatever the number of folds: sums of each bag are kept, and added up per model.
     """
@@ -22,9 +23,10 @@ def fit_scales(population: Population, bags: Bags, roles: Tensor, scale: str) ->
     first, second = (torch.zeros(len(bags), bags.width, dtype=torch.float64) for _ in range(2))
     done = 0
     for part in bags.parts(ROWS, used):
-        x, offsets = part.features.double().cpu(), Offsets(part.offsets)
+        instances = part.features.to(device).double().split(part.sizes.tolist())
         rows = used[done : done + len(part)]
-        first[rows], second[rows] = bag_sum(x, offsets), bag_sum(x.square(), offsets)
+        first[rows] = torch.stack([x.sum(0) for x in instances]).cpu()
+        second[rows] = torch.stack([x.square().sum(0) for x in instances]).cpu()
         done += len(part)
     state = population.state()
     for row in trained.unique(dim=0):

@@ -11,16 +11,19 @@ from carmil.recording import Recorder, Recording
 from carmil.training.early_stopping import TrainingState, at_least_two
 from carmil.training.population import Population
 
-MOST_RECORDED = 2000  # steps; the driver holds some two hundred operations for each, for TransMIL some thousand
+MOST_RECORDED = (
+    2000  # recorded steps; the driver stores about two hundred operations for each, for TransMIL about a thousand
+)
 
 
 @dataclass(frozen=True)
 class Batch:
     """Some bags on the device; `rows` (n) are the positions of their instances in the cohort.
 
-    share (r, b): the weight of each bag for each model, 0 where it does not train on it.
-    learners (r), on the CPU: the models that train on some bag of the batch.
-    graph_key: batches with equal keys can share a recorded step; None: not worth recording.
+    share (r, b): the weight of each bag for each model, 0 if the model does not train on it or it has no loss of its own.
+    counted (r, b) bool: the bags that each model trains on, none if all of these have the share 0.
+    learners (r), on the CPU: the models with a share in some bag of the batch.
+    graph_key: batches with equal keys can share a recorded step; None: recording would not pay off.
     """
 
     features: Tensor
@@ -28,12 +31,13 @@ class Batch:
     offsets: Offsets
     rows: Tensor
     share: Tensor
+    counted: Tensor
     learners: Tensor
     graph_key: Hashable = None
 
 
 class Stepper:
-    """Steps the population on a batch; on a GPU, steps that recur are recorded and replayed."""
+    """Runs steps of the population on batches; on a GPU, recurring steps are recorded and replayed."""
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
@@ -41,19 +45,20 @@ class Stepper:
         self._begin()
 
     def _begin(self) -> None:
-        """Start afresh with the models that are in the population now."""
+        """Reset the recorded steps for the models that are now in the population."""
         self._population = self.state.population
-        # Offsets of each step that was run once, by graph key; then the recorded step and the batch it reads.
+        # By graph key: offsets of each step that ran once; then the recorded step and its input batch.
         self._steps: dict[Hashable, Offsets | tuple[Batch, Recording, list[str]]] = {}
         self._rows: dict[bytes, Tensor] = {}
         self._recorder = Recorder()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take a step on the batch. Return each model's losses on it, one row per term, zero where it took no step: (t, r).
+        """Take a step on the batch. Return each model's losses on it, one row per term, zero for models without a
+        step: (t, r).
 
         The last term, `steps`, is 1 for a model that took one.
         """
-        if self._population is not self.state.population:  # stopped models were dropped
+        if self._population is not self.state.population:  # stopped models were removed
             self._begin()
         if batch.graph_key is None or not batch.features.is_cuda or self._recorder.full:
             return self._step(batch)
@@ -65,14 +70,16 @@ class Stepper:
             return self._step(batch)
         if isinstance(known, Offsets):
             fixed = self._fix(replace(batch, offsets=known))
-            self._on_device(at_least_two(self.state.running & batch.learners))  # some model may have stopped since
+            self._on_device(
+                at_least_two(self.state.running & batch.learners)
+            )  # models may have stopped since the batch was made
             recorded = self._recorder.record(lambda: self._step(fixed))
             if recorded is None:
-                self._steps = {}  # frees the memory that is missing
+                self._steps = {}  # frees memory for another attempt
                 return self._step(batch)
             known = self._steps[key] = fixed, recorded, self.terms
         fixed, recorded, self.terms = known
-        for name in ("features", "labels", "rows", "share"):
+        for name in ("features", "labels", "rows", "share", "counted"):
             target, source = getattr(fixed, name), getattr(batch, name)
             if target.data_ptr() != source.data_ptr():
                 target.copy_(source)
@@ -87,11 +94,13 @@ class Stepper:
             means, gradients = self._differentiate(population, batch)
             state.optimizer.step(population.weights, gradients, active)
             losses = torch.stack(list(means.values()))
-        else:  # models that take no step are left out: another fold's bag, or stopped
+        else:  # models that take no step, for another fold's bag or because they stopped, are left out
             indices = at_least_two(stepping)
             rows = self._on_device(indices)
             some = population.subset(rows, indices=indices.tolist())
-            means, gradients = self._differentiate(some, replace(batch, share=batch.share[rows]))
+            means, gradients = self._differentiate(
+                some, replace(batch, share=batch.share[rows], counted=batch.counted[rows])
+            )
             population.buffers[rows] = some.buffers
             state.optimizer.step(population.weights, gradients, active, rows)
             losses = on.new_zeros(len(means), len(on)).index_copy_(1, rows, torch.stack(list(means.values())))
@@ -100,7 +109,7 @@ class Stepper:
         return torch.cat([torch.where(active, losses, 0.0), on.unsqueeze(0)])
 
     def _on_device(self, rows: Tensor) -> Tensor:
-        """Rows on the population's device; sent there once, since nothing can be sent while a step is recorded."""
+        """Return rows on the population's device; they are sent once, since nothing can be sent while a step is recorded."""
         key = rows.numpy().tobytes()
         if key not in self._rows:
             self._rows[key] = rows.to(self.state.population.device)
@@ -108,7 +117,11 @@ class Stepper:
 
     @classmethod
     def _differentiate(cls, population: Population, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Each model's mean losses (r) on its bags of the batch, and the gradients of their total, one per parameter."""
+        """Return losses and gradients.
+
+        These are each model's mean losses (r) on its bags of the batch, and the gradients of their total, one per
+        parameter.
+        """
         leaves = population.leaves()
         means = cls.means(population, batch, leaves)
         gradients = torch.autograd.grad(means["total"].sum(), leaves, allow_unused=True, materialize_grads=True)
@@ -116,16 +129,15 @@ class Stepper:
 
     @staticmethod
     def means(population: Population, batch: Batch, leaves: list[Tensor]) -> dict[str, Tensor]:
-        """Each model's mean loss terms (r) on its bags of the batch, and their `total`, as functions of its leaves."""
-        counted = batch.share > 0
-        prediction = population(batch.features, batch.offsets, leaves=leaves, rows=batch.rows, counted=counted)
-        losses = population.losses(prediction, batch.labels)
+        """Return each model's mean loss terms (r) on its bags of the batch, and their `total`, as functions of its leaves."""
+        prediction = population(batch.features, batch.offsets, leaves=leaves, rows=batch.rows, counted=batch.counted)
+        losses = population.losses(prediction, batch.labels, batch.counted)
         means = dict(zip(losses, (torch.stack(list(losses.values())) * batch.share).sum(-1), strict=True))
         return {**means, "total": population.total(means)}
 
     @staticmethod
     def _fix(batch: Batch) -> Batch:
-        """The tensors that a recorded step reads each time it is replayed."""
+        """Return a batch of fixed tensors, which a recorded step reads each time it is replayed."""
         if not isinstance(batch.graph_key, int):  # the next batch with this key has other features
             batch = replace(batch, features=batch.features.clone(), labels=batch.labels.clone())
-        return replace(batch, rows=batch.rows.clone(), share=batch.share.clone())
+        return replace(batch, rows=batch.rows.clone(), share=batch.share.clone(), counted=batch.counted.clone())
