@@ -18,7 +18,7 @@ from carmil.models.pooling import Offsets
     levels=st.integers(1, 6),
     seed=st.integers(0, 10_000),
 )
-def test_average_precision_is_scikit_learns_ties_included(sizes, levels, seed):
+def test_average_precision_equals_scikit_learn_with_ties(sizes, levels, seed):
     rng = np.random.default_rng(seed)
     n = sum(sizes)
     scores, targets = rng.integers(0, levels, (n, 2)) / levels, rng.random((n, 2)) < 0.4
@@ -32,31 +32,31 @@ def test_average_precision_is_scikit_learns_ties_included(sizes, levels, seed):
                 assert ours[bag, c].isnan()
 
 
-def test_equal_infinite_scores_are_a_tie():
+def test_average_precision_treats_equal_infinite_scores_as_ties():
     scores, targets = torch.tensor([[float("inf")], [float("inf")]]), torch.tensor([[True], [False]])
     assert average_precision(scores, targets, Offsets(torch.tensor([0, 2]))) == 0.5
 
 
 def xmil_reference(supporting, refuting, truth, size):
-    """The benchmark's loop over bags and classes."""
+    """Compute the agreement with the loop over bags and classes of the xMIL benchmark."""
     plus, both = [], []
     for start in range(0, len(truth), size):
         rows = slice(start, start + size)
         for c in range(truth.shape[1]):
-            found = []
+            results = []
             for sign, scores in ((1, supporting), (-1, refuting)):
                 target = truth[rows, c] == sign
                 if 0 < target.sum() < size:
-                    found.append(average_precision_score(target, scores[rows, c]))
+                    results.append(average_precision_score(target, scores[rows, c]))
                     if sign == 1:
-                        plus.append(found[-1])
-            if found:
-                both.append(np.mean(found))
+                        plus.append(results[-1])
+            if results:
+                both.append(np.mean(results))
     return np.mean(plus), np.mean(both), len(plus), len(both)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_agreement_is_the_benchmarks(task):
+def test_agreement_equals_xmil_reference_implementation(task):
     truth = TASKS[task].evidence(sample_digits(40, np.random.default_rng(3))).reshape(-1, TASKS[task].classes)
     rng = np.random.default_rng(0)
     s, t = rng.normal(size=(2, *truth.shape))
@@ -66,11 +66,11 @@ def test_agreement_is_the_benchmarks(task):
     assert (ours.positive_pairs, ours.both_pairs) == expected[2:]
 
 
-def test_ideal_scorers_reach_the_published_reference_values():
+def test_ideal_scores_reach_published_reference_values():
     digits = sample_digits(4000, np.random.default_rng(0))
     truth = torch.from_numpy(TASKS["four_bags"].evidence(digits).reshape(-1, 4))
     attended = torch.from_numpy(np.isin(digits, (8, 9)).reshape(-1, 1).astype(float))
-    attention = (attended + 1e-3 * torch.rand_like(attended)).expand(-1, 4)  # which 8 or 9 comes first is chance
+    attention = (attended + 1e-3 * torch.rand_like(attended)).expand(-1, 4)  # the order among 8s and 9s is random
     starts = torch.arange(4001) * 30
     mirror = evidence_agreement(attention, -attention, truth, starts)
     control = evidence_agreement(attention, attention, truth, starts)
@@ -80,7 +80,7 @@ def test_ideal_scorers_reach_the_published_reference_values():
     assert (oracle.positive, oracle.both) == (1, 1)
 
 
-def test_a_population_is_measured_at_once():
+def test_agreement_of_a_population_equals_agreement_of_each_model():
     truth = torch.from_numpy(TASKS["four_bags"].evidence(sample_digits(20, np.random.default_rng(1))).reshape(-1, 4))
     s, starts = torch.randn(3, 600, 4), torch.arange(21) * 30
     together = evidence_agreement(s, -s, truth, starts)
@@ -89,7 +89,7 @@ def test_a_population_is_measured_at_once():
     assert together.both.tolist() == pytest.approx([float(a.both) for a in alone])
 
 
-def test_bag_measures_are_scikit_learns_and_know_when_there_is_no_auc():
+def test_bag_metrics_equal_known_values_and_auc_of_one_class_is_nan():
     probabilities = np.array([[0.8, 0.2], [0.4, 0.6], [0.3, 0.7], [0.6, 0.4]])
     measured = bag_performance(probabilities, [0, 0, 1, 1])
     assert measured == {

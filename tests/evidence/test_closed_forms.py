@@ -1,4 +1,4 @@
-"""What is computed for all instances at once equals what the definition says, instance by instance."""
+"""Closed forms computed for all instances at once equal the definition applied instance by instance."""
 
 import itertools
 
@@ -43,7 +43,7 @@ POOLING = [name for name in list_models() if name != "weno" and Ability.POOLS_BY
 
 
 def bags_of(model, x):
-    """For every bag its first row, z and u."""
+    """Return the first row, z and u of every bag."""
     offsets = Offsets(STARTS)
     z = model.embed(x, offsets)
     u = model.attend(z, offsets)
@@ -56,32 +56,32 @@ def pooled_answer(model, z, u):
 
 @pytest.mark.parametrize("name", POOLING)
 @torch.no_grad()
-def test_leave_one_out_is_the_pool_of_the_others(name):
+def test_leave_one_out_equals_pooling_the_other_instances(name):
     model, x = fresh(name), some_features()
-    found = leave_one_out(model, x, STARTS)
+    result = leave_one_out(model, x, STARTS)
     for first, z, u in bags_of(model, x):
         whole = pooled_answer(model, z, u)
         for j in range(len(z)):
             others = [i for i in range(len(z)) if i != j]
             nothing = torch.zeros(1, u.shape[1], z.shape[1], dtype=z.dtype)
             without = pooled_answer(model, z[others], u[others]) if others else model.classify(nothing)[0]
-            assert torch.allclose(found[first + j], whole - without, atol=1e-9)
+            assert torch.allclose(result[first + j], whole - without, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["abmil", "abmil.gated", "clam.sb", "clam.mb", "acmil", "car/abmil", "dsmil.official"])
 @torch.no_grad()
-def test_leave_one_out_is_the_answer_for_the_bag_without_the_instance(name):
+def test_leave_one_out_equals_predicting_without_the_instance(name):
     model, x = fresh(name), some_features(8)
     one = torch.tensor([0, 8])
-    found, whole = leave_one_out(model, x, one), model(x, one)
+    result, whole = leave_one_out(model, x, one), model(x, one)
     critical = whole.instance_logits.argmax(0).tolist() if name.startswith("dsmil") else []
     for j in set(range(8)) - set(critical):
         without = model(x[torch.arange(8) != j], torch.tensor([0, 7])).logits[0]
-        assert torch.allclose(found[j], whole.logits[0] - without, atol=1e-9)
+        assert torch.allclose(result[j], whole.logits[0] - without, atol=1e-9)
 
 
 @torch.no_grad()
-def test_leave_one_out_finds_the_others_behind_an_attention_of_almost_one():
+def test_leave_one_out_is_exact_when_one_attention_weight_is_almost_one():
     model, x = fresh("abmil", output_layers=1), some_features(20)
     model.attention.score.weight.mul_(400)
     attention = model(x, torch.tensor([0, 20])).weights
@@ -98,33 +98,33 @@ def test_leave_one_out_finds_the_others_behind_an_attention_of_almost_one():
 
 
 @pytest.mark.parametrize("name", POOLING)
-def test_sensitivity_is_the_derivative_by_the_score(name):
+def test_sensitivity_equals_derivative_with_respect_to_attention_score(name):
     model, x = fresh(name), some_features()
-    found, margins = logit_sensitivity(model, x, STARTS), margin_sensitivity(model, x, STARTS)
+    result, margins = logit_sensitivity(model, x, STARTS), margin_sensitivity(model, x, STARTS)
     for first, z, u in bags_of(model, x):
         z, u = z.detach(), u.detach()
-        mine = slice(first, first + len(z))
+        own = slice(first, first + len(z))
         jacobian = torch.autograd.functional.jacobian(lambda u, z=z: pooled_answer(model, z, u), u).sum(-1).T
-        assert torch.allclose(found[mine], jacobian, atol=1e-9)
+        assert torch.allclose(result[own], jacobian, atol=1e-9)
         F = pooled_answer(model, z, u)
         for c in range(CLASSES):
             rival = max((k for k in range(CLASSES) if k != c), key=lambda k: F[k])
-            assert torch.allclose(margins[mine, c], jacobian[:, c] - jacobian[:, rival], atol=1e-9)
-    assert torch.allclose(bag_sum(found, Offsets(STARTS)), torch.zeros(1, dtype=found.dtype), atol=1e-9)
+            assert torch.allclose(margins[own, c], jacobian[:, c] - jacobian[:, rival], atol=1e-9)
+    assert torch.allclose(bag_sum(result, Offsets(STARTS)), torch.zeros(1, dtype=result.dtype), atol=1e-9)
 
 
 @torch.no_grad()
-def test_sensitivity_of_a_linear_classifier_is_the_papers_and_a_small_step_of_the_score():
+def test_sensitivity_of_linear_classifier_equals_paper_formula_and_finite_difference():
     model, x = fresh("abmil"), some_features(9)
-    found = logit_sensitivity(model, x, torch.tensor([0, 9]))
+    result = logit_sensitivity(model, x, torch.tensor([0, 9]))
     z = model.embed(x, Offsets(torch.tensor([0, 9])))
     u = model.attend(z, Offsets(torch.tensor([0, 9])))
-    assert torch.allclose(found, theory.logit_sensitivity(u[:, 0], model.classifier(z)), atol=1e-10)
+    assert torch.allclose(result, theory.logit_sensitivity(u[:, 0], model.classifier(z)), atol=1e-10)
     step = 1e-6
     for j in range(9):
         more, less = (u + sign * step * torch.eye(9, dtype=u.dtype)[:, j : j + 1] for sign in (1, -1))
         slope = (pooled_answer(model, z, more) - pooled_answer(model, z, less)) / (2 * step)
-        assert torch.allclose(found[j], slope, atol=1e-4)
+        assert torch.allclose(result[j], slope, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", POOLING)
@@ -132,15 +132,15 @@ def test_sensitivity_of_a_linear_classifier_is_the_papers_and_a_small_step_of_th
 def test_path_evidence_is_complete_from_every_reference(name, dtype):
     model, x = fresh(name, dtype=dtype), some_features(dtype=dtype)
     offsets = Offsets(STARTS)
-    seen = model(x, offsets)
-    z, u = seen.instances, seen.scores
+    prediction = model(x, offsets)
+    z, u = prediction.instances, prediction.scores
     scores = {"reversed": -u, "uniform": torch.zeros_like(u)}
     if Ability.COUNTERFACTUAL_MAP in model.abilities:
-        scores["counterfactual"] = seen.counterfactual.scores[:, 0]
+        scores["counterfactual"] = prediction.counterfactual.scores[:, 0]
     references = {name: bag_weighted_sum(bag_softmax(s, offsets), z, offsets) for name, s in scores.items()}
-    references["zero"] = torch.zeros_like(seen.pooled)
+    references["zero"] = torch.zeros_like(prediction.pooled)
     for reference, start in references.items():
-        expected = seen.logits - model.classify(start)
+        expected = prediction.logits - model.classify(start)
         evidence = path_evidence(model, x, offsets, reference=reference)
         error = (bag_sum(evidence, offsets) - expected).abs() / expected.abs().clamp_min(1)
         assert error.max() < 1e-3
@@ -148,7 +148,7 @@ def test_path_evidence_is_complete_from_every_reference(name, dtype):
         assert references.keys() <= REFERENCES.keys()
 
 
-def test_a_loose_path_has_the_residual_it_reports():
+def test_reported_residual_of_path_evidence_equals_its_actual_error():
     model, x = fresh("abmil", scale=3.0, output_layers=2), some_features()
     offsets = Offsets(STARTS)
     change = path_change(model, x, offsets)
@@ -165,7 +165,7 @@ def test_a_loose_path_has_the_residual_it_reports():
     assert torch.allclose(loose, expected, atol=1e-9)
 
 
-def test_a_reference_that_is_not_there_is_named():
+def test_unknown_or_unsupported_reference_raises_an_error_naming_it():
     model, x = fresh("abmil"), some_features()
     with pytest.raises(CarmilError, match="unknown reference 'unifrom'; did you mean 'uniform'"):
         path_evidence(model, x, STARTS, reference="unifrom")
@@ -174,7 +174,7 @@ def test_a_reference_that_is_not_there_is_named():
 
 
 @pytest.mark.parametrize("name", POOLING)
-def test_relevance_is_conserved(name):
+def test_lrp_conserves_relevance(name):
     model, x = fresh(name), some_features()
     sums, logits = bag_sum(lrp(model, x, STARTS), Offsets(STARTS)), model(x, STARTS).logits
     assert logits.abs().max() > 0.1
@@ -184,10 +184,10 @@ def test_relevance_is_conserved(name):
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
 @torch.no_grad()
-def test_relevance_is_what_the_rules_hand_down_layer_by_layer_to_the_features(layers):
+def test_lrp_equals_applying_its_rules_layer_by_layer(layers):
     model, x = fresh("abmil", output_layers=layers), some_features(7)
-    seen = model(x, torch.tensor([0, 7]))
-    z, a, Z = seen.instances, seen.weights, seen.pooled[0]
+    prediction = model(x, torch.tensor([0, 7]))
+    z, a, Z = prediction.instances, prediction.weights, prediction.pooled[0]
 
     def linear(layer, inputs, relevance):
         products = inputs.unsqueeze(-2) * layer.weight
@@ -200,7 +200,7 @@ def test_relevance_is_what_the_rules_hand_down_layer_by_layer_to_the_features(la
         inputs = layer(inputs)
     for c in range(CLASSES):
         relevance = torch.zeros(1, CLASSES, dtype=x.dtype)
-        relevance[0, c] = seen.logits[0, c]
+        relevance[0, c] = prediction.logits[0, c]
         for layer, entering in reversed(stack):
             relevance = linear(layer, entering, relevance)
         at_z = (a * z / Z).nan_to_num() * relevance
@@ -209,20 +209,20 @@ def test_relevance_is_what_the_rules_hand_down_layer_by_layer_to_the_features(la
 
 
 @torch.no_grad()
-def test_relevance_turns_over_where_the_bias_alone_decides():
-    """What dropping biases costs: from a linear classifier an instance gets a_j w_c . z_j, times F_c / (F_c - b_c)."""
+def test_lrp_changes_sign_when_the_bias_outweighs_the_features():
+    """Ignoring biases scales relevance: with a linear classifier it is a_j w_c . z_j times F_c / (F_c - b_c)."""
     model, x = fresh("abmil"), some_features(7)
     linear = model.classifier[0]
     without_bias = model(x, torch.tensor([0, 7])).logits[0] - linear.bias
     linear.bias.copy_(torch.tensor([-2.0, 0.5, 0.0]) * without_bias)
-    seen = model(x, torch.tensor([0, 7]))
-    products = seen.weights * (seen.instances @ linear.weight.T)
-    found = lrp(model, x, torch.tensor([0, 7]))
-    assert torch.allclose(found, products * torch.tensor([-1.0, 1.5, 1.0], dtype=x.dtype), atol=1e-6)
+    prediction = model(x, torch.tensor([0, 7]))
+    products = prediction.weights * (prediction.instances @ linear.weight.T)
+    result = lrp(model, x, torch.tensor([0, 7]))
+    assert torch.allclose(result, products * torch.tensor([-1.0, 1.5, 1.0], dtype=x.dtype), atol=1e-6)
     assert torch.allclose(explain(model, Bags(x, torch.tensor([0, 7])), "path.zero"), products, atol=1e-9)
 
 
-def test_relevance_leaves_the_model_as_it_was():
+def test_lrp_leaves_model_unchanged():
     model, x = fresh("clam.mb"), some_features()
     before = model(x, STARTS).logits
     lrp(model, x, STARTS)
@@ -231,7 +231,7 @@ def test_relevance_leaves_the_model_as_it_was():
 
 
 @pytest.mark.parametrize("method", ["lrp", "leave_one_out", "margin_sensitivity", "path.zero"])
-def test_a_model_without_attention_pooling_is_refused_in_one_line(method):
+def test_model_without_attention_pooling_raises_an_error(method):
     bags = Bags.from_list([torch.randn(5, WIDTH)])
     for name in ("mean", "additive", "transmil"):
         with pytest.raises(CarmilError, match="needs a model that declares 'pools by attention'"):

@@ -1,4 +1,4 @@
-"""Coalition evidence is what an instance adds to groups of the others: against the definition, and what it promises."""
+"""Coalition evidence, the mean contribution of an instance to groups of others: definition and properties."""
 
 from itertools import permutations
 
@@ -32,7 +32,7 @@ def value(model, features: torch.Tensor, group: tuple[int, ...]) -> torch.Tensor
 
 
 def shapley(model, features: torch.Tensor) -> torch.Tensor:
-    """Over all orders of all instances, by the definition."""
+    """Compute Shapley values by definition, over all orders of all instances."""
     count = len(features)
     total = torch.zeros(count, CLASSES, dtype=torch.float64)
     orders = list(permutations(range(count)))
@@ -43,16 +43,16 @@ def shapley(model, features: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["abmil.gated", "clam.mb", "acmil", "dsmil", "mean", "max"])
-def test_in_groups_of_all_it_is_the_shapley_value_and_sums_to_the_answer(name):
+def test_evidence_with_groups_of_all_instances_is_the_shapley_value(name):
     model, features = scaled(name), instances(4)
-    found = coalition_evidence(model, features, torch.tensor([0, 4]), size=4, draws=400)
-    assert torch.allclose(found, shapley(model, features), atol=0.02)
+    result = coalition_evidence(model, features, torch.tensor([0, 4]), size=4, draws=400)
+    assert torch.allclose(result, shapley(model, features), atol=0.02)
     whole = value(model, features, (0, 1, 2, 3)) - value(model, features, ())
-    assert torch.allclose(found.sum(0), whole, atol=1e-9), "not only on average: for the groups that were drawn"
+    assert torch.allclose(result.sum(0), whole, atol=1e-9), "the sum holds for the sampled groups, not only on average"
 
 
 @pytest.mark.parametrize("name", ["abmil.gated", "dsmil"])
-def test_in_pairs_it_is_the_mean_of_alone_and_beside_each_other_instance(name):
+def test_evidence_with_pairs_averages_contributions_alone_and_in_pairs(name):
     model, features = scaled(name), instances(5)
     nothing = value(model, features, ())
     expected = torch.stack(
@@ -62,31 +62,31 @@ def test_in_pairs_it_is_the_mean_of_alone_and_beside_each_other_instance(name):
             for j in range(5)
         ]
     )
-    found = coalition_evidence(model, features, torch.tensor([0, 5]), size=2, draws=2000)
-    assert torch.allclose(found, expected, atol=0.02)
+    result = coalition_evidence(model, features, torch.tensor([0, 5]), size=2, draws=2000)
+    assert torch.allclose(result, expected, atol=0.02)
 
 
-def test_a_bag_sums_to_its_share_of_the_mean_group():
+def test_evidence_of_a_bag_sums_to_the_scaled_mean_value_of_its_groups():
     model, features, size = scaled(), instances(7), 3
-    found = coalition_evidence(model, features, torch.tensor([0, 7]), size=size, draws=1)
+    result = coalition_evidence(model, features, torch.tensor([0, 7]), size=size, draws=1)
     before = _circle(Offsets(torch.tensor([0, 7])), 0).tolist()
     groups = [(before[before[j]], before[j], j) for j in range(7)]
     mean = torch.stack([value(model, features, group) for group in groups]).mean(0) - value(model, features, ())
-    assert torch.allclose(found.sum(0), mean * 7 / size, atol=1e-9)
+    assert torch.allclose(result.sum(0), mean * 7 / size, atol=1e-9)
 
 
-def test_the_zero_is_the_mean_training_instance_so_that_a_whole_slide_may_be_against():
+def test_evidence_is_relative_to_the_mean_training_instance():
     model = scaled()
-    still = model.mean.expand(6, -1)
-    assert torch.allclose(coalition_evidence(model, still, torch.tensor([0, 6])), torch.zeros(6, CLASSES).double())
-    away = still + instances(1)
-    found = coalition_evidence(model, away, torch.tensor([0, 6]))
-    assert torch.allclose(found, found[:1].expand(6, -1)) and found.abs().min() > 1e-4, (
-        "six alike, and no zero among them"
+    at_mean = model.mean.expand(6, -1)
+    assert torch.allclose(coalition_evidence(model, at_mean, torch.tensor([0, 6])), torch.zeros(6, CLASSES).double())
+    away = at_mean + instances(1)
+    result = coalition_evidence(model, away, torch.tensor([0, 6]))
+    assert torch.allclose(result, result[:1].expand(6, -1)) and result.abs().min() > 1e-4, (
+        "six equal values, none of them zero"
     )
 
 
-def test_no_bag_knows_of_the_others_and_one_instance_is_its_own_group():
+def test_bags_are_independent_and_a_single_instance_is_its_own_group():
     model, features = scaled(), instances(9)
     together = coalition_evidence(model, features, torch.tensor([0, 4, 5, 9]), size=3)
     alone = [
@@ -96,15 +96,15 @@ def test_no_bag_knows_of_the_others_and_one_instance_is_its_own_group():
     assert torch.allclose(together[4], value(model, features, (4,)) - value(model, features, ()))
 
 
-def test_scores_far_apart_neither_overflow_nor_vanish():
+def test_evidence_is_finite_for_widely_spread_attention_scores():
     model, features = scaled().float(), instances(6).float()
     with torch.no_grad():
         model.model.attention.score.weight.mul_(1e6)
     assert coalition_evidence(model, features, torch.tensor([0, 6]), size=4).isfinite().all()
 
 
-def test_classes_whose_logits_are_swapped_have_their_evidence_swapped():
-    """The mirror rule: no class has a place of its own."""
+def test_swapping_class_logits_swaps_class_evidence():
+    """Mirror symmetry: no class is treated specially."""
     model, features = scaled(), instances(6)
     here = coalition_evidence(model, features, torch.tensor([0, 6]))
     with torch.no_grad():
@@ -114,10 +114,10 @@ def test_classes_whose_logits_are_swapped_have_their_evidence_swapped():
     assert torch.allclose(coalition_evidence(model, features, torch.tensor([0, 6])), here.flip(1))
 
 
-def test_gradients_count_from_the_mean_training_instance_of_a_model_that_scales():
+def test_gradients_of_a_scaled_model_are_relative_to_the_mean_training_instance():
     model, features, offsets = scaled(), instances(4), torch.tensor([0, 4])
-    still = model.mean.expand(4, -1)
-    change = value(model, features, (0, 1, 2, 3)) - class_logits(model, still, offsets)[0]
+    at_mean = model.mean.expand(4, -1)
+    change = value(model, features, (0, 1, 2, 3)) - class_logits(model, at_mean, offsets)[0]
     assert torch.allclose(feature_change(model, features, offsets)[0], change)
     assert torch.allclose(integrated_gradients(model, features, offsets).sum(0), change, atol=1e-3)
-    assert not input_x_gradient(model, still, offsets).any()
+    assert not input_x_gradient(model, at_mean, offsets).any()

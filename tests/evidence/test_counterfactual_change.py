@@ -18,30 +18,32 @@ def prediction_of(logits, scores, starts, **others):
     return Prediction(logits=torch.tensor(logits), offsets=Offsets(starts), scores=torch.tensor(scores), **others)
 
 
-def test_a_counterfactual_is_read_by_hand():
+def test_counterfactual_change_equals_values_computed_by_hand():
     quarter = np.log(0.25)
     u = [[quarter]] * 4
     u_cf = torch.tensor([0.85, 0.05, 0.05, 0.05]).log()[:, None, None]
     cf = Counterfactual(u_cf, torch.tensor([[[3.0, 2.0, 4.0]]]))
-    found = counterfactual_change(prediction_of([[3.0, 0.0, 2.5]], u, torch.tensor([0, 4]), counterfactual=cf))
-    assert (int(found.answer), int(found.counterfactual_answer), int(found.grown)) == (0, 2, 1)
-    assert found.flipped.all()
-    assert found.logit_change.flatten().tolist() == pytest.approx([0, 2, 1.5])
-    assert float(found.distance) == pytest.approx(2.5)
-    assert float(found.attention_moved) == pytest.approx(1.2)  # .6 to the first, .2 from each other
-    assert float(found.carriers) == pytest.approx(1.0)
+    result = counterfactual_change(prediction_of([[3.0, 0.0, 2.5]], u, torch.tensor([0, 4]), counterfactual=cf))
+    assert (int(result.answer), int(result.counterfactual_answer), int(result.grown)) == (0, 2, 1)
+    assert result.flipped.all()
+    assert result.logit_change.flatten().tolist() == pytest.approx([0, 2, 1.5])
+    assert float(result.distance) == pytest.approx(2.5)
+    assert float(result.attention_moved) == pytest.approx(
+        1.2
+    )  # 0.6 gained by the first, 0.2 lost by each other instance
+    assert float(result.carriers) == pytest.approx(1.0)
     half = counterfactual_change(prediction_of([[3.0, 0.0, 2.5]], u, torch.tensor([0, 4])), cf, carried=0.5)
-    assert float(half.carriers) == pytest.approx(0.25)  # the first alone carries half of it
+    assert float(half.carriers) == pytest.approx(0.25)  # the first instance alone carries half of the change
 
 
-def test_attention_that_has_not_moved_is_carried_by_nobody():
+def test_unchanged_attention_has_no_carriers():
     u = torch.randn(17, 2)
     factual = Prediction(logits=torch.randn(3, 2), offsets=Offsets(STARTS), scores=u)
-    found = counterfactual_change(factual, Counterfactual(u.unsqueeze(-2), factual.logits.unsqueeze(-2)))
-    assert (found.attention_moved == 0).all() and found.carriers.isnan().all() and not found.flipped.any()
+    result = counterfactual_change(factual, Counterfactual(u.unsqueeze(-2), factual.logits.unsqueeze(-2)))
+    assert (result.attention_moved == 0).all() and result.carriers.isnan().all() and not result.flipped.any()
 
 
-def test_bag_by_bag_and_all_at_once_read_the_same_for_every_map_and_model():
+def test_change_of_all_bags_equals_change_bag_by_bag():
     logits, u = torch.randn(2, 3, 4), torch.randn(2, 17, 2)
     cf = Counterfactual(torch.randn(2, 17, 3, 2), torch.randn(2, 3, 3, 4))
     together = counterfactual_change(Prediction(logits=logits, offsets=Offsets(STARTS), scores=u), cf)
@@ -61,38 +63,38 @@ def test_bag_by_bag_and_all_at_once_read_the_same_for_every_map_and_model():
         assert float(together.carriers[r, b, m]) == pytest.approx(needed / size if size > 1 else np.nan, nan_ok=True)
 
 
-def test_learned_branches_are_read_and_shares_are_left_as_they_are():
+def test_change_supports_learned_branches_and_scores_without_softmax():
     x = torch.randn(17, 6)
     for name in ("car/abmil", "targeted/clam.mb"):
         model = create_model(name, 6, 3, hidden=8, attention=4).eval()
-        found = counterfactual_change(model(x, STARTS))
-        assert found.attention_moved.shape == (3, 3 if "targeted" in name else 1)
+        result = counterfactual_change(model(x, STARTS))
+        assert result.attention_moved.shape == (3, 3 if "targeted" in name else 1)
     model = create_model("car/transmil", 6, 3, hidden=8, heads=2, landmarks=4).eval()
     prediction = model(x, STARTS)
-    found = counterfactual_change(prediction, softmax=False)
+    result = counterfactual_change(prediction, softmax=False)
     change = (prediction.counterfactual.scores[:, 0] - prediction.scores).abs().detach()
-    assert float(found.attention_moved[2, 0]) == pytest.approx(float(change[6:].sum()), rel=1e-5)
+    assert float(result.attention_moved[2, 0]) == pytest.approx(float(change[6:].sum()), rel=1e-5)
     with pytest.raises(CarmilError, match="no counterfactual to compare with"):
         counterfactual_change(create_model("abmil", 6, 3, hidden=8)(x, STARTS))
 
 
-def test_the_class_shift_counts_what_grew_most_over_correctly_predicted_bags():
+def test_class_shift_counts_largest_logit_increases_of_correct_bags():
     logits = torch.randn(2, 40, 3)
     cf, labels = torch.randn(2, 40, 3), torch.randint(0, 3, (40,))
-    found = class_shift(logits, cf, labels)
+    result = class_shift(logits, cf, labels)
     for r in range(2):
         expected = np.zeros((3, 3), dtype=int)
         for b in range(40):
             if logits[r, b].argmax() == labels[b]:
                 expected[labels[b], (cf[r, b] - logits[r, b]).argmax()] += 1
-        assert found[r].tolist() == expected.tolist()
+        assert result[r].tolist() == expected.tolist()
 
 
-def test_every_two_maps_are_correlated():
+def test_correlations_cover_every_pair_of_maps():
     maps = {name: torch.randn(17, 1, dtype=torch.float64) for name in ("factual", "counterfactual", "baseline")}
-    found = correlations(maps, STARTS)
-    assert list(found) == list(itertools.combinations(maps, 2))
-    for (first, second), correlation in found.items():
+    result = correlations(maps, STARTS)
+    assert list(result) == list(itertools.combinations(maps, 2))
+    for (first, second), correlation in result.items():
         x, y = (maps[name][6:, 0].numpy() for name in (first, second))
         assert float(correlation.spearman[2, 0]) == pytest.approx(spearmanr(x, y)[0])
         assert float(correlation.pearson[2, 0]) == pytest.approx(pearsonr(x, y)[0])

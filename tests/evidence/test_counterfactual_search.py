@@ -23,51 +23,51 @@ SMALL = {
 
 def model_of(name="abmil", classes=2, factor=3.0):
     model = create_model(name, 6, classes, **SMALL[name]).double().eval()
-    with torch.no_grad():  # answers that differ from instance to instance
+    with torch.no_grad():  # larger weights, so that logits differ between instances
         for parameter in model.parameters():
             parameter.mul_(factor)
     return model
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_what_is_found_answers_what_was_sought(name):
-    factor = 1.0 if name == "dsmil" else 3.0  # products of queries: its scores would be hundreds apart
+def test_search_reaches_the_target_class(name):
+    factor = 1.0 if name == "dsmil" else 3.0  # scores are products of queries and would differ by hundreds
     model, x = model_of(name, classes=3, factor=factor), torch.randn(40, 6, dtype=torch.float64)
-    found = search_counterfactual(model, x, STARTS)
+    result = search_counterfactual(model, x, STARTS)
     prediction = model(x, STARTS)
-    assert torch.equal(found.targets, prediction.logits.topk(2).indices[:, 1:])
-    assert found.counterfactual.scores.shape == (40, 1, model.heads)
-    assert torch.equal(found.reached, found.counterfactual.logits.argmax(-1) == found.targets)
-    assert found.reached.any()
-    assert not found.reached[1].any()  # attention cannot move in a bag of one instance
-    assert torch.allclose(found.counterfactual.scores[7, 0], prediction.scores[7])
-    assert counterfactual_change(prediction, found.counterfactual).flipped[found.reached].all()
+    assert torch.equal(result.targets, prediction.logits.topk(2).indices[:, 1:])
+    assert result.counterfactual.scores.shape == (40, 1, model.heads)
+    assert torch.equal(result.reached, result.counterfactual.logits.argmax(-1) == result.targets)
+    assert result.reached.any()
+    assert not result.reached[1].any()  # attention cannot move in a bag of one instance
+    assert torch.allclose(result.counterfactual.scores[7, 0], prediction.scores[7])
+    assert counterfactual_change(prediction, result.counterfactual).flipped[result.reached].all()
 
 
-def test_where_nothing_moves_the_answer_the_scores_stay_as_they_are():
+def test_unreachable_target_leaves_scores_unchanged():
     model, x = model_of().float(), torch.randn(1, 6)
-    found = search_counterfactual(model, x, torch.tensor([0, 1]), alpha=1e-6)
-    assert torch.allclose(found.counterfactual.scores[:, 0], model(x, torch.tensor([0, 1])).scores)
-    assert found.steps == 300 and not found.reached
+    result = search_counterfactual(model, x, torch.tensor([0, 1]), alpha=1e-6)
+    assert torch.allclose(result.counterfactual.scores[:, 0], model(x, torch.tensor([0, 1])).scores)
+    assert result.steps == 300 and not result.reached
 
 
-def test_more_confidence_takes_more_steps():
+def test_higher_confidence_takes_more_steps():
     model, x = model_of(), torch.randn(40, 6, dtype=torch.float64)
-    loose, sure = (search_counterfactual(model, x, STARTS, confidence=confidence) for confidence in (0.0, 0.8))
-    both = loose.reached & sure.reached
-    assert both.any() and (sure.steps > loose.steps)[both].all()
-    assert (sure.counterfactual.logits.softmax(-1).amax(-1) >= 0.8)[sure.reached].all()
+    loose, confident = (search_counterfactual(model, x, STARTS, confidence=confidence) for confidence in (0.0, 0.8))
+    both = loose.reached & confident.reached
+    assert both.any() and (confident.steps > loose.steps)[both].all()
+    assert (confident.counterfactual.logits.softmax(-1).amax(-1) >= 0.8)[confident.reached].all()
 
 
-def test_an_answer_that_is_there_already_needs_no_change():
+def test_target_that_is_already_predicted_needs_no_change():
     model, x = model_of(), torch.randn(40, 6, dtype=torch.float64)
     prediction = model(x, STARTS)
-    found = search_counterfactual(model, x, STARTS, prediction.logits.argmax(-1))
-    assert torch.allclose(found.counterfactual.scores[:, 0], prediction.scores)
-    assert found.reached.all() and (found.steps == 0).all()
+    result = search_counterfactual(model, x, STARTS, prediction.logits.argmax(-1))
+    assert torch.allclose(result.counterfactual.scores[:, 0], prediction.scores)
+    assert result.reached.all() and (result.steps == 0).all()
 
 
-def test_a_bag_alone_and_in_company_and_every_class_at_once_find_the_same():
+def test_search_gives_the_same_result_for_bags_and_classes_alone_or_together():
     model, x = model_of(classes=3), torch.randn(40, 6, dtype=torch.float64)
     targets = torch.arange(3).expand(4, 3)
     together = search_counterfactual(model, x, STARTS, targets)
@@ -79,38 +79,38 @@ def test_a_bag_alone_and_in_company_and_every_class_at_once_find_the_same():
 
 
 @torch.no_grad()
-def test_the_change_is_hardly_larger_than_the_smallest_there_is():
-    """Bags of two instances, of which only the difference of the scores counts: all changes of it on a grid are tried."""
+def test_search_finds_nearly_the_smallest_change():
+    """With two instances only the difference of scores matters, so a grid search finds the smallest change."""
     model, x = model_of(), torch.randn(200, 6, dtype=torch.float64)
     offsets = Offsets(torch.arange(101) * 2)
-    found = search_counterfactual(model, x, offsets, step=0.02, steps=400)
+    result = search_counterfactual(model, x, offsets, step=0.02, steps=400)
     z = model.embed(x, offsets)
     u = model.attend(z, offsets)
-    change = (found.counterfactual.scores[:, 0] - u).abs().view(100, 2).sum(1)
+    change = (result.counterfactual.scores[:, 0] - u).abs().view(100, 2).sum(1)
     gap = torch.linspace(-8, 8, 3201, dtype=torch.float64)
-    for bag in found.reached[:, 0].nonzero().flatten().tolist():
+    for bag in result.reached[:, 0].nonzero().flatten().tolist():
         first, second = 2 * bag, 2 * bag + 1
         a = torch.sigmoid(u[first] - u[second] + gap)
         p = model.classify((a[:, None] * z[first] + (1 - a)[:, None] * z[second]).unsqueeze(1)).softmax(-1)
-        smallest = gap.abs()[p[:, found.targets[bag, 0]] >= 0.5].min()
+        smallest = gap.abs()[p[:, result.targets[bag, 0]] >= 0.5].min()
         assert smallest - 0.01 <= change[bag] <= smallest + 0.05
-    assert found.reached.sum() >= 20
+    assert result.reached.sum() >= 20
 
 
-def test_a_dearer_change_is_a_smaller_one_on_fewer_instances():
+def test_higher_cost_of_change_yields_smaller_changes_of_fewer_instances():
     model, x = model_of(factor=2.0), torch.randn(200, 6, dtype=torch.float64)
     starts = torch.tensor([0, 200])
     prediction = model(x, starts)
     frugal = search_counterfactual(model, x, starts, steps=2000, growth=0.01, alpha=0.1)
     lavish = search_counterfactual(model, x, starts, alpha=1e6)
     assert frugal.reached.all() and lavish.reached.all()
-    changes = [(found.counterfactual.scores[:, 0] - prediction.scores).abs().detach() for found in (frugal, lavish)]
+    changes = [(result.counterfactual.scores[:, 0] - prediction.scores).abs().detach() for result in (frugal, lavish)]
     few, many = (int((change > 1e-12).sum()) for change in changes)
     small, large = (float(bag_mean(change, Offsets(starts))) for change in changes)
     assert few < many and small < large
 
 
-def test_an_invalid_search_is_refused_and_leaves_the_model_unchanged():
+def test_invalid_search_raises_an_error_and_leaves_model_unchanged():
     model, x = model_of().train(), torch.randn(40, 6, dtype=torch.float64)
     with pytest.raises(CarmilError, match="search needs a model that declares 'pools by attention'; TransMIL does not"):
         search_counterfactual(create_model("transmil", 6, 2, hidden=8, heads=2), x, STARTS)

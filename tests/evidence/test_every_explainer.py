@@ -1,4 +1,4 @@
-"""What every explainer must do, with every registered model that it fits."""
+"""Requirements on every explainer, with every registered model that supports it."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def some_bags(sizes=SIZES):
 
 
 def quick(name):
-    """Integrated gradients have a test of their own, and take long."""
+    """Return whether the explainer is fast; integrated gradients are slow and tested separately."""
     return name != "integrated_gradients"
 
 
@@ -54,7 +54,7 @@ def test_a_bag_alone_and_in_company_gets_the_same_evidence(name):
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_evidence_in_double_precision_is_that_in_single_but_for_rounding(name):
+def test_evidence_in_double_and_single_precision_agrees_up_to_rounding(name):
     model, bags = fresh(name), some_bags()
     for method in filter(quick, explainers_of(model)):
         single, double = explain(model.float(), bags, method), explain(model.double(), bags, method)
@@ -63,7 +63,7 @@ def test_evidence_in_double_precision_is_that_in_single_but_for_rounding(name):
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_only_evidence_that_says_so_differs_between_the_classes(name):
+def test_evidence_differs_between_classes_only_where_declared(name):
     model, bags = fresh(name), some_bags()
     for method in filter(quick, explainers_of(model)):
         evidence = explain(model, bags, method)
@@ -73,7 +73,7 @@ def test_only_evidence_that_says_so_differs_between_the_classes(name):
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_a_model_refuses_explainers_it_does_not_declare_in_one_line(name):
+def test_undeclared_explainers_raise_an_error_of_one_line(name):
     model, bags = fresh(name), some_bags()
     fitting = explainers_of(model)
     assert [method for method in EXPLAINERS if method in fitting] == fitting
@@ -98,14 +98,14 @@ def test_a_model_refuses_explainers_it_does_not_declare_in_one_line(name):
         ("weno", ANY | {"attention", "patch_scores"}),
     ],
 )
-def test_every_kind_of_model_has_the_expected_explainers(name, expected):
+def test_models_have_the_expected_explainers(name, expected):
     model = fresh(name)
     assert set(explainers_of(model)) == expected
     assert set(explainers_of(ScaledModel(model, WIDTH))) == expected
 
 
 class LinearMean(BagModel):
-    """A model from outside: the mean of x W', with x as instances, equal scores, and logits of every instance."""
+    """A third-party model: the mean of x W', with x as instances, equal scores and logits of every instance."""
 
     def __init__(self, abilities):
         super().__init__()
@@ -140,7 +140,7 @@ class LinearMean(BagModel):
         (BagModel.abilities | Ability.ATTENDS | Ability.POOLS_BY_ATTENTION, ANY | POOLED - {"lrp"}),
     ],
 )
-def test_a_model_from_outside_gets_exactly_the_explainers_it_declares(abilities, expected):
+def test_third_party_model_gets_exactly_the_explainers_it_declares(abilities, expected):
     model, bags = LinearMean(abilities), some_bags()
     assert set(explainers_of(model)) == set(explainers_of(ScaledModel(model, WIDTH))) == expected
     assert all(explain(model, bags, method).isfinite().all() for method in expected)
@@ -148,7 +148,7 @@ def test_a_model_from_outside_gets_exactly_the_explainers_it_declares(abilities,
         explain(ScaledModel(model, WIDTH), bags, "rollout")
 
 
-def test_the_evidence_of_a_model_from_outside_is_what_its_instances_add():
+def test_evidence_of_third_party_linear_model_equals_instance_contributions():
     bags = some_bags()
     model = LinearMean(BagModel.abilities | Ability.ATTENDS | Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_LOGITS)
     sizes = bags.sizes[torch.repeat_interleave(bags.sizes)].unsqueeze(-1)
@@ -158,7 +158,7 @@ def test_the_evidence_of_a_model_from_outside_is_what_its_instances_add():
 
 
 @pytest.mark.parametrize("name", ["car/abmil", "targeted/abmil", "car/transmil", "mean"])
-def test_a_scale_of_the_features_is_part_of_the_model(name):
+def test_evidence_is_unchanged_by_scaling_absorbed_in_the_model(name):
     model, bags = fresh(name).double(), some_bags()
     scaled = ScaledModel(model, WIDTH).double()
     scaled.mean += 3
@@ -169,8 +169,8 @@ def test_a_scale_of_the_features_is_part_of_the_model(name):
             assert torch.allclose(explain(scaled, moved, method), explain(model, bags, method), atol=1e-6), method
 
 
-def model_that_knows():
-    """Instances with x_0 > 0 are attended and speak for class 0 against class 1; those with x_1 > 0 the other way round."""
+def model_with_known_evidence():
+    """Return a model that attends to x_0 > 0, evidence for class 0 against 1, and x_1 > 0, the reverse."""
     model = create_model("car/abmil", 3, 2, hidden=3, attention=3).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -185,19 +185,20 @@ def model_that_knows():
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in explainers_of(model_that_knows()) if EXPLAINERS[name].signed and name != "random"]
+    "method",
+    [name for name in explainers_of(model_with_known_evidence()) if EXPLAINERS[name].signed and name != "random"],
 )
-def test_positive_supports_and_negative_refutes(method):
+def test_positive_evidence_supports_a_class_and_negative_refutes_it(method):
     bags = Bags.from_list([torch.tensor([[1.0, 0, 0], [0, 1.1, 0], [0, 0, 1.0], [0, 0, 1.0]])])
-    evidence = explain(model_that_knows(), bags, method)
+    evidence = explain(model_with_known_evidence(), bags, method)
     if EXPLAINERS[method].class_conditional:
         assert evidence[0, 0] > 0 > evidence[0, 1]
         assert evidence[1, 1] > 0 > evidence[1, 0]
     else:
-        assert (evidence[:2] > 0).all() and (evidence[2:] < 0).all(), "attended by one, not by the other"
+        assert (evidence[:2] > 0).all() and (evidence[2:] < 0).all(), "attended by one branch, not by the other"
 
 
-def test_factual_minus_counterfactual_sums_to_zero_and_knows_no_constant():
+def test_factual_minus_counterfactual_sums_to_zero_and_ignores_constants():
     model, bags = fresh("car/abmil"), some_bags()
     before = explain(model, bags, "factual_minus_counterfactual")
     with torch.no_grad():
@@ -207,13 +208,13 @@ def test_factual_minus_counterfactual_sums_to_zero_and_knows_no_constant():
     assert before.abs().max() > 1e-4
 
 
-def test_counterfactual_attention_is_the_branchs():
+def test_counterfactual_attention_is_attention_of_the_branch():
     model, bags = fresh("car/abmil").eval(), some_bags()
     u_cf = model(bags.features, bags.offsets).counterfactual.scores
     assert torch.allclose(explain(model, bags, "counterfactual_attention")[:, 0], u_cf[:, 0, 0])
 
 
-def test_a_residual_is_reported_where_a_sum_is_promised():
+def test_residual_is_small_for_explainers_with_a_guaranteed_sum():
     model, bags = fresh("car/abmil"), some_bags()
     for method in explainers_of(model):
         if EXPLAINERS[method].total is not None:
@@ -223,37 +224,37 @@ def test_a_residual_is_reported_where_a_sum_is_promised():
         residual(model, bags, "single")
 
 
-class Watched(TorchDispatchMode):
-    """Counts operations, and remembers the largest tensor that one has made."""
+class OperationMonitor(TorchDispatchMode):
+    """Counts operations and records the size of the largest tensor that any of them creates."""
 
     def __init__(self):
         super().__init__()
         self.operations, self.largest = 0, 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        made = operation(*args, **(kwargs or {}))
+        created = operation(*args, **(kwargs or {}))
         self.operations += 1
-        if isinstance(made, torch.Tensor):
-            self.largest = max(self.largest, made.numel())
-        return made
+        if isinstance(created, torch.Tensor):
+            self.largest = max(self.largest, created.numel())
+        return created
 
 
 @pytest.mark.parametrize("name", ["car/abmil", "clam.mb", "targeted/abmil"])
-def test_twenty_thousand_instances_are_explained_together_in_little_memory(name):
+def test_twenty_thousand_instances_are_explained_in_batches_with_little_memory(name):
     model = fresh(name)
     large = Bags.from_list([torch.randn(20_000, WIDTH)])
     for method in explainers_of(model):
-        with Watched() as watched:
+        with OperationMonitor() as monitor:
             evidence = explain(model, large, method)
         assert evidence.isfinite().all()
-        assert watched.operations < 10_000, f"{method} looks at one instance after the other"
-        assert watched.largest <= 2**24, f"{method} makes a tensor of {watched.largest} numbers"
+        assert monitor.operations < 10_000, f"{method} processes instances one by one"
+        assert monitor.largest <= 2**24, f"{method} creates a tensor of {monitor.largest} numbers"
 
 
 @pytest.mark.parametrize("name", ["transmil", "rrt"])
-def test_instances_alone_are_asked_about_a_few_hundred_at_a_time(name):
+def test_single_instance_evidence_is_computed_in_small_batches(name):
     model, large = fresh(name), Bags.from_list([torch.randn(4_000, WIDTH)])
-    with Watched() as watched:
+    with OperationMonitor() as monitor:
         explain(model, large, "single")
-    assert watched.largest <= 2**20
-    assert watched.operations < 10_000
+    assert monitor.largest <= 2**20
+    assert monitor.operations < 10_000

@@ -31,17 +31,17 @@ def difference(model, x, offsets):
 @pytest.mark.parametrize("name", ["abmil", "abmil.gated", "car/abmil", "targeted/abmil"])
 @pytest.mark.parametrize("layers", [0, 1, 2])
 @pytest.mark.parametrize("starts", [STARTS, torch.arange(6) * 10])
-def test_path_evidence_is_complete(name, layers, starts):
+def test_path_evidence_sums_to_the_difference_of_logits(name, layers, starts):
     model, offsets = model_of(name, output_layers=layers), Offsets(starts)
     x = torch.randn(int(starts[-1]), 16)
     evidence = path_evidence(model, x, offsets)
     expected = difference(model, x, offsets)
-    assert expected.abs().max() > 1, "a difference of nothing is easily met"
+    assert expected.abs().max() > 1, "a vanishing difference would prove nothing"
     error = (bag_sum(evidence, offsets) - expected).abs() / expected.abs().clamp_min(1)
     assert error.max() < 1e-3
 
 
-def test_path_evidence_of_a_linear_classifier_is_the_closed_form():
+def test_path_evidence_of_linear_classifier_equals_closed_form():
     model, x, offsets = model_of(), torch.randn(50, 16), Offsets(STARTS)
     z = model.embed(x, offsets)
     u = model.attend(z, offsets)
@@ -50,7 +50,7 @@ def test_path_evidence_of_a_linear_classifier_is_the_closed_form():
     assert torch.allclose(path_evidence(model, x, offsets), expected, atol=1e-5)
 
 
-def test_path_evidence_agrees_with_a_fine_quadrature_through_the_kinks():
+def test_path_evidence_agrees_with_fine_quadrature_across_kinks():
     model, x, offsets = model_of(output_layers=1), torch.randn(10, 16), Offsets(torch.tensor([0, 10]))
     z = model.embed(x, offsets).detach()
     u = model.attend(z, offsets).detach()
@@ -66,7 +66,7 @@ def test_path_evidence_agrees_with_a_fine_quadrature_through_the_kinks():
 
 
 @pytest.mark.parametrize("method", ["path", "attention", "targeted", "single"])
-def test_evidence_of_a_bag_does_not_depend_on_its_company(method):
+def test_evidence_of_a_bag_does_not_depend_on_other_bags(method):
     model = model_of("targeted/abmil", output_layers=1)
     bags = Bags.from_list([torch.randn(size, 16) for size in SIZES], labels=[0, 1, 2, 3])
     together = explain(model, bags, method)
@@ -75,7 +75,7 @@ def test_evidence_of_a_bag_does_not_depend_on_its_company(method):
     assert torch.allclose(together, explain(model, bags, method, max_instances=13), atol=1e-3)
 
 
-def test_attention_says_the_same_for_every_class_and_path_evidence_does_not():
+def test_attention_is_equal_for_all_classes_and_path_evidence_is_not():
     model, bags = model_of(), Bags.from_list([torch.randn(9, 16)])
     attention, path = explain(model, bags, "attention"), explain(model, bags, "path")
     assert (attention == attention[:, :1]).all()
@@ -85,7 +85,7 @@ def test_attention_says_the_same_for_every_class_and_path_evidence_does_not():
     assert EXPLAINERS["path"].signed
 
 
-def test_an_unknown_explainer_and_one_that_the_model_cannot_answer_are_refused_by_name():
+def test_unknown_or_unsupported_explainer_raises_an_error_naming_it():
     bags = Bags.from_list([torch.randn(3, 16)])
     with pytest.raises(CarmilError, match="unknown explainer 'paht'; did you mean 'path'"):
         explain(model_of(), bags, "paht")
@@ -93,8 +93,8 @@ def test_an_unknown_explainer_and_one_that_the_model_cannot_answer_are_refused_b
         explain(model_of("car/abmil"), bags, "targeted")
 
 
-def test_large_logits_cost_no_more_pieces_than_small_ones(monkeypatch):
-    """What a linear classifier's rounding does must not look like a kink."""
+def test_large_logits_do_not_increase_the_number_of_path_pieces(monkeypatch):
+    """Rounding errors of a linear classifier must not be mistaken for a kink."""
     from carmil.evidence import path
 
     points = []
@@ -106,7 +106,7 @@ def test_large_logits_cost_no_more_pieces_than_small_ones(monkeypatch):
     assert torch.isfinite(evidence).all()
 
 
-def test_a_refused_explainer_leaves_the_model_in_training_mode():
+def test_unsupported_explainer_leaves_model_in_training_mode():
     model, bags = create_model("mean", 16, 4, hidden=8).train(), Bags.from_list([torch.randn(3, 16)])
     with pytest.raises(CarmilError, match="'path' needs a model that declares 'pools by attention'; MeanMIL does not"):
         explain(model, bags, "path")
@@ -119,7 +119,7 @@ def test_a_refused_explainer_leaves_the_model_in_training_mode():
     assert model.training
 
 
-def test_single_is_the_answer_for_the_instance_alone_and_random_is_the_same_every_time():
+def test_single_is_prediction_for_one_instance_and_random_is_reproducible():
     model, bags = model_of(), Bags.from_list([torch.randn(5, 16), torch.randn(3, 16)])
     single = explain(model, bags, "single")
     for j in range(8):
@@ -128,13 +128,13 @@ def test_single_is_the_answer_for_the_instance_alone_and_random_is_the_same_ever
     assert torch.equal(explain(model, bags, "random"), explain(model, bags, "random"))
 
 
-def test_a_model_with_one_map_per_class_shows_each_class_its_own():
+def test_attention_of_model_with_one_map_per_class_differs_by_class():
     model, bags = create_model("clam.mb", 16, 4, hidden=8, attention=6), Bags.from_list([torch.randn(9, 16)])
     attention = explain(model, bags, "attention")
     assert torch.allclose(attention, model.eval()(bags.features, bags.offsets).scores)
 
 
-def test_several_heads_are_one_map_by_the_weight_an_instance_has_in_their_mean():
+def test_attention_of_several_heads_is_log_of_mean_attention_weight():
     model = create_model("acmil", 6, 2).eval()
     bags = Bags.from_list([torch.randn(9, 6), torch.randn(4, 6)])
     offsets = Offsets(bags.offsets)

@@ -25,7 +25,7 @@ def fresh(name, dtype=torch.float64, **options):
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_input_x_gradient_is_the_jacobian_times_the_features(name):
+def test_input_x_gradient_equals_jacobian_times_features(name):
     model, x = fresh(name), torch.randn(sum(SIZES), WIDTH, dtype=torch.float64)
     jacobian = torch.autograd.functional.jacobian(lambda x: model(x, STARTS).logits.sum(0), x)  # (k, n, d)
     assert torch.allclose(input_x_gradient(model, x, STARTS), (jacobian * x).sum(-1).T, atol=1e-9)
@@ -33,8 +33,8 @@ def test_input_x_gradient_is_the_jacobian_times_the_features(name):
 
 @pytest.mark.parametrize("name", [name for name in list_models() if "/" not in name])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_integrated_gradients_sum_to_the_change_of_the_logits(name, dtype):
-    """All but DSMIL with its embedding, whose logits jump where another instance becomes critical."""
+def test_integrated_gradients_sum_to_the_change_of_logits(name, dtype):
+    """DSMIL gets bags of one instance: its logits jump where another instance becomes critical."""
     model = fresh(name, dtype)
     sizes = [1, 1, 1] if name.endswith("dsmil") else SIZES
     x, starts = 2 * torch.randn(sum(sizes), WIDTH, dtype=dtype), torch.tensor([0, *sizes]).cumsum(0)
@@ -44,17 +44,17 @@ def test_integrated_gradients_sum_to_the_change_of_the_logits(name, dtype):
     assert ((sums - change).abs() / change.abs().clamp_min(1)).max() < 1e-3
 
 
-def test_integrated_gradients_agree_with_a_fine_quadrature_through_the_bends():
+def test_integrated_gradients_agree_with_fine_quadrature_across_kinks():
     model, x = fresh("abmil", output_layers=1), 3 * torch.randn(10, WIDTH, dtype=torch.float64)
     one = torch.tensor([0, 10])
     steps = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
     fine = torch.stack([input_x_gradient(model, t * x, one) / t for t in steps]).mean(0)
-    found = integrated_gradients(model, x, one, tolerance=1e-5)
+    result = integrated_gradients(model, x, one, tolerance=1e-5)
     assert fine.abs().max() > 0.05
-    assert torch.allclose(found, fine, atol=1e-4)
+    assert torch.allclose(result, fine, atol=1e-4)
 
 
-def test_a_jump_is_not_met_and_the_residual_says_so():
+def test_residual_of_integrated_gradients_reveals_discontinuous_logits():
     torch.manual_seed(3)
     model = fresh("dsmil")
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_a_jump_is_not_met_and_the_residual_says_so():
     assert residual(fresh("abmil"), bags, "integrated_gradients").max() < 1e-3
 
 
-def test_weno_has_gradients_after_its_students_pass():
+def test_weno_gradients_are_independent_of_the_training_phase():
     model, x = fresh("weno"), torch.randn(5, WIDTH, dtype=torch.float64)
     expected = input_x_gradient(model, x, torch.tensor([0, 5]))
     model.begin("student", 3)

@@ -25,7 +25,7 @@ def bags_of(sizes, levels, seed):
 
 @settings(max_examples=50, deadline=None)
 @given(**BAGS)
-def test_auroc_ndcg_and_dice_are_scikit_learns_ties_included(sizes, levels, seed):
+def test_auroc_ndcg_and_dice_equal_scikit_learn_with_ties(sizes, levels, seed):
     scores, targets, starts, bags = bags_of(sizes, levels, seed)
     given = torch.from_numpy(scores), torch.from_numpy(targets), torch.from_numpy(starts)
     area, gain, overlap = auroc(*given), ndcg(*given), dice(*given, threshold=0.5)
@@ -45,49 +45,49 @@ def test_auroc_ndcg_and_dice_are_scikit_learns_ties_included(sizes, levels, seed
             assert overlap[bag, c].isnan() and gain[bag, c].isnan()
 
 
-def test_gains_of_several_sizes_are_xmils():
+def test_ndcg_with_graded_gains_equals_scikit_learn_and_rejects_negative_gains():
     evidence, scores = torch.randint(-1, 2, (30, 1)), torch.randn(30, 1, dtype=torch.float64)
     ours = ndcg(scores, evidence + 1, torch.tensor([0, 30]))
     assert float(ours) == pytest.approx(ndcg_score((evidence + 1).numpy().T, scores.numpy().T))
-    with pytest.raises(CarmilError, match="a negative gain"):
+    with pytest.raises(CarmilError, match="a gain is negative"):
         ndcg(scores, torch.full_like(evidence, -1), torch.tensor([0, 30]))
 
 
 @settings(max_examples=100, deadline=None)
 @given(**BAGS)
-def test_no_other_threshold_has_a_better_mean_dice(sizes, levels, seed):
+def test_dice_threshold_maximises_mean_dice(sizes, levels, seed):
     scores, targets, starts, _ = bags_of(sizes, levels, seed)
     s, t, starts = torch.from_numpy(scores[:, 0]), torch.from_numpy(targets[:, 0]), torch.from_numpy(starts)
     if not t.any():
         with pytest.raises(CarmilError, match="no bag has a target"):
             dice_threshold(s, t, starts)
         return
-    reached, *others = (
+    best, *others = (
         float(dice(s[:, None], t[:, None], starts, threshold=float(value)).nanmean())
         for value in (dice_threshold(s, t, starts), *s.unique())
     )
-    assert reached == pytest.approx(max(others))
+    assert best == pytest.approx(max(others))
 
 
 @settings(max_examples=60, deadline=None)
 @given(**BAGS)
-def test_froc_finds_most_targets_at_each_number_of_false_alarms(sizes, levels, seed):
+def test_froc_gives_highest_sensitivity_for_each_number_of_false_alarms(sizes, levels, seed):
     scores, targets, starts, bags = bags_of(sizes, levels, seed)
-    found = froc(torch.from_numpy(scores).T, torch.from_numpy(targets).T, torch.from_numpy(starts))
+    result = froc(torch.from_numpy(scores).T, torch.from_numpy(targets).T, torch.from_numpy(starts))
     for c in range(2):
         s, t = scores[:, c], targets[:, c]
-        for f, allowed in enumerate(found.false_alarms.tolist()):
+        for f, allowed in enumerate(result.false_alarms.tolist()):
             marks = [s >= value for value in [*np.unique(s), np.inf]]
             shares = (
                 [(m & t).sum() / t.sum() for m in marks if (m & ~t).sum() <= allowed * len(bags)]
                 if t.any()
                 else [np.nan]
             )
-            assert float(found.sensitivity[c, f]) == pytest.approx(max(shares), nan_ok=True)
-        assert float(found.score[c]) == pytest.approx(float(found.sensitivity[c].mean()), nan_ok=True)
+            assert float(result.sensitivity[c, f]) == pytest.approx(max(shares), nan_ok=True)
+        assert float(result.score[c]) == pytest.approx(float(result.sensitivity[c].mean()), nan_ok=True)
 
 
-def test_models_of_a_population_are_measured_at_once():
+def test_metrics_of_a_population_equal_metrics_of_each_model():
     scores, targets, starts = torch.randn(3, 20, 2), torch.rand(20, 2) < 0.4, torch.tensor([0, 8, 20])
     for measure in (auroc, ndcg, lambda *given: dice(*given, threshold=0.1)):
         together = measure(scores, targets, starts)
@@ -95,7 +95,7 @@ def test_models_of_a_population_are_measured_at_once():
             assert torch.allclose(together[model], measure(scores[model], targets, starts), equal_nan=True)
 
 
-def test_the_interval_is_the_bootstraps_without_the_bags_that_have_no_value():
+def test_mean_over_bags_bootstraps_only_bags_with_a_value():
     values = torch.tensor([0.2, torch.nan, 0.9, 0.4, 0.7, torch.nan, 0.5])
     kept = [0.2, 0.9, 0.4, 0.7, 0.5]
     ours, expected = (
@@ -112,25 +112,25 @@ def test_the_interval_is_the_bootstraps_without_the_bags_that_have_no_value():
 
 @settings(max_examples=30, deadline=None)
 @given(**BAGS)
-def test_the_froc_interval_is_around_the_froc_score(sizes, levels, seed):
+def test_froc_interval_is_centred_on_froc_score(sizes, levels, seed):
     scores, targets, starts, _ = bags_of(sizes, levels, seed)
     given = torch.from_numpy(scores[:, 0]), torch.from_numpy(targets[:, 0]), torch.from_numpy(starts)
-    found = froc_interval(*given, repeats=30)
+    result = froc_interval(*given, repeats=30)
     if not targets[:, 0].any():
-        assert np.isnan(found.value)
+        assert np.isnan(result.value)
         return
-    assert found.value == pytest.approx(float(froc(*given).score))
-    assert len(sizes) == 1 or 0 <= found.low <= found.high <= 1
+    assert result.value == pytest.approx(float(froc(*given).score))
+    assert len(sizes) == 1 or 0 <= result.low <= result.high <= 1
 
 
-def test_the_froc_interval_is_a_point_where_all_bags_are_alike():
+def test_froc_interval_of_identical_bags_is_a_point():
     scores, targets = torch.tensor([3.0, 1.0, 0.0] * 6), torch.tensor([True, False, False] * 6)
-    found = froc_interval(scores, targets, torch.arange(0, 19, 3))
-    assert (found.low, found.value, found.high) == (1, 1, 1)
+    result = froc_interval(scores, targets, torch.arange(0, 19, 3))
+    assert (result.low, result.value, result.high) == (1, 1, 1)
 
 
-def test_the_froc_interval_is_over_patients_whose_slides_go_together():
-    """Two patients of four slides: the map finds every target of one, none of the other."""
+def test_froc_interval_resamples_patients_with_all_their_slides():
+    """Two patients with four slides each: the map finds every target of the first and none of the second."""
     scores = torch.tensor([3.0, 1.0, 0.0] * 4 + [0.0, 1.0, 2.0] * 4)
     targets, starts = torch.tensor([True, False, False] * 8), torch.arange(0, 25, 3)
     slides = froc_interval(scores, targets, starts)

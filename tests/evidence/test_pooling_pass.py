@@ -1,4 +1,4 @@
-"""The copy of a model in double precision follows the model."""
+"""The double-precision copy of a model stays in step with the model."""
 
 import torch
 
@@ -6,7 +6,7 @@ from carmil import create_model
 from carmil.evidence.pooling_pass import in_double
 
 
-def test_the_double_of_a_model_is_kept_until_its_weights_change():
+def test_double_precision_copy_is_cached_until_weights_change():
     model = create_model("abmil", 4, 2, hidden=8).eval()
     first = in_double(model)
     assert in_double(model) is first
@@ -14,11 +14,11 @@ def test_the_double_of_a_model_is_kept_until_its_weights_change():
         next(model.parameters()).add_(1)
     second = in_double(model)
     assert second is not first
-    for mine, double in zip(model.parameters(), second.parameters(), strict=True):
-        assert double.dtype == torch.float64 and torch.equal(double, mine.double())
+    for own, double in zip(model.parameters(), second.parameters(), strict=True):
+        assert double.dtype == torch.float64 and torch.equal(double, own.double())
 
 
-def test_the_double_of_a_model_trains_only_while_the_model_does():
+def test_double_precision_copy_has_the_training_mode_of_the_model():
     model = create_model("abmil", 4, 2, hidden=8).train()
     assert in_double(model).training
     assert not in_double(model.eval()).training

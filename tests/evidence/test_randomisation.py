@@ -25,7 +25,7 @@ def bags_of(*sizes):
     return Bags.from_list([torch.randn(size, WIDTH) for size in sizes])
 
 
-def test_a_map_that_ignores_the_model_survives_the_shuffling_of_its_weights():
+def test_map_that_ignores_the_model_is_unchanged_by_shuffling_weights():
     model, bags = create_model("abmil", WIDTH, 3, hidden=16), bags_of(60, 80)
     before = copy.deepcopy(model.state_dict())
     random = randomisation_correlation(model, bags, partial(explain, method="random"), repeats=2)
@@ -39,14 +39,14 @@ def test_a_map_that_ignores_the_model_survives_the_shuffling_of_its_weights():
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 9, 30])
-def test_chance_is_the_mean_size_of_the_correlation_of_two_random_orders(size):
+def test_chance_is_mean_absolute_correlation_of_random_orders(size):
     rng = np.random.default_rng(0)
     orders = list(permutations(range(size))) if size < 6 else [rng.permutation(size) for _ in range(3000)]
-    found = np.mean([abs(spearmanr(order, np.arange(size)).statistic) for order in orders])
-    assert chance_correlation(size) == pytest.approx(found, abs=1e-9 if size < 6 else 0.012)
+    result = np.mean([abs(spearmanr(order, np.arange(size)).statistic) for order in orders])
+    assert chance_correlation(size) == pytest.approx(result, abs=1e-9 if size < 6 else 0.012)
 
 
-def test_the_same_map_and_its_mirror_image_are_alike_and_strangers_are_not_however_small_the_bag():
+def test_similarity_is_one_for_equal_or_negated_maps_and_zero_for_random_maps():
     sizes = [4] * 3000
     offsets = Offsets(torch.tensor([0, *np.cumsum(sizes)]))
     x, y = torch.rand(2, sum(sizes), 1).double()
@@ -55,7 +55,7 @@ def test_the_same_map_and_its_mirror_image_are_alike_and_strangers_are_not_howev
     assert similarity_over_chance(x, y, offsets).mean() == pytest.approx(0, abs=0.03)
 
 
-def test_bags_of_one_or_two_and_constant_maps_have_no_likeness():
+def test_similarity_is_nan_for_tiny_bags_and_constant_maps():
     offsets = Offsets(torch.tensor([0, 1, 3, 8]))
     x = torch.rand(8, 1)
     assert similarity_over_chance(x, torch.rand(8, 1), offsets).isnan().squeeze(-1).tolist() == [True, True, False]

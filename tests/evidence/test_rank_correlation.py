@@ -16,7 +16,7 @@ BAGS = dict(
 
 
 def two_maps(sizes, levels, seed):
-    """Maps with many ties, and where their bags lie."""
+    """Return two maps with many ties, and the offsets of their bags."""
     rng = np.random.default_rng(seed)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     x, y = rng.integers(0, levels, (2, starts[-1], 2)) / 7
@@ -25,7 +25,7 @@ def two_maps(sizes, levels, seed):
 
 @settings(max_examples=100, deadline=None)
 @given(**BAGS)
-def test_ranks_and_correlations_are_scipys_ties_included(sizes, levels, seed):
+def test_ranks_and_correlations_equal_scipy_with_ties(sizes, levels, seed):
     x, y, starts, bags = two_maps(sizes, levels, seed)
     offsets = Offsets(torch.from_numpy(starts))
     tx, ty = torch.from_numpy(x), torch.from_numpy(y)
@@ -43,7 +43,7 @@ def test_ranks_and_correlations_are_scipys_ties_included(sizes, levels, seed):
 
 @settings(max_examples=50, deadline=None)
 @given(**BAGS)
-def test_the_best_in_common_are_counted_ties_in_their_own_order(sizes, levels, seed):
+def test_top_overlap_counts_common_instances_with_ties_in_input_order(sizes, levels, seed):
     x, y, starts, bags = two_maps(sizes, levels, seed)
     offsets = Offsets(torch.from_numpy(starts))
     shared = top_overlap(torch.from_numpy(x), torch.from_numpy(y), offsets, count=3)
@@ -52,7 +52,7 @@ def test_the_best_in_common_are_counted_ties_in_their_own_order(sizes, levels, s
         assert float(shared[bag, 0]) == pytest.approx(len(best[0] & best[1]) / min(3, j - i))
 
 
-def test_places_count_from_each_bags_best_and_maps_of_a_population_come_along():
+def test_bag_places_rank_instances_within_each_bag():
     x, offsets = torch.randn(3, 9, 2), Offsets(torch.tensor([0, 4, 9]))
     places = bag_places(x, offsets)
     for model, (i, j) in itertools.product(range(3), [(0, 4), (4, 9)]):
@@ -60,6 +60,6 @@ def test_places_count_from_each_bags_best_and_maps_of_a_population_come_along():
         assert torch.equal(spearman(x, x.flip(0), offsets)[model], spearman(x[model], x[2 - model], offsets))
 
 
-def test_a_constant_that_has_no_exact_mean_is_constant():
+def test_correlation_with_inexactly_averaged_constant_is_nan():
     x = torch.full((7, 1), 0.1, dtype=torch.float64)
     assert pearson(x, torch.randn(7, 1), Offsets(torch.tensor([0, 7]))).isnan().all()

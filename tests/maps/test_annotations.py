@@ -1,4 +1,4 @@
-"""Annotations of other programs are read, hostile ones refused, and tiles get labels by a rule that has a name."""
+"""Annotations of other programs are read, hostile files rejected, and tiles labelled by a named rule."""
 
 import json
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import shapely
 import tifffile
+from PIL import Image
 
 from carmil.errors import CarmilError
-from carmil.maps import masks, tile_labels
+from carmil.maps import annotations, tile_labels
 from carmil.maps import regions as region_shapes
 from carmil.maps.annotations import read_annotations
 from carmil.maps.regions import Region
@@ -53,7 +54,7 @@ def aperio_region(ring, kind=0, negative=0):
     return f'<Region Id="1" Type="{kind}" NegativeROA="{negative}"><Vertices>{corners}</Vertices></Region>'
 
 
-def test_the_same_polygon_is_read_from_every_format(tmp_path):
+def test_same_polygon_is_read_from_every_format(tmp_path):
     texts = {
         "a.geojson": json.dumps({"type": "FeatureCollection", "features": [feature([*SQUARE, SQUARE[0]])]}),
         "b.json": json.dumps([feature(SQUARE)]),
@@ -62,13 +63,13 @@ def test_the_same_polygon_is_read_from_every_format(tmp_path):
         "e.xml": "﻿" + aperio(aperio_region(SQUARE)),
     }
     for name, text in texts.items():
-        (found,) = read(tmp_path, text, name)
-        assert (found.name, found.cut) == ("tumour", False)
-        np.testing.assert_array_equal(found.rings[0], [*SQUARE, SQUARE[0]])
-        assert found.shape.area == 200 * 300
+        (result,) = read(tmp_path, text, name)
+        assert (result.name, result.cut) == ("tumour", False)
+        np.testing.assert_array_equal(result.rings[0], [*SQUARE, SQUARE[0]])
+        assert result.shape.area == 200 * 300
 
 
-def test_names_come_from_the_classification_then_the_name(tmp_path):
+def test_region_name_is_the_classification_or_else_the_name(tmp_path):
     features = [
         {**feature(SQUARE), "properties": {"name": "Layer1"}},
         {**feature(SQUARE), "properties": {"classification": "stroma"}},
@@ -83,19 +84,19 @@ def test_names_come_from_the_classification_then_the_name(tmp_path):
     ]
 
 
-def test_points_and_lines_are_passed_over(tmp_path):
+def test_points_and_lines_are_ignored(tmp_path):
     point = {"type": "Feature", "geometry": {"type": "Point", "coordinates": [1, 2]}, "properties": {}}
     assert len(read(tmp_path, json.dumps([point, feature(SQUARE)]))) == 1
     assert len(read(tmp_path, asap(asap_polygon([[1, 2]], kind="Dot"), asap_polygon(SQUARE)), "a.xml")) == 1
     assert len(read(tmp_path, aperio(aperio_region(SQUARE[:2], kind=3), aperio_region(SQUARE)), "b.xml")) == 1
 
 
-def test_an_ellipse_of_aperio_has_the_area_of_one(tmp_path):
-    (found,) = read(tmp_path, aperio(aperio_region([[100, 100], [300, 200]], kind=2)), "a.xml")
-    assert found.shape.area == pytest.approx(np.pi * 100 * 50, rel=0.01)
+def test_aperio_ellipse_has_the_area_of_an_ellipse(tmp_path):
+    (result,) = read(tmp_path, aperio(aperio_region([[100, 100], [300, 200]], kind=2)), "a.xml")
+    assert result.shape.area == pytest.approx(np.pi * 100 * 50, rel=0.01)
 
 
-def test_a_mask_becomes_a_region_a_value_with_its_holes(tmp_path):
+def test_mask_gives_one_region_with_holes_per_value(tmp_path):
     mask = np.zeros((400, 500), np.uint8)
     mask[100:250, 50:150] = 1
     mask[125:150, 75:100] = 0
@@ -112,13 +113,13 @@ def test_a_mask_becomes_a_region_a_value_with_its_holes(tmp_path):
 @pytest.mark.parametrize(
     ("names", "name"), [(3, "annotation"), (["a", 2], "a: 2"), ({"a": 1}, "annotation"), (None, "annotation")]
 )
-def test_a_classification_with_odd_names_is_still_a_region(tmp_path, names, name):
+def test_region_with_an_odd_classification_is_still_read(tmp_path, names, name):
     one = feature([[1, 1], [9, 1], [9, 9]]) | {"properties": {"classification": {"names": names}}}
     assert [region.name for region in read(tmp_path, json.dumps([one]), "a.geojson")] == [name]
 
 
 @pytest.mark.finding(n=16)
-def test_a_mask_with_60_000_values_is_refused_in_one_line(tmp_path):
+def test_mask_with_too_many_values_raises_an_error(tmp_path):
     path = tmp_path / "mask.tif"
     tifffile.imwrite(path, np.arange(60_000, dtype=np.uint16).reshape(200, 300), metadata=None)
     with pytest.raises(CarmilError, match="more than 256 different values: expected a mask with one number per class"):
@@ -126,7 +127,7 @@ def test_a_mask_with_60_000_values_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.finding(n=16)
-def test_a_picture_given_as_a_mask_is_refused(tmp_path):
+def test_picture_given_as_a_mask_raises_an_error(tmp_path):
     path = tmp_path / "mask.tif"
     tifffile.imwrite(path, np.random.default_rng(0).integers(0, 9, (1800, 1800), np.uint8), metadata=None)
     with pytest.raises(CarmilError, match="expected a mask of regions, not a picture"):
@@ -134,7 +135,7 @@ def test_a_picture_given_as_a_mask_is_refused(tmp_path):
 
 
 @pytest.mark.finding(n=16)
-def test_a_mask_with_255_classes_is_read_whole(tmp_path):
+def test_mask_with_255_classes_is_read(tmp_path):
     mask = np.repeat(np.repeat(np.arange(256, dtype=np.uint8).reshape(16, 16), 20, 0), 20, 1)
     path = tmp_path / "mask.tif"
     tifffile.imwrite(path, mask, metadata=None)
@@ -146,21 +147,21 @@ def test_a_mask_with_255_classes_is_read_whole(tmp_path):
 
 
 @pytest.mark.finding(n=16)
-def test_a_mask_with_many_wide_classes_is_looked_at_more_coarsely(tmp_path, monkeypatch):
+def test_mask_with_many_large_classes_is_traced_more_coarsely(tmp_path, monkeypatch):
     mask = np.zeros((64, 64), np.uint8)
     for value in range(1, 9):
         mask[value * 4 : value * 4 + 4, value * 4 :] = value
     path = tmp_path / "mask.tif"
     tifffile.imwrite(path, mask, metadata=None)
     fine = read_annotations(path, width=640, height=640)
-    monkeypatch.setattr("carmil.maps.masks.MOST_TRACED", 500)
+    monkeypatch.setattr("carmil.maps.annotations.MOST_TRACED", 500)
     coarse = read_annotations(path, width=640, height=640)
     assert [one.name for one in coarse] == [one.name for one in fine] == list("12345678")
     for one, other in zip(fine, coarse, strict=True):
         assert other.shape.area == pytest.approx(one.shape.area, rel=0.1)
 
 
-def test_a_mask_of_another_slide_or_of_fractions_is_refused(tmp_path):
+def test_mask_of_the_wrong_shape_or_type_raises_an_error(tmp_path):
     for i, (mask, words) in enumerate(
         [
             (np.zeros((800, 400), np.uint8), "expected a mask of this slide"),
@@ -191,14 +192,14 @@ BOMB = (
         '<!DOCTYPE a [<!ENTITY % p SYSTEM "file:///etc/hostname"> %p;]><Annotations/>',
     ],
 )
-def test_an_xml_that_could_hold_entities_is_refused_before_any_is_expanded(tmp_path, text):
+def test_xml_with_a_document_type_raises_an_error_before_expanding_entities(tmp_path, text):
     with pytest.raises(CarmilError, match="document type"):
         read(tmp_path, text, "evil.xml")
 
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("far", [1e300, -1e9])
-def test_corners_are_no_farther_away_than_tiles_may_be(far, tmp_path):
+def test_corners_outside_the_coordinate_limit_raise_an_error(far, tmp_path):
     corners = [[1, 2], [3, far], [3, 1]]
     for text in (json.dumps([feature(corners)]), asap(asap_polygon(corners))):
         with pytest.raises(CarmilError, match=r"has a corner at \(3, .*\): expected level-0 pixels below 1e\+09"):
@@ -226,10 +227,10 @@ def test_corners_are_no_farther_away_than_tiles_may_be(far, tmp_path):
         ("", "unknown format of annotations"),
     ],
 )
-def test_broken_annotations_are_one_line(tmp_path, text, words):
-    with pytest.raises(CarmilError, match=words) as said:
+def test_broken_annotations_raise_an_error_of_one_line(tmp_path, text, words):
+    with pytest.raises(CarmilError, match=words) as error:
         read(tmp_path, text, "a.txt")
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value)
 
 
 def tiles_of(corners, size=100.0):
@@ -240,14 +241,14 @@ def region(name, left, top, right, bottom, **more):
     return Region(name, shapely.box(left, top, right, bottom), **more)
 
 
-def test_the_rule_says_how_much_overlap_makes_a_tile_positive():
+def test_rule_sets_the_overlap_that_makes_a_tile_positive():
     tiles = tiles_of([(0, 0), (100, 0), (200, 0), (300, 0)])
     tumour = [region("tumour", 30, 0, 240, 100)]  # 70 %, 100 %, 40 %, 0 %
-    found = {
+    result = {
         rule: label_tiles(tiles, tumour, rule=rule, complete=True) for rule in ("any", "half", "centre", "0.8", "1")
     }
-    np.testing.assert_allclose(found["half"].positive, [0.7, 1, 0.4, 0], atol=1e-9)
-    assert {rule: one.labels.tolist() for rule, one in found.items()} == {
+    np.testing.assert_allclose(result["half"].positive, [0.7, 1, 0.4, 0], atol=1e-9)
+    assert {rule: one.labels.tolist() for rule, one in result.items()} == {
         "any": [1, 1, 1, 0],
         "half": [1, 1, 0, 0],
         "centre": [1, 1, 0, 0],
@@ -257,12 +258,12 @@ def test_the_rule_says_how_much_overlap_makes_a_tile_positive():
 
 
 @pytest.mark.parametrize("rule", ["most", "1.5", "-0.1", "nan"])
-def test_a_rule_that_is_none_is_refused(rule):
+def test_unknown_label_rule_raises_an_error(rule):
     with pytest.raises(CarmilError, match="expected any, centre, half"):
         label_tiles(tiles_of([(0, 0)]), [region("tumour", 0, 0, 10, 10)], rule=rule)
 
 
-def test_what_nobody_annotated_is_unknown_unless_annotation_is_complete():
+def test_unannotated_tiles_are_unknown_unless_annotation_is_complete():
     tiles = tiles_of([(0, 0), (200, 0), (400, 0)])
     regions = [region("DCIS", 0, 0, 100, 100), region("benign", 200, 0, 300, 100)]
     assert label_tiles(tiles, regions, positive=["DCIS"]).labels.tolist() == [1, 0, UNKNOWN]
@@ -270,43 +271,43 @@ def test_what_nobody_annotated_is_unknown_unless_annotation_is_complete():
     assert label_tiles(tiles, regions).labels.tolist() == [1, 1, UNKNOWN]
 
 
-def test_the_smallest_of_nested_regions_labels_a_tile():
+def test_smallest_of_nested_regions_labels_a_tile():
     tiles = tiles_of([(100, 100), (300, 300), (500, 500)])
     inside = [region("_2", 300, 300, 400, 400), region("tissue", 0, 0, 1000, 800), region("_0", 50, 50, 450, 450)]
     assert label_tiles(tiles, inside, positive=["_0"]).labels.tolist() == [1, 0, 0]
-    assert positive_names(inside) == ["tissue", "_0"]  # CAMELYON16's _2 is what is normal in a tumour
+    assert positive_names(inside) == ["tissue", "_0"]  # in CAMELYON16, _2 marks normal tissue inside a tumour
     cut = [region("tumour", 50, 50, 450, 450), region("tumour", 300, 300, 400, 400, cut=True)]
     assert label_tiles(tiles, cut).labels.tolist() == [1, UNKNOWN, UNKNOWN]
 
 
-def test_holes_are_outside():
+def test_holes_are_outside_their_region():
     tiles = tiles_of([(150, 250), (210, 250)], 50.0)
     labels = label_tiles(tiles, [Region("t", shapely.Polygon(SQUARE, [HOLE]))], complete=True)
     assert labels.labels.tolist() == [0, 1]
 
 
-def test_a_region_smaller_than_anything_still_marks_its_tile():
-    found = label_tiles(
+def test_tiny_region_still_labels_its_tile():
+    result = label_tiles(
         tiles_of([(0, 0), (100, 0)]), [region("t", 150.1, 50.1, 150.3, 50.3)], rule="any", complete=True
     )
-    assert found.labels.tolist() == [0, 1]
+    assert result.labels.tolist() == [0, 1]
 
 
-def test_regions_that_reach_out_of_the_slide_are_cut_off():
+def test_regions_are_clipped_to_the_slide():
     tiles = tiles_of([(0, 0), (900, 700)])
     regions = [region("t", -500, -500, 100, 100), region("t", 5000, 5000, 6000, 6000)]
     assert label_tiles(tiles, regions, complete=True).labels.tolist() == [1, 0]
 
 
-def test_shares_of_tiles_agree_with_counting_points():
+def test_tile_shares_agree_with_counting_points():
     rng = np.random.default_rng(0)
     x, y = np.meshgrid(np.arange(0, 1000, 100), np.arange(0, 800, 100))
     tiles = tiles_of(np.stack([x.ravel(), y.ravel()], axis=1))
     grid = (np.mgrid[:100, :100].reshape(2, -1).T + 0.5)[None] + tiles.corners[:, None]
     turn = np.linspace(0, 2 * np.pi, 5000, endpoint=False)
     for _ in range(5):
-        reach = 350 + 60 * np.sin(rng.integers(3, 40) * turn) + rng.uniform(-8, 8, len(turn))
-        outline = np.array([500, 400]) + reach[:, None] * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+        radius = 350 + 60 * np.sin(rng.integers(3, 40) * turn) + rng.uniform(-8, 8, len(turn))
+        outline = np.array([500, 400]) + radius[:, None] * np.stack([np.cos(turn), np.sin(turn)], axis=1)
         star = region_shapes.polygon([outline, outline[::-1] * 0.3 + (350, 280)], "a star")
         labels = label_tiles(tiles, [Region("t", star)], complete=True)
         counted = shapely.contains_xy(star, grid[..., 0], grid[..., 1]).mean(axis=1)
@@ -314,7 +315,7 @@ def test_shares_of_tiles_agree_with_counting_points():
         assert labels.positive.sum() * 100**2 == pytest.approx(star.intersection(shapely.box(0, 0, 1000, 800)).area)
 
 
-def test_an_outline_that_crosses_itself_holds_what_it_winds_around(tmp_path):
+def test_self_intersecting_outline_contains_every_area_it_encloses(tmp_path):
     (bow,) = read(tmp_path, json.dumps([feature([[0, 0], [100, 100], [100, 0], [0, 100]])]))
     assert bow.shape.is_valid and bow.shape.area == 2 * 2500
     star = [[np.cos(turn), np.sin(turn)] for turn in np.array([0, 2, 4, 1, 3]) * 2 * np.pi / 5]
@@ -322,19 +323,20 @@ def test_an_outline_that_crosses_itself_holds_what_it_winds_around(tmp_path):
     assert pentagram.shape.is_valid and shapely.contains_xy(pentagram.shape, 0, 0)
 
 
-def test_an_outline_with_very_many_crossings_is_refused_in_one_line(tmp_path):
+def test_outline_with_too_many_crossings_raises_an_error(tmp_path):
     corners = np.random.default_rng(0).uniform(0, 1000, (3000, 2)).tolist()
     with pytest.raises(CarmilError, match="feature 0 has an outline that crosses itself too often"):
         read(tmp_path, json.dumps([feature(corners)]))
 
 
-def test_a_region_without_area_is_left_out(tmp_path):
+def test_region_without_area_is_ignored(tmp_path):
     assert len(read(tmp_path, json.dumps([feature([[1, 1], [2, 2], [3, 3]]), feature(SQUARE)]))) == 1
 
 
-def test_the_kidneys_xml_and_geojson_say_the_same(shared_data):
+def test_kidney_xml_json_and_geojson_give_the_same_labels(shared_data):
     folder = shared_data / "slides" / "kidney_annotated"
     regions = read_annotations(folder / "histology_annotations.xml", width=2930, height=3675)
+    histomics = read_annotations(folder / "histology_annotations.json", width=2930, height=3675)
     layers = {"layer 1": 1, "Layer 2": 2, "layer 3": 3}
     assert {name: sum(one.name == name for one in regions) for name in layers} == {
         "layer 1": 4,
@@ -347,6 +349,8 @@ def test_the_kidneys_xml_and_geojson_say_the_same(shared_data):
         other = read_annotations(folder / f"histology_annotationsLayer{number}.geojson", width=2930, height=3675)
         ours = [one for one in regions if one.name == name]
         np.testing.assert_array_equal(label_tiles(tiles, ours).labels, label_tiles(tiles, other).labels)
+        theirs = [one for one in histomics if one.name == f"Layer{number}"]
+        np.testing.assert_array_equal(label_tiles(tiles, theirs).labels, label_tiles(tiles, other).labels)
         assert sum(one.shape.area for one in ours) == pytest.approx(sum(one.shape.area for one in other), rel=0.001)
 
 
@@ -358,8 +362,8 @@ def test_the_kidneys_xml_and_geojson_say_the_same(shared_data):
         ((6000, 9000), "stores 6,000 x 9,000 numbers in one piece"),
     ],
 )
-def test_a_mask_that_is_far_larger_than_it_looks_is_refused_before_it_is_decoded(tmp_path, monkeypatch, shape, words):
-    monkeypatch.setattr(masks, "LARGEST", 2**20)
+def test_mask_that_would_decode_to_a_huge_array_raises_an_error(tmp_path, monkeypatch, shape, words):
+    monkeypatch.setattr(annotations, "LARGEST", 2**20)
     values = np.zeros(shape, np.uint8)
     values[10:20, 10:20] = 1
     tifffile.imwrite(
@@ -376,10 +380,71 @@ def test_a_mask_that_is_far_larger_than_it_looks_is_refused_before_it_is_decoded
 
 
 @pytest.mark.finding(n=14)
-def test_thousands_of_regions_as_large_as_the_slide_are_refused_in_one_line(monkeypatch):
+def test_too_many_overlapping_regions_raise_an_error(monkeypatch):
     monkeypatch.setattr(tile_labels, "MOST_PAIRS", 1000)
     tiles = Tiles("s", np.zeros((1, 2), np.int64), 256.0, 256, 0.5, 3000, 2000, 0.5)
     whole = region("t", 0, 0, 3000, 2000)
-    with pytest.raises(CarmilError, match="2,000 annotated regions lie over one another too many times"):
+    with pytest.raises(CarmilError, match="2,000 annotated regions overlap one another too many times"):
         label_tiles(tiles, [whole] * 2000)
     assert label_tiles(tiles, [whole] * 3).labels.tolist() == [1]
+
+
+def save_png(path, pixels):
+    Image.fromarray(pixels).save(path)
+    return read_annotations(path, width=1000, height=800)
+
+
+def test_png_masks_have_one_class_per_number_or_colour(tmp_path):
+    mask = np.zeros((80, 100), np.uint8)
+    mask[10:30, 20:60], mask[50:70, 10:20] = 1, 7
+    numbered = save_png(tmp_path / "numbers.png", mask)
+    assert {one.name: one.shape.bounds for one in numbered} == {"1": (200, 100, 600, 300), "7": (100, 500, 200, 700)}
+    colours = np.zeros((80, 100, 4), np.uint8)
+    colours[..., 3] = 255
+    colours[mask == 1, 0], colours[mask == 7, 2] = 255, 128
+    colours[70:, :, 1], colours[70:, :, 3] = 99, 0  # transparent
+    coloured = save_png(tmp_path / "colours.png", colours)
+    assert {one.name: one.shape.area for one in coloured} == {
+        "#ff0000": numbered[0].shape.area,
+        "#000080": numbered[1].shape.area,
+    }
+    with pytest.raises(CarmilError, match="more than 256 different values: expected a mask"):
+        save_png(tmp_path / "photo.png", np.random.default_rng(0).integers(0, 255, (80, 100, 3)).astype(np.uint8))
+    with pytest.raises(CarmilError, match=r"is 80 x 100, but the slide is 1\.250 times as wide as high"):
+        save_png(tmp_path / "turned.png", mask.T.copy())
+
+
+def test_histomics_json_gives_closed_shapes_with_group_label_or_name(tmp_path):
+    points = [[x, y, 0] for x, y in SQUARE]
+    box = {"center": [400, 300, 0], "width": 200, "height": 100, "rotation": 0}
+    elements = [
+        {"type": "polyline", "points": points, "closed": True, "group": "tumour", "holes": [HOLE]},
+        {"type": "polyline", "points": points, "closed": False},
+        {"type": "rectangle", **box, "group": "default", "label": {"value": "stroma"}},
+        {"type": "rectangle", **box, "rotation": np.pi / 2},
+        {"type": "ellipse", **box},
+        {"type": "circle", "center": [400, 300, 0], "radius": 50},
+        {"type": "point", "center": [1, 2, 0]},
+    ]
+    found = read(tmp_path, json.dumps([{"annotation": {"name": "layer", "elements": elements}}]), "a.json")
+    assert [one.name for one in found] == ["tumour", "stroma", "layer", "layer", "layer"]
+    assert found[0].shape.area == 200 * 300 - 50 * 50
+    assert found[1].shape.bounds == (300, 250, 500, 350)
+    assert found[2].shape.bounds == pytest.approx((350, 200, 450, 400))
+    assert found[3].shape.area == pytest.approx(np.pi * 100 * 50, rel=0.01)
+    assert found[4].shape.bounds == pytest.approx((350, 250, 450, 350), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"elements": 3}, "annotation 0 has no list of elements"),
+        ({"elements": [{"type": "polyline", "points": 3}]}, "element 0 has no list of points"),
+        ({"elements": [{"type": "circle", "center": [1, 2, 0]}]}, "element 0 is a circle without centre and size"),
+        ({"elements": [{"type": "polyline", "points": [[1, "x"]] * 3}]}, "corners that are not pairs of numbers"),
+        ({"elements": []}, "holds no polygon"),
+    ],
+)
+def test_damaged_histomics_json_is_refused(tmp_path, document, words):
+    with pytest.raises(CarmilError, match=words):
+        read(tmp_path, json.dumps(document), "a.json")

@@ -1,9 +1,10 @@
-"""Maps are drawn onto slides of any size, in colours that mean what the legend says."""
+"""Heat maps are drawn onto slides of any size, in the colours of the legend."""
 
 import io
 
 import numpy as np
 import pytest
+import shapely
 from PIL import Image
 from shapely import MultiPolygon, Polygon, box
 
@@ -12,10 +13,9 @@ from carmil.maps import comparison, legend, painting
 from carmil.maps.annotations import read_annotations
 from carmil.maps.colours import to_colours
 from carmil.maps.comparison import extreme_tiles, zoom_boxes
-from carmil.maps.drawing import draw_maps, write_pngs
+from carmil.maps.drawing import PngWriter, draw_maps, write_pngs
 from carmil.maps.mosaic import picture_size
 from carmil.maps.painting import Painter
-from carmil.maps.png import PngWriter
 from carmil.maps.regions import Region
 from carmil.maps.tile_labels import POSITIVE, label_tiles
 from carmil.maps.tile_maps import tile_maps
@@ -29,20 +29,20 @@ def opened(path):
 
 @pytest.fixture
 def words(monkeypatch):
-    """What is written into pictures."""
+    """Return the list of texts drawn into pictures."""
     written = []
 
-    def listen(draw, at, text, size, **how):
+    def recording_draw_text(draw, at, text, size, **how):
         written.append(text)
         return draw_text(draw, at, text, size, **how)
 
     draw_text = legend.draw_text
     for module in (legend, comparison):
-        monkeypatch.setattr(module, "draw_text", listen)
+        monkeypatch.setattr(module, "draw_text", recording_draw_text)
     return written
 
 
-def test_a_png_written_in_parts_is_read_back_to_the_pixel():
+def test_png_written_in_parts_is_read_back_unchanged():
     picture = np.random.default_rng(0).integers(0, 256, (37, 23, 3), dtype=np.uint8)
     file = io.BytesIO()
     writer = PngWriter(file, 23, 37, words={"Title": "µ"}, mpp=0.5)
@@ -55,27 +55,27 @@ def test_a_png_written_in_parts_is_read_back_to_the_pixel():
         assert image.info["dpi"][0] == pytest.approx(25_400 / 0.5, rel=1e-3)
 
 
-def test_blue_supports_orange_refutes_and_where_no_tile_is_the_slide_stays(tmp_path, plain_slide, grid_of_tiles):
+def test_supporting_tiles_are_blue_refuting_tiles_orange_and_others_uncoloured(tmp_path, plain_slide, grid_of_tiles):
     slide = plain_slide(2000, 1000)
     tiles = grid_of_tiles(slide, 250)
     values = np.zeros(len(tiles))
     values[0], values[1], values[2] = 2.0, -2.0, np.nan
     draw_maps(slide, tiles, {"DCIS": values}, tmp_path, longest=1000, top=0)
-    found = opened(tmp_path / "evidence_DCIS.png")
-    blue, orange, none, zero = (found[60, x] for x in (60, 185, 310, 435))
+    result = opened(tmp_path / "evidence_DCIS.png")
+    blue, orange, no_value, zero = (result[60, x] for x in (60, 185, 310, 435))
     assert blue[2] > blue[0] + 60
     assert orange[0] > orange[2] + 60
-    assert (none == none[0]).all() and none[0] == 255 - (255 - 200) * 3 // 4
+    assert (no_value == no_value[0]).all() and no_value[0] == 255 - (255 - 200) * 3 // 4
     assert zero.max() - zero.min() < 12
-    assert found.shape[1] == 1000 and found.shape[0] > 500
+    assert result.shape[1] == 1000 and result.shape[0] > 500
 
 
-def test_attention_gets_darker_all_the_way():
+def test_attention_colours_darken_monotonically():
     light = to_colours(np.linspace(0, 1, 50), signed=False) @ np.array([0.21, 0.72, 0.07])
     assert (np.diff(light) < 0).all()
 
 
-def test_the_legend_says_the_class_the_scaling_and_research_use_only(tmp_path, plain_slide, grid_of_tiles, words):
+def test_legend_names_class_scaling_and_research_use_only(tmp_path, plain_slide, grid_of_tiles, words):
     slide = plain_slide(2000, 1000)
     tiles = grid_of_tiles(slide, 250)
     values = np.linspace(-3, 1, len(tiles))
@@ -97,21 +97,21 @@ def test_the_legend_says_the_class_the_scaling_and_research_use_only(tmp_path, p
         assert "research use only" in image.text["Description"]
 
 
-def test_a_large_picture_asks_for_one_strip_of_the_slide_at_a_time(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
+def test_large_picture_reads_one_strip_of_the_slide_at_a_time(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
     monkeypatch.setattr(painting, "STRIP", 50_000)
     slide = plain_slide(40_000, 30_000)
     tiles = grid_of_tiles(slide, 500)
     maps = tile_maps({"DCIS": np.sin(np.arange(len(tiles))), "factual": np.cos(np.arange(len(tiles)))})
     painter = Painter(slide, tiles, maps)
     write_pngs(painter, [tmp_path / "a.png", tmp_path / "b.png"], longest=1999)
-    assert max(width * height for width, height in slide.asked) <= 50_000
-    assert sum(height for _, height in slide.asked) == 1499  # once, for both maps
+    assert max(width * height for width, height in slide.reads) <= 50_000
+    assert sum(height for _, height in slide.reads) == 1499  # once, for both maps
     whole = painter.paint((0, 0, 40_000, 30_000), (1999, 1499))
     for name, picture in zip("ab", whole, strict=True):
         np.testing.assert_array_equal(opened(tmp_path / f"{name}.png")[:1499, :1999], picture)
 
 
-def test_contours_lie_where_the_annotation_is(plain_slide, grid_of_tiles):
+def test_contours_are_drawn_at_the_annotation(plain_slide, grid_of_tiles):
     slide = plain_slide(1000, 1000)
     square = [Region("t", box(200, 200, 800, 800))]
     painter = Painter(slide, grid_of_tiles(slide, 100), tile_maps({"factual": np.zeros(100)}), annotations=square)
@@ -121,7 +121,7 @@ def test_contours_lie_where_the_annotation_is(plain_slide, grid_of_tiles):
     assert not dark[110:390, 110:390].any() and not dark[:90].any()
 
 
-def test_every_part_of_a_region_is_outlined(plain_slide, grid_of_tiles):
+def test_every_part_of_a_multipolygon_is_outlined(plain_slide, grid_of_tiles):
     slide = plain_slide(1000, 1000)
     parts = [Region("t", MultiPolygon([box(100, 100, 300, 300), box(600, 600, 800, 800)]))]
     painter = Painter(slide, grid_of_tiles(slide, 100), tile_maps({"factual": np.zeros(100)}), annotations=parts)
@@ -131,8 +131,8 @@ def test_every_part_of_a_region_is_outlined(plain_slide, grid_of_tiles):
 
 
 @pytest.mark.finding(n=3)
-def test_tiles_with_little_evidence_are_at_neither_end_of_a_map():
-    """As in GeoJSON: less than 5 % of the largest is neither for nor against."""
+def test_tiles_with_little_evidence_are_not_extreme_tiles():
+    """As in GeoJSON, evidence below 5 % of the largest is neither for nor against."""
     (one,) = tile_maps({"DCIS": np.array([4.0, 0.21, 0.19, 0.0, np.nan, -0.19, -0.21])})
     assert one.signs.tolist() == [1, 1, 0, 0, 0, 0, -1]
     assert [high_low.tolist() for high_low in extreme_tiles(one, 4)] == [[0, 1], [6]]
@@ -140,7 +140,7 @@ def test_tiles_with_little_evidence_are_at_neither_end_of_a_map():
     assert [high_low.tolist() for high_low in extreme_tiles(attention, 2)] == [[0, 1], [2, 1]]
 
 
-def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slide, grid_of_tiles, words):
+def test_extreme_tiles_are_drawn_with_values_and_coordinates(tmp_path, plain_slide, grid_of_tiles, words):
     slide = plain_slide(1000, 500)
     tiles = grid_of_tiles(slide, 100)
     values = np.full(50, 0.01)
@@ -164,9 +164,7 @@ def test_the_strip_shows_the_ends_of_a_map_with_coordinates(tmp_path, plain_slid
 
 
 @pytest.mark.finding(n=3)
-def test_a_negligible_map_has_no_tiles_at_its_ends_and_the_picture_says_why(
-    tmp_path, plain_slide, grid_of_tiles, words
-):
+def test_negligible_map_has_no_extreme_tiles_and_the_picture_explains_why(tmp_path, plain_slide, grid_of_tiles, words):
     slide = plain_slide(1000, 500)
     tiles = grid_of_tiles(slide, 100)
     large = np.linspace(-2, 2, 50)
@@ -178,7 +176,7 @@ def test_a_negligible_map_has_no_tiles_at_its_ends_and_the_picture_says_why(
     )
 
 
-def test_zooms_are_where_the_map_is_highest_and_never_over_each_other(plain_slide, grid_of_tiles):
+def test_zooms_show_the_highest_values_and_never_overlap(plain_slide, grid_of_tiles):
     tiles = grid_of_tiles(plain_slide(4000, 3000), 100)
     values = np.zeros(len(tiles))
     values[[0, 1, 620]] = 3, 2, 1
@@ -190,9 +188,7 @@ def test_zooms_are_where_the_map_is_highest_and_never_over_each_other(plain_slid
 
 
 @pytest.mark.finding(n=3)
-def test_the_zooms_of_the_comparison_go_to_the_largest_evidence_for_or_against(
-    tmp_path, plain_slide, grid_of_tiles, monkeypatch
-):
+def test_comparison_zooms_show_the_largest_evidence_for_or_against(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
     slide = plain_slide(4000, 3000)
     tiles = grid_of_tiles(slide, 100)
     evidence, moved = np.zeros(len(tiles)), np.zeros(len(tiles))
@@ -205,7 +201,7 @@ def test_the_zooms_of_the_comparison_go_to_the_largest_evidence_for_or_against(
     (x, y), first = tiles.corners[620], marked[0]
     assert first[0] <= x < first[2] and first[1] <= y < first[3] and marked[1] == (0, 0, 600, 600)
     marked.clear()
-    evidence[0] = 0.1  # too small beside the largest
+    evidence[0] = 0.1  # too small compared with the largest
     comparison.draw_comparison(Painter(slide, tiles, tile_maps({"DCIS": evidence})), tmp_path / "comparison.png")
     assert set(marked) == {first}
     marked.clear()
@@ -215,9 +211,7 @@ def test_the_zooms_of_the_comparison_go_to_the_largest_evidence_for_or_against(
 
 
 @pytest.mark.finding(n=3)
-def test_the_comparison_has_the_answer_its_rule_and_words_that_can_be_read(
-    tmp_path, plain_slide, grid_of_tiles, monkeypatch
-):
+def test_comparison_shows_answer_rule_and_legible_text(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
     slide = plain_slide(4000, 3000)
     tiles = grid_of_tiles(slide, 100)
     large = np.linspace(-1, 1, len(tiles))
@@ -236,21 +230,44 @@ def test_the_comparison_has_the_answer_its_rule_and_words_that_can_be_read(
     for one in maps:
         assert f"Colours: {one.scaling('minmax')}" in words
     for text, size, room in drawn:
-        assert legend.text_width(text, size) <= room and (size >= comparison.NOTE or text in "12"), text
+        large = comparison.ANSWER if text.startswith("Answer") else comparison.LEGEND
+        assert legend.text_width(text, size) <= room and (size >= large or text in "12"), text
+
+
+@pytest.mark.parametrize(("width", "height"), [(9000, 2000), (3000, 3000), (2000, 9000)])
+@pytest.mark.parametrize("classes", [1, 3, 8])
+def test_comparison_is_a_grid_on_one_page(tmp_path, plain_slide, grid_of_tiles, width, height, classes, monkeypatch):
+    slide = plain_slide(width, height)
+    tiles = grid_of_tiles(slide, 250)
+    values = np.linspace(-1, 1, len(tiles))
+    maps = tile_maps({"factual": values + 1} | {f"class {i}": values for i in range(classes)})
+    places = []
+    paste = comparison._paste
+    monkeypatch.setattr(
+        comparison, "_paste", lambda *given: (places.append((*given[3], *given[2].shape[1::-1])), paste(*given))
+    )
+    comparison.draw_comparison(Painter(slide, tiles, maps), tmp_path / "c.png", answers=["Answer: class 0"])
+    wide, tall = comparison.PAGE
+    assert opened(tmp_path / "c.png").shape[:2] == (tall, wide)
+    assert len(places) == 3 * (2 + classes)  # the slide and every map, each with two zooms
+    boxes = [shapely.box(x, y, x + across, y + down) for x, y, across, down in places]
+    assert all(x >= 0 and y >= 0 and x + across <= wide and y + down <= tall for x, y, across, down in places)
+    tree = shapely.STRtree(boxes)
+    assert tree.query(boxes, predicate="intersects").shape[1] == len(boxes)  # none overlaps another
 
 
 @pytest.mark.finding(n=3)
 @pytest.mark.parametrize(
     ("width", "height", "side"), [(2220, 2967, 740), (1300, 1300, 512), (1000, 900, None), (9000, 9000, 1536)]
 )
-def test_a_zoom_is_a_small_part_of_the_slide_or_is_left_out(plain_slide, grid_of_tiles, width, height, side):
+def test_zoom_is_a_small_part_of_the_slide_or_omitted(plain_slide, grid_of_tiles, width, height, side):
     tiles = grid_of_tiles(plain_slide(width, height), 256)
-    found = zoom_boxes(tiles, np.arange(float(len(tiles))), 2)
-    assert [round(box[2] - box[0]) for box in found[:1]] == ([] if side is None else [side])
-    assert all(box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= height for box in found)
+    result = zoom_boxes(tiles, np.arange(float(len(tiles))), 2)
+    assert [round(box[2] - box[0]) for box in result[:1]] == ([] if side is None else [side])
+    assert all(box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= height for box in result)
 
 
-def test_models_are_compared_in_one_figure_with_chosen_zooms(tmp_path, plain_slide, grid_of_tiles, words):
+def test_models_are_compared_in_one_figure_with_given_zooms(tmp_path, plain_slide, grid_of_tiles, words):
     slide = plain_slide(2000, 1000)
     tiles = grid_of_tiles(slide, 250)
     values = np.linspace(-1, 1, len(tiles))
@@ -260,11 +277,10 @@ def test_models_are_compared_in_one_figure_with_chosen_zooms(tmp_path, plain_sli
     names = ["abmil_factual", "abmil_evidence_DCIS", "car_factual", "car_evidence_DCIS"]
     files = [f"{name}.png" for name in names] + ["comparison.png"] + [f"tiles_{name}.png" for name in names]
     assert [path.name for path in written] == files
-    figure = opened(tmp_path / "comparison.png")
-    assert figure.shape[0] > 5 * comparison.PANEL
+    assert opened(tmp_path / "comparison.png").shape[:2] == comparison.PAGE[::-1]
 
 
-def test_a_class_of_any_name_has_a_file(tmp_path, plain_slide, grid_of_tiles):
+def test_class_with_any_name_gets_a_valid_file_name(tmp_path, plain_slide, grid_of_tiles):
     slide = plain_slide(500, 500)
     tiles = grid_of_tiles(slide, 250)
     written = draw_maps(slide, tiles, {"../evil": np.arange(4.0), "über/all": np.arange(4.0)}, tmp_path, longest=100)
@@ -272,7 +288,7 @@ def test_a_class_of_any_name_has_a_file(tmp_path, plain_slide, grid_of_tiles):
     assert len({path.name for path in written}) == len(written) == 5
 
 
-def test_nothing_to_draw_is_said(tmp_path, plain_slide, grid_of_tiles):
+def test_drawing_without_maps_raises_an_error(tmp_path, plain_slide, grid_of_tiles):
     slide = plain_slide(500, 500)
     with pytest.raises(CarmilError, match=r"nothing to draw \(0 maps of 4 tiles\)"):
         draw_maps(slide, grid_of_tiles(slide, 250), {}, tmp_path)
@@ -283,7 +299,7 @@ def dice(first, second):
 
 
 @pytest.mark.parametrize("size", [64, 274.285])  # the latter is 256 pixels at 20x
-def test_a_map_of_inside_the_polygon_shows_the_polygon(tmp_path, shared_data, grid_of_tiles, size):
+def test_map_of_tiles_inside_a_polygon_shows_the_polygon(tmp_path, shared_data, grid_of_tiles, size):
     from skimage.draw import polygon2mask
 
     folder = shared_data / "slides" / "kidney_annotated"

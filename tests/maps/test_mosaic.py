@@ -1,11 +1,11 @@
-"""Values of tiles become values of pixels."""
+"""Tile values are converted to pixel values."""
 
 import numpy as np
 
 from carmil.maps.mosaic import mosaic, pixel_boxes
 
 
-def test_any_tiles_are_laid_out_as_one_would_paint_them_one_by_one():
+def test_mosaic_equals_painting_tiles_one_by_one():
     rng = np.random.default_rng(0)
     corners, values = rng.integers(-40, 300, (200, 2)), rng.normal(size=(2, 200))
     values[1, ::7] = np.nan
@@ -17,5 +17,5 @@ def test_any_tiles_are_laid_out_as_one_would_paint_them_one_by_one():
             count[m, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] += 1
     with np.errstate(invalid="ignore"):
         expected = total / count
-    laid = mosaic(boxes, values, (128, 100))
-    np.testing.assert_allclose([laid.spread(cells) for cells in laid.cells], expected, atol=1e-9)
+    layout = mosaic(boxes, values, (128, 100))
+    np.testing.assert_allclose([layout.spread(cells) for cells in layout.cells], expected, atol=1e-9)

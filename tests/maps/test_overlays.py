@@ -1,4 +1,4 @@
-"""What is written for QuPath and other viewers has the structure that they read."""
+"""Files written for QuPath and other viewers have the structure that these read."""
 
 import json
 import math
@@ -12,10 +12,9 @@ import tifffile
 from carmil.maps import overlays
 from carmil.maps.overlays import write_geojson, write_ome_tiff
 from carmil.maps.painting import Painter
-from carmil.maps.regions import Region
+from carmil.maps.regions import Region, signed_top_regions, top_regions
 from carmil.maps.tile_labels import label_tiles
 from carmil.maps.tile_maps import tile_maps
-from carmil.maps.top_regions import signed_top_regions, top_regions
 
 KNOWN_TYPES = {"annotation", "detection", "tile", "cell", "tmaCore", "root"}
 
@@ -28,7 +27,7 @@ def read(path):
 
 
 def check_feature(feature):
-    """QuPath's own reader: PathObjectTypeAdapter, 0.4 and later."""
+    """Check a feature as QuPath's PathObjectTypeAdapter does, version 0.4 and later."""
     assert feature["type"] == "Feature"
     uuid.UUID(feature["id"])
     assert feature["geometry"]["type"] == "Polygon"
@@ -44,19 +43,19 @@ def check_feature(feature):
         assert properties["classification"]["name"] and ":" not in properties["classification"]["name"]
 
 
-def test_tiles_go_to_qupath_with_their_values_and_colours(tmp_path, plain_slide, grid_of_tiles):
+def test_geojson_tiles_have_measurements_and_colours(tmp_path, plain_slide, grid_of_tiles):
     slide = plain_slide(1000, 600)
     tiles = grid_of_tiles(slide, 100)
     evidence = np.linspace(-1, 2, len(tiles))
     evidence[3] = np.nan
     maps = tile_maps({"factual": np.arange(60.0), 'in situ: "DCIS"': evidence})
-    found = read(write_geojson(tiles, maps, tmp_path / "s.geojson"))
-    assert found["type"] == "FeatureCollection"
-    assert found["carmil"]["note"] == "research use only"
-    for feature in found["features"]:
+    result = read(write_geojson(tiles, maps, tmp_path / "s.geojson"))
+    assert result["type"] == "FeatureCollection"
+    assert result["carmil"]["note"] == "research use only"
+    for feature in result["features"]:
         check_feature(feature)
-    squares = [one for one in found["features"] if one["properties"]["objectType"] == "tile"]
-    assert len(squares) == 60 and len({one["id"] for one in found["features"]}) == len(found["features"])
+    squares = [one for one in result["features"] if one["properties"]["objectType"] == "tile"]
+    assert len(squares) == 60 and len({one["id"] for one in result["features"]}) == len(result["features"])
     first, without, last = squares[0], squares[3], squares[-1]
     assert first["geometry"]["coordinates"] == [[[0, 0], [100, 0], [100, 100], [0, 100], [0, 0]]]
     assert first["properties"]["measurements"] == {"attention weight": 0, 'evidence for in situ: "DCIS"': -1}
@@ -67,26 +66,24 @@ def test_tiles_go_to_qupath_with_their_values_and_colours(tmp_path, plain_slide,
     assert without["properties"] == {"objectType": "tile", "measurements": {"attention weight": 3}}
 
 
-def test_a_tile_whose_side_is_a_fraction_ends_between_pixels(tmp_path, plain_slide, grid_of_tiles):
+def test_geojson_tile_with_a_fractional_side_keeps_its_exact_size(tmp_path, plain_slide, grid_of_tiles):
     slide = plain_slide(300, 300)
     tiles = grid_of_tiles(slide, 274.285)
-    found = read(write_geojson(tiles, tile_maps({"factual": [1.0]}), tmp_path / "s.geojson"))
-    assert found["features"][-1]["geometry"]["coordinates"][0][2] == [274.285, 274.285]
+    result = read(write_geojson(tiles, tile_maps({"factual": [1.0]}), tmp_path / "s.geojson"))
+    assert result["features"][-1]["geometry"]["coordinates"][0][2] == [274.285, 274.285]
 
 
 @pytest.mark.finding(n=3)
-def test_the_regions_of_the_file_are_the_tiles_that_speak_most_for_and_most_against(
-    tmp_path, plain_slide, grid_of_tiles
-):
+def test_geojson_regions_cover_the_strongest_tiles_for_and_against(tmp_path, plain_slide, grid_of_tiles):
     slide = plain_slide(2000, 2000)
     tiles = grid_of_tiles(slide, 100)
     values = np.random.default_rng(0).normal(size=len(tiles))
     noise = 1e-5 * np.random.default_rng(1).normal(size=len(tiles))
     path = write_geojson(tiles, tile_maps({"difference": noise, "DCIS": values}), tmp_path / "s.geojson")
-    found = read(path)
-    assert found["carmil"]["coloured_by"] == "evidence for DCIS"
+    result = read(path)
+    assert result["carmil"]["coloured_by"] == "evidence for DCIS"
     regions = {"for DCIS": [], "against DCIS": []}
-    for one in found["features"]:
+    for one in result["features"]:
         if one["properties"]["objectType"] == "annotation":
             shape = shapely.from_geojson(json.dumps(one["geometry"]))
             regions[one["properties"]["classification"]["name"]].append(Region("region", shape))
@@ -100,29 +97,29 @@ def test_the_regions_of_the_file_are_the_tiles_that_speak_most_for_and_most_agai
 
 
 @pytest.mark.finding(n=3)
-def test_noise_is_no_region_and_classifies_no_tile(tmp_path, plain_slide, grid_of_tiles):
+def test_negligible_evidence_gives_no_regions_or_tile_classes(tmp_path, plain_slide, grid_of_tiles):
     slide = plain_slide(1000, 1000)
     tiles = grid_of_tiles(slide, 100)
     noise = 1e-5 * np.random.default_rng(0).normal(size=len(tiles))
-    found = read(write_geojson(tiles, tile_maps({"DCIS": noise}), tmp_path / "s.geojson"))
-    assert {one["properties"]["objectType"] for one in found["features"]} == {"tile"}
-    assert not any("classification" in one["properties"] for one in found["features"])
-    assert len({tuple(one["properties"]["color"]) for one in found["features"]}) == 1
-    assert found["carmil"]["scale"].startswith("negligible")
+    result = read(write_geojson(tiles, tile_maps({"DCIS": noise}), tmp_path / "s.geojson"))
+    assert {one["properties"]["objectType"] for one in result["features"]} == {"tile"}
+    assert not any("classification" in one["properties"] for one in result["features"])
+    assert len({tuple(one["properties"]["color"]) for one in result["features"]}) == 1
+    assert result["carmil"]["scale"].startswith("negligible")
     assert signed_top_regions(tiles, tile_maps({"DCIS": np.full(100, 0.3)})[0]) == []
     small = np.where(np.arange(100) < 3, 1.0, -0.01)
-    found = read(write_geojson(tiles, tile_maps({"DCIS": small}), tmp_path / "t.geojson"))
-    names = [one["properties"].get("classification", {}).get("name") for one in found["features"]]
+    result = read(write_geojson(tiles, tile_maps({"DCIS": small}), tmp_path / "t.geojson"))
+    names = [one["properties"].get("classification", {}).get("name") for one in result["features"]]
     assert names.count("for DCIS") == 1 + 3 and "against DCIS" not in names
 
 
-def test_tiles_that_touch_become_one_polygon_with_its_hole(plain_slide, grid_of_tiles):
+def test_adjacent_top_tiles_are_merged_into_one_polygon_with_holes(plain_slide, grid_of_tiles):
     tiles = grid_of_tiles(plain_slide(1000, 1000), 100)
     values = np.zeros((10, 10))
     values[2:5, 2:5] = 1
     values[3, 3] = 0
     values[8, 7] = 1
-    values[5, 5] = 1  # touches by a corner alone
+    values[5, 5] = 1  # touches at a corner only
     ring, first, second = top_regions(tiles, tile_maps({"DCIS": values.ravel()})[0], top=0.1)
     expected = shapely.Polygon(shapely.box(200, 200, 500, 500).exterior, [shapely.box(300, 300, 400, 400).exterior])
     assert ring.shape.equals(expected) and shapely.get_num_coordinates(ring.shape) == 2 * 5
@@ -130,7 +127,7 @@ def test_tiles_that_touch_become_one_polygon_with_its_hole(plain_slide, grid_of_
     assert {one.shape.bounds[:2] for one in (first, second)} == {(500, 500), (700, 800)}
 
 
-def test_what_only_refutes_has_no_top_region(plain_slide, grid_of_tiles):
+def test_map_without_supporting_evidence_has_no_top_regions(plain_slide, grid_of_tiles):
     tiles = grid_of_tiles(plain_slide(500, 500), 100)
     assert top_regions(tiles, tile_maps({"DCIS": np.full(25, -1.0)})[0]) == []
     assert top_regions(tiles, tile_maps({"DCIS": np.full(25, np.nan)})[0]) == []
@@ -138,7 +135,7 @@ def test_what_only_refutes_has_no_top_region(plain_slide, grid_of_tiles):
     assert whole.shape.area == 250_000
 
 
-def test_any_top_regions_are_valid_and_cover_their_tiles_alone(plain_slide, grid_of_tiles):
+def test_top_regions_are_valid_and_cover_exactly_their_tiles(plain_slide, grid_of_tiles):
     tiles = grid_of_tiles(plain_slide(1100, 900), 100)
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -150,12 +147,12 @@ def test_any_top_regions_are_valid_and_cover_their_tiles_alone(plain_slide, grid
             for ring in shapely.get_rings(region.shape):
                 steps = np.diff(shapely.get_coordinates(ring), axis=0)
                 assert ((steps == 0).sum(1) == 1).all()  # along one axis
-                assert (steps[:, 0] * np.roll(steps[:, 0], 1) == 0).all()  # and every corner is a turn
+                assert (steps[:, 0] * np.roll(steps[:, 0], 1) == 0).all()  # every corner is a turn
         labels = label_tiles(tiles, [Region("region", region.shape) for region in regions], complete=True)
         np.testing.assert_array_equal(labels.positive, high)
 
 
-def test_an_ome_tiff_has_levels_tiles_and_the_slides_pixel_size(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
+def test_ome_tiff_has_levels_tiles_and_the_pixel_size_of_the_slide(tmp_path, plain_slide, grid_of_tiles, monkeypatch):
     monkeypatch.setattr(overlays, "SMALLEST", 256)
     slide = plain_slide(4000, 3000, 0.25)
     tiles = grid_of_tiles(slide, 250)
@@ -177,13 +174,13 @@ def test_an_ome_tiff_has_levels_tiles_and_the_slides_pixel_size(tmp_path, plain_
         np.testing.assert_array_equal(series.asarray(), expected)
 
 
-def test_the_ome_tiff_can_be_opened_as_a_slide(tmp_path, plain_slide, grid_of_tiles):
+def test_ome_tiff_can_be_opened_as_a_slide(tmp_path, plain_slide, grid_of_tiles):
     from carmil.slides.opening import open_slide
 
     slide = plain_slide(4000, 3000, 0.25)
     tiles = grid_of_tiles(slide, 250)
     painter = Painter(slide, tiles, tile_maps({"factual": np.arange(len(tiles), dtype=float)}))
     (path,) = write_ome_tiff(painter, [tmp_path / "a.ome.tiff"], longest=2000)
-    with open_slide(path) as found:
-        assert (found.width, found.height, len(found.levels)) == (2000, 1500, 2)
-        assert found.mpp == pytest.approx(0.5, rel=1e-4)
+    with open_slide(path) as result:
+        assert (result.width, result.height, len(result.levels)) == (2000, 1500, 2)
+        assert result.mpp == pytest.approx(0.5, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Slides and the viewer are optional to install: what every run needs is imported without their libraries."""
+"""The libraries of slides and the viewer are optional: all other packages can be imported without them."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ for name in sys.argv[2].split(","):
 """
 
 
-def test_required_rooms_import_without_optional_libraries():
+def test_required_packages_import_without_optional_libraries():
     files = [path for room in NEEDED for path in (SOURCE / room).rglob("*.py") if path.stem != "__init__"]
     modules = [".".join(("carmil", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]
     assert len(modules) > 100

@@ -1,13 +1,17 @@
-"""carmil slides draw and label, as one calls them."""
+"""carmil slides draw and carmil slides label, run from the command line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from carmil.bags.building import build_store
+from carmil.cli.slide_maps import _annotations
+from carmil.files import safe_name
 from carmil.slides.tiling import write_tiles
 from carmil.truth import UNKNOWN
 
@@ -16,7 +20,7 @@ SIDE = 300
 
 @pytest.fixture
 def tiled(tmp_path, ellipse, plain_slide, grid_of_tiles):
-    """The ellipse's tiles, written as `carmil slides tile` does."""
+    """Write the tiles of the ellipse slide as `carmil slides tile` does."""
     like = plain_slide(3000, 2400)
     like.path = ellipse
     tiles = grid_of_tiles(like, SIDE)
@@ -25,7 +29,7 @@ def tiled(tmp_path, ellipse, plain_slide, grid_of_tiles):
 
 
 def write_evidence(folder, tiles, *, unit="level0_px", order=None, **columns):
-    """What `carmil explain` writes for one slide."""
+    """Write the evidence of one slide as `carmil explain` does."""
     rows = np.arange(len(tiles)) if order is None else order
     where = tiles.corners[rows] * (tiles.slide_mpp if unit == "um" else 1)
     line = {"slide": tiles.slide, "prediction": "DCIS", "p_benign": 0.2, "p_DCIS": 0.8}
@@ -34,8 +38,8 @@ def write_evidence(folder, tiles, *, unit="level0_px", order=None, **columns):
         | {name: np.asarray(values, np.float32)[rows] for name, values in columns.items()}
     )
     folder.mkdir(parents=True, exist_ok=True)
-    told = {b"carmil": json.dumps({"line": line, "coordinate_unit": unit}).encode()}
-    pq.write_table(table.replace_schema_metadata(told), folder / f"{tiles.slide}.parquet")
+    metadata = {b"carmil": json.dumps({"line": line, "coordinate_unit": unit}).encode()}
+    pq.write_table(table.replace_schema_metadata(metadata), folder / f"{tiles.slide}.parquet")
 
 
 def car(tiles):
@@ -48,7 +52,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_one_command_draws_all_there_is_of_a_slide(tmp_path, said, ellipse, tiled):
+def test_draw_writes_maps_tiles_comparison_geojson_and_ome_tiff(tmp_path, run_cli, ellipse, tiled):
     write_evidence(tmp_path / "run" / "evidence", tiled, **car(tiled))
     words = [
         "--evidence",
@@ -58,7 +62,7 @@ def test_one_command_draws_all_there_is_of_a_slide(tmp_path, said, ellipse, tile
         "--out",
         str(tmp_path / "maps"),
     ]
-    status, out, _ = said("slides", "draw", str(ellipse), *words, "--longest", "600", "--geojson", "--ome-tiff")
+    status, out, _ = run_cli("slides", "draw", str(ellipse), *words, "--longest", "600", "--geojson", "--ome-tiff")
     assert status == 0, out
     maps = ["counterfactual", "evidence_DCIS", "factual"]
     expected = [f"{name}{end}" for name in maps for end in (".png", ".ome.tiff")] + [
@@ -71,39 +75,39 @@ def test_one_command_draws_all_there_is_of_a_slide(tmp_path, said, ellipse, tile
     np.testing.assert_allclose(values, np.linspace(-1, 1, len(tiled)), atol=1e-6)
     weights = car(tiled)
     for title, name in (("attention weight", "a"), ("counterfactual attention weight", "a_cf")):
-        found = [one["properties"]["measurements"][title] for one in squares]
-        np.testing.assert_allclose(found, weights[name], atol=1e-6)
+        result = [one["properties"]["measurements"][title] for one in squares]
+        np.testing.assert_allclose(result, weights[name], atol=1e-6)
 
 
-def test_evidence_in_another_order_unit_or_of_fewer_tiles_finds_its_tiles(tmp_path, said, ellipse, tiled):
+def test_evidence_is_matched_to_tiles_by_coordinates(tmp_path, run_cli, ellipse, tiled):
     order = np.random.default_rng(0).permutation(len(tiled))[:-7]
     write_evidence(tmp_path / "e", tiled, unit="um", order=order, **car(tiled))
     words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
-    status, *_ = said(
+    status, *_ = run_cli(
         "slides", "draw", str(ellipse), *words, "--longest", "200", "--map", "benign", "--top", "0", "--geojson"
     )
     assert status == 0
     assert names_in(tmp_path / "maps" / "ellipse") == ["comparison.png", "ellipse.geojson", "evidence_benign.png"]
     features = json.loads((tmp_path / "maps" / "ellipse" / "ellipse.geojson").read_text())["features"]
     squares = [one["properties"]["measurements"] for one in features if one["properties"]["objectType"] == "tile"]
-    found = [one.get("evidence for benign", np.nan) for one in squares]
+    result = [one.get("evidence for benign", np.nan) for one in squares]
     expected = np.full(len(tiled), np.nan)
     expected[order] = -np.linspace(-1, 1, len(tiled))[order]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_runs_are_compared_by_name(tmp_path, said, ellipse, tiled):
+def test_maps_of_several_runs_are_named_after_the_run(tmp_path, run_cli, ellipse, tiled):
     for run in ("abmil", "car"):
         write_evidence(tmp_path / run / "evidence", tiled, **car(tiled))
     words = [word for run in ("abmil", "car") for word in ("--evidence", str(tmp_path / run / "evidence"))]
     words += ["--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps"), "--map", "factual", "--top", "0"]
-    status, *_ = said("slides", "draw", str(ellipse), *words, "--longest", "200", "--region", "0,0,600,600")
+    status, *_ = run_cli("slides", "draw", str(ellipse), *words, "--longest", "200", "--region", "0,0,600,600")
     assert status == 0
     assert names_in(tmp_path / "maps" / "ellipse") == ["abmil_factual.png", "car_factual.png", "comparison.png"]
 
 
 @pytest.mark.finding(n=3)
-def test_the_regions_of_geojson_say_that_a_map_is_smoothed_and_of_which_run(tmp_path, said, ellipse, tiled):
+def test_geojson_region_names_include_run_and_smoothing(tmp_path, run_cli, ellipse, tiled):
     for run in ("abmil", "car"):
         write_evidence(tmp_path / run / "evidence", tiled, **car(tiled))
     words = [word for run in ("abmil", "car") for word in ("--evidence", str(tmp_path / run / "evidence"))]
@@ -114,14 +118,14 @@ def test_the_regions_of_geojson_say_that_a_map_is_smoothed_and_of_which_run(tmp_
         ([*words[2:], "--smooth", "300um"], "for DCIS, smoothed over 300 µm, region 1"),
         (words[2:], "for DCIS, region 1"),
     ):
-        assert said("slides", "draw", str(ellipse), *more, "--out", str(tmp_path / "maps"))[0] == 0
+        assert run_cli("slides", "draw", str(ellipse), *more, "--out", str(tmp_path / "maps"))[0] == 0
         features = json.loads((tmp_path / "maps" / "ellipse" / "ellipse.geojson").read_text())["features"]
         regions = [one["properties"] for one in features if one["properties"]["objectType"] == "annotation"]
         assert regions[0]["name"] == expected and regions[0]["classification"]["name"] == "for DCIS"
 
 
 @pytest.mark.finding(n=17)
-def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
+def test_invalid_draw_options_or_evidence_exit_with_status_2(tmp_path, run_cli, ellipse, tiled):
     write_evidence(tmp_path / "e", tiled, **car(tiled))
     words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
     for more, expected in [
@@ -130,7 +134,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
         (["--region", "9000,0,600,600"], "is not inside ellipse: expected X,Y,WIDTH,HEIGHT within its 3,000 x 2,400"),
         (["--annotations", str(tmp_path / "none.xml")], "none.xml cannot be read"),
     ]:
-        status, _, error = said("slides", "draw", str(ellipse), *words, *more)
+        status, _, error = run_cli("slides", "draw", str(ellipse), *words, *more)
         assert status == 2 and expected in error and "Traceback" not in error
     write_evidence(tmp_path / "e", tiled, order=np.arange(10), **car(tiled))
     path = tmp_path / "e" / "ellipse.parquet"
@@ -139,18 +143,18 @@ def test_what_does_not_fit_is_one_line(tmp_path, said, ellipse, tiled):
         table.schema.metadata
     )
     pq.write_table(moved, path)
-    status, _, error = said("slides", "draw", str(ellipse), *words)
+    status, _, error = run_cli("slides", "draw", str(ellipse), *words)
     assert status == 2 and "10 of 10 rows match no tile" in error
     path.write_bytes(b"PAR1 not really")
-    status, _, error = said("slides", "draw", str(ellipse), *words)
+    status, _, error = run_cli("slides", "draw", str(ellipse), *words)
     assert status == 2 and "run `carmil explain` again" in error
 
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("region", ["0,0,nan,1e300", "nan,0,9,9", "0,inf,9,9", "0,0,9,1e9", "0,0,9,-1"])
-def test_a_region_that_no_slide_has_is_one_line_before_anything_is_drawn(region, tmp_path, said):
+def test_impossible_region_is_rejected_before_drawing(region, tmp_path, run_cli):
     words = ["--evidence", str(tmp_path), "--tiles", str(tmp_path), "--out", str(tmp_path / "maps")]
-    status, _, error = said("slides", "draw", str(tmp_path / "a.tif"), *words, "--region", region)
+    status, _, error = run_cli("slides", "draw", str(tmp_path / "a.tif"), *words, "--region", region)
     assert (
         status == 2 and f"--region {region}: expected X,Y,WIDTH,HEIGHT in level-0 pixels, numbers below 1e+09" in error
     )
@@ -158,17 +162,17 @@ def test_a_region_that_no_slide_has_is_one_line_before_anything_is_drawn(region,
 
 
 @pytest.mark.finding(n=17)
-def test_the_help_of_map_says_what_is_drawn_by_default(said):
-    status, out, _ = said("slides", "draw", "--help")
+def test_help_of_map_option_states_the_default(run_cli):
+    status, out, _ = run_cli("slides", "draw", "--help")
     assert status == 0 and "default: evidence of the answered class, factual, counterfactual" in " ".join(out.split())
 
 
-def test_a_slide_that_cannot_be_drawn_does_not_stop_the_others(tmp_path, said, ellipse, tiled):
+def test_slide_that_cannot_be_drawn_is_skipped(tmp_path, run_cli, ellipse, tiled):
     (tmp_path / "other.tif").write_bytes(ellipse.read_bytes())
     write_evidence(tmp_path / "e", tiled, **car(tiled))
     words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
     paths = [str(tmp_path / "other.tif"), str(ellipse)]
-    status, _, error = said("slides", "draw", *paths, *words, "--longest", "100", "--map", "DCIS")
+    status, _, error = run_cli("slides", "draw", *paths, *words, "--longest", "100", "--map", "DCIS")
     assert status == 1
     assert "no tiles of other" in error and "1 slide drawn, 1 skipped: other" in error
     assert (tmp_path / "maps" / "ellipse" / "evidence_DCIS.png").is_file()
@@ -180,12 +184,12 @@ def polygon(left, top, right, bottom, name):
     return {"type": "Feature", "geometry": geometry, "properties": {"classification": {"name": name}}}
 
 
-def test_annotations_become_the_truth_of_a_cohort(tmp_path, said, tiled):
+def test_annotations_are_written_as_the_truth_of_a_cohort(tmp_path, run_cli, tiled):
     (tmp_path / "a.geojson").write_text(
         json.dumps([polygon(0, 0, 600, 600, "tumour"), polygon(900, 0, 1200, 300, "benign")])
     )
     words = ["--tiles", str(tmp_path / "tiles"), "--annotations", str(tmp_path / "a.geojson"), "--positive", "tumour"]
-    status, out, _ = said("slides", "label", "ellipse.tif", *words, "--complete", "--out", str(tmp_path / "cohort"))
+    status, out, _ = run_cli("slides", "label", "ellipse.tif", *words, "--complete", "--out", str(tmp_path / "cohort"))
     assert status == 0
     assert "4 tiles positive (tumour; rule half), 76 negative, 0 unknown" in out
     (tmp_path / "cohort" / "features").mkdir()
@@ -201,7 +205,7 @@ def test_annotations_become_the_truth_of_a_cohort(tmp_path, said, tiled):
     np.testing.assert_array_equal(again.instance_labels.numpy(), inside.astype(int))
 
 
-def test_unknown_tiles_stay_unknown_in_the_cohort(tmp_path, said, tiled):
+def test_unknown_tiles_stay_unknown_in_the_cohort(tmp_path, run_cli, tiled):
     (tmp_path / "a.geojson").write_text(
         json.dumps([polygon(0, 0, 600, 600, "tumour"), polygon(900, 0, 1200, 300, "benign")])
     )
@@ -213,9 +217,9 @@ def test_unknown_tiles_stay_unknown_in_the_cohort(tmp_path, said, tiled):
         "--out",
         str(tmp_path / "l"),
     ]
-    assert said("slides", "label", "ellipse", *words, "--complete")[0] == 0
+    assert run_cli("slides", "label", "ellipse", *words, "--complete")[0] == 0
     assert (tmp_path / "l" / "patch_labels" / "ellipse.npy").is_file()
-    status, out, _ = said("slides", "label", "ellipse", *words, "--positive", "tumour")
+    status, out, _ = run_cli("slides", "label", "ellipse", *words, "--positive", "tumour")
     assert status == 0 and "4 tiles positive (tumour; rule half), 1 negative, 75 unknown" in out
     (tmp_path / "l" / "features").mkdir()
     np.save(tmp_path / "l" / "features" / "ellipse.npy", np.ones((len(tiled), 4), np.float32))
@@ -223,9 +227,33 @@ def test_unknown_tiles_stay_unknown_in_the_cohort(tmp_path, said, tiled):
     assert [int((truth == value).sum()) for value in (1, 0, UNKNOWN)] == [4, 1, 75]
     (tmp_path / "l" / "instances.csv").rename(tmp_path / "instances.csv")
     np.save(tmp_path / "features.npy", np.ones((len(tiled), 4), np.float32))
-    status, _, error = said(
+    status, _, error = run_cli(
         "cohort", "build", str(tmp_path / "features.npy"), "--truth", "label", "--out", str(tmp_path / "s")
     )
     assert status == 2 and "expected whole numbers" in error
-    status, _, error = said("slides", "label", "ellipse", *words, "--positive", "tumor")
+    status, _, error = run_cli("slides", "label", "ellipse", *words, "--positive", "tumor")
     assert status == 2 and "did you mean 'tumour'?" in error
+
+
+def test_classes_of_a_mask_are_named_and_left_out(tmp_path, run_cli, ellipse, tiled):
+    mask = np.full((240, 300, 3), 255, np.uint8)
+    mask[:, :150] = (200, 0, 0)
+    Image.fromarray(mask).save(tmp_path / "ellipse.png")
+    words = ["slides", "label", str(ellipse), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "labels")]
+    words += ["--annotations", str(tmp_path / "ellipse.png"), "--class", "#c80000=tumour"]
+    status, out, _ = run_cli(*words, "--class", "#ffffff=", "--positive", "tumour")
+    assert status == 0 and "40 tiles positive (tumour; rule half), 0 negative, 40 unknown" in out
+    for wrong, expected in (("#c80000", "expected VALUE=NAME"), ("#c80001=x", "did you mean '#c80000'?")):
+        status, _, error = run_cli(*words, "--class", wrong)
+        assert status == 2 and f"--class {wrong}: " in error and expected in error
+
+
+def test_annotations_of_a_slide_are_looked_for_in_their_folder_only(tmp_path, plain_slide, grid_of_tiles):
+    odd = replace(grid_of_tiles(plain_slide(600, 400), 100), slide="../S1")  # as a DICOM file may say
+    square = {"type": "Polygon", "coordinates": [[[0, 0], [100, 0], [100, 100], [0, 0]]]}
+    folder = tmp_path / "annotations"
+    folder.mkdir()
+    (tmp_path / "S1.geojson").write_text(json.dumps(square))
+    assert _annotations(folder, odd) == []
+    (folder / f"{safe_name('../S1')}.geojson").write_text(json.dumps(square))  # as the viewer saves it
+    assert len(_annotations(folder, odd)) == 1

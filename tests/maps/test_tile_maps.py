@@ -1,17 +1,18 @@
-"""What a map is called, and its values scaled for colours."""
+"""Titles of heat maps, and scaling of their values to colours."""
 
 import numpy as np
 import pytest
 
 from carmil.maps.tile_maps import TileMap, colour_limits, leading_map, logits_apart, scale_values, tile_maps
+from carmil.targets.target import EvidenceWords
 
 
-def test_min_max_keeps_proportions_and_zero_stays_where_it_was():
+def test_minmax_scaling_preserves_proportions_and_zero_of_signed_maps():
     np.testing.assert_allclose(scale_values(np.array([2.0, 3.0, 6.0]), "minmax", signed=False), [0, 0.25, 1])
     np.testing.assert_allclose(scale_values(np.array([-1.0, 0.0, 4.0]), "minmax", signed=True), [-0.25, 0, 1])
 
 
-def test_by_rank_only_the_order_counts():
+def test_rank_scaling_depends_on_the_order_only():
     values = np.random.default_rng(0).normal(size=50)
     np.testing.assert_allclose(
         scale_values(values, "rank", signed=False), scale_values(np.exp(3 * values), "rank", signed=False)
@@ -22,13 +23,13 @@ def test_by_rank_only_the_order_counts():
 
 @pytest.mark.parametrize("scale", ["minmax", "rank"])
 @pytest.mark.parametrize("signed", [True, False])
-def test_a_map_that_is_all_the_same_or_empty_has_no_colour_to_choose(scale, signed):
+def test_scaling_a_constant_or_empty_map_gives_zero_or_nan(scale, signed):
     assert (scale_values(np.zeros(4), scale, signed=signed) == 0).all()
     assert np.isnan(scale_values(np.full(4, np.nan), scale, signed=signed)).all()
     assert len(scale_values(np.empty(0), scale, signed=signed)) == 0
 
 
-def test_the_name_of_a_map_says_what_it_is():
+def test_map_title_and_sign_depend_on_its_kind():
     factual, counterfactual, difference, evidence = tile_maps(
         {"factual": [1.0], "counterfactual": [1.0], "difference": [1.0], "DCIS": [1.0]}
     )
@@ -39,7 +40,7 @@ def test_the_name_of_a_map_says_what_it_is():
 
 
 @pytest.mark.finding(n=9)
-def test_attention_after_the_softmax_is_a_weight_and_before_it_a_score():
+def test_map_titles_distinguish_attention_weights_from_attention_scores():
     values = np.array([0.2, 0.8])
     assert [one.title for one in tile_maps({"factual": values, "counterfactual": values, "difference": values})] == [
         "attention weight",
@@ -56,7 +57,7 @@ def test_attention_after_the_softmax_is_a_weight_and_before_it_a_score():
 
 
 @pytest.mark.finding(n=3)
-def test_a_negligible_or_constant_map_is_not_stretched_over_the_colours():
+def test_negligible_or_constant_map_is_not_stretched_over_the_colour_scale():
     rng = np.random.default_rng(0)
     noise = 1e-5 * rng.normal(size=100)
     evidence, difference = tile_maps({"DCIS": noise, "difference": noise})
@@ -70,15 +71,39 @@ def test_a_negligible_or_constant_map_is_not_stretched_over_the_colours():
 
 
 @pytest.mark.finding(n=3)
-def test_evidence_is_negligible_by_the_difference_between_classes_not_by_one_class_alone():
+def test_evidence_that_is_small_beside_what_turns_the_answer_is_drawn_faint():
+    """The whole map moves the two classes 0.12 apart; the answer turns at 4."""
+    values = np.array([0.03, 0.02, -0.01, 0.0])
+    known, of_enough, without = (
+        TileMap("a", values, "evidence", apart=0.12, turning=turning) for turning in (4.0, 1.0, None)
+    )
+    assert known.fill == pytest.approx(0.12 / 0.4)
+    assert known.shades("minmax") == pytest.approx(0.3 * values / 0.03)
+    assert known.shades("rank") == pytest.approx(0.3 * of_enough.shades("rank"))
+    assert colour_limits(known, "minmax") == ("(−0.1)", "(+0.1)")
+    words = (
+        "all tiles together change the difference between any two class logits by at most 0.12; another answer needs 4"
+    )
+    assert known.why_faint == words and f"faint: {words}" in known.scaling("minmax")
+    assert not known.negligible and known.signs.tolist() == [1, 1, -1, 0]
+    for one in (of_enough, without):
+        assert one.fill == 1 and one.why_faint == "" and one.shades("minmax")[0] == 1
+    risk = EvidenceWords("raises the", "lowers the", "log hazard")
+    (one,) = [TileMap("risk", values, "evidence", turning=1.0, words=risk)]
+    assert one.fill == pytest.approx(0.6)
+    assert one.why_faint == "all tiles together change the log hazard by at most 0.06; another answer needs 1"
+    assert TileMap("difference", values, "difference", turning=100.0).fill in (0, 1)
+
+
+def test_evidence_is_negligible_if_it_hardly_changes_class_differences():
     large, small = np.array([2.0, -3.0, 1.0]), np.array([4e-3, -2e-3, 1e-3])
     assert logits_apart([large, large + small]) == pytest.approx(7e-3)
-    same_for_both = tile_maps({"a": large, "b": large + small})  # both logits move alike: no probability changes
+    same_for_both = tile_maps({"a": large, "b": large + small})  # both logits change equally, so no probability changes
     assert [one.negligible for one in same_for_both] == [True, True]
     assert same_for_both[0].scaling("minmax") == (
         "negligible, drawn as 0: all tiles together change the difference between any two class logits by less than 0.01"
     )
-    opposite = tile_maps({"a": small, "b": -small})  # 0.007 each, but 0.014 apart
+    opposite = tile_maps({"a": small, "b": -small})  # 0.007 for each class, but a difference of 0.014
     assert logits_apart([small, -small]) == pytest.approx(0.014)
     assert [one.apart for one in opposite] == pytest.approx([0.014, 0.014])
     assert opposite[0].why_negligible == "all tiles together change the logit of a by less than 0.01"
@@ -89,7 +114,7 @@ def test_evidence_is_negligible_by_the_difference_between_classes_not_by_one_cla
 
 
 @pytest.mark.finding(n=3)
-def test_how_far_classes_move_apart_is_not_told_of_one_class_nor_of_one_map_for_all():
+def test_logit_difference_is_undefined_for_one_class_or_identical_maps():
     attention = np.array([0.9, 0.1])
     assert (
         logits_apart([]) is None and logits_apart([attention]) is None and logits_apart([attention, attention]) is None
@@ -101,7 +126,7 @@ def test_how_far_classes_move_apart_is_not_told_of_one_class_nor_of_one_map_for_
 
 
 @pytest.mark.finding(n=3)
-def test_the_leading_map_is_the_first_of_evidence_and_never_the_difference_of_attention():
+def test_leading_map_is_the_first_evidence_map_or_else_attention():
     maps = tile_maps({"factual": [1.0], "difference": [1.0], "DCIS": [1.0], "benign": [1.0]})
     assert leading_map(maps).name == "DCIS"
     assert leading_map(maps[:2]).name == "factual"

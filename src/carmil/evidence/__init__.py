@@ -1,4 +1,4 @@
-"""Explainers, and measures of how good their evidence is."""
+"""Explainers, and measures of the quality of their evidence."""
 
 from carmil.evidence.agreement import NEGATIVE_RULES, Agreement, average_precision, evidence_agreement
 from carmil.evidence.explainers import EXPLAINERS, default_explainer, explain, explainers_of, residual

@@ -1,6 +1,7 @@
 """Agreement of evidence with the known truth about instances.
 
-n instances of all bags together, b bags, k classes. Leading axes, such as that of a population's models, are carried through.
+n instances of all bags together, b bags, k outputs, such as classes. Leading axes, such as that of a population's
+models, are carried through.
 """
 
 from collections.abc import Callable
@@ -32,9 +33,10 @@ class Agreement:
 
 
 def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tensor:
-    """Step-wise area under the precision-recall curve of each bag and column; ties share a threshold, as in scikit-learn.
+    """Return the step-wise area under the precision-recall curve of each bag and column; ties share a threshold, as
+    in scikit-learn.
 
-    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where a bag has no target.
+    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN for a bag without targets.
     """
     offsets = Offsets.of(offsets, scores.device)
     order = bag_ranking(scores, offsets)
@@ -47,16 +49,17 @@ def average_precision(scores: Tensor, targets: Tensor, offsets: Offsets) -> Tens
         -2, first.expand(scores.shape)
     )
     precision = (retrieved - before) / (place - first + 1)
-    # A hit counts with the precision at the end of its group of equal scores.
+    # The precision of a hit is that at the end of its group of equal scores.
     _, end = tie_bounds(ranked, offsets)
     return bag_sum(hits * precision.gather(-2, end), offsets) / bag_sum(hits, offsets)
 
 
 def evidence_agreement(supporting: Tensor, refuting: Tensor, truth: Tensor, offsets: Offsets | Tensor) -> Agreement:
-    """AUPRC+ and AUPRC± over all (bag, class) pairs, correctly predicted or not.
+    """Return AUPRC+ and AUPRC± over all (bag, class) pairs, correctly predicted or not.
 
-    supporting (..., n, k) should be high where truth (n, k) is +1, refuting where it is -1. A pair is omitted from a measure
-    if none or all of its instances are targets; AUPRC± is the mean over pairs of whichever of AP+ and AP- exist.
+    supporting (..., n, k) should be high where truth (n, k) is +1, refuting where it is -1. A pair is omitted from a
+    measure if none or all of its instances are targets; AUPRC± is the mean over pairs of AP+ and AP-, or of the one
+    that is defined.
     """
     positive, both = agreement_by_bag(supporting, refuting, truth, offsets)
     return Agreement(
@@ -70,7 +73,8 @@ def evidence_agreement(supporting: Tensor, refuting: Tensor, truth: Tensor, offs
 def agreement_by_bag(
     supporting: Tensor, refuting: Tensor, truth: Tensor, offsets: Offsets | Tensor, measure: Measure = average_precision
 ) -> tuple[Tensor, Tensor]:
-    """AP+, and the mean of AP+ and AP- or whichever exists, of each bag and class: (..., b, k) both, NaN if undefined.
+    """Return AP+, and the mean of AP+ and AP- (or of the one that is defined), of each bag and class: (..., b, k)
+    both, NaN if undefined.
 
     measure: another measure of scores against targets, such as `localisation.auroc`.
     """
@@ -81,7 +85,7 @@ def agreement_by_bag(
 
 
 def _pairwise(measure: Measure, scores: Tensor, targets: Tensor, offsets: Offsets) -> Tensor:
-    """(..., b, k), NaN where none or all instances are targets."""
+    """Return the measure (..., b, k), NaN if none or all instances are targets."""
     counts = bag_sum(targets.double(), offsets)
     measurable = (counts > 0) & (counts < offsets.sizes.unsqueeze(-1))
     return measure(scores, targets, offsets).where(measurable, torch.nan)

@@ -1,6 +1,6 @@
 """Attention maps: factual, counterfactual, their difference, targeted, and rollout.
 
-n instances, k classes, h heads, m counterfactual maps.
+n instances, k outputs, such as classes, h heads, m counterfactual maps.
 """
 
 import torch
@@ -11,23 +11,23 @@ from carmil.models.pooling import Offsets, bag_softmax
 
 
 def attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """The scores u before the softmax, (n, k): those of each class where it has a map, otherwise `scores_by_class`."""
+    """Return the attention scores u, (n, k): those of each class if it has a map, otherwise `scores_by_class`."""
     u = _predict(model, features, offsets).scores
     assert u is not None
     return scores_by_class(model, u, offsets)
 
 
 def counterfactual_attention(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """The scores u_cf of CAR's branch, (n, k), laid out as the factual ones are."""
+    """Return the attention scores u_cf of CAR's branch, (n, k), in the same layout as the factual scores."""
     _, u_cf = _two_maps(model, features, offsets)
     return scores_by_class(model, u_cf, offsets)
 
 
 def factual_minus_counterfactual(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """a_j - a_cf_j, (n, k), the mean over heads that are not classes.
+    """Return a_j - a_cf_j, (n, k), averaged over heads that are not classes.
 
-    Positive where the prediction attends, negative where another one would. Weights, not scores: a softmax ignores a constant,
-    so the sign of u - u_cf means nothing.
+    It is positive where the factual attention is higher, negative where the counterfactual attention is. It compares
+    weights, not scores: a softmax ignores a constant, so the sign of u - u_cf has no meaning.
     """
     u, u_cf = _two_maps(model, features, offsets)
     difference = attention_weights(model, u, offsets) - attention_weights(model, u_cf, offsets)
@@ -37,7 +37,7 @@ def factual_minus_counterfactual(model: BagModel, features: Tensor, offsets: Off
 
 
 def targeted(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """delta_c - mean over classes, (n, k): what the attention must gain for c to win."""
+    """Return delta_c - mean over classes, (n, k): the change of attention that would make class c the prediction."""
     cf = _predict(model, features, offsets).counterfactual
     assert cf is not None
     maps = cf.scores.mean(-1)
@@ -46,19 +46,20 @@ def targeted(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
 
 @torch.no_grad()
 def rollout(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """Attention rolled out over the layers of a transformer, (n, k); the same for every class."""
+    """Return attention rolled out over the layers of a transformer, (n, k); equal for all classes."""
     return _for_every_class(model, model.rollout(features, offsets))
 
 
 def attention_weights(model: BagModel, scores: Tensor, offsets: Offsets) -> Tensor:
-    """Attention weights a of scores u (..., n, h): their softmax, unless they are weights already."""
+    """Return the attention weights a of scores u (..., n, h): their softmax, unless the model's scores are weights already."""
     return scores if Ability.SCORES_ARE_WEIGHTS in model.abilities else bag_softmax(scores, offsets)
 
 
 def scores_by_class(model: BagModel, u: Tensor, offsets: Offsets) -> Tensor:
-    """Scores of all heads as one map per class: (n, h) -> (n, k).
+    """Return scores of all heads as one map per class: (n, h) -> (n, k).
 
-    Several heads that are not classes become one map: log mean_h softmax(u_h), the logarithm of an instance's mean weight.
+    Several heads that are not classes become one map: log mean_h softmax(u_h), the logarithm of an instance's mean
+    weight.
     """
     if Ability.MAP_PER_CLASS in model.abilities:
         return u
@@ -73,7 +74,7 @@ def _predict(model: BagModel, features: Tensor, offsets: Offsets) -> Prediction:
 
 
 def _two_maps(model: BagModel, features: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
-    """u and u_cf, (n, h) both."""
+    """Return u and u_cf, (n, h) both."""
     prediction = _predict(model, features, offsets)
     assert prediction.scores is not None and prediction.counterfactual is not None
     return prediction.scores, prediction.counterfactual.scores.squeeze(-2)

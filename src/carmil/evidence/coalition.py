@@ -1,21 +1,23 @@
-"""Coalition evidence: what an instance adds to small random groups of other instances of its bag.
+"""Coalition evidence: the effect of adding an instance to small random groups of other instances of its bag.
 
     v_c(S) = F_c of the bag that consists of S alone          v_c(nothing) = F_c of one reference instance
-    e_cj   = mean over |S| = 0 .. s-1, and over random groups S of so many others, of v_c(S + j) - v_c(S)
+    e_cj   = mean over |S| = 0 .. s-1, and over random groups S of this size, of v_c(S + j) - v_c(S)
 
 It is the Shapley value of j in a random group of s, averaged over the groups. The evidence of a group sums to
-v(group) - v(nothing); that of a bag of n to n/s of the mean of this over groups, and to F - v(nothing) where s reaches n. The
-zero is set by the reference, which is the mean training instance of a model with scaled features (otherwise zeros), and not by
-the bag: all tiles of a slide may be evidence against a class. Small groups probe the model where its prediction is not yet
-decided, and no attention weight is a factor, so that single instances do not dominate a map.
+v(group) - v(nothing); that of a bag of n to n/s of the mean of this over groups, and to F - v(nothing) if s reaches
+n. The zero is set by the reference, which is the mean training instance of a model with scaled features (otherwise
+zeros), and not by the bag: all tiles of a slide may be evidence against a class. Small groups probe the model where
+its prediction is not yet decided, and no attention weight is a factor, so that single instances do not dominate a
+map.
 
-Groups are runs on a random circle of the bag. With j' the instance before j, and V_q[j] the value of the run of q that ends at j,
+Groups are runs on a random circle of the bag. With j' the instance before j, and V_q[j] the value of the run of q
+that ends at j,
 
     e_cj = 1/s sum_q  V_(q+1)[j] - V_q[j']          V_0 = v(nothing)
 
-so that every instance is in s groups, once at each place, and the sum above holds for the groups that were drawn.
+so that every instance is in s groups, once at each position, and the sum above holds exactly for the sampled groups.
 
-n instances, b bags, d features, h heads, k classes.
+n instances, b bags, d features, h heads, k outputs, such as classes.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +30,7 @@ from carmil.evidence.pooling_pass import PoolingPass, pooling_pass
 from carmil.models.contract import Ability, BagModel
 from carmil.models.pooling import Offsets
 
-DRAWS = 16  # circles of every bag
+DRAWS = 16  # random circles per bag
 NUMBERS = 2**23  # values of pools or features that are classified together
 ALONE = 512  # small bags per pass: some models lay out each as a large square
 
@@ -47,19 +49,19 @@ def coalition_evidence(
     offsets = Offsets.of(offsets, features.device)
     nothing = class_logits(model, model.reference(features).unsqueeze(0), torch.tensor([0, 1]))  # (1, k)
     values = _values(model, features, offsets, size)
-    whole = offsets.sizes.clamp(max=size)[offsets.bag_of].unsqueeze(-1)  # (n, 1) size of its groups
+    group_sizes = offsets.sizes.clamp(max=size)[offsets.bag_of].unsqueeze(-1)  # (n, 1) size of its groups
     total = features.new_zeros(len(features), model.classes)
     for draw in range(draws):
         before = _circle(offsets, draw)
         shorter = nothing.expand_as(total)
         for q, longer in zip(range(size), values(before), strict=False):
-            total += torch.where(q < whole, longer - shorter[before], 0.0)
+            total += torch.where(q < group_sizes, longer - shorter[before], 0.0)
             shorter = longer
-    return total / (draws * whole)
+    return total / (draws * group_sizes)
 
 
 def _circle(offsets: Offsets, draw: int) -> Tensor:
-    """(n) the predecessor of each instance on a random circle of its bag; the same for bags of the same size."""
+    """Return (n) the predecessor of each instance on a random circle of its bag; the circle depends on the size of the bag only."""
     before = torch.empty(offsets.instances, dtype=torch.long)
     first = 0
     for size in offsets.lengths:
@@ -70,10 +72,10 @@ def _circle(offsets: Offsets, draw: int) -> Tensor:
 
 
 def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> Runs:
-    """A function that computes V_1 .. V_size: by pooling again after one pass, or with every run as a bag of its own."""
+    """Return a function that computes V_1 .. V_size: by pooling again after one pass, or with every run as a separate bag."""
     if Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE in model.abilities:
-        whole = pooling_pass(model, features, offsets, "coalition evidence")
-        return lambda before: _pooled_runs(whole, before, size)
+        state = pooling_pass(model, features, offsets, "coalition evidence")
+        return lambda before: _pooled_runs(state, before, size)
     singles = _logits(model, features, torch.arange(len(features), device=features.device).unsqueeze(-1))
 
     def runs_as_bags(before: Tensor) -> Iterator[Tensor]:
@@ -87,9 +89,10 @@ def _values(model: BagModel, features: Tensor, offsets: Offsets, size: int) -> R
 
 
 def _pooled_runs(whole: PoolingPass, before: Tensor, size: int) -> Iterator[Tensor]:
-    """V_q of every instance, from pools of runs that grow by one instance each time.
+    """Yield V_q of every instance, from pools of runs that grow by one instance each time.
 
-    Z = A / w with A = sum exp(u - m) z and w = sum exp(u - m), m the largest u so far, so that nothing overflows or vanishes.
+    Z = A / w with A = sum exp(u - m) z and w = sum exp(u - m), m the largest u so far, so that nothing overflows or
+    vanishes.
     """
     z, u = whole.instances, whole.scores
     at = torch.arange(len(z), device=z.device)
@@ -106,7 +109,7 @@ def _pooled_runs(whole: PoolingPass, before: Tensor, size: int) -> Iterator[Tens
 
 
 def _logits(model: BagModel, features: Tensor, runs: Tensor) -> Tensor:
-    """F (n, k) of bags made of the instances `runs` (n, q)."""
+    """Return F (n, k) of bags made of the instances `runs` (n, q)."""
     count = runs.shape[1]
     at_once = max(1, min(ALONE, NUMBERS // (count * features.shape[1])))
     parts = []

@@ -15,10 +15,11 @@ from carmil.models.pooling import Offsets, bag_sum
 
 @dataclass(frozen=True)
 class Concentration:
-    """Concentration of the shares a_j = w_j / sum w in each bag and column, (..., b, c); NaN in a bag without any weight.
+    """Concentration of the shares a_j = w_j / sum w in each bag and column, (..., b, c); NaN for a bag whose weights
+    are all zero.
 
     entropy             -sum a log a
-    normalised_entropy  entropy / log N: 1 is uniform; NaN in a bag of one instance
+    normalised_entropy  entropy / log N: 1 is uniform; NaN for a bag of one instance
     gini                0 is uniform, 1 - 1/N is all on one instance
     effective           exp(entropy): the number of uniformly weighted instances with this entropy
     effective_squares   1 / sum a^2: the same by squares, where small shares count for less
@@ -35,7 +36,7 @@ class Concentration:
 class Stability:
     """Similarity of the maps of two models, for every pair of models p, bag and column: (p, b, c) each.
 
-    pairs (p, 2): the models; overlap: the share of top instances that both maps have. NaN where a map is constant.
+    pairs (p, 2): the models; overlap: the share of top instances common to both maps. NaN if a map is constant.
     """
 
     pairs: Tensor
@@ -45,7 +46,7 @@ class Stability:
 
 
 def concentration_of(weights: Tensor, offsets: Offsets | Tensor) -> Concentration:
-    """weights (..., n, c), none negative: softmax(u), or |e| of a signed map."""
+    """Return the concentration of weights (..., n, c), none negative: softmax(u), or |e| of a signed map."""
     offsets = Offsets.of(offsets, weights.device)
     if (weights < 0).any():
         raise CarmilError(
@@ -66,9 +67,10 @@ def concentration_of(weights: Tensor, offsets: Offsets | Tensor) -> Concentratio
 
 
 def effective_share(weights: Tensor, offsets: Offsets) -> Tensor:
-    """exp(entropy) / N of each bag and column, (..., n, c) -> (..., b, c): 1 is uniform, 1/N all on one instance.
+    """Return exp(entropy) / N of each bag and column, (..., n, c) -> (..., b, c): 1 is uniform, 1/N all on one
+    instance.
 
-    weights: attention weights, after the softmax. NaN in a bag of one instance.
+    weights: attention weights, after the softmax. NaN for a bag of one instance.
     """
     entropy = -bag_sum(torch.special.xlogy(weights, weights), offsets)
     sizes = offsets.sizes.unsqueeze(-1)
@@ -80,8 +82,10 @@ def stability(maps: Tensor, offsets: Offsets | Tensor, *, count: int = 10) -> St
     offsets = Offsets.of(offsets, maps.device)
     models = len(maps)
     if models < 2:
-        raise CarmilError(f"stability of the maps of {models} model: expected at least two, such as two seeds")
-    # One model against all later ones at a time, so that memory grows with models and not with pairs.
+        raise CarmilError(
+            f"stability of the maps of {models} model: expected at least two, for example trained with different seeds"
+        )
+    # One model is compared with all later models at a time, so that memory grows with models and not with pairs.
     against = [(maps[i], maps[i + 1 :]) for i in range(models - 1)]
     return Stability(
         pairs=torch.combinations(torch.arange(models, device=maps.device)),

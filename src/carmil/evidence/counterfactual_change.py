@@ -1,7 +1,7 @@
-"""What a counterfactual attention changes: the class, the logits, and where the attention is.
+"""The effects of a counterfactual attention: on the class, the logits, and the location of the attention.
 
-Learned and searched counterfactuals are treated alike. Leading axes, such as that of a population's models, are carried through.
-n instances of all bags together, b bags, k classes, h heads, m counterfactual maps.
+Learned and searched counterfactuals are treated alike. Leading axes, such as that of a population's models, are
+carried through. n instances of all bags together, b bags, k classes, h heads, m counterfactual maps.
 """
 
 import itertools
@@ -25,7 +25,7 @@ class CounterfactualChange:
     grown                  argmax F(u_cf) - F(u): the class whose logit grows most, the paper's shift
     distance               |F(u_cf) - F(u)|, Euclidean
     attention_moved        sum_j |a_cf_j - a_j|, from 0 to 2, the mean over the heads
-    carriers               the smallest share of the instances that carries 90 % of it; NaN if none moved
+    carriers               the smallest share of the instances with 90 % of attention_moved; NaN if it is zero
     and logit_change (..., b, m, k), F(u_cf) - F(u).
     """
 
@@ -39,13 +39,13 @@ class CounterfactualChange:
 
     @property
     def flipped(self) -> Tensor:
-        """(..., b, m) whether the counterfactual attention predicts another class."""
+        """Return (..., b, m) whether the counterfactual attention predicts another class."""
         return self.counterfactual_answer != self.answer.unsqueeze(-1)
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Correlations of two maps in each bag, (..., b, c); NaN where one of them is constant."""
+    """Correlations of two maps in each bag, (..., b, c); NaN if one of them is constant."""
 
     spearman: Tensor
     pearson: Tensor
@@ -57,8 +57,8 @@ def counterfactual_change(
 ) -> CounterfactualChange:
     """Compare a prediction with its own counterfactual, or with a given one.
 
-    softmax: False where scores are attention weights already (Ability.SCORES_ARE_WEIGHTS).
-    carried: the share of the moved attention that the `carriers` carry.
+    softmax: False if scores are attention weights already (Ability.SCORES_ARE_WEIGHTS).
+    carried: the share of the moved attention in the definition of `carriers`.
     """
     cf = counterfactual or prediction.counterfactual
     if cf is None or prediction.scores is None:
@@ -94,9 +94,10 @@ def count_choices(choices: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def correlations(maps: Mapping[str, Tensor], offsets: Offsets | Tensor) -> dict[tuple[str, str], Correlation]:
-    """Correlate every two of the named maps (..., n, c), such as the factual, the counterfactual and a baseline's attention.
+    """Correlate every two of the named maps (..., n, c), such as the factual, the counterfactual and a baseline's
+    attention.
 
-    Spearman is the same for scores and for their softmax, Pearson is not.
+    Spearman's correlation is the same for scores and for their softmax, Pearson's is not.
     """
     pairs = {}
     for (first, x), (second, y) in itertools.combinations(maps.items(), 2):
@@ -106,14 +107,14 @@ def correlations(maps: Mapping[str, Tensor], offsets: Offsets | Tensor) -> dict[
 
 
 def attention_moved(prediction: Prediction, *, softmax: bool = True) -> Tensor:
-    """(..., b, m) sum_j |a_cf_j - a_j| of the prediction's own counterfactual, from 0 to 2, the mean over the heads."""
+    """Return (..., b, m) sum_j |a_cf_j - a_j| of the prediction's own counterfactual, from 0 to 2, the mean over the heads."""
     assert prediction.scores is not None and prediction.counterfactual is not None
     u_cf = prediction.counterfactual.scores
     return bag_sum(_moved(prediction.scores, u_cf, prediction.offsets, softmax=softmax), prediction.offsets)
 
 
 def _moved(u: Tensor, u_cf: Tensor, offsets: Offsets, *, softmax: bool) -> Tensor:
-    """|a_cf - a| of every instance and map, the mean over the heads: (..., n, h), (..., n, m, h) -> (..., n, m)."""
+    """Return |a_cf - a| of every instance and map, the mean over the heads: (..., n, h), (..., n, m, h) -> (..., n, m)."""
     maps = u_cf.flatten(-2)
     if softmax:
         u, maps = bag_softmax(u, offsets), bag_softmax(maps, offsets)
@@ -121,13 +122,15 @@ def _moved(u: Tensor, u_cf: Tensor, offsets: Offsets, *, softmax: bool) -> Tenso
 
 
 def _carriers(moved: Tensor, offsets: Offsets, carried: float) -> Tensor:
-    """(..., n, m) -> (..., b, m)."""
+    """Return the carriers of each bag and map: (..., n, m) -> (..., b, m)."""
     moved = moved.double()
     ranked = moved.gather(-2, bag_ranking(moved, offsets))
     total = bag_sum(moved, offsets)
-    ahead = ranked.cumsum(-2) - ranked  # over all bags so far; minus its value at the bag's first instance
+    ahead = (
+        ranked.cumsum(-2) - ranked
+    )  # a sum over all bags so far; its value at the first instance of the bag is subtracted below
     ahead = ahead - ahead.index_select(-2, offsets.starts[offsets.bag_of])
-    # An instance is needed if those ranked before it carry too little, by more than rounding.
+    # An instance is counted if the preceding ranks sum to less than the required share, by more than rounding.
     needed = ahead < (carried - 1e-6) * total.index_select(-2, offsets.bag_of)
     share = bag_sum(needed.double(), offsets) / offsets.sizes.unsqueeze(-1)
     return share.where(total > 0, torch.nan)

@@ -2,18 +2,19 @@
 
     minimise over u_cf    alpha CE(F(u_cf), y_cf) + 1/N sum_j |u_cf_j - u_j|
 
-by proximal gradient descent from u_cf = u: a step against the gradient of the first term, then a shrinkage of every change
-towards zero, so that instances whose change does not pay for itself keep their score:
+by proximal gradient descent from u_cf = u: a step against the gradient of the first term, then a shrinkage of every
+change towards zero, so that instances whose change reduces the first term too little keep their score:
 
     delta <- S(delta - eta alpha g, eta / N),    g = dCE/du_cf,    S(x, t) = sign(x) max(|x| - t, 0),    u_cf = u + delta
 
-eta is such that the score with the largest gradient moves by `step`. alpha grows by the share `growth` per step, which stands
-for Wachter's maximum over alpha: first only the most influential instances change, later more of them. A bag stops as soon as the
-model predicts y_cf with a probability of at least `confidence`, and keeps that u_cf. All bags stop after `steps` steps, when no
-score has moved by more than step x steps: a class that attention alone cannot reach, or only further away, is reported as not
-reached. Nothing is random.
+eta is such that the score with the largest gradient moves by `step`. alpha grows by the share `growth` per step, in
+place of Wachter's maximum over alpha: at first only the most influential instances change, later more of them. The
+search in a bag ends when the model predicts y_cf with a probability of at least `confidence`, and its result is that
+u_cf. All searches end after `steps` steps, when no score has moved by more than step x steps: a class that attention
+alone cannot reach, or only with a larger change, is reported as not reached. The search is deterministic.
 
-Cost: one pass of embed and attend; each step pools the instances and takes one gradient, O(n d m h), for all bags at once.
+Cost: one pass of embed and attend; each step pools the instances and computes one gradient, O(n d m h), for all bags
+at once.
 
 n instances of all bags together, b bags, d features, k classes, h heads, m counterfactual maps.
 """
@@ -24,14 +25,17 @@ import torch
 from torch import Tensor
 
 from carmil.errors import CarmilError
-from carmil.models.contract import Ability, BagModel, Counterfactual, cross_entropy
+from carmil.models.contract import Ability, BagModel, Counterfactual
 from carmil.models.pooling import Offsets, bag_max, bag_softmax, bag_weighted_sum
+from carmil.targets.links import Softmax, cross_entropy
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """u_cf and F(u_cf), like those of a learned branch; for each map, (b, m): the target class, whether the model predicts it with
-    the requested confidence, and the number of steps taken."""
+    """u_cf and F(u_cf), like those of a learned branch.
+
+    For each map, (b, m): the target class, whether the model predicts it with the requested confidence, and the
+    number of steps."""
 
     counterfactual: Counterfactual
     targets: Tensor
@@ -51,8 +55,10 @@ def search_counterfactual(
     step: float = 0.1,
     steps: int = 300,
 ) -> SearchResult:
-    """Search, for every bag, the attention that predicts `targets` (b) or (b, m), by default the second most likely class."""
+    """Search, for every bag, the attention that predicts `targets` (b) or (b, m), by default the second most probable class."""
     model.require(Ability.POOLS_BY_ATTENTION, "a counterfactual search")
+    if not isinstance(model.link, Softmax):
+        raise CarmilError("a counterfactual search needs another class to search for: this model predicts no classes")
     _check(confidence=confidence, alpha=alpha, growth=growth, step=step, steps=steps)
     offsets = Offsets.of(offsets, features.device)
     was_training = model.training
@@ -78,7 +84,7 @@ def search_counterfactual(
 
 
 def _proximal_step(u: Tensor, u_cf: Tensor, gradient: Tensor, offsets: Offsets, alpha: float, step: float) -> Tensor:
-    """One step of the proximal gradient; all but u (n, 1, h) and the numbers are (n, m, h)."""
+    """Take one step of the proximal gradient; u is (n, 1, h), all other tensors are (n, m, h)."""
     steepest = bag_max(gradient.abs().amax(-1), offsets)[offsets.bag_of].unsqueeze(-1)  # (n, m, 1)
     steepest = steepest.clamp_min(torch.finfo(u.dtype).tiny)
     scores = offsets.sizes[offsets.bag_of][:, None, None] * u.shape[-1]  # the distance is also a mean over the heads
@@ -87,13 +93,13 @@ def _proximal_step(u: Tensor, u_cf: Tensor, gradient: Tensor, offsets: Offsets, 
 
 
 def _logits(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets) -> Tensor:
-    """Scores (n, m, h) -> F (b, m, k)."""
+    """Compute logits from scores: (n, m, h) -> F (b, m, k)."""
     Z = bag_weighted_sum(bag_softmax(scores.flatten(1), offsets), z, offsets).unflatten(1, scores.shape[1:])
     return model.classify(Z.flatten(0, 1)).unflatten(0, Z.shape[:2])
 
 
 def _gradient(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """F (b, m, k), and dCE(F, targets)/d scores (n, m, h) of every bag and map."""
+    """Return F (b, m, k), and dCE(F, targets)/d scores (n, m, h) of every bag and map."""
     with torch.enable_grad():
         scores = scores.detach().requires_grad_()
         logits = _logits(model, z, scores, offsets)
@@ -102,13 +108,13 @@ def _gradient(model: BagModel, z: Tensor, scores: Tensor, offsets: Offsets, targ
 
 
 def _reached(logits: Tensor, targets: Tensor, confidence: float) -> Tensor:
-    """(b, m)."""
+    """Return (b, m) whether the target is predicted with the requested confidence."""
     p, answer = logits.softmax(-1).max(-1)
     return (answer == targets) & (p >= confidence)
 
 
 def _check_targets(given: Tensor | None, logits: Tensor) -> Tensor:
-    """(b, m)."""
+    """Return the targets as (b, m), by default the second most probable class."""
     if given is None:
         return logits.topk(2, dim=-1).indices[:, 1:]
     targets = given.to(logits.device).long()

@@ -1,6 +1,7 @@
-"""Explainers: the evidence of every instance for every class, positive where it supports, negative where it refutes.
+"""Explainers compute the evidence of every instance for every output F: positive if it supports the class (or the label),
+negative if it refutes it; of other targets, positive if it raises the output, such as a risk, and negative if it lowers it.
 
-n instances, b bags, k classes.
+n instances, b bags, k outputs: classes, labels, or one.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,33 +28,65 @@ from carmil.evidence.path import path_change, path_evidence, relative_residual
 from carmil.evidence.sensitivity import margin_sensitivity
 from carmil.models.contract import Ability, BagModel
 from carmil.models.pooling import Offsets
+from carmil.targets import Classes, Target
+from carmil.targets.links import Softmax
 
 Explain = Callable[[BagModel, Tensor, Offsets], Tensor]
 
-ALONE = 512  # bags of one instance per pass: some models lay out each as a large square
+ALONE = 512  # bags of one instance per pass; some models arrange each bag as a large square
 
 
 @dataclass(frozen=True)
 class Explainer:
-    """A way to explain, and what its numbers mean. `cost` is counted in forward passes.
+    """A method of explanation, and the meaning of its values. `cost` is counted in forward passes.
 
-    needs: abilities that a model must declare.   total: what the evidence of a bag sums to, (b, k), where a sum is promised.
+    meaning: what a value is, with {logit} for an output F and {prediction} for F on the scale that users read.
+    alike: for maps that are the same for every {output}.   class_conditional: whether every output has its own map.
+    needs: abilities that a model must declare.   needs_classes: whether it compares classes with one another.
+    total: the sum (b, k) of the evidence of a bag, for methods that define it.
     """
 
     explain: Explain
-    description: str
+    meaning: str
     class_conditional: bool
     signed: bool
     cost: str
+    alike: str = ""
     needs: Ability = Ability.NONE
+    needs_classes: bool = False
     total: Explain | None = None
 
     def fits(self, model: BagModel) -> bool:
-        return self.needs in model.abilities
+        return self.needs in model.abilities and not (self.needs_classes and not predicts_classes(model))
+
+    def describe(self, target: Target) -> str:
+        """Return what a value of the map is, in words of the target."""
+        word, unit = target.output_word, target.words.unit
+        of_each = {"logit": f"the {word} logit", "prediction": f"the {word} probability"}
+        terms = of_each if unit == "logit" else {"logit": f"the {unit}", "prediction": f"the {unit}"}
+        alike = f"; {self.alike}" if self.alike and len(target.outputs) != 1 else ""
+        return (self.meaning + alike).format(output=word, **terms)
+
+    def unit(self, target: Target) -> str:
+        """Return the unit of a value of the map; empty if it has none."""
+        if "{logit}" in self.meaning:
+            return target.words.unit
+        if "{prediction}" in self.meaning:
+            return "probability" if target.words.unit == "logit" else target.words.unit
+        return ""
+
+    @property
+    def description(self) -> str:
+        """Return what a value of the map is, for classes."""
+        return self.describe(Classes())
+
+
+def predicts_classes(model: BagModel) -> bool:
+    return isinstance(model.link, Softmax)
 
 
 def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """The class logits of each instance by itself."""
+    """Return the outputs F of each instance by itself."""
     with torch.no_grad():
         logits = model(features, offsets).instance_logits
     assert logits is not None
@@ -61,13 +94,13 @@ def _patch_scores(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor
 
 
 def _single(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """The probability of each class for the bag of this instance alone."""
+    """Return the prediction for the bag that consists of this instance alone: probabilities of classes or labels, or F itself."""
     parts = [class_logits(model, part, torch.arange(len(part) + 1)) for part in features.split(ALONE)]
-    return torch.cat(parts).softmax(-1)
+    return model.link.per_output(torch.cat(parts))
 
 
 def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
-    """Standard normal numbers, the same at every call: the baseline that a map must beat."""
+    """Return standard normal numbers, the same at every call: the baseline for other maps."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(len(features), model.classes, generator=generator).to(features)
 
@@ -75,8 +108,7 @@ def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
 def _path(reference: str, description: str, needs: Ability = Ability.NONE) -> Explainer:
     return Explainer(
         partial(path_evidence, reference=reference),
-        f"how much the instance changes the class's logit on the way from {description} to what the model attends; sums to "
-        "that change",
+        f"contribution to {{logit}}; contributions add up to the total change, from {description} to what it attends",
         class_conditional=True,
         signed=True,
         cost="1, and a few tens of gradients of the classifier",
@@ -88,7 +120,7 @@ def _path(reference: str, description: str, needs: Ability = Ability.NONE) -> Ex
 def _coalition(size: int, others: str) -> Explainer:
     return Explainer(
         partial(coalition_evidence, size=size),
-        f"what the instance adds to the class's logit, alone and beside {others} of its bag drawn at random",
+        f"what the instance adds to {{logit}}, alone and beside {others} of its bag drawn at random",
         class_conditional=True,
         signed=True,
         cost="1, and some tens of answers of the classifier for every instance; or so many small bags",
@@ -105,27 +137,29 @@ EXPLAINERS: dict[str, Explainer] = {
     "coalition.4": _coalition(4, "up to three others"),
     "attention": Explainer(
         attention,
-        "the attention score: where the model looks; the same for every class unless each class has a map of its own",
+        "the attention score: where the model looks",
         class_conditional=False,
         signed=False,
         cost="1",
+        alike="the same for every {output} unless each {output} has a map of its own",
         needs=Ability.ATTENDS,
     ),
     "counterfactual_attention": Explainer(
         counterfactual_attention,
-        "the counterfactual attention score (CAR's branch): where the model would look to give another answer; the same for "
-        "every class, as attention is",
+        "the counterfactual attention score (CAR's branch): where the model would look to give another answer",
         class_conditional=False,
         signed=False,
         cost="1",
+        alike="the same for every {output}, as attention is",
         needs=Ability.COUNTERFACTUAL_MAP,
     ),
     "factual_minus_counterfactual": Explainer(
         factual_minus_counterfactual,
-        "attention weight minus counterfactual attention weight (CAR's branch); the same for every class, as attention is",
+        "attention weight minus counterfactual attention weight (CAR's branch)",
         class_conditional=False,
         signed=True,
         cost="1",
+        alike="the same for every {output}, as attention is",
         needs=Ability.COUNTERFACTUAL_MAP,
     ),
     "targeted": Explainer(
@@ -135,6 +169,7 @@ EXPLAINERS: dict[str, Explainer] = {
         signed=True,
         cost="1",
         needs=Ability.TARGET_MAPS,
+        needs_classes=True,
     ),
     "margin_sensitivity": Explainer(
         margin_sensitivity,
@@ -143,10 +178,11 @@ EXPLAINERS: dict[str, Explainer] = {
         signed=True,
         cost="1, and k gradients of the classifier",
         needs=Ability.POOLS_BY_ATTENTION,
+        needs_classes=True,
     ),
     "leave_one_out": Explainer(
         leave_one_out,
-        "how much the class's logit drops without the instance; embedding and scores of the others are kept",
+        "how much {logit} drops without the instance; embedding and scores of the others are kept",
         class_conditional=True,
         signed=True,
         cost="1, and n answers of the classifier",
@@ -154,7 +190,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "single": Explainer(
         _single,
-        "the class probability of the bag of this instance alone (Perturbation Single)",
+        "{prediction} for the bag of this instance alone (Perturbation Single)",
         class_conditional=True,
         signed=False,
         cost="n bags of one instance",
@@ -162,7 +198,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "input_x_gradient": Explainer(
         input_x_gradient,
-        "the instance's features, counted from the mean training instance (or from zeros), times the gradient of the class's logit",
+        "the instance's features, counted from the mean training instance (or from zeros), times the gradient of {logit}",
         class_conditional=True,
         signed=True,
         cost="1, with k gradients",
@@ -170,7 +206,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "integrated_gradients": Explainer(
         integrated_gradients,
-        "the features times the mean gradient of the class's logit on the way from the mean training instance (zeros where "
+        "the features times the mean gradient of {logit} on the way from the mean training instance (zeros where "
         "features are not scaled); sums to its change",
         class_conditional=True,
         signed=True,
@@ -180,7 +216,7 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "lrp": Explainer(
         lrp,
-        "layer-wise relevance: the class's logit propagated back to the instances with attention held fixed; sums to the logit",
+        "layer-wise relevance: {logit} propagated back to the instances with attention held fixed; sums to it",
         class_conditional=True,
         signed=True,
         cost="1, and k gradients of the classifier",
@@ -189,15 +225,16 @@ EXPLAINERS: dict[str, Explainer] = {
     ),
     "rollout": Explainer(
         rollout,
-        "attention rolled out over the layers (TransMIL); the same for every class",
+        "attention rolled out over the layers (TransMIL)",
         class_conditional=False,
         signed=False,
         cost="1",
+        alike="the same for every {output}",
         needs=Ability.ROLLOUT,
     ),
     "patch_scores": Explainer(
         _patch_scores,
-        "the instance's own class logits (models that have them: additive, mean, max, dsmil, weno)",
+        "{logit} of the instance by itself (models that have one: additive, mean, max, dsmil, weno)",
         class_conditional=True,
         signed=True,
         cost="1",
@@ -207,23 +244,23 @@ EXPLAINERS: dict[str, Explainer] = {
 }
 
 
-# A model is explained by the first of these that it can answer, unless another one is chosen.
+# In order of preference: the default explainer of a model is the first that the model supports.
 DEFAULTS = ("path", "patch_scores", "attention", "single")
 
 
 def explain(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
-    """Evidence (n, k) of every instance of `bags` for every class, by one of EXPLAINERS, on the CPU."""
+    """Return the evidence (n, k) of every instance of `bags` for every output, by one of EXPLAINERS, on the CPU."""
     explainer = _explainer(method, model)
     return _over_parts(explainer.explain, model, bags, max_instances)
 
 
 def explainers_of(model: BagModel) -> list[str]:
-    """The names in EXPLAINERS whose needs this model declares."""
+    """Return the names in EXPLAINERS whose needs this model meets."""
     return [name for name, explainer in EXPLAINERS.items() if explainer.fits(model)]
 
 
 def default_explainer(model: BagModel) -> str:
-    """The first of DEFAULTS whose needs this model declares."""
+    """Return the first of DEFAULTS whose needs this model meets."""
     return next(name for name in DEFAULTS if EXPLAINERS[name].fits(model))
 
 
@@ -235,7 +272,7 @@ def check_explainers(methods: Iterable[str]) -> None:
 
 
 def residual(model: BagModel, bags: Bags, method: str = "path", *, max_instances: int = 2**17) -> Tensor:
-    """The error of evidence with a promised sum, |sum_j e_cj - total_c| / max(1, |total_c|), (b, k)."""
+    """Return the error of evidence that has an expected sum, |sum_j e_cj - total_c| / max(1, |total_c|), (b, k)."""
     explainer = _explainer(method, model)
     if explainer.total is None:
         complete = ", ".join(name for name, other in EXPLAINERS.items() if other.total is not None)
@@ -247,18 +284,21 @@ def residual(model: BagModel, bags: Bags, method: str = "path", *, max_instances
 
 def _explainer(method: str, model: BagModel) -> Explainer:
     check_explainers([method])
-    model.require(EXPLAINERS[method].needs, repr(method))
-    return EXPLAINERS[method]
+    explainer = EXPLAINERS[method]
+    model.require(explainer.needs, repr(method))
+    if not explainer.fits(model):
+        raise CarmilError(f"{method!r} compares classes with one another: this model predicts none")
+    return explainer
 
 
 def _over_parts(explain: Explain, model: BagModel, bags: Bags, max_instances: int) -> Tensor:
-    """The evidence of all bags, some bags at a time, in the model's own precision."""
+    """Return the evidence of all bags, computed for some bags at a time, in the model's own precision."""
     first = next(model.parameters())
     was_training = model.training
     model.eval()
     try:
         parts = [
-            # Sent as they are and widened on the device: features of 16 bits take fewer bytes on the way.
+            # Features are converted on the device, since 16-bit features take fewer bytes to copy.
             explain(model, part.features.to(first.device).to(first), Offsets(part.offsets, first.device)).cpu()
             for part in bags.parts(max_instances)
         ]

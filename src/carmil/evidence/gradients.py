@@ -8,7 +8,7 @@ x_0 is the model's baseline (`BagModel.reference`): the mean training instance w
 With x_j = x_0 + s_j (x_j - x_0), the product above is dF_c/ds_j: one number per instance instead of a gradient as large as the
 features. Bags are independent, so that one pass serves all of them.
 
-n instances, b bags, k classes.
+n instances, b bags, k outputs, such as classes.
 """
 
 import torch
@@ -24,18 +24,20 @@ ROWS = 2**15  # instances per pass
 
 
 def input_x_gradient(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """(x_j - x_0) . dF_c/dx_j, (n, k)."""
+    """Return (x_j - x_0) . dF_c/dx_j, (n, k)."""
     return _slopes(model, features, Offsets.of(offsets, features.device), features.new_ones(len(features), 1))[1]
 
 
 def integrated_gradients(
     model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, tolerance: float = 5e-4
 ) -> Tensor:
-    """(n, k), from instances x_0. The sum over a bag is F(x) - F(x_0), to `tolerance` of max(1, |difference|).
+    """Return integrated gradients (n, k) from instances x_0. The sum over a bag is F(x) - F(x_0), to `tolerance` of
+    max(1, |difference|).
 
-    Midpoint rule on pieces of the path. While the sum of a bag is off, those of its pieces are halved over which the logits
-    change by another amount than the midpoint predicts. No gradient sees a jump, and some models jump: DSMIL where another
-    instance becomes critical, RRT where instances cease to be equal. `carmil.evidence.residual` measures the error.
+    Midpoint rule on pieces of the path. While the error of a bag's sum is too large, those of its pieces are
+    halved over which the change of the logits differs from the prediction of the midpoint. A gradient does not
+    register jumps, and some models have them: DSMIL where another instance becomes critical, RRT where instances
+    cease to be equal. `carmil.evidence.residual` measures the error.
     """
     offsets = Offsets.of(offsets, features.device)
     device, bags = features.device, torch.arange(offsets.bags, device=features.device)
@@ -46,7 +48,7 @@ def integrated_gradients(
     change = at_cuts[:, -1] - at_cuts[:, 0]
     allowed = tolerance * change.abs().clamp_min(1.0)
     integral, met = features.new_zeros(len(features), model.classes), torch.zeros_like(change)
-    # The p current pieces: their bags, where they start, and F at both ends (p, k).
+    # The p current pieces: their bags, their starting points, and F at both ends (p, k).
     bag, left, width = (
         bags.repeat_interleave(FIRST_CUTS),
         torch.tensor(cuts[:-1] * offsets.bags, device=device),
@@ -75,8 +77,9 @@ def integrated_gradients(
 def _midpoints(
     model: BagModel, features: Tensor, offsets: Offsets, bag: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """F (p, k) of each piece's bag at t_i of its path. For all m instances of all pieces, laid end to end: dF_c/dt_j (m, k),
-    the row of the instance (m), and its piece (m)."""
+    """Return F (p, k) of each piece's bag at t_i of its path, and gradients of its instances.
+
+    For all m instances of all pieces, concatenated: dF_c/dt_j (m, k), the row of the instance (m), and its piece (m)."""
     device = features.device
     starts, rows = rows_of(offsets.starts.cpu(), bag.cpu())
     rows, piece_of = rows.to(device), torch.repeat_interleave(starts.diff()).to(device)
@@ -91,18 +94,18 @@ def _midpoints(
 
 
 def feature_change(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """F(x) - F(x_0), (b, k): the sum of integrated gradients."""
+    """Return F(x) - F(x_0), (b, k): the sum of integrated gradients."""
     return class_logits(model, features, offsets) - class_logits(model, _interpolate(model, features, 0.0), offsets)
 
 
 def class_logits(model: BagModel, features: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """F, (b, k)."""
+    """Return the logits F, (b, k)."""
     with torch.no_grad():
         return model(features, offsets).logits
 
 
 def _slopes(model: BagModel, features: Tensor, offsets: Offsets, t: Tensor) -> tuple[Tensor, Tensor]:
-    """F (b, k) and dF_c/dt_j (n, k) at t of the path; t (n, 1)."""
+    """Return F (b, k) and dF_c/dt_j (n, k) at t of the path; t (n, 1)."""
     model.begin("validation", 0)  # a method with several phases is differentiated as a whole
     with torch.enable_grad():
         s = t.to(features.dtype, copy=True).requires_grad_()
@@ -115,6 +118,6 @@ def _slopes(model: BagModel, features: Tensor, offsets: Offsets, t: Tensor) -> t
 
 
 def _interpolate(model: BagModel, features: Tensor, t: Tensor | float) -> Tensor:
-    """x_0 + t (x - x_0), (n, d); t a number or (n, 1)."""
+    """Return x_0 + t (x - x_0), (n, d); t is a number or (n, 1)."""
     start = model.reference(features)
     return start + t * (features - start)

@@ -1,7 +1,8 @@
 """Localisation: how well a map finds the known target instances, beside the average precision of `agreement`.
 
 For each bag: AUROC, NDCG, Dice at a threshold. Over all bags: FROC. The threshold is chosen on validation bags.
-n instances of all bags together, b bags, k classes. Leading axes, such as that of a population's models, are carried through.
+n instances of all bags together, b bags, k outputs, such as classes. Leading axes, such as that of a population's
+models, are carried through.
 """
 
 import math
@@ -30,30 +31,32 @@ class FROC:
 
     @property
     def score(self) -> Tensor:
-        """(...) the mean of the sensitivities, as CAMELYON16 scores lesions."""
+        """Return (...) the mean of the sensitivities, as CAMELYON16 scores lesions."""
         return self.sensitivity.mean(-1)
 
 
 def auroc(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """The probability that a target scores above another instance of its bag; ties count half.
+    """Return the probability that a target scores above a non-target of its bag; ties count half.
 
-    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where none or all instances are targets.
+    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN if none or all instances are targets.
     """
     offsets = Offsets.of(offsets, scores.device)
     hits = targets.expand(scores.shape).double()
-    found = bag_sum(hits, offsets)
-    won = bag_sum(bag_ranks(scores, offsets) * hits, offsets) - found * (found + 1) / 2
-    return won / (found * (offsets.sizes.unsqueeze(-1) - found))
+    targets_per_bag = bag_sum(hits, offsets)
+    won = bag_sum(bag_ranks(scores, offsets) * hits, offsets) - targets_per_bag * (targets_per_bag + 1) / 2
+    return won / (targets_per_bag * (offsets.sizes.unsqueeze(-1) - targets_per_bag))
 
 
 def ndcg(scores: Tensor, gains: Tensor, offsets: Offsets | Tensor) -> Tensor:
-    """DCG = sum_j gain_j / log2(1 + rank_j) over that of the best order; equal scores share the mean of their discounts.
+    """Return DCG = sum_j gain_j / log2(1 + rank_j) divided by that of the best order; equal scores share the mean of
+    their discounts.
 
-    scores (..., n, k), gains (n, k) or (..., n, k), none negative (xMIL: evidence + 1) -> (..., b, k); NaN without any gain.
+    scores (..., n, k), gains (n, k) or (..., n, k), none negative (xMIL: evidence + 1) -> (..., b, k); NaN if all
+    gains are 0.
     """
     offsets = Offsets.of(offsets, scores.device)
     if (gains < 0).any():
-        raise CarmilError("a negative gain: expected gains from 0, such as evidence + 1")
+        raise CarmilError("a gain is negative: expected gains from 0, such as evidence + 1")
     gains = gains.expand(scores.shape).double()
     best = gains.gather(-2, bag_ranking(gains, offsets))
     rank = torch.arange(offsets.instances, device=scores.device) - offsets.starts[offsets.bag_of] + 1
@@ -66,36 +69,38 @@ def ndcg(scores: Tensor, gains: Tensor, offsets: Offsets | Tensor) -> Tensor:
 
 
 def dice(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor, *, threshold: float) -> Tensor:
-    """2 TP / (2 TP + FP + FN) of the instances with a score of at least `threshold`, which validation bags have chosen.
+    """Return 2 TP / (2 TP + FP + FN) of the instances with a score of at least `threshold`, which is chosen on
+    validation bags.
 
-    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN where a bag has no target; false
-    positives there count in FROC.
+    scores (..., n, k), targets (n, k) or (..., n, k) bool -> (..., b, k); NaN for a bag without targets, whose
+    false positives count in FROC.
     """
     offsets = Offsets.of(offsets, scores.device)
     marked, hits = (scores.double() >= threshold).double(), targets.expand(scores.shape).double()
-    found = bag_sum(hits, offsets)
+    targets_per_bag = bag_sum(hits, offsets)
     both = bag_sum(marked * hits, offsets)
-    return (2 * both / (bag_sum(marked, offsets) + found)).where(found > 0, torch.nan)
+    return (2 * both / (bag_sum(marked, offsets) + targets_per_bag)).where(targets_per_bag > 0, torch.nan)
 
 
 def dice_threshold(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -> float:
-    """The threshold with the best mean Dice over validation bags that have targets; halfway to the next lower score.
+    """Return the threshold with the best mean Dice over validation bags with targets, halfway to the next lower score.
 
-    scores (n), targets (n) bool. All thresholds are tried: along a bag's ranking Dice after its r-th instance is
-    2 TP_r / (r + P); what each instance adds to its bag's Dice, summed down the scores of all bags, is the mean's curve.
+    scores (n), targets (n) bool. All thresholds are evaluated: along a bag's ranking, Dice after its r-th instance is
+    2 TP_r / (r + P). The increments of all bags, accumulated in the order of falling scores, are the curve of the
+    mean.
     """
     offsets = Offsets.of(offsets, scores.device)
     hits = targets.double().unsqueeze(-1)
-    found = bag_sum(hits, offsets)
-    if not (found > 0).any():
+    targets_per_bag = bag_sum(hits, offsets)
+    if not (targets_per_bag > 0).any():
         raise CarmilError("no bag has a target: expected validation bags with some, to choose a threshold by")
     order = bag_ranking(scores.unsqueeze(-1), offsets)
     first = offsets.starts[offsets.bag_of]
     rank = (torch.arange(offsets.instances, device=scores.device) - first + 1).unsqueeze(-1)
     so_far = torch.cat([hits.new_zeros(1, 1), hits.gather(0, order).cumsum(0)])
-    own = 2 * (so_far[1:] - so_far[first]) / (rank + found[offsets.bag_of])
+    own = 2 * (so_far[1:] - so_far[first]) / (rank + targets_per_bag[offsets.bag_of])
     before = torch.cat([own.new_zeros(1, 1), own[:-1]]).masked_fill(rank == 1, 0.0)
-    gained = torch.where(found[offsets.bag_of] > 0, own - before, 0.0).squeeze(-1)
+    gained = torch.where(targets_per_bag[offsets.bag_of] > 0, own - before, 0.0).squeeze(-1)
     ranked, down = scores[order.squeeze(-1)].sort(descending=True)
     curve = gained[down].cumsum(0)
     ends = torch.cat([ranked[1:] != ranked[:-1], ranked.new_ones(1, dtype=torch.bool)])
@@ -106,10 +111,10 @@ def dice_threshold(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -
 def froc(
     scores: Tensor, targets: Tensor, offsets: Offsets | Tensor, *, false_alarms: Sequence[float] = FALSE_ALARMS
 ) -> FROC:
-    """FROC over single instances, with one threshold for all bags: scores must be comparable between bags.
+    """Return FROC over single instances, with one threshold for all bags: scores must be comparable between bags.
 
-    scores (..., n), targets (n) or (..., n) bool. False positives are averaged over all bags, also those without targets;
-    equal scores are marked together. NaN if there is no target at all.
+    scores (..., n), targets (n) or (..., n) bool. False positives are averaged over all bags, including those without
+    targets; equal scores share a threshold. NaN if there is no target at all.
     """
     offsets = Offsets.of(offsets, scores.device)
     everything = Offsets(torch.tensor([0, offsets.instances]), scores.device)
@@ -133,10 +138,11 @@ def froc_interval(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """The FROC score of scores (n) with a percentile interval over resampled bags, or groups of bags (b) such as patients.
+    """Return the FROC score of scores (n) with a percentile interval over resampled bags, or groups of bags (b) such
+    as patients.
 
-    Groups with targets are drawn among themselves, so that every resample has some. NaN if there is only one group. Scores are
-    sorted once; a resample is a weighting.
+    Groups with targets are resampled separately, so that every resample has some. NaN if there is only one group.
+    Scores are sorted once; a resample is a weighting.
     """
     offsets = Offsets.of(offsets, scores.device)
     order = scores.argsort(descending=True, stable=True)
@@ -147,12 +153,12 @@ def froc_interval(
 
     def score(counts: NDArray[np.int64]) -> float:
         weights = counts[bag]
-        found, wrong = (weights * hits).cumsum()[ends], (weights * (1 - hits)).cumsum()[ends]
+        has_target, wrong = (weights * hits).cumsum()[ends], (weights * (1 - hits)).cumsum()[ends]
         place = np.searchsorted(wrong, allowed, side="right")  # number of thresholds within the limit
-        return float(np.append(0.0, found)[place].mean() / found[-1]) if found[-1] else math.nan
+        return float(np.append(0.0, has_target)[place].mean() / has_target[-1]) if has_target[-1] else math.nan
 
-    found = np.bincount(bag, weights=hits, minlength=offsets.bags) > 0
-    drawn = draws(offsets.bags, groups, strata=found, repeats=repeats, seed=seed)
+    has_target = np.bincount(bag, weights=hits, minlength=offsets.bags) > 0
+    drawn = draws(offsets.bags, groups, strata=has_target, repeats=repeats, seed=seed)
     values = np.array([score(counts) for some in drawn for counts in some])
     return percentiles(score(np.ones(offsets.bags, dtype=np.int64)), values, level)
 
@@ -160,11 +166,11 @@ def froc_interval(
 def mean_over_bags(
     values: Tensor, *, groups: ArrayLike | None = None, repeats: int = 2000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """The mean of a measure over bags (b) and its bootstrap interval; bags where it is NaN are omitted.
+    """Return the mean of a measure over bags (b) and its bootstrap interval; bags where it is NaN are omitted.
 
-    groups (b): bags that are drawn together, such as those of a patient.
+    groups (b): bags that are resampled together, such as those of a patient.
     """
     measured = values.detach().cpu().double().numpy()
-    there = ~np.isnan(measured)
-    own = None if groups is None else np.asarray(groups)[there]
-    return bootstrap(np.mean, measured[there], groups=own, repeats=repeats, level=level, seed=seed)
+    defined = ~np.isnan(measured)
+    own = None if groups is None else np.asarray(groups)[defined]
+    return bootstrap(np.mean, measured[defined], groups=own, repeats=repeats, level=level, seed=seed)

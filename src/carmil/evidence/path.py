@@ -1,10 +1,11 @@
-"""Path evidence: how much each instance moves each class logit on the path from a reference to the attended pool.
+"""Path evidence: the contribution of each instance to the change of each class logit from a reference to the
+attended pool.
 
     a = softmax(u), Z = sum_j a_j z_j          Z_ref: the same with the reversed attention softmax(-u), or another reference
     G_c  = mean over t in (0, 1) of dF_c/dZ at Z_ref + t (Z - Z_ref)
     e_cj = a_j G_c . (z_j - Z_ref)             sum_j e_cj = F_c(Z) - F_c(Z_ref)
 
-n instances, b bags, d features, h heads, k classes. Only the three verbs of a model are used.
+n instances, b bags, d features, h heads, k outputs, such as classes. Only the three verbs of a model are used.
 """
 
 import torch
@@ -34,8 +35,9 @@ def path_evidence(
     reference: str = "reversed",
     tolerance: float = 5e-4,
 ) -> Tensor:
-    """Signed evidence (n, k) from one of REFERENCES. Its sum over a bag is F(Z) - F(Z_ref), to `tolerance` of
-    max(1, |difference|)."""
+    """Return signed evidence (n, k) from one of REFERENCES.
+
+    Its sum over a bag is F(Z) - F(Z_ref), to `tolerance` of max(1, |difference|)."""
     state = pooling_pass(model, features, offsets, "path evidence")
     start = reference_pool(state, reference)
     gradient = mean_gradient(model, start, state.pool, tolerance=tolerance)
@@ -43,18 +45,18 @@ def path_evidence(
 
 
 def path_change(model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, reference: str = "reversed") -> Tensor:
-    """F(Z) - F(Z_ref), (b, k): the sum of path evidence."""
+    """Return F(Z) - F(Z_ref), (b, k): the sum of path evidence."""
     state = pooling_pass(model, features, offsets, "path evidence")
     return _change(in_double(model), reference_pool(state, reference), state.pool).to(state.pool.dtype)
 
 
 def relative_residual(evidence: Tensor, total: Tensor, offsets: Offsets) -> Tensor:
-    """|sum_j e_cj - total_c| / max(1, |total_c|). evidence (n, k), total (b, k) -> (b, k)."""
+    """Return |sum_j e_cj - total_c| / max(1, |total_c|). evidence (n, k), total (b, k) -> (b, k)."""
     return (bag_sum(evidence, offsets) - total).abs() / total.abs().clamp_min(1.0)
 
 
 def reference_pool(state: PoolingPass, reference: str) -> Tensor:
-    """Z_ref (b, h, d)."""
+    """Return Z_ref (b, h, d)."""
     match reference:
         case "reversed":
             return state.pool_by(-state.scores)
@@ -71,11 +73,11 @@ def reference_pool(state: PoolingPass, reference: str) -> Tensor:
 
 
 def mean_gradient(model: BagModel, start: Tensor, end: Tensor, *, tolerance: float) -> Tensor:
-    """G (b, k, h, d): the mean of dF_c/dZ on the straight line from start to end (b, h, d).
+    """Return G (b, k, h, d): the mean of dF_c/dZ on the straight line from start to end (b, h, d).
 
-    Midpoint rule on pieces of the line; a piece is halved while the change that its midpoint predicts differs from that of
-    the logits. A linear classifier needs no halving, a ReLU layer only around its kinks. In double precision, so that the
-    difference is never rounding.
+    Midpoint rule on pieces of the line; a piece is halved while the change predicted at its midpoint differs from
+    that of the logits. A linear classifier needs no halving, a ReLU layer only around its kinks. In double precision,
+    so that the difference never consists of rounding errors.
     """
     dtype, model = start.dtype, in_double(model)
     start, end = start.double(), end.double()
@@ -104,7 +106,7 @@ def mean_gradient(model: BagModel, start: Tensor, end: Tensor, *, tolerance: flo
 
 @torch.no_grad()
 def _change(model: BagModel, start: Tensor, end: Tensor) -> Tensor:
-    """F(end) - F(start), (b, k), of a model in double precision."""
+    """Return F(end) - F(start), (b, k), of a model in double precision."""
     return model.classify(end.double()) - model.classify(start.double())
 
 

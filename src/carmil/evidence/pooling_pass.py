@@ -1,8 +1,9 @@
-"""One forward pass of a model with attention pooling, and how a direction of its pool is shared among the instances.
+"""One forward pass of a model with attention pooling, and the distribution of a direction of its pool among the
+instances.
 
     a = softmax(u),  Z = sum_j a_j z_j,  F = classify(Z)
 
-n instances, b bags, d features, h heads, k classes, m counterfactual maps. Only the model's three verbs are used.
+n instances, b bags, d features, h heads, k outputs, such as classes, m counterfactual maps. Only the model's three verbs are used.
 """
 
 import copy
@@ -29,11 +30,11 @@ class PoolingPass:
     counterfactual: Tensor | None
 
     def pool_by(self, scores: Tensor) -> Tensor:
-        """sum_j softmax(scores)_j z_j: (n, h) -> (b, h, d)."""
+        """Return sum_j softmax(scores)_j z_j: (n, h) -> (b, h, d)."""
         return bag_weighted_sum(bag_softmax(scores, self.offsets), self.instances, self.offsets)
 
     def shared(self, direction: Tensor, origin: Tensor) -> Tensor:
-        """e_cj = sum_h a_jh G_ch . (z_j - origin_h): direction G (b, k, h, d), origin (b, h, d) -> (n, k)."""
+        """Return e_cj = sum_h a_jh G_ch . (z_j - origin_h): direction G (b, k, h, d), origin (b, h, d) -> (n, k)."""
         along = bag_project(self.instances, direction.flatten(1, 2), self.offsets).unflatten(1, direction.shape[1:3])
         base = torch.einsum("bkhd,bhd->bkh", direction, origin).index_select(0, self.offsets.bag_of)
         return ((along - base) * self.attention.unsqueeze(1)).sum(-1)
@@ -41,7 +42,7 @@ class PoolingPass:
 
 @torch.no_grad()
 def pooling_pass(model: BagModel, features: Tensor, offsets: Offsets | Tensor, purpose: str) -> PoolingPass:
-    """Run a model that pools by attention; `purpose` is named in the refusal of one that does not."""
+    """Run a model that pools by attention; `purpose` is named in the error for a model that does not."""
     model.require(Ability.POOLS_BY_ATTENTION, purpose)
     prediction = model(features, Offsets.of(offsets, features.device))
     cf = prediction.counterfactual
@@ -57,7 +58,9 @@ def pooling_pass(model: BagModel, features: Tensor, offsets: Offsets | Tensor, p
 
 
 def in_double(model: BagModel) -> BagModel:
-    """A copy in double precision, so that a difference of two answers is never rounding. Kept until the weights change."""
+    """Return a copy in double precision, for differences of logits without rounding errors. It is cached until the
+    weights change.
+    """
     weights = tuple((one.data_ptr(), one._version) for one in (*model.parameters(), *model.buffers()))
     if model not in _DOUBLES or _DOUBLES[model][0] != weights:
         _DOUBLES[model] = weights, copy.deepcopy(model).double()
@@ -68,7 +71,7 @@ _DOUBLES: WeakKeyDictionary[BagModel, tuple[tuple[tuple[int, int], ...], BagMode
 
 
 def classifier_gradient(model: BagModel, points: Tensor) -> Tensor:
-    """dF_c/dZ for every point and class: (p, h, d) -> (p, k, h, d)."""
+    """Return dF_c/dZ for every point and class: (p, h, d) -> (p, k, h, d)."""
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         logits = model.classify(points)

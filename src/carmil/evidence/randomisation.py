@@ -1,11 +1,11 @@
 """Randomisation test: compare a model's map with that of the same model with shuffled weights.
 
-Two unrelated maps agree by chance, the more so the fewer instances a bag has: with six, the mean of |rho| is 0.37. So similarity
-is counted from there, as in Cohen's kappa:
+Two unrelated maps agree by chance, the more so the fewer instances a bag has: with six, the mean of |rho| is 0.37.
+Similarity is therefore corrected for chance, as in Cohen's kappa:
 
     similarity = (|rho| - c_n) / (1 - c_n),    c_n = E |rho| of two random orders of n instances
 
-0 is chance, 1 the same map or its mirror image; in bags of a hundred instances and more it is |rho| up to 0.08.
+0 is chance, 1 the same map or its mirror image; in bags of a hundred instances and more it equals |rho| up to 0.08.
 
 n instances of all bags together, b bags, k classes, c columns.
 """
@@ -28,7 +28,7 @@ COUNTED = 8  # up to this many instances all orders are enumerated; rho of more 
 
 
 def shuffle_weights(model: BagModel, *, seed: int = 0) -> BagModel:
-    """A copy of the model with the entries of each parameter in random order."""
+    """Return a copy of the model with the entries of each parameter in random order."""
     generator = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model)
     with torch.no_grad():
@@ -41,7 +41,8 @@ def shuffle_weights(model: BagModel, *, seed: int = 0) -> BagModel:
 def randomisation_correlation(
     model: BagModel, bags: Bags, explain: Callable[[BagModel, Bags], Tensor], *, repeats: int = 1, seed: int = 0
 ) -> Tensor:
-    """Spearman correlation between a model's map and that of shuffled weights: (repeats, b, k); NaN for a constant map.
+    """Return the Spearman correlation of a model's map with that of shuffled weights, (repeats, b, k); NaN for a
+    constant map.
 
     explain(model, bags) -> (n, k). Near 1, the map does not depend on what the model has learned.
     """
@@ -52,9 +53,11 @@ def randomisation_correlation(
 
 
 def similarity_over_chance(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
-    """Similarity of two maps in each bag, up to their sign, over chance. x, y (..., n, c) -> (..., b, c).
+    """Return the similarity of two maps in each bag, up to their sign, corrected for chance. x, y (..., n, c) ->
+    (..., b, c).
 
-    NaN where one of them is constant, and in bags of one or two instances: any two orders of two are equal or mirrored.
+    NaN if one of them is constant, and for bags of one or two instances: any two orders of two are equal or
+    mirrored.
     """
     by_chance = torch.tensor(
         [chance_correlation(size) for size in offsets.lengths], dtype=torch.float64, device=x.device
@@ -65,7 +68,7 @@ def similarity_over_chance(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:
 
 @cache
 def chance_correlation(size: int) -> float:
-    """E |rho| of two random orders of `size` instances."""
+    """Return E |rho| of two random orders of `size` instances."""
     if size <= 2:
         return 1.0
     if size > COUNTED:

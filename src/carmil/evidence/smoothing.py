@@ -1,10 +1,12 @@
-"""Smoothing a map in the plane: every instance shares its value equally among all instances within a radius, itself included.
+"""Smoothing of a map in the plane: every instance distributes its value equally among all instances within a radius,
+itself included.
 
-    e'_j = sum over i within r of j:  e_i / (how many are within r of i)          sum_j e'_j = sum_j e_j
+    e'_j = sum over i within r of j:  e_i / (number of instances within r of i)          sum_j e'_j = sum_j e_j
 
-The total is kept, so that the sum of an evidence map still holds; single instances no longer stand out, and evidence for and
-against cancels where it is mixed. Inside tissue this is the mean over a disc; at an edge an instance has fewer neighbours and keeps
-more. Smoothing is for display: faithfulness and counts of single tiles use the map as it is.
+The total is preserved, and with it the meaning of an evidence map's sum; single instances no longer stand out,
+and evidence for and against cancels where it is mixed. Inside tissue this is the mean over a disc; at an edge an
+instance has fewer neighbours and keeps more of its value. Smoothing is for display: faithfulness and counts of
+single tiles use the map without it.
 
 n instances, c columns.
 """
@@ -22,7 +24,9 @@ def smooth_map(values: ArrayLike, places: ArrayLike, radius: float) -> NDArray[n
 
     values, places = np.asarray(values, dtype=np.float64), np.asarray(places, dtype=np.float64)
     if places.shape != (len(values), 2):
-        raise CarmilError(f"{len(values):,} values at places of shape {places.shape}: expected ({len(values)}, 2)")
+        raise CarmilError(
+            f"{len(values):,} values at places of shape {places.shape}: expected places ({len(values)}, 2)"
+        )
     if not 0 <= radius < np.inf:
         raise CarmilError(f"a radius of {radius}: expected a number >= 0")
     if radius == 0 or len(values) == 0:

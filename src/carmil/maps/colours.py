@@ -1,7 +1,7 @@
-"""The colours of maps: blue supports, orange refutes, violet is attention. The viewer's page uses the same.
+"""The colours of maps: blue supports, orange refutes, violet is attention. The viewer's page uses the same colours.
 
-The slide beneath is grey, so that hue means one thing. Blue and orange differ for all common kinds of colour blindness; violet gets
-darker all the way, so it reads in grey too.
+The slide beneath is grey, so that hue has one meaning. Blue and orange differ for all common kinds of colour
+blindness; violet darkens monotonically, so that it can be read in grey too.
 """
 
 import numpy as np
@@ -13,12 +13,12 @@ SUPPORTS, REFUTES, ATTENDED = (20, 100, 200), (200, 90, 0), (128, 80, 170)
 # (position on the scale, colour)
 ATTENTION = ((0.0, (238, 234, 244)), (0.6, ATTENDED), (1.0, (52, 16, 88)))
 SIGNED = ((-1.0, (140, 55, 0)), (-0.75, REFUTES), (0.0, (236, 236, 238)), (0.75, SUPPORTS), (1.0, (8, 58, 140)))
-WEAKEST, STRONGEST = 0.30, 0.85  # opacity of a colour over the slide, at 0 and at the ends
-NOTHING = 255  # index in the colour table of places without a tile
+WEAKEST, STRONGEST = 0.30, 0.85  # opacity of a colour over the slide, at 0 and at the ends of the scale
+NOTHING = 255  # index in the colour table where there is no tile
 
 # Text and contours.
 INK, SOFT = (28, 35, 48), (91, 100, 116)
-OUTLINES = (INK, (11, 127, 105), (194, 49, 126), (111, 108, 12))  # none of them a colour of a map
+OUTLINES = (INK, (11, 127, 105), (194, 49, 126), (111, 108, 12))  # none of them is a colour of a map
 
 Colours = NDArray[np.uint8]  # (256, 4): red, green, blue, opacity
 
@@ -51,7 +51,7 @@ def blend(slide: Picture, cover: NDArray[np.uint8]) -> Picture:
     mixed = slide * (255 - alpha)
     mixed += cover[..., :3] * alpha
     mixed += 128
-    mixed += mixed >> 8  # with the shift that follows, a division by 255, rounded
+    mixed += mixed >> 8  # together with the next shift, a division by 255, rounded
     mixed >>= 8
     return mixed.astype(np.uint8)
 

@@ -1,81 +1,135 @@
-"""A figure of several maps, one row each, with zooms; and a figure of the tiles with the highest and lowest values."""
+"""A page of several maps, a grid with zooms; and a figure of the tiles with the highest and lowest values."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from carmil.files import atomic_file
 from carmil.maps.colours import INK, OUTLINES, SOFT
-from carmil.maps.legend import RESEARCH, colour_bar, draw_text, wrap_text
+from carmil.maps.legend import RESEARCH, colour_bar, draw_text, text_width, wrap_text
 from carmil.maps.mosaic import Box, picture_size
 from carmil.maps.painting import Painter
 from carmil.maps.tile_maps import SMALL, TileMap, colour_limits, leading_map
 from carmil.slides.slide import Picture, Slide, Tiles
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
-
-PANEL, TILE = 560, 200  # pixels of a side
+PAGE = (2339, 1654)  # pixels of a page: A4 at 200 dpi, on its side
+ANSWER, TITLE, LEGEND = 60, 40, 26  # pixels of its text: 8, 5 and 3 mm on paper; the first two are legible from a metre
+TITLE_ROW, LINE = round(1.45 * TITLE), round(1.3 * LEGEND)  # height of a line
+MOST_COLUMNS, LOWEST, SHARE = 5, 260, 0.42  # of a grid; pixels of a cell's pictures; largest share that a zoom takes
+TILE = 200  # pixels of a side
 MARGIN, WORDS, NOTE = 28, 24, 20  # pixels: margin, size of text, size of notes
 NUMBER = WORDS // 2 + 4  # half the width of a zoom's number
-NARROWEST = 900  # pixels of a figure's width
 ZOOMS, TILES_ACROSS = 2, 6  # default number of zooms, and their largest width in tiles
-WIDEST = 2.0  # largest width of the whole slide, in widths of a zoom
 
 
 def draw_comparison(
     painter: Painter, path: Path, *, regions: Sequence[Box] | None = None, answers: Sequence[str] = ()
 ) -> Path:
-    """Draw the paper's figure: the slide itself, then one row per map, each with the same zooms (boxes in level-0 pixels).
+    """Draw one page: the answer, then a grid of the slide and every map, each with the same zooms (boxes in level-0 pixels).
 
-    By default the zooms show where the evidence for or against the answer is largest. answers: lines for the head of the figure,
-    with the answer and its decision rule.
+    By default the zooms show where the evidence for or against the answer is largest. answers: lines for the head of the
+    page, with the answer, which is drawn large, and its decision rule.
     """
     slide, maps = painter.slide, painter.maps
     if regions is None:
         leading = leading_map(maps)
-        plain = leading.negligible or leading.even  # no place is better than another
+        plain = leading.negligible or leading.even  # no position is better than another
         sizes_of = np.abs(leading.values)
         counted = np.where(sizes_of >= SMALL * np.nanmax(sizes_of, initial=0.0), sizes_of, np.nan)
         regions = [] if plain else zoom_boxes(painter.tiles, counted, ZOOMS)
     boxes: list[Box] = [(0.0, 0.0, float(slide.width), float(slide.height)), *regions]
-    sizes = [_fitted(box, PANEL * (WIDEST if i == 0 else 1), PANEL) for i, box in enumerate(boxes)]
-    lefts = np.cumsum([MARGIN, *(width + MARGIN for width, _ in sizes)])
-    wide = max(int(lefts[-1]), NARROWEST)
-    room = wide - 2 * MARGIN
-    head = [line for words in answers for line in wrap_text(words, WORDS, room)]
-    scalings = [wrap_text(f"Colours: {one.scaling(painter.scale)}", NOTE, room) for one in maps]
-    title, tall, line = round(2.2 * WORDS), max(height for _, height in sizes), round(1.4 * WORDS)
-    row, under = title + tall + MARGIN // 2, round(2.8 * WORDS) + line * max(map(len, scalings))
-    first = 3 * WORDS + line * len(head)
-    page, draw = _page(wide, first + row + (row + under) * len(maps) + (3 if painter.outlined else 1) * WORDS)
-    draw_text(draw, (MARGIN, WORDS), slide.name, WORDS, room=wide * 0.6, bold=True)
-    draw_text(draw, (wide - MARGIN, WORDS), RESEARCH, WORDS, room=wide * 0.35, bold=True, anchor="ra")
-    for i, words in enumerate(head):
-        draw_text(draw, (MARGIN, 2.6 * WORDS + line * i), words, WORDS, room=room)
-    tops = [first, *(first + row + (row + under) * i for i in range(len(maps)))]
-    for column, (box, pixels) in enumerate(zip(boxes, sizes, strict=True)):
+    wide, room = PAGE[0], PAGE[0] - 2 * MARGIN
+    head = [
+        (line, size)
+        for words in answers
+        for size in (ANSWER if "Answer: " in words else LEGEND,)
+        for line in wrap_text(words, size, room)
+    ]
+    first = MARGIN + round(1.6 * TITLE + 1.35 * sum(size for _, size in head)) + MARGIN // 2
+    foot = round(1.6 * LEGEND) if painter.outlined else 0
+    grid = _best_grid(boxes, maps, painter, (room, PAGE[1] - first - foot - MARGIN))
+    page, draw = _page(wide, max(PAGE[1], first + grid.rows * (grid.height + MARGIN) + foot))
+    draw_text(draw, (MARGIN, MARGIN), slide.name, TITLE, room=wide * 0.62, bold=True)
+    draw_text(draw, (wide - MARGIN, MARGIN), RESEARCH, TITLE, room=wide * 0.3, bold=True, anchor="ra")
+    y = MARGIN + 1.6 * TITLE
+    for words, size in head:
+        draw_text(draw, (MARGIN, y), words, size, room=room, bold=size == ANSWER)
+        y += 1.35 * size
+    cells = [
+        (MARGIN + i % grid.columns * (grid.width + MARGIN), first + i // grid.columns * (grid.height + MARGIN))
+        for i in range(1 + len(maps))
+    ]
+    for number, (box, (left, top, pixels)) in enumerate(zip(boxes, grid.panels, strict=True)):
         bare = slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
         pictures = [painter.outline(bare, box, line=3), *painter.paint(box, pixels, line=3)]
-        for top, picture in zip(tops, pictures, strict=True):
-            at = (int(lefts[column]), top + title)
+        for (x, cell_top), picture in zip(cells, pictures, strict=True):
+            at = (x + left, cell_top + TITLE_ROW + top)
             _paste(page, draw, picture, at)
-            if column == 0:
+            if number == 0:
                 _mark(draw, at, regions, pixels[0] / slide.width)
             else:
-                _number(draw, (at[0] + WORDS, at[1] + WORDS), column)
-    for top, words in zip(tops, ["slide", *(one.title for one in maps)], strict=True):
-        draw_text(draw, (MARGIN, top + 0.6 * WORDS), words, WORDS, room=room, bold=True)
-    for top, one, scaling in zip(tops[1:], maps, scalings, strict=True):
-        _bar(page, draw, one, painter, (MARGIN, top + row, wide - MARGIN))
-        for i, words in enumerate(scaling):
-            draw_text(draw, (MARGIN, top + row + 2.5 * WORDS + line * i), words, NOTE, room=room, colour=SOFT)
-    _outlined(draw, painter, (MARGIN, page.height - 2.2 * WORDS), wide - MARGIN)
+                _number(draw, (at[0] + WORDS, at[1] + WORDS), number)
+    titles = ["slide", *(one.title for one in maps)]
+    size = min(TITLE, *(round(TITLE * grid.width / text_width(words, TITLE, bold=True)) for words in titles))
+    for (x, top), words in zip(cells, titles, strict=True):
+        draw_text(draw, (x, top + TITLE - size), words, max(size, LEGEND), room=grid.width, bold=True)
+    for (x, top), one in zip(cells[1:], maps, strict=True):
+        below = top + TITLE_ROW + grid.tall + MARGIN // 2
+        _bar(page, draw, one, painter, (x, below, x + grid.width))
+    _outlined(draw, painter, (MARGIN, page.height - foot), wide - MARGIN)
     return _save(page, path)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Cells of `width` x `height` pixels, whose pictures are `tall` pixels high; panels: left, top and size of each picture in
+    a cell, the whole slide first.
+    """
+
+    columns: int
+    rows: int
+    width: int
+    height: int
+    tall: int
+    panels: Sequence[tuple[int, int, tuple[int, int]]]
+
+
+def _best_grid(boxes: Sequence[Box], maps: Sequence[TileMap], painter: Painter, room: tuple[int, int]) -> _Grid:
+    """Return the grid in which the slide is largest. Cells that would be too low for a picture make the page longer."""
+    grids = []
+    for columns in range(1, min(1 + len(maps), MOST_COLUMNS) + 1):
+        rows = -(-(1 + len(maps)) // columns)
+        width = (room[0] - (columns - 1) * MARGIN) // columns
+        below = [[place for place, _ in _legend_lines(one, painter, width)] for one in maps]
+        lines = max((len(places) - places.count("low") - places.count("0") for places in below), default=0)
+        around = TITLE_ROW + MARGIN // 2 + round(1.3 * LEGEND) + LINE * lines
+        panels = _arrange(boxes, width, max((room[1] - rows * MARGIN) // rows - around, LOWEST))
+        tall = max(top + pixels[1] for _, top, pixels in panels)
+        grids.append(_Grid(columns, rows, width, tall + around, tall, panels))
+    fitting = [one for one in grids if one.rows * (one.height + MARGIN) <= room[1]] or grids[-1:]
+    return max(fitting, key=lambda one: one.panels[0][2][0])
+
+
+def _arrange(boxes: Sequence[Box], width: int, tall: int) -> list[tuple[int, int, tuple[int, int]]]:
+    """Place the whole slide and its zooms: beside it, or below it if the slide is larger then."""
+    gap, count = MARGIN // 2, len(boxes) - 1
+    if not count:
+        return [(0, 0, _fitted(boxes[0], width, tall))]
+    beside = int(min((tall - gap * (count - 1)) / count, SHARE * width))
+    below = int(min((width - gap * (count - 1)) / count, SHARE * tall))
+    whole = [_fitted(boxes[0], width - beside - gap, tall), _fitted(boxes[0], width, tall - below - gap)]
+    if whole[0][0] >= whole[1][0]:
+        places = [(whole[0][0] + gap, i * (beside + gap)) for i in range(count)]
+        side, first = beside, whole[0]
+    else:
+        places = [(i * (below + gap), whole[1][1] + gap) for i in range(count)]
+        side, first = below, whole[1]
+    zooms = [(*place, _fitted(box, side, side)) for place, box in zip(places, boxes[1:], strict=True)]
+    return [(0, 0, first), *zooms]
 
 
 def zoom_boxes(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[Box]:
@@ -88,19 +142,19 @@ def zoom_boxes(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[Bo
         return []
     side = max(2 * tiles.size, min(TILES_ACROSS * tiles.size, shorter / 3))
     middles = tiles.corners + tiles.size / 2
-    found: list[Box] = []
+    boxes: list[Box] = []
     left = np.where(np.isnan(values), -np.inf, values)
-    while len(found) < count and np.isfinite(left).any():
+    while len(boxes) < count and np.isfinite(left).any():
         middle = middles[int(left.argmax())]
         x, y = np.clip(middle - side / 2, 0, np.array([tiles.width, tiles.height]) - side)
-        found.append((float(x), float(y), float(x + side), float(y + side)))
+        boxes.append((float(x), float(y), float(x + side), float(y + side)))
         near = (np.abs(middles - (x + side / 2, y + side / 2)) < side + tiles.size / 2).all(1)
         left = np.where(near, -np.inf, left)
-    return found
+    return boxes
 
 
 def draw_extreme_tiles(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, top: int) -> Path:
-    """Draw the tiles with the highest and the lowest values as the slide shows them, with value and coordinates below each."""
+    """Draw the tiles of the slide with the highest and the lowest values, with value and coordinates below each."""
     high, low = extreme_tiles(one, top)
     across, line = max(len(high), len(low), 4), round(1.25 * WORDS)
     row = 2 * line + TILE + 4 * line
@@ -124,7 +178,8 @@ def draw_extreme_tiles(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, 
 
 
 def extreme_tiles(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the `top` tiles with the highest and with the lowest values; of a signed map only those for, and those against.
+    """Return the `top` tiles with the highest and with the lowest values; of a signed map, only tiles for and tiles
+    against.
 
     Tiles that are neither (see `TileMap.signs`) are left out, and all tiles of a negligible map.
     """
@@ -144,7 +199,7 @@ def _fitted(box: Box, width: float, height: float) -> tuple[int, int]:
     return picture_size(across, down, round(min(width / across, height / down) * max(across, down)))
 
 
-def _mark(draw: "ImageDraw", at: tuple[int, int], regions: Sequence[Box], scale: float) -> None:
+def _mark(draw: ImageDraw.ImageDraw, at: tuple[int, int], regions: Sequence[Box], scale: float) -> None:
     """Draw the numbered zooms onto the whole slide."""
     for i, box in enumerate(regions, 1):
         x, y, right, bottom = (round(at[n % 2] + box[n] * scale) for n in range(4))
@@ -153,28 +208,37 @@ def _mark(draw: "ImageDraw", at: tuple[int, int], regions: Sequence[Box], scale:
         _number(draw, (max(x, at[0] + NUMBER), max(y, at[1] + NUMBER)), i)
 
 
-def _number(draw: "ImageDraw", middle: tuple[int, int], number: int) -> None:
+def _number(draw: ImageDraw.ImageDraw, middle: tuple[int, int], number: int) -> None:
     x, y = middle
     draw.ellipse((x - NUMBER, y - NUMBER, x + NUMBER, y + NUMBER), fill="white", outline=INK)
     draw_text(draw, (x, y), str(number), WORDS - 6, room=2 * NUMBER, bold=True, anchor="mm")
 
 
-def _bar(page: "Image", draw: "ImageDraw", one: TileMap, painter: Painter, at: tuple[int, int, int]) -> None:
-    """Draw the colour bar below a row, and what its ends mean."""
-    from PIL import Image
-
+def _bar(
+    page: Image.Image, draw: ImageDraw.ImageDraw, one: TileMap, painter: Painter, at: tuple[int, int, int]
+) -> None:
+    """Draw the colour bar below a map, the meaning of its ends, and how colours are computed."""
     left, top, right = at
-    page.paste(Image.fromarray(colour_bar(one, right - left, WORDS)), (left, top))
-    draw.rectangle((left, top, right, top + WORDS), outline=SOFT)
-    low, high = colour_limits(one, painter.scale)
-    y, half = top + 1.3 * WORDS, (right - left) * 0.46
-    draw_text(draw, (left, y), f"{one.ends[0]} {low}", NOTE, room=half)
-    draw_text(draw, (right, y), f"{one.ends[1]} {high}", NOTE, room=half, anchor="ra")
-    if one.signed:
-        draw_text(draw, ((left + right) / 2, y), "0", NOTE, room=half, anchor="ma")
+    page.paste(Image.fromarray(colour_bar(one, right - left, LEGEND)), (left, top))
+    draw.rectangle((left, top, right, top + LEGEND), outline=SOFT)
+    y = top + 1.3 * LEGEND
+    for place, words in _legend_lines(one, painter, right - left):
+        colour = SOFT if place == "note" else INK
+        x, anchor = (right, "ra") if place == "high" else ((left + right) / 2, "ma") if place == "0" else (left, "la")
+        draw_text(draw, (x, y), words, LEGEND, room=right - left, colour=colour, anchor=anchor)
+        y += 0 if place in ("low", "0") else LINE
 
 
-def _outlined(draw: "ImageDraw", painter: Painter, at: tuple[float, float], right: float) -> None:
+def _legend_lines(one: TileMap, painter: Painter, width: int) -> list[tuple[str, str]]:
+    """Return the texts below a colour bar with their places: the ends share a line if there is room."""
+    low, high = (f"{end} {value}" for end, value in zip(one.ends, colour_limits(one, painter.scale), strict=True))
+    together = max(text_width(words, LEGEND) for words in (low, high)) <= 0.46 * width
+    zero = [("0", "0")] if one.signed and together else []
+    notes = [("note", line) for line in wrap_text(f"Colours: {one.scaling(painter.scale)}", LEGEND, width)]
+    return [("low" if together else "low line", low), *zero, ("high", high), *notes]
+
+
+def _outlined(draw: ImageDraw.ImageDraw, painter: Painter, at: tuple[float, float], right: float) -> None:
     x, y = at
     for i, name in enumerate(painter.outlined):
         if right - x < 6 * WORDS:
@@ -184,21 +248,17 @@ def _outlined(draw: "ImageDraw", painter: Painter, at: tuple[float, float], righ
         x += draw_text(draw, (x, y), f"annotated: {name}", NOTE, room=right - x) + WORDS
 
 
-def _page(width: int, height: int) -> tuple["Image", "ImageDraw"]:
-    from PIL import Image, ImageDraw
-
+def _page(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     page = Image.new("RGB", (width, height), "white")
     return page, ImageDraw.Draw(page)
 
 
-def _paste(page: "Image", draw: "ImageDraw", picture: Picture, at: tuple[int, int]) -> None:
-    from PIL import Image
-
+def _paste(page: Image.Image, draw: ImageDraw.ImageDraw, picture: Picture, at: tuple[int, int]) -> None:
     page.paste(Image.fromarray(picture), at)
     draw.rectangle((*at, at[0] + picture.shape[1] - 1, at[1] + picture.shape[0] - 1), outline=SOFT)
 
 
-def _save(page: "Image", path: Path) -> Path:
+def _save(page: Image.Image, path: Path) -> Path:
     with atomic_file(path) as aside:
         page.save(aside, format="PNG", compress_level=2)
     return path

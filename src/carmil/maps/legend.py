@@ -1,17 +1,14 @@
-"""The legend below a map: what its colours mean, for which class, how they are scaled; and a scale bar."""
+"""The legend below a map: the meaning and scale of its colours, the class, and a scale bar."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from carmil.maps.colours import INK, NOTHING, OUTLINES, SOFT, blend, colour_table
 from carmil.maps.tile_maps import Scale, TileMap, colour_limits
-from carmil.plot_style import picture_font
+from carmil.plot_style import picture_text
 from carmil.slides.slide import Picture
-
-if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
 
 RESEARCH = "research use only"
 NARROWEST = 880  # pixels that the text needs
@@ -20,8 +17,6 @@ BAR_LENGTHS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)  # micrometre
 
 def legend(one: TileMap, *, slide: str, scale: Scale, width: int, mpp: float, outlined: Sequence[str] = ()) -> Picture:
     """Return a band of `width` pixels. mpp: micrometres per pixel of the map above; outlined: classes of the contours on it."""
-    from PIL import Image, ImageDraw
-
     size = max(13, min(width // 55, 64))
     line = round(size * 1.65)
     band = Image.new("RGB", (width, round(line * 7.4)), "white")
@@ -61,7 +56,7 @@ def colour_bar(one: TileMap, width: int, height: int) -> Picture:
 
 
 def wrap_text(words: str, size: int, room: float) -> list[str]:
-    """Break text between words into lines of at most `room` pixels."""
+    """Break text between words into lines that are at most `room` pixels wide."""
     lines: list[str] = []
     for word in words.split():
         if lines and text_width(f"{lines[-1]} {word}", size) <= room:
@@ -72,11 +67,12 @@ def wrap_text(words: str, size: int, room: float) -> list[str]:
 
 
 def text_width(words: str, size: int, *, bold: bool = False) -> float:
-    return float(picture_font(size, bold).getlength(words))
+    shown, font = picture_text(words, size, bold)
+    return float(font.getlength(shown))
 
 
 def draw_text(
-    draw: "ImageDraw",
+    draw: ImageDraw.ImageDraw,
     at: tuple[float, float],
     words: str,
     size: int,
@@ -91,11 +87,12 @@ def draw_text(
         size -= 1
     while len(words) > 4 and text_width(words, size, bold=bold) > room:
         words = words[:-2] + "…"
-    draw.text(at, words, font=picture_font(size, bold), fill=colour, anchor=anchor)
+    shown, font = picture_text(words, size, bold)
+    draw.text(at, shown, font=font, fill=colour, anchor=anchor)
     return text_width(words, size, bold=bold)
 
 
-def _scale_bar(draw: "ImageDraw", at: tuple[float, float], size: int, mpp: float, room: float) -> None:
+def _scale_bar(draw: ImageDraw.ImageDraw, at: tuple[float, float], size: int, mpp: float, room: float) -> None:
     """Draw a bar of a round length, and the length."""
     length = max([um for um in BAR_LENGTHS if um / mpp <= room], default=BAR_LENGTHS[0])
     words = f"{length} µm" if length < 1000 else f"{length // 1000} mm"

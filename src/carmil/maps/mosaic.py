@@ -14,7 +14,8 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True, eq=False)
 class Mosaic:
-    """Maps between the edges of tiles: `cells` (m, h, w) holds the mean of the tiles over each cell, NaN where there are none.
+    """Maps as cells between the edges of tiles: `cells` (m, h, w) are means of the tiles over each cell, NaN if
+    there are none.
 
     `rows` (h+1) and `columns` (w+1) are the pixels at which cells begin and end.
     """
@@ -34,9 +35,9 @@ def pixel_boxes(corners: NDArray[Any], size: float, box: Box, pixels: tuple[int,
     corners, size and box have one unit, for instance level-0 pixels. No box is thinner than a pixel.
     """
     scale = np.array(pixels) / (box[2] - box[0], box[3] - box[1])
-    # not rint, which rounds 1.5 and 2.5 to the same: a strip would not fit to the next
+    # not rint, which rounds 1.5 and 2.5 to the same number, so that strips would not fit together
     first = np.floor((corners - box[:2]) * scale + 0.5).astype(np.int64)
-    side = np.ceil(size)  # corners are whole pixels: with a fraction there would be gaps between tiles
+    side = np.ceil(size)  # corners are whole pixels: a fractional side would leave gaps between tiles
     last = np.floor((corners + side - box[:2]) * scale + 0.5).astype(np.int64)
     return np.hstack([first, np.maximum(last, first + 1)])
 
@@ -48,14 +49,14 @@ def mosaic(boxes: NDArray[np.int64], values: NDArray[np.float64], pixels: tuple[
     corners and subtracts it at the other two; sums along both axes give every cell.
     """
     width, height = pixels
-    seen = (boxes[:, 0] < width) & (boxes[:, 1] < height) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
-    left, top, right, bottom = np.clip(boxes[seen], 0, [width, height, width, height]).T
+    visible = (boxes[:, 0] < width) & (boxes[:, 1] < height) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
+    left, top, right, bottom = np.clip(boxes[visible], 0, [width, height, width, height]).T
     columns, rows = np.unique([0, width, *left, *right]), np.unique([0, height, *top, *bottom])
     x, y = np.searchsorted(columns, [left, right]), np.searchsorted(rows, [top, bottom])
     shape = (len(rows), len(columns))
     corners = np.concatenate([np.ravel_multi_index((y[i], x[j]), shape) for i in (0, 1) for j in (0, 1)])
     cells = np.full((len(values), shape[0] - 1, shape[1] - 1), np.nan)
-    for found, column in zip(cells, values[:, seen], strict=True):
+    for found, column in zip(cells, values[:, visible], strict=True):
         known = ~np.isnan(column)
         count = _summed(corners, known.astype(np.float64), shape).round()
         total = _summed(corners, np.where(known, column, 0.0), shape)

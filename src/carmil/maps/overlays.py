@@ -21,13 +21,15 @@ from carmil.maps.colours import ATTENDED, REFUTES, SUPPORTS, to_colours
 from carmil.maps.legend import RESEARCH
 from carmil.maps.mosaic import picture_size
 from carmil.maps.painting import Painter
+from carmil.maps.regions import signed_top_regions
 from carmil.maps.tile_maps import Scale, TileMap, leading_map
-from carmil.maps.top_regions import signed_top_regions
-from carmil.slides.slide import Picture, Tiles
+from carmil.slides.slide import Tiles
 
-EDGE = 512  # pixels of a TIFF's tile
-SMALLEST = 1024  # the pyramid ends where the longer side is no more than this
-_IDS = uuid.UUID("6f1c5a52-6a8b-4f0e-9d0c-0f3d2b6a7c11")  # ours: the same tile has the same id in every file
+EDGE = 512  # pixels per side of a TIFF tile
+SMALLEST = 1024  # the pyramid ends at the first level whose longer side has at most this many pixels
+_IDS = uuid.UUID(
+    "6f1c5a52-6a8b-4f0e-9d0c-0f3d2b6a7c11"
+)  # carmil's namespace: the same tile has the same id in every file
 
 
 def write_geojson(tiles: Tiles, maps: Sequence[TileMap], path: Path, *, scale: Scale = "minmax") -> Path:
@@ -45,7 +47,7 @@ def write_geojson(tiles: Tiles, maps: Sequence[TileMap], path: Path, *, scale: S
 
 
 def _tiles(tiles: Tiles, maps: Sequence[TileMap], leading: TileMap, scale: Scale) -> Iterator[str]:
-    """Yield one line per tile. Corners are whole pixels; a tile whose size is a fraction ends between two."""
+    """Yield one line per tile. Corners are whole pixels, and the edges of tiles with a fractional size are rounded."""
     names = [json.dumps(one.title) for one in maps]
     columns = [one.values for one in maps]
     shades = to_colours(leading.shades(scale), signed=leading.signed).tolist()
@@ -72,7 +74,7 @@ def _square(x: int, y: int, size: float) -> str:
 
 
 def _class(leading: TileMap, sign: int) -> str:
-    """Return the classification of a tile. QuPath reads a colon as a subclass, so that it is replaced."""
+    """Return the classification of a tile. Colons, which mean a subclass in QuPath, are replaced."""
     if not leading.signed:
         words, colour = leading.ends[1], ATTENDED
     elif sign == 0:
@@ -118,12 +120,12 @@ def write_ome_tiff(painter: Painter, paths: Sequence[Path], *, longest: int) -> 
 def _write_pyramid(painter: Painter, sizes: Sequence[tuple[int, int]], path: Path) -> None:
     import tifffile
 
-    slide, shown = painter.slide, painter.maps[0]
+    slide, first_map = painter.slide, painter.maps[0]
     mpp = [slide.mpp * slide.width / sizes[0][0], slide.mpp * slide.height / sizes[0][1]]
-    told = {
+    options = {
         "axes": "YXS",
-        "Name": f"{slide.name}: {shown.title}",
-        "Description": f"{shown.title}; {shown.ends[0]} to {shown.ends[1]}; {RESEARCH}",
+        "Name": f"{slide.name}: {first_map.title}",
+        "Description": f"{first_map.title}; {first_map.ends[0]} to {first_map.ends[1]}; {RESEARCH}",
         "PhysicalSizeX": mpp[0],
         "PhysicalSizeXUnit": "µm",
         "PhysicalSizeY": mpp[1],
@@ -146,7 +148,7 @@ def _write_pyramid(painter: Painter, sizes: Sequence[tuple[int, int]], path: Pat
                 resolutionunit="CENTIMETER",
                 subifds=len(sizes) - 1 if level == 0 else None,
                 subfiletype=int(level > 0),
-                metadata=told if level == 0 else None,
+                metadata=options if level == 0 else None,
                 maxworkers=1,
             )
 
@@ -155,9 +157,6 @@ def _tiff_tiles(painter: Painter, pixels: tuple[int, int]) -> Iterator[NDArray[n
     """Yield the tiles of the TIFF row by row, all of one size."""
     for (picture,) in painter.strips(pixels, line=max(2, max(pixels) // 700), rows=EDGE):
         for left in range(0, pixels[0], EDGE):
-            yield _pad_tile(picture[:, left : left + EDGE])
-
-
-def _pad_tile(picture: Picture) -> Picture:
-    height, width = picture.shape[:2]
-    return np.pad(picture, ((0, EDGE - height), (0, EDGE - width), (0, 0)), constant_values=255)
+            tile = picture[:, left : left + EDGE]
+            missing = [(0, EDGE - side) for side in tile.shape[:2]]
+            yield np.pad(tile, (*missing, (0, 0)), constant_values=255)

@@ -1,15 +1,17 @@
 """Paint maps and contours over any part of a slide, at any size. n tiles, m maps."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import shapely
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image, ImageDraw
 
 from carmil.errors import CarmilError
 from carmil.maps.colours import OUTLINES, blend, colour_indices, colour_table, to_grey
-from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes
+from carmil.maps.mosaic import Box, mosaic, pixel_boxes
 from carmil.maps.regions import Region
 from carmil.maps.tile_maps import Scale, TileMap
 from carmil.slides.slide import Picture, Slide, Tiles
@@ -37,7 +39,7 @@ class Painter:
 
     @property
     def outlined(self) -> list[str]:
-        """Classes of the contours, in the order of their colours."""
+        """Return the classes of the contours, in the order of their colours."""
         return list(dict.fromkeys(one.name for one in self.annotations))
 
     def paint(self, box: Box, pixels: tuple[int, int], *, line: int = 2) -> list[Picture]:
@@ -57,8 +59,6 @@ class Painter:
         visible = [one for one in self.annotations if one.shape.envelope.intersects(shapely.box(*box))]
         if not visible:
             return picture
-        from PIL import Image, ImageDraw
-
         height, width = picture.shape[:2]
         scale = np.array([width / (box[2] - box[0]), height / (box[3] - box[1])])
         image, names = Image.fromarray(picture), self.outlined
@@ -83,20 +83,23 @@ class Painter:
 
 
 def check_maps(maps: Sequence[TileMap], tiles: Tiles) -> None:
-    """Refuse maps that are not of these tiles, or hold infinite values."""
+    """Refuse maps that do not match these tiles, or contain infinite values."""
     for one in maps:
         if one.values.shape != (len(tiles),):
             raise CarmilError(
-                f"{tiles.slide}: the map {one.title!r} has the shape {one.values.shape} and there are {len(tiles):,} "
-                "tiles: expected one value per tile"
+                f"{tiles.slide}: the map {one.title!r} has the shape {one.values.shape}, but there are "
+                f"{len(tiles):,} tiles: expected one value per tile"
             )
         if np.isinf(one.values).any():
             raise CarmilError(f"{tiles.slide}: the map {one.title!r} holds infinite values, which cannot be drawn")
 
 
-def raster(tiles: Tiles, values: ArrayLike, *, longest: int) -> NDArray[np.float64]:
-    """Return one map over the whole slide, its longer side `longest` pixels: the mean of the tiles, NaN where there are none."""
-    pixels = picture_size(tiles.width, tiles.height, longest)
-    boxes = pixel_boxes(tiles.corners, tiles.size, (0, 0, tiles.width, tiles.height), pixels)
-    laid = mosaic(boxes, np.asarray(values, dtype=np.float64)[None], pixels)
+def raster(tiles: Tiles, values: ArrayLike, *, side: float) -> NDArray[np.float64]:
+    """Return one map over the whole slide: the mean of the tiles, NaN where there are none.
+
+    side: that of a pixel, in level-0 pixels. The last row and column may reach beyond the slide.
+    """
+    width, height = math.ceil(tiles.width / side), math.ceil(tiles.height / side)
+    boxes = pixel_boxes(tiles.corners, tiles.size, (0, 0, width * side, height * side), (width, height))
+    laid = mosaic(boxes, np.asarray(values, dtype=np.float64)[None], (width, height))
     return laid.spread(laid.cells[0])

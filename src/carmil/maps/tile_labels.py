@@ -1,34 +1,42 @@
 """Labels of tiles from annotated regions, by a named overlap rule.
 
 A point belongs to the smallest region that covers it: a normal area drawn inside a tumour is normal, and a frame around
-everything takes nothing away. n tiles.
+everything takes nothing away. `write_truth` writes the files that `carmil cohort build` reads. n tiles.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import shapely
 from numpy.typing import NDArray
 from shapely import Geometry
 
+from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
+from carmil.files import atomic_file, safe_names, write_text
 from carmil.maps.regions import Region
 from carmil.slides.slide import Tiles
 from carmil.truth import UNKNOWN
+from carmil.words import number_in
 
 POSITIVE, NEGATIVE = 1, 0
 EXCLUSIONS = ("_2", "exclusion")  # CAMELYON16's names of normal tissue inside its tumours
-RULES = {"any": 0.0, "centre": 0.5, "half": 0.5}  # least share of a tile; of its centre, which is inside or not
-MOST_PAIRS = 2**21  # of a tile and a piece of a region over it
+RULES = {
+    "any": 0.0,
+    "centre": 0.5,
+    "half": 0.5,
+}  # minimum share of a tile, or of its centre, which is either inside or outside
+MOST_PAIRS = 2**21  # pairs of a tile and a piece of a region that overlaps it
 PIECE_CORNERS = 256  # the time to clip a tile grows with the corners of the shape
-_CUT = 2  # beside POSITIVE and NEGATIVE: a region that is subtracted
-_TINY = 1e-9  # shares that differ by less are rounding
+_CUT = 2  # in addition to POSITIVE and NEGATIVE: a region that is subtracted
+_TINY = 1e-9  # smaller differences of shares are rounding errors
 
 
 @dataclass(frozen=True, eq=False)
 class TileLabels:
-    """labels (n): POSITIVE, NEGATIVE or UNKNOWN. positive, negative (n): share of the tile that such regions cover, 0 to 1."""
+    """labels (n): POSITIVE, NEGATIVE or UNKNOWN. positive, negative (n): share of the tile covered by such regions, 0 to 1."""
 
     labels: NDArray[np.int64]
     positive: NDArray[np.float64]
@@ -57,7 +65,7 @@ def label_tiles(
     names = positive_names(regions, positive)
     ordered = sorted(regions, key=lambda region: region.extent, reverse=True)[
         ::-1
-    ]  # of equal ones the last comes first
+    ]  # among regions of equal size the last one comes first
     kinds = [_CUT if region.cut else POSITIVE if region.name in names else NEGATIVE for region in ordered]
     shapes = [region.shape for region in ordered]
     shares = _at_centres(tiles, shapes, kinds) if rule == "centre" else _visible_shares(tiles, shapes, kinds)
@@ -67,17 +75,14 @@ def label_tiles(
 
 
 def _least_share(rule: str) -> float:
-    try:
-        share = RULES[rule] if rule in RULES else float(rule)
-    except ValueError:
-        share = float("nan")
-    if not 0 <= share <= 1:
+    share = RULES.get(rule, number_in(rule))
+    if share is None or not 0 <= share <= 1:
         raise CarmilError(f"unknown overlap rule {rule!r}: expected any, centre, half, or a share from 0 to 1")
     return share
 
 
 def _at_centres(tiles: Tiles, shapes: Sequence[Geometry], kinds: Sequence[int]) -> NDArray[np.float64]:
-    """Return for each kind (3, n) whether the first shape over a tile's centre is of it, 1 or 0."""
+    """Return for each kind (3, n) whether the first shape over a tile's centre has this kind, 1 or 0."""
     shares = np.zeros((3, len(tiles)))
     tree = shapely.STRtree(shapely.points(tiles.corners + tiles.size / 2))
     for shape, kind in zip(reversed(shapes), reversed(kinds), strict=True):
@@ -88,7 +93,7 @@ def _at_centres(tiles: Tiles, shapes: Sequence[Geometry], kinds: Sequence[int]) 
 
 
 def _visible_shares(tiles: Tiles, shapes: Sequence[Geometry], kinds: Sequence[int]) -> NDArray[np.float64]:
-    """Return the share of each tile (3, n) that shapes of each kind cover, where none of the shapes before them does."""
+    """Return the share of each tile (3, n) that is covered by shapes of each kind, without the area covered by preceding shapes."""
     squares = shapely.box(*tiles.corners.T, *(tiles.corners + tiles.size).T)
     pieces, piece_kinds, hits = _pieces_over(shapely.STRtree(squares), shapes, kinds)
     tile, piece = np.concatenate(hits), np.repeat(np.arange(len(pieces)), [len(some) for some in hits])
@@ -109,7 +114,7 @@ def _visible_shares(tiles: Tiles, shapes: Sequence[Geometry], kinds: Sequence[in
 def _pieces_over(
     tree: shapely.STRtree, shapes: Sequence[Geometry], kinds: Sequence[int]
 ) -> tuple[NDArray[np.object_], NDArray[np.int64], list[NDArray[np.int64]]]:
-    """Return the shapes in small pieces, the kind of each, and the tiles of the tree that it touches."""
+    """Return the shapes in small pieces, the kind of each, and the tiles in the tree that it touches."""
     pieces, piece_kinds, hits, total = [shapely.Polygon()], [_CUT], [np.empty(0, np.int64)], 0
     for shape, kind in zip(shapes, kinds, strict=True):
         for piece in _pieces(shape):
@@ -119,7 +124,7 @@ def _pieces_over(
             total += len(hits[-1])
             if total > MOST_PAIRS:
                 raise CarmilError(
-                    f"the {len(shapes):,} annotated regions lie over one another too many times: remove those that repeat others"
+                    f"the {len(shapes):,} annotated regions overlap one another too many times: remove duplicates"
                 )
     return np.array(pieces), np.array(piece_kinds), hits
 
@@ -135,7 +140,24 @@ def _pieces(shape: Geometry) -> list[Geometry]:
         halves = [(left, top, right, (top + bottom) / 2), (left, (top + bottom) / 2, right, bottom)]
     pieces = []
     for half in halves:
-        piece = shapely.clip_by_rect(shape, *half)  # ten times as fast as `intersection`, and now and then not valid
+        piece = shapely.clip_by_rect(shape, *half)  # ten times as fast as `intersection`, but occasionally invalid
         piece = piece if piece.is_valid else shape.intersection(shapely.box(*half))
         pieces += [] if piece.is_empty else _pieces(piece)
     return pieces
+
+
+def write_truth(labelled: Sequence[tuple[Tiles, TileLabels]], out: Path) -> list[str]:
+    """Write out/instances.csv and out/patch_labels/SLIDE.npy; return lines for the log. An unknown label is an empty cell."""
+    rows: list[tuple[object, ...]] = [("slide", "x", "y", "label", "positive", "negative")]
+    names = safe_names(tiles.slide for tiles, _ in labelled)
+    for tiles, labels in labelled:
+        words = np.where(labels.labels == UNKNOWN, "", labels.labels.astype(str))
+        for (x, y), label, yes, no in zip(tiles.corners.tolist(), words, labels.positive, labels.negative, strict=True):
+            rows.append((tiles.slide, x, y, label, f"{yes:.4g}", f"{no:.4g}"))
+        with atomic_file(out / "patch_labels" / f"{names[tiles.slide]}.npy") as aside, aside.open("wb") as file:
+            np.save(file, labels.labels)
+    write_text(out / "instances.csv", csv_text(rows, for_people=False))
+    return [
+        f"written: {out / 'instances.csv'}",
+        f"         {out / 'patch_labels'}, {len(labelled)} slides: put it beside the folder features, then `carmil cohort build`",
+    ]

@@ -1,8 +1,9 @@
-"""Maps: one value per tile, their names, what their colours mean, and how values are scaled for them. n tiles.
+"""Maps with one value per tile: their names, the meaning of their colours, and their scaling. n tiles.
 
-The only place that knows how a map is scaled, and which tiles are for and against.
+Only this module decides how a map is scaled, and which tiles are for and against.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -10,7 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from carmil.errors import CarmilError
 from carmil.evidence.smoothing import smooth_map
+from carmil.slides.slide import Tiles
+from carmil.targets.target import FOR_AND_AGAINST, EvidenceWords
 
 Scale = Literal["minmax", "rank"]
 Kind = Literal["factual", "counterfactual", "difference", "evidence"]
@@ -20,20 +24,24 @@ SCALES = {
     "rank": "by rank among the tiles of this slide: colours show the order, not the size",
 }
 SIGNED_SCALES = SCALES | {"minmax": "symmetric around 0, up to the largest value for or against on this slide"}
+NUMBER_SCALES = SCALES | {"minmax": "symmetric around 0, up to the largest absolute value on this slide"}
 WEIGHT_SCALES = SCALES | {"minmax": "from 0 to the largest weight on this slide"}
 LEAST_LOGITS = 0.01  # a smaller change of a logit changes its probability by less than a quarter of a percentage point
 LEAST_MOVED = 0.05  # of 2, the largest sum of |a - a_cf| on a slide
-SMALL = 0.05  # of the largest size on the slide: a tile with less is neither for nor against
-EVEN = 0.01  # values that differ by less than this share of the largest are the same
+LEAST_TURNING = 0.1  # of what would turn the answer: evidence that moves it by less is drawn fainter
+SMALL = 0.05  # of the largest absolute value on the slide: a tile below it is neither for nor against
+EVEN = 0.01  # values that differ by less than this share of the largest are considered equal
 
 
 @dataclass(frozen=True, eq=False)
 class TileMap:
-    """One value per tile (n), NaN where it has none. name: its class, or else its kind; model: set where several are compared.
+    """One value per tile (n), NaN where it has none. name: its class, or else its kind; model: set if several models
+    are compared.
 
-    scores: a map of attention holds scores, from before the softmax, instead of weights. apart: how far the tiles of a map of
-    evidence move the logits of two classes apart (see `logits_apart`); None where only this class is known. smoothed: the radius
-    it was smoothed over, in words.
+    scores: whether a map of attention has scores, from before the softmax, instead of weights. apart: how far the
+    tiles of a map of evidence move the logits of two classes apart (see `logits_apart`); None if only this class
+    is known. turning: how far the outputs must move for another answer, in the unit of evidence; None if it is not
+    known. smoothed: a description of the radius of smoothing. words: those for evidence, of the run's target.
     """
 
     name: str
@@ -42,12 +50,14 @@ class TileMap:
     model: str = ""
     scores: bool = False
     apart: float | None = None
+    turning: float | None = None
     smoothed: str = ""
+    words: EvidenceWords = FOR_AND_AGAINST
 
     def smooth(self, places: ArrayLike, radius: float, words: str) -> "TileMap":
-        """Return the map smoothed over a radius in the unit of `places` (n, 2); tiles without a value take no part.
+        """Return the map smoothed over a radius in the unit of `places` (n, 2); tiles without a value are ignored.
 
-        A negligible map and a map of scores are returned unchanged: they have no total to keep.
+        A negligible map and a map of scores are returned unchanged, since their totals have no meaning.
         """
         if radius == 0 or self.scores or self.negligible:
             return self
@@ -58,37 +68,70 @@ class TileMap:
 
     @property
     def signed(self) -> bool:
-        """Whether 0 is the middle: values above are for, values below against."""
+        """Return whether 0 is the middle of the scale: values above are for, values below against."""
         return self.kind in (DIFFERENCE, "evidence")
 
     @property
     def weights(self) -> bool:
-        """Whether the values are attention weights: 0 or more, with a sum of 1."""
+        """Return whether the values are attention weights: not negative, with a sum of 1."""
         return not self.signed and not self.scores
 
     @property
     def negligible(self) -> bool:
-        """Whether a signed map is too small to matter: every picture, table and page draws it as 0."""
+        """Return whether a signed map is too small to matter; every picture, table and page then draws it as 0."""
         return bool(self.why_negligible)
 
     @property
     def why_negligible(self) -> str:
-        """Why the map is negligible; empty if it is not."""
+        """Return why the map is negligible; empty if it is not."""
         size = float(np.nansum(np.abs(self.values)))
         match self.kind:
             case "difference" if size < LEAST_MOVED:
                 return f"less than {LEAST_MOVED:g} of the attention moved (2 is the most that can move)"
-            case "evidence" if self.apart is not None and self.apart < LEAST_LOGITS:
-                return f"all tiles together change the difference between any two class logits by less than {LEAST_LOGITS:g}"
+            case "evidence" if self._reach < LEAST_LOGITS:
+                return f"all tiles together change {self._moved} by less than {LEAST_LOGITS:g}"
             case "evidence" if size < LEAST_LOGITS:
-                return f"all tiles together change the logit of {self.name} by less than {LEAST_LOGITS:g}"
+                return f"all tiles together change {self.words.total(self.name)} by less than {LEAST_LOGITS:g}"
         return ""
 
     @property
-    def signs(self) -> NDArray[np.int64]:
-        """Signs (n): 1 for, -1 against; 0 for less than SMALL of the largest size, no value, or a negligible map.
+    def fill(self) -> float:
+        """Return the share of the colour scale that the largest value fills: less than 1 for evidence that is small beside
+        what would turn the answer, 0 for a negligible map.
+        """
+        if self.negligible:
+            return 0.0
+        if self.kind != "evidence" or not self.turning:
+            return 1.0
+        return min(1.0, self._reach / (LEAST_TURNING * self.turning))
 
-        Every list, picture and file of tiles for and against uses them. All 1 for an unsigned map.
+    @property
+    def why_faint(self) -> str:
+        """Return why the map does not fill the colour scale; empty if it does, or if it is negligible."""
+        if self.fill in (0.0, 1.0):
+            return ""
+        return f"all tiles together change {self._moved} by at most {self._reach:.2g}; another answer needs {self.turning:.2g}"
+
+    @property
+    def _rivals(self) -> bool:
+        return self.words.rivals and self.apart is not None
+
+    @property
+    def _reach(self) -> float:
+        """Return the most by which all tiles together can change what decides the answer."""
+        if self._rivals and self.apart is not None:
+            return self.apart
+        return float(np.nansum(np.abs(self.values)))
+
+    @property
+    def _moved(self) -> str:
+        return "the difference between any two class logits" if self._rivals else self.words.total(self.name)
+
+    @property
+    def signs(self) -> NDArray[np.int64]:
+        """Return signs (n): 1 for, -1 against; 0 for a value below SMALL of the largest, no value, or a negligible map.
+
+        Every list, picture and file of tiles for and against uses them. All signs of an unsigned map are 1.
         """
         if not self.signed:
             return np.ones(len(self.values), np.int64)
@@ -98,22 +141,27 @@ class TileMap:
 
     @property
     def even(self) -> bool:
-        """Whether all tiles have the same value, up to EVEN of the largest: none of them stands out."""
+        """Return whether all tiles have the same value, up to EVEN of the largest."""
         known = self.values[~np.isnan(self.values)]
         return not len(known) or float(known.max() - known.min()) <= EVEN * float(np.abs(known).max())
 
     def shades(self, scale: Scale) -> NDArray[np.float64]:
-        """Return the values scaled for colours, see `scale_values`; a negligible map is 0, and an even one has no ranks."""
+        """Return the values scaled for colours, see `scale_values` and `fill`; a negligible map is 0, and an even map has
+        no ranks.
+        """
         if self.negligible or (self.even and scale == "rank"):
             return np.where(np.isnan(self.values), np.nan, 0.0)
-        return scale_values(self.values, scale, signed=self.signed, from_zero=self.weights)
+        return self.fill * scale_values(self.values, scale, signed=self.signed, from_zero=self.weights)
 
     def scaling(self, scale: Scale) -> str:
-        """Return in words how colours are computed from values."""
+        """Describe how colours are computed from values."""
         if self.negligible:
             return f"negligible, drawn as 0: {self.why_negligible}"
-        words = SIGNED_SCALES if self.signed else SCALES if self.scores else WEIGHT_SCALES
-        return words[scale] + (f"; even: all tiles within {EVEN:.0%} of each other" if self.even else "")
+        words = SCALES if self.scores else WEIGHT_SCALES
+        if self.signed:
+            words = SIGNED_SCALES if self.words.of_answers else NUMBER_SCALES
+        faint = f"; faint: {self.why_faint}" if self.why_faint else ""
+        return words[scale] + faint + (f"; even: all tiles within {EVEN:.0%} of each other" if self.even else "")
 
     @property
     def title(self) -> str:
@@ -122,32 +170,34 @@ class TileMap:
             FACTUAL: f"attention {of}",
             COUNTERFACTUAL: f"counterfactual attention {of}",
             DIFFERENCE: f"attention {of} minus counterfactual attention {of}",
-            "evidence": "evidence",
+            "evidence": self.words.title(self.name),
         }[self.kind]
-        whose = "" if self.name == self.kind else f" for {self.name}"
+        whose = "" if self.kind == "evidence" or self.name == self.kind else f" for {self.name}"
         over = f", smoothed over {self.smoothed}" if self.smoothed else ""
         return (f"{self.model}: " if self.model else "") + words + whose + over
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Meaning of the lowest and of the highest colour."""
+        """Return the meaning of the lowest and of the highest colour."""
         return {
             FACTUAL: ("looked at least", "looked at most"),
             COUNTERFACTUAL: ("looked at least for another answer", "looked at most for another answer"),
             DIFFERENCE: ("more looked at for another answer", "more looked at for this answer"),
-            "evidence": (f"against {self.name}", f"for {self.name}"),
+            "evidence": (f"{self.words.negative} {self.name}", f"{self.words.positive} {self.name}"),
         }[self.kind]
 
 
 def leading_map(maps: Sequence[TileMap]) -> TileMap:
-    """Return the map that colours objects and places zooms: the first of evidence, which is the answer's; else the first."""
+    """Return the map that determines colours of objects and positions of zooms: the first map of evidence, else the first map."""
     return next((one for one in maps if one.kind == "evidence"), maps[0])
 
 
 def tile_maps(
     values: Mapping[str, ArrayLike], kinds: Mapping[str, Kind] | None = None, *, model: str = ""
 ) -> list[TileMap]:
-    """Return maps by name: factual, counterfactual, difference; any other name is a class, and its map evidence for it."""
+    """Return maps by name: factual, counterfactual, difference; any other name is that of a class, and its map is
+    evidence for it.
+    """
     columns = {name: np.asarray(column, dtype=np.float64) for name, column in values.items()}
     usual: dict[str, Any] = {
         name: name if name in (FACTUAL, COUNTERFACTUAL, DIFFERENCE) else "evidence" for name in columns
@@ -186,20 +236,20 @@ def scale_values(
     from_zero: the lowest colour stands for 0, not for the smallest value.
     """
     known = ~np.isnan(values)
-    found = np.full(values.shape, np.nan)
+    scaled = np.full(values.shape, np.nan)
     some = values[known]
     if not len(some):
-        return found
+        return scaled
     if signed:
         sizes = np.abs(some)
-        found[known] = np.sign(some) * (_ranks(sizes) if scale == "rank" else sizes / (sizes.max() or 1.0))
-        return found
+        scaled[known] = np.sign(some) * (_ranks(sizes) if scale == "rank" else sizes / (sizes.max() or 1.0))
+        return scaled
     if scale == "rank":
-        found[known] = _ranks(some)
+        scaled[known] = _ranks(some)
     else:
         low = min(0.0, some.min()) if from_zero else some.min()
-        found[known] = (some - low) / ((some.max() - low) or 1.0)
-    return found
+        scaled[known] = (some - low) / ((some.max() - low) or 1.0)
+    return scaled
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -211,12 +261,35 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def colour_limits(one: TileMap, scale: Scale) -> tuple[str, str]:
-    """Return the values at the two ends of the colours, in brackets; by rank those of the outermost tiles."""
+    """Return the values at the two ends of the colours, in brackets; by rank, those of the outermost tiles."""
     known = one.values[~np.isnan(one.values)]
     if not len(known):
         return "", ""
     if one.signed and scale == "minmax":
-        most = float(np.abs(known).max())
+        most = float(np.abs(known).max()) / (one.fill or 1.0)
         return f"(−{most:.3g})", f"(+{most:.3g})"
     low = min(0.0, known.min()) if one.weights and scale == "minmax" else known.min()
     return f"({low:.3g})".replace("-", "−"), f"({known.max():.3g})".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """The radius over which a tile's value is spread, in tiles, or in micrometres if `microns`."""
+
+    radius: float = 0.0
+    microns: bool = False
+
+    @classmethod
+    def parse(cls, words: str) -> "Smoothing":
+        """Parse a radius such as `2`, `2 tiles` or `300um`."""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(tiles?|um|µm)?\s*", words)
+        if match is None:
+            raise CarmilError(
+                f"--smooth {words!r}: expected a radius in tiles, such as 2, or in micrometres, such as 300um"
+            )
+        return cls(float(match[1]), match[2] in ("um", "µm"))
+
+    def __call__(self, one: TileMap, tiles: Tiles) -> TileMap:
+        pixels = self.radius / tiles.slide_mpp if self.microns else self.radius * tiles.size
+        words = f"{self.radius:g} {'µm' if self.microns else 'tile' if self.radius == 1 else 'tiles'}"
+        return one.smooth(tiles.corners, pixels, words)
