@@ -1,4 +1,4 @@
-"""A run whose files were damaged or changed is refused in one line, whichever command reads it."""
+"""A run with damaged or modified files raises an error of one line, whichever command reads it."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from ..studies.conftest import make_files
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
-    """A run of two epochs."""
+    """Return the folder of a run trained for two epochs."""
     folder = tmp_path_factory.mktemp("run")
     files = make_files(folder, patients=12, slides=1)
     return run_study(files.settings(folder / "run", epochs=2, seeds=2)).folder
@@ -36,7 +36,7 @@ def run(good, tmp_path) -> Path:
 
 
 def read_all(folder: Path) -> None:
-    """As report, card, predict and viewer do."""
+    """Read all files of a run, as report, card, predict and viewer do."""
     run = read_run(folder)
     run.predictions()
     run.history()
@@ -46,7 +46,7 @@ def read_all(folder: Path) -> None:
 
 
 def changed(path: Path, place: list, value: object) -> None:
-    """Replaces a value of a JSON file; `...` removes it."""
+    """Replace a value of a JSON file; `...` removes it."""
     tree = json.loads(path.read_text())
     holder = tree
     for key in place[:-1]:
@@ -56,7 +56,7 @@ def changed(path: Path, place: list, value: object) -> None:
     else:
         holder[place[-1]] = value
     if path.name == "run.json" and isinstance(tree.get("settings"), dict):
-        tree["key"] = runs.key_of(tree["settings"], tree)  # as someone would who wants to hide the change
+        tree["key"] = runs.key_of(tree["settings"], tree)  # as if to hide the change
     path.write_text(json.dumps(tree))
 
 
@@ -64,7 +64,7 @@ ODD = [
     ("run", ["classes"], ["a"], "two or more different classes"),
     ("run", ["classes"], ["a", "a"], "two or more different classes"),
     ("run", ["classes", 0], 3, "classes[0] is 3: expected text"),
-    ("run", ["class_counts"], [1], "classes and class_counts do not fit"),
+    ("run", ["class_counts"], [1], "classes and class_counts do not match"),
     ("run", ["width"], 10**18, "width is 1000000000000000000: expected less than or equal to 16777216"),
     ("run", ["width"], 0, "width is 0: expected greater than or equal to 1"),
     ("run", ["width"], "6", "width is '6': expected a whole number"),
@@ -76,7 +76,7 @@ ODD = [
     ("run", ["settings"], {}, "'bags' is missing"),
     ("run", ["settings", "epochs"], "many", "epochs is 'many': expected a number"),
     ("run", ["settings", "options"], {"hidden": 10**12}, "expected at most 65,536"),
-    ("run", ["settings", "options"], {"hidden": 4096}, "weights, and the models they belong to have"),
+    ("run", ["settings", "options"], {"hidden": 4096}, "weights: expected"),
     ("run", ["settings", "model"], "nonesuch", "unknown model 'nonesuch'"),
     ("run", ["tile_mpp"], -1, "tile_mpp is -1"),
     ("models", [0, "fold"], 99, "folds or seeds that the splits of run.json do not have"),
@@ -100,7 +100,7 @@ ODD = [
     ("metrics", ["calibration", "count"], [], "calibration"),
     ("metrics", ["calibration", "edges"], [0.0, 1.0], "calibration"),
     ("metrics", ["by_fold", 0, "fold"], None, "by_fold[0].fold is None: expected a whole number"),
-    ("metrics", ["by_fold", 0, "fold"], 77, "other folds than metrics.json"),
+    ("metrics", ["by_fold", 0, "fold"], 77, "different folds than metrics.json"),
     ("metrics", ["by_fold", 0], 3, "by_fold[0] is 3: expected an object"),
     ("metrics", ["by_fold", 0, "auc"], "x", "by_fold[0].figures.auc is 'x': expected a number"),
     ("metrics", ["readings", "cross_entropy"], {}, "readings.cross_entropy is an object: expected a number"),
@@ -116,7 +116,7 @@ ODD = [
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize(("name", "place", "value", "words"), ODD, ids=[f"{n}-{p}-{v}"[:60] for n, p, v, _ in ODD])
-def test_a_run_with_an_odd_value_is_refused_in_one_line(run, name, place, value, words):
+def test_run_with_an_invalid_value_raises_an_error_of_one_line(run, name, place, value, words):
     changed(run / f"{name}.json", place, value)
     with pytest.raises(CarmilError) as refused:
         read_all(run)
@@ -126,7 +126,7 @@ def test_a_run_with_an_odd_value_is_refused_in_one_line(run, name, place, value,
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("name", ["run.json", "models.json", "metrics.json", "history.json"])
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "null", '{"a": ' + "9" * 5000 + "}", "\xff"])
-def test_a_run_with_json_that_cannot_be_read_is_refused_in_one_line(run, name, text):
+def test_run_with_unreadable_json_raises_an_error_of_one_line(run, name, text):
     (run / name).write_text(text, encoding="latin-1")
     with pytest.raises(CarmilError) as refused:
         read_all(run)
@@ -154,7 +154,7 @@ def test_a_run_with_json_that_cannot_be_read_is_refused_in_one_line(run, name, t
         lambda frame: frame.drop(columns="cf_b"),
     ],
 )
-def test_predictions_of_other_columns_are_refused_in_one_line(run, change):
+def test_predictions_with_invalid_columns_raise_an_error_of_one_line(run, change):
     path = run / "predictions.parquet"
     change(pd.read_parquet(path)).to_parquet(path, index=False)
     with pytest.raises(CarmilError) as refused:
@@ -172,7 +172,7 @@ def test_predictions_of_other_columns_are_refused_in_one_line(run, change):
         lambda state: {},
     ],
 )
-def test_weights_of_another_model_are_refused_in_one_line(run, change):
+def test_weights_of_another_model_raise_an_error_of_one_line(run, change):
     path = run / "weights.safetensors"
     state = {name: tensor.contiguous().clone() for name, tensor in change(load_file(path)).items()}
     save_file(state, path)
@@ -182,17 +182,17 @@ def test_weights_of_another_model_are_refused_in_one_line(run, change):
 
 
 @pytest.mark.finding(n=14)
-def test_no_model_is_made_before_its_size_is_compared_with_the_weights(run, monkeypatch):
-    def made(*_, **__):
-        raise AssertionError("a model was made")
+def test_model_size_is_compared_with_the_weights_before_creating_the_model(run, monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("a model was created")
 
     changed(run / "run.json", ["settings", "options"], {"hidden": 65536, "attention": 65536})
-    monkeypatch.setattr(runs, "Population", made)
-    with pytest.raises(CarmilError, match="weights, and the models they belong to have"):
+    monkeypatch.setattr(runs, "Population", fail)
+    with pytest.raises(CarmilError, match="weights: expected"):
         read_run(run).population()
 
 
-def test_a_good_run_is_read_by_all(run):
+def test_valid_run_is_read_by_every_reader(run):
     read_all(run)
     assert (run / "report.html").stat().st_size > 10_000
     assert read_run(run).settings.options == {"hidden": 8, "attention": 4}
@@ -200,15 +200,15 @@ def test_a_good_run_is_read_by_all(run):
 
 @pytest.mark.finding(n=13)
 @pytest.mark.parametrize("name", ["splits.tsv", "report.html", "study.yaml"])
-def test_a_file_of_the_users_is_not_overwritten_by_a_run(tmp_path, name):
+def test_run_does_not_overwrite_files_of_the_user(tmp_path, name):
     (tmp_path / name).write_text("mine")
-    with pytest.raises(CarmilError, match=rf"holds {name} but no run\.json: that file is not overwritten"):
+    with pytest.raises(CarmilError, match=rf"holds {name} but no run\.json: {name} would be overwritten"):
         begin(tmp_path, {}, {})
     assert (tmp_path / name).read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.finding(n=14)
-def test_what_pandas_left_in_the_table_of_predictions_is_not_believed(run):
+def test_pandas_metadata_of_the_predictions_table_is_ignored(run):
     path = run / "predictions.parquet"
     table = pq.read_table(path)
     odd = {b"pandas": b'{"index_columns": [], "column_indexes": [{"name": {}}], "columns": [{"name": {}}]}'}
@@ -217,7 +217,7 @@ def test_what_pandas_left_in_the_table_of_predictions_is_not_believed(run):
 
 
 @pytest.mark.finding(n=14)
-def test_a_run_whose_classes_were_exchanged_by_hand_is_refused(run):
+def test_run_with_swapped_classes_raises_an_error(run):
     facts = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**facts, "classes": facts["classes"][::-1]}))
     with pytest.raises(CarmilError, match=r"run\.json was changed after it was written"):
@@ -226,10 +226,10 @@ def test_a_run_whose_classes_were_exchanged_by_hand_is_refused(run):
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused_by_name(run, value):
+def test_weights_that_are_not_finite_raise_an_error_naming_them(run, value):
     path = run / "weights.safetensors"
     state = load_file(path)
     name = next(iter(state))
     save_file({**state, name: torch.full_like(state[name], value)}, path)
-    with pytest.raises(CarmilError, match=rf"weights\.safetensors: {name} holds values that are not finite"):
+    with pytest.raises(CarmilError, match=rf"weights\.safetensors: {name} has values that are not finite"):
         read_run(run).population()

@@ -1,12 +1,14 @@
-"""A YAML file with odd or hostile content is one line that names it."""
+"""A settings file with invalid or hostile content raises an error of one line that names it."""
 
 from pathlib import Path
 
 import pytest
 
 from carmil.errors import CarmilError
+from carmil.runs.run import OPTIONAL, key_of
 from carmil.runs.settings import Settings, checked_options, preset_of, read_settings
 from carmil.studies.train import recipe_of
+from carmil.targets import Classes, Survival
 
 GOOD = "bags: features\nout: run\n"
 BOMB = "options:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -25,8 +27,8 @@ BOMB = "options:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("folds: " + "[" * 400 + "]" * 400, "line 3: nested deeper than 20 levels"),
         ("folds: " + "{a: " * 800 + "}" * 800, "line 3: nested deeper than 20 levels"),
         ("folds:" + "".join("\n" + " " * i + "a:" for i in range(1, 30)), "line 22: nested deeper than 20 levels"),
-        ("folds: 3\nseeds: 2\nfolds: 7", "study.yaml, line 5: the key 'folds' is there already, in line 3"),
-        ("options: {hidden: 8, hidden: 16}", "line 3: the key 'hidden' is there already, in line 3"),
+        ("folds: 3\nseeds: 2\nfolds: 7", "study.yaml, line 5: the key 'folds' is given already in line 3"),
+        ("options: {hidden: 8, hidden: 16}", "line 3: the key 'hidden' is given already in line 3"),
         ("models-at-once: 3\nmodels_at_once: 4", "gives 'models_at_once' twice, spelled in two ways"),
         ("lambda: 1\nlambda_: 2", "gives 'lambda_' twice, spelled in two ways"),
         ("label: " + "x" * 200_000, "is larger than 131,072 bytes"),
@@ -52,7 +54,7 @@ BOMB = "options:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("%TAG x", "study.yaml"),
     ],
 )
-def test_odd_yaml_is_one_line(tmp_path, text, words):
+def test_invalid_yaml_raises_an_error_of_one_line(tmp_path, text, words):
     path = tmp_path / "study.yaml"
     path.write_text((GOOD if not text.startswith("bags") else "out: run\n") + text)
     with pytest.raises(CarmilError) as refused:
@@ -62,7 +64,7 @@ def test_odd_yaml_is_one_line(tmp_path, text, words):
 
 
 @pytest.mark.finding(n=14)
-def test_anchors_and_options_that_are_meant_are_read(tmp_path):
+def test_yaml_anchors_and_nested_options_are_read(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text(GOOD + "lr: &rates [1e-4, 2e-4]\nalpha: *rates\noptions: {hidden: 8, names: [a, 1], gated: true}\n")
     settings = Settings.of(read_settings(path), where=str(path))
@@ -75,7 +77,7 @@ def settings_of(**given) -> Settings:
     return Settings.of({"bags": "features", "out": "run", **given}, where="study.yaml")
 
 
-def test_a_preset_brings_back_the_settings_of_0_1_and_what_is_given_beside_it_wins():
+def test_preset_restores_settings_of_version_0_1_unless_overridden():
     before = settings_of(preset="0.1")
     names = ("epochs", "warmup", "lr", "weight_decay", "label_smoothing", "scale", "init", "distance")
     assert [getattr(before, name) for name in names] == [50, 5, 2e-4, 1e-5, 0.0, "none", "own", "l1"]
@@ -87,14 +89,14 @@ def test_a_preset_brings_back_the_settings_of_0_1_and_what_is_given_beside_it_wi
         settings_of(preset="0.3")
 
 
-def test_an_epoch_can_be_chosen_after_half_of_them_unless_told():
+def test_warmup_is_half_of_the_epochs_by_default():
     assert recipe_of(settings_of(epochs=40)).warmup == 20
     assert recipe_of(settings_of(epochs=40, warmup=5)).warmup == 5
     assert recipe_of(settings_of(epochs=3, warmup=5)).warmup == 2
     assert recipe_of(settings_of(epochs=1)).warmup == 0
 
 
-def test_an_unknown_setting_or_value_names_the_nearest_and_all_there_are():
+def test_unknown_setting_or_value_suggests_the_nearest_valid_choice():
     with pytest.raises(CarmilError, match=r"unknown setting 'presett'; did you mean 'preset'\?"):
         settings_of(presett="0.1")
     with pytest.raises(CarmilError, match=r"scale is 'half': .*none, common, halfway, own; did you mean 'halfway'\?"):
@@ -104,5 +106,21 @@ def test_an_unknown_setting_or_value_names_the_nearest_and_all_there_are():
 @pytest.mark.parametrize(
     ("given", "name"), [({"preset": "0.1"}, "0.1"), ({"preset": "0.1", "lr": 1e-3}, None), ({}, None)]
 )
-def test_the_preset_that_a_study_follows_is_known_from_its_settings(given, name):
+def test_preset_is_recognised_from_the_settings(given, name):
     assert preset_of(settings_of(**given)) == name
+
+
+def test_settings_that_depend_on_the_target_are_those_of_the_target_unless_given():
+    settings = Settings.of({"bags": "features", "out": "run"}, where="command line")
+    classes, survival = (settings.completed(target) for target in (Classes(names=("a", "b")), Survival()))
+    assert (classes.batch, classes.label_smoothing) == (1, 0.1)
+    assert (survival.batch, survival.label_smoothing) == (32, 0)
+    given = Settings.of({"bags": "features", "out": "run", "batch": 8, "label_smoothing": 0.0}, where="command line")
+    assert given.completed(Classes(names=("a", "b"))) == given
+
+
+def test_target_counts_in_the_key_of_a_run_only_if_it_is_given():
+    settings = Settings.of({"bags": "features", "out": "run"}, where="command line").lasting()
+    earlier = {name: value for name, value in settings.items() if name not in OPTIONAL}  # a run of version 0.1.0
+    assert key_of(settings, {"data": "0"}) == key_of(earlier, {"data": "0"})
+    assert key_of({**settings, "target": "age"}, {"data": "0"}) != key_of(earlier, {"data": "0"})

@@ -1,4 +1,4 @@
-"""Files of `carmil explain` that were damaged or changed are refused in one line."""
+"""Damaged or modified files of `carmil explain` raise an error of one line."""
 
 import json
 
@@ -10,24 +10,24 @@ from carmil.errors import CarmilError
 from carmil.runs.slide_evidence import ABOUT, read_slide_evidence
 
 COLUMNS = {"x": [0.0, 1.0], "y": [0.0, 1.0], "u": [0.5, 0.1], "evidence_a": [1.0, -1.0], "evidence_b": [-1.0, 1.0]}
-TOLD = {"line": {"prediction": "a", "p_a": 0.7, "p_b": 0.3}, "coordinate_unit": "level0_px"}
+METADATA = {"line": {"prediction": "a", "p_a": 0.7, "p_b": 0.3}, "coordinate_unit": "level0_px"}
 
 
-def write(path, told=None, **others):
+def write(path, metadata=None, **others):
     table = pa.table({**COLUMNS, **others})
-    words = json.dumps(TOLD) if told is None else told
+    words = json.dumps(METADATA) if metadata is None else metadata
     pq.write_table(table.replace_schema_metadata({ABOUT: words.encode()}), path)
     return path
 
 
-def test_what_was_written_is_read(tmp_path):
-    found = read_slide_evidence(write(tmp_path / "s.parquet"))
-    assert len(found) == 2 and found.coordinates.tolist() == [[0, 0], [1, 1]] and found.unit == "level0_px"
-    assert found.maps()
+def test_written_slide_evidence_is_read_back(tmp_path):
+    result = read_slide_evidence(write(tmp_path / "s.parquet"))
+    assert len(result) == 2 and result.coordinates.tolist() == [[0, 0], [1, 1]] and result.unit == "level0_px"
+    assert result.maps()
 
 
 @pytest.mark.finding(n=3)
-def test_maps_of_a_file_are_judged_over_its_classes_whichever_is_asked_for(tmp_path):
+def test_negligibility_considers_all_classes_even_if_one_map_is_requested(tmp_path):
     both = {"evidence_a": [5.0, -5.0], "evidence_b": [5.001, -5.001]}
     (one,) = read_slide_evidence(write(tmp_path / "s.parquet", **both)).maps(["b"])
     assert one.apart == pytest.approx(0.002) and one.negligible
@@ -36,21 +36,21 @@ def test_maps_of_a_file_are_judged_over_its_classes_whichever_is_asked_for(tmp_p
 
 
 @pytest.mark.finding(n=3)
-def test_attention_of_a_model_that_has_no_evidence_is_not_drawn_as_for_and_against(tmp_path):
+def test_attention_explainer_gives_no_evidence_maps(tmp_path):
     def names(explainer: str) -> list[tuple[str, str]]:
-        told = TOLD | {"line": TOLD["line"] | {"explainer": explainer}}
-        found = read_slide_evidence(write(tmp_path / f"{explainer}.parquet", json.dumps(told), a=[0.9, 0.1]))
-        return [(one.name, one.kind) for one in found.maps()]
+        metadata = METADATA | {"line": METADATA["line"] | {"explainer": explainer}}
+        result = read_slide_evidence(write(tmp_path / f"{explainer}.parquet", json.dumps(metadata), a=[0.9, 0.1]))
+        return [(one.name, one.kind) for one in result.maps()]
 
     assert names("attention") == [("factual", "factual")]
     assert names("path") == [("a", "evidence"), ("factual", "factual")]
-    told = json.dumps(TOLD | {"line": TOLD["line"] | {"explainer": "attention"}})
+    metadata = json.dumps(METADATA | {"line": METADATA["line"] | {"explainer": "attention"}})
     with pytest.raises(CarmilError, match="unknown map 'a'"):
-        read_slide_evidence(write(tmp_path / "s.parquet", told, a=[0.9, 0.1])).maps(["a"])
+        read_slide_evidence(write(tmp_path / "s.parquet", metadata, a=[0.9, 0.1])).maps(["a"])
 
 
 @pytest.mark.finding(n=3)
-def test_a_file_says_the_answer_its_probability_the_label_and_the_rule(tmp_path):
+def test_answer_lines_state_answer_probability_label_and_rule(tmp_path):
     line = {
         "prediction": "a",
         "explained_class": "a",
@@ -60,17 +60,17 @@ def test_a_file_says_the_answer_its_probability_the_label_and_the_rule(tmp_path)
         "answer_rule": "a if p(a) >= 0.5",
     }
     known = read_slide_evidence(write(tmp_path / "s.parquet", json.dumps({"line": line})))
-    assert known.answer_lines == ["Answer: a; probability of a: 70.0%; label: b", "Decision rule: a if p(a) >= 0.5"]
+    assert known.answer_lines == ["Answer: a; probability of a: 70.0 %; label: b", "Decision rule: a if p(a) >= 0.5"]
     none = line | {"prediction": "no answer", "label": None}
     known = read_slide_evidence(write(tmp_path / "t.parquet", json.dumps({"line": none})))
-    assert known.answer_lines[0] == "Answer: no answer; probability of a: 70.0%"
-    assert read_slide_evidence(write(tmp_path / "u.parquet")).answer_lines == ["Answer: a; probability of a: 70.0%"]
+    assert known.answer_lines[0] == "Answer: no answer; probability of a: 70.0 %"
+    assert read_slide_evidence(write(tmp_path / "u.parquet")).answer_lines == ["Answer: a; probability of a: 70.0 %"]
     assert read_slide_evidence(write(tmp_path / "v.parquet", "{}")).answer_lines == []
 
 
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize(
-    ("told", "others", "words"),
+    ("metadata", "others", "words"),
     [
         ("{", {}, "cannot be read"),
         ("[" * 100_000, {}, "cannot be read"),
@@ -84,8 +84,8 @@ def test_a_file_says_the_answer_its_probability_the_label_and_the_rule(tmp_path)
         (None, {"u": pa.array([1, 2], pa.timestamp("s"))}, "expected numbers"),
     ],
 )
-def test_odd_evidence_is_one_line(tmp_path, told, others, words):
-    path = write(tmp_path / "s.parquet", told, **others)
+def test_invalid_slide_evidence_raises_an_error_of_one_line(tmp_path, metadata, others, words):
+    path = write(tmp_path / "s.parquet", metadata, **others)
     with pytest.raises(CarmilError) as refused:
         read_slide_evidence(path).maps()
     assert words in str(refused.value) and str(path) in str(refused.value)

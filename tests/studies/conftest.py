@@ -1,4 +1,4 @@
-"""A small cohort as a user has it: npy files and a CSV, with a rule that can be learned."""
+"""A small cohort of npy files and a CSV, with a rule that can be learned."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class Files:
 
 
 def make_files(folder: Path, *, patients: int = 24, classes: int = 2, seed: int = 0, slides: int = 2) -> Files:
-    """`slides` of each patient; an instance of class c > 0 has a large feature c."""
+    """Write a cohort with `slides` per patient; the first instance of a slide with class c has a large feature c."""
     rng = np.random.default_rng(seed)
     lines = ["slide_id,case_id,label"]
     for p in range(patients):

@@ -1,4 +1,4 @@
-"""Maps are scored only where the truth is known."""
+"""Maps are scored only on instances whose truth is known."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,7 @@ from carmil.bags.writers import write_bag
 from carmil.evidence import explain
 from carmil.runs.settings import Settings
 from carmil.studies import agreement as agreements
-from carmil.studies.agreement import agreement, known_instances, map_figures, run_agreement
-from carmil.studies.localisation import localisation_figures
+from carmil.studies.agreement import agreement, known_instances, localisation_figures, map_figures, run_agreement
 from carmil.studies.subjects import Subject, open_run_store
 from carmil.studies.train import run_study
 from carmil.truth import UNKNOWN
@@ -31,28 +30,28 @@ def bags():
     return Bags(torch.randn(12, 4), torch.tensor([0, 3, 5, 7, 10, 12]), instance_labels=truth)
 
 
-def test_known_instances_lie_in_the_bags_that_have_any():
+def test_known_instances_exclude_unknown_truth_and_empty_bags():
     truth = torch.tensor([1, UNKNOWN, 0, 0, UNKNOWN, UNKNOWN, 1, 0])
     known, offsets = known_instances(truth, torch.tensor([0, 4, 6, 8]))
     assert known.tolist() == [True, False, True, True, False, False, True, True]
-    assert offsets.starts.tolist() == [0, 3, 5]  # nothing is known of the second bag
+    assert offsets.starts.tolist() == [0, 3, 5]  # no truth is known for the second bag
     by_class, _ = known_instances(torch.tensor([[1, -1], [UNKNOWN, 0], [0, 0]]), torch.tensor([0, 3]))
     assert by_class.tolist() == [True, False, True]
 
 
-def test_every_model_and_bag_is_measured_as_scikit_learn_does(bags):
+def test_agreement_of_every_model_and_bag_equals_scikit_learn(bags):
     population = population_of()
     models = [population.member(row) for row in range(3)]
-    (found,) = agreement(models, bags, torch.arange(5), ["path"])
-    assert (found.explainer, found.rule) == ("path", "mirror")
-    assert found.measures["auprc_plus"].shape == (3, 5, 1)
+    (result,) = agreement(models, bags, torch.arange(5), ["path"])
+    assert (result.explainer, result.rule) == ("path", "mirror")
+    assert result.measures["auprc_plus"].shape == (3, 5, 1)
     for row, model in enumerate(models):
         evidence = explain(model, bags, "path")[:, 1].double().numpy()
         for i in range(5):
             at = slice(int(bags.offsets[i]), int(bags.offsets[i + 1]))
             truth = bags.instance_labels[at].numpy()
             scores, truth = evidence[at][truth != UNKNOWN], truth[truth != UNKNOWN]
-            values = [float(found.measures[name][row, i, 0]) for name in ("auprc_plus", "auprc_both", "auroc", "ndcg")]
+            values = [float(result.measures[name][row, i, 0]) for name in ("auprc_plus", "auprc_both", "auroc", "ndcg")]
             if len(set(truth)) < 2:
                 assert np.isnan(values).all()
                 continue
@@ -61,45 +60,45 @@ def test_every_model_and_bag_is_measured_as_scikit_learn_does(bags):
             assert values == pytest.approx(expected)
 
 
-def test_attention_has_a_result_per_negative_rule_where_the_truth_is_signed():
+def test_attention_agreement_with_signed_truth_has_one_result_per_negative_rule():
     truth = torch.tensor([[1, -1], [0, 1], [-1, 0], [1, 1], [0, -1]])
     bags = Bags(torch.randn(5, 4), torch.tensor([0, 3, 5]), instance_labels=truth)
     population = population_of("car/abmil", models=2)
-    found = agreement([population.member(row) for row in range(2)], bags, torch.arange(2), ["attention", "path"])
-    assert [(one.explainer, one.rule) for one in found] == [
+    result = agreement([population.member(row) for row in range(2)], bags, torch.arange(2), ["attention", "path"])
+    assert [(one.explainer, one.rule) for one in result] == [
         ("attention", "mirror"),
         ("attention", "self"),
         ("attention", "counterfactual"),
         ("path", "mirror"),
     ]
-    assert found[0].measures["auprc_both"].shape == (2, 2, 2)
+    assert result[0].measures["auprc_both"].shape == (2, 2, 2)
     model = population.member(1)
     u, u_cf = (explain(model, bags, name)[:3, 0].numpy() for name in ("attention", "counterfactual_attention"))
-    for one, refuting in zip(found, (-u, u, u_cf), strict=False):
+    for one, refuting in zip(result, (-u, u, u_cf), strict=False):
         both = average_precision_score([1, 0, 0], u), average_precision_score([0, 0, 1], refuting)
         assert float(one.measures["auprc_both"][1, 0, 0]) == pytest.approx(np.mean(both))
 
 
-def test_there_is_no_agreement_without_a_truth_of_the_classes(bags):
+def test_agreement_is_empty_without_known_truth(bags):
     model = population_of(classes=3).member(0)
     assert agreement([model], bags, torch.arange(5), ["path"]) == []
     unknown = Bags(torch.randn(12, 4), torch.tensor([0, 12]))
     assert agreement([population_of().member(0)], unknown, torch.arange(1), ["path"]) == []
 
 
-def test_figures_are_the_mean_over_the_models_in_the_order_of_the_bags_however_they_are_parted(monkeypatch, bags):
+def test_map_figures_are_means_over_models_for_any_batch_size(monkeypatch, bags):
     population, chosen = population_of(), torch.tensor([4, 0, 3, 1])
     models = [population.member(row) for row in (0, 2)]
     (whole,) = agreement(models, bags, torch.arange(5), ["path"])
     for at_once in (1, 5, 100):
         monkeypatch.setattr(agreements, "AT_ONCE", at_once)
-        found = map_figures(population, [0, 2], bags, chosen)
-        assert list(found) == ["auprc_attention", "auprc_path"]
+        result = map_figures(population, [0, 2], bags, chosen)
+        assert list(result) == ["auprc_attention", "auprc_path"]
         expected = whole.measures["auprc_plus"].mean(0)[chosen, 0]
-        torch.testing.assert_close(torch.from_numpy(found["auprc_path"]), expected, equal_nan=True)
+        torch.testing.assert_close(torch.from_numpy(result["auprc_path"]), expected, equal_nan=True)
 
 
-def test_models_of_a_run_are_measured_on_their_own_bags_and_once(tmp_path, monkeypatch):
+def test_run_agreement_uses_the_bags_of_each_model_and_is_cached(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     lines = ["slide,patient,label"]
     for i in range(24):
@@ -118,9 +117,9 @@ def test_models_of_a_run_are_measured_on_their_own_bags_and_once(tmp_path, monke
     )
     assert tested.shape == (6, 24, 1)
     for row, model in enumerate(run.models):
-        own = frame[(frame["fold"] == model.fold) & (frame["seed"] == model.seed)].set_index("slide")
+        rows_of_model = frame[(frame["fold"] == model.fold) & (frame["seed"] == model.seed)].set_index("slide")
         for place, slide in enumerate(store.ids):
-            expected = own["auprc_path"].get(slide, np.nan)
+            expected = rows_of_model["auprc_path"].get(slide, np.nan)
             assert float(tested[row, place, 0]) == pytest.approx(expected, nan_ok=True)
     assert not (~tested.isnan() & ~checked.isnan()).any()
     assert (~checked.isnan()).any(1).all()
@@ -129,7 +128,7 @@ def test_models_of_a_run_are_measured_on_their_own_bags_and_once(tmp_path, monke
     torch.testing.assert_close(again, tested, equal_nan=True)
 
 
-def test_localisation_leaves_out_slides_and_tiles_that_nobody_knows(tmp_path):
+def test_localisation_excludes_slides_and_tiles_without_truth(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -140,8 +139,8 @@ def test_localisation_leaves_out_slides_and_tiles_that_nobody_knows(tmp_path):
     for path, part in zip(files, scores.split([4, 2, 2]), strict=True):
         pq.write_table(pa.table({"evidence_b": part.numpy()}), path)
     subjects = [Subject(str(i), i, (0,)) for i in range(3)]
-    found = localisation_figures(bags, subjects, files, {"path": "evidence_b"}, {})["path"]
-    assert found["auprc_plus"].value == 0.75
-    assert found["auprc_plus"].slides == 2
-    assert found["froc"].slides == 2
-    assert "auprc_both_mirror" not in found  # unknown is not against
+    result = localisation_figures(bags, subjects, files, {"path": "evidence_b"}, {})["path"]
+    assert result["auprc_plus"].value == 0.75
+    assert result["auprc_plus"].slides == 2
+    assert result["froc"].slides == 2
+    assert "auprc_both_mirror" not in result  # unknown truth is not negative truth

@@ -1,4 +1,4 @@
-"""A study says in one line each what makes its figures or maps worthless, where it is so, and only there."""
+"""A study warns in one line each, and only where it applies, of what invalidates its figures or maps."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from .conftest import make_files
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory):
-    """A run that has learned nothing: features of next to nothing, one epoch at a learning rate of next to nothing."""
+    """Return a run that has learned nothing: tiny features and one epoch at a tiny learning rate."""
     folder = tmp_path_factory.mktemp("idle")
     files = make_files(folder)
     for path in files.features.glob("*.npy"):
@@ -35,19 +35,19 @@ def learned(tmp_path_factory):
 
 
 def lines_of(run, tmp_path):
-    """The lines of terminal, card and report; the same in all of them."""
-    found = cautions(run)
+    """Return the warnings of a run, after checking that terminal, card and report all contain them."""
+    result = cautions(run)
     write_report(run, tmp_path / "report.html")
     page, text, terminal = (tmp_path / "report.html").read_text(), card(run), figures_lines(run)
-    for line in found:
+    for line in result:
         assert line in terminal
         assert line in page
         assert f"- {line[0].upper()}{line[1:]}." in text
-    return found
+    return result
 
 
 @pytest.mark.finding(n=18)
-def test_a_model_that_is_no_better_than_class_frequencies_is_called_so(idle, learned, tmp_path):
+def test_warning_if_the_model_is_no_better_than_class_frequencies(idle, learned, tmp_path):
     (line,) = [
         line for line in lines_of(idle, tmp_path) if line.startswith("the model is no better than class frequencies")
     ]
@@ -58,7 +58,7 @@ def test_a_model_that_is_no_better_than_class_frequencies_is_called_so(idle, lea
 
 
 @pytest.mark.finding(n=18)
-def test_a_cohort_of_noise_is_called_out_by_its_auc(idle, learned, tmp_path):
+def test_warning_if_the_auc_may_be_chance(idle, learned, tmp_path):
     interval = idle.metrics.intervals["auc"]
     assert interval.low <= 0.5
     (line,) = [line for line in lines_of(idle, tmp_path) if line.startswith("the AUC may be chance")]
@@ -68,7 +68,7 @@ def test_a_cohort_of_noise_is_called_out_by_its_auc(idle, learned, tmp_path):
 
 
 @pytest.mark.finding(n=18)
-def test_a_counterfactual_attention_that_did_not_move_is_called_so(idle, learned, tmp_path):
+def test_warning_if_counterfactual_attention_did_not_move(idle, learned, tmp_path):
     assert idle.metrics.readings["attention_moved"] < 0.05 <= learned.metrics.readings["attention_moved"] <= 2
     (line,) = [
         line for line in lines_of(idle, tmp_path) if line.startswith("the counterfactual attention did not move")
@@ -78,14 +78,14 @@ def test_a_counterfactual_attention_that_did_not_move_is_called_so(idle, learned
 
 
 @pytest.mark.finding(n=18)
-def test_attention_that_is_nearly_uniform_is_called_so(idle, learned, tmp_path):
+def test_warning_if_attention_is_nearly_uniform(idle, learned, tmp_path):
     assert idle.metrics.readings["attention_spread"] >= 0.9 > learned.metrics.readings["attention_spread"]
     assert any(line.startswith("attention is nearly uniform") for line in lines_of(idle, tmp_path))
     assert not any("nearly uniform" in line for line in lines_of(learned, tmp_path))
 
 
 @pytest.mark.finding(n=18)
-def test_a_class_of_fewer_than_five_patients_is_named_before_training(files, tmp_path, said):
+def test_train_warns_of_a_class_with_fewer_than_five_patients(files, tmp_path, run_cli):
     table = pd.read_csv(files.labels, dtype=str)
     number = table["case_id"].str[1:].astype(int)
     table[(table["label"] == "a") | (number < 8)].to_csv(files.labels, index=False)  # patients 1, 3, 5, 7 are b
@@ -101,7 +101,7 @@ def test_a_class_of_fewer_than_five_patients_is_named_before_training(files, tmp
         "--device",
         "cpu",
     ]
-    status, _, err = said("train", *words, "--model", "abmil", "--out", str(tmp_path / "run"))
+    status, _, err = run_cli("train", *words, "--model", "abmil", "--out", str(tmp_path / "run"))
     assert status == 0
     line = "class 'b' has 4 patients, fewer than five: figures of this class are mostly chance"
     assert line in err and "class 'a'" not in err
@@ -111,13 +111,13 @@ def test_a_class_of_fewer_than_five_patients_is_named_before_training(files, tmp
         assert line in (tmp_path / "run" / name).read_text().replace("&#39;", "'")
 
 
-def test_five_patients_are_not_few_and_slides_are_no_patients():
+def test_few_patients_counts_patients_instead_of_slides():
     assert few_patients(["a", "b"], [0] * 5 + [1] * 5, list("abcdefghij")) == []
     (line,) = few_patients(["a", "b"], [0] * 5 + [1] * 5, list("abcde") + ["f"] * 5)
     assert line.startswith("class 'b' has 1 patient, fewer than five")
 
 
-def test_a_model_without_attention_or_branch_is_judged_by_what_it_has(files, tmp_path):
+def test_readings_without_attention_or_branch_are_omitted(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", model="mean", options={"hidden": 8}, epochs=1))
     assert set(run.metrics.readings) == {"cross_entropy", "cross_entropy_of_class_frequencies"}
     run = run_study(files.settings(tmp_path / "other", model="abmil", epochs=1))
@@ -125,28 +125,28 @@ def test_a_model_without_attention_or_branch_is_judged_by_what_it_has(files, tmp
     assert not {"attention_spread", "attention_moved"} & set(run.predictions())
 
 
-def test_a_run_that_did_not_measure_is_not_called_anything(idle):
+def test_run_without_readings_has_no_warnings(idle):
     before = replace(idle, metrics=replace(idle.metrics, readings={}, intervals_of=None))
     assert cautions(before) == []
 
 
-def test_cross_entropies_by_hand():
-    found = cross_entropies([[0.8, 0.2], [0.5, 0.5], [0.1, 0.9]], [0, 0, 1])
-    assert found[0] == pytest.approx(-np.log([0.8, 0.5, 0.9]).mean())
-    assert found[1] == pytest.approx(-(2 * np.log(2 / 3) + np.log(1 / 3)) / 3)
+def test_cross_entropies_equal_values_computed_by_hand():
+    result = cross_entropies([[0.8, 0.2], [0.5, 0.5], [0.1, 0.9]], [0, 0, 1])
+    assert result[0] == pytest.approx(-np.log([0.8, 0.5, 0.9]).mean())
+    assert result[1] == pytest.approx(-(2 * np.log(2 / 3) + np.log(1 / 3)) / 3)
 
 
 @pytest.mark.finding(n=18)
-def test_a_class_that_is_never_answered_is_named(learned):
+def test_warning_if_a_class_is_never_predicted(learned):
     assert never_answered(learned) == []
     frame = learned.predictions().assign(answer="a")
-    silent = SimpleNamespace(predictions=lambda: frame, classes=learned.classes, data=learned.data)
+    silent = SimpleNamespace(predictions=lambda: frame, target=learned.target, data=learned.data)
     assert never_answered(silent) == ["class 'b' is never answered, though 24 slides have that label"]
 
 
 @pytest.mark.finding(n=18)
-def test_explain_repeats_that_the_counterfactual_attention_did_not_move(idle, learned, said):
+def test_explain_repeats_the_warning_about_counterfactual_attention(idle, learned, run_cli):
     for run, moved in ((idle, False), (learned, True)):
-        status, out, _ = said("explain", str(run.folder), "--device", "cpu")
+        status, out, _ = run_cli("explain", str(run.folder), "--device", "cpu")
         assert status == 0
         assert ("the counterfactual attention did not move" in out) is not moved

@@ -1,4 +1,4 @@
-"""One slide has one answer, wherever it is read: the rule of the run's models decides."""
+"""A slide has the same answer in every output: the decision rule of the run's models."""
 
 import json
 import re
@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 
 from carmil.report.run import write_report
-from carmil.runs.decision import Decision, joint_decision, rule_origin
 from carmil.runs.run import read_run
-from carmil.studies.decisions import JOINT, RULE
 from carmil.studies.evaluate import evaluate_run, predict_bags
 from carmil.studies.explain import explain_run
+from carmil.studies.subjects import JOINT, RULE
 from carmil.studies.train import run_study
+from carmil.targets.decision import Decision, joint_decision, rule_origin
+from carmil.viewer.cases import read_cases
 from carmil.viewer.responses import Responses
-from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
 
 from .conftest import make_files
@@ -25,16 +25,16 @@ from .conftest import make_files
 NAMED = {"slide": None, "patient": None, "label": None}
 
 
-def quiet(line: str) -> None:
+def ignore_log(line: str) -> None:
     pass
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A run of two folds and two seeds; its thresholds are put far from 0.5, where some answers turn."""
+    """Return a run with two folds and two seeds whose thresholds are far from 0.5, which changes some answers."""
     folder = tmp_path_factory.mktemp("decisions")
     files = make_files(folder, patients=12, slides=1)
-    run_study(files.settings(folder / "run", folds=2, seeds=2, epochs=12), log=quiet)
+    run_study(files.settings(folder / "run", folds=2, seeds=2, epochs=12), log=ignore_log)
     frame = pd.read_parquet(folder / "run" / "predictions.parquet")
     at = float(np.quantile(frame["p_b"], 0.2 if frame["p_b"].median() < 0.5 else 0.8))
     assert abs(at - 0.5) > 0.1
@@ -45,7 +45,7 @@ def study(tmp_path_factory):
     return folder, files
 
 
-def in_report(run, tmp_path) -> dict[str, str]:
+def answers_in_report(run, tmp_path) -> dict[str, str]:
     write_report(run, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     table = text[text.index('<table id="table"') :]
@@ -54,14 +54,14 @@ def in_report(run, tmp_path) -> dict[str, str]:
     return {row[heads.index("slide")]: row[heads.index("answer")] for row in rows}
 
 
-def in_viewer(folder) -> dict[str, str]:
+def answers_in_viewer(folder) -> dict[str, str]:
     cases = read_cases(folder)
-    told = json.loads(Responses(cases, SlideFiles(None, ())).cohort())["cases"]
-    return {row["slide"]: row["prediction"] for row in told}
+    table = json.loads(Responses(cases, SlideFiles(None, ())).cohort())["cases"]
+    return {row["slide"]: row["prediction"] for row in table}
 
 
 @pytest.mark.finding(n=2)
-def test_report_viewer_explain_predict_and_evaluate_give_one_answer_for_one_slide(study, tmp_path):
+def test_every_output_gives_the_same_answer_for_a_slide(study, tmp_path):
     folder, files = study
     run = read_run(folder / "run")
     frame = run.predictions()
@@ -74,39 +74,39 @@ def test_report_viewer_explain_predict_and_evaluate_give_one_answer_for_one_slid
     most_probable = {slide: "b" if row["p_b"] > row["p_a"] else "a" for slide, row in mean.iterrows()}
     assert sum(expected[slide] != most_probable[slide] for slide in expected) > 2  # the threshold matters
 
-    assert in_report(run, tmp_path) == expected
-    assert in_viewer(folder / "run") == expected
-    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", log=quiet)
-    assert dict(zip(told["slide"], told["answer"], strict=True)) == expected
-    found = evaluate_run(
-        folder / "run", files.features, files.labels, tmp_path / "evaluate", named=NAMED, device="cpu", log=quiet
+    assert answers_in_report(run, tmp_path) == expected
+    assert answers_in_viewer(folder / "run") == expected
+    table = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", log=ignore_log)
+    assert dict(zip(table["slide"], table["answer"], strict=True)) == expected
+    result = evaluate_run(
+        folder / "run", files.features, files.labels, tmp_path / "evaluate", named=NAMED, device="cpu", log=ignore_log
     )
-    told = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
-    assert dict(zip(told["slide"], told["answer"], strict=True)) == expected
-    assert found.figures["accuracy"] == pytest.approx((told["answer"] == told["label"]).mean())
-    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "log": quiet}
-    told = explain_run(folder / "run", tmp_path / "evidence", **asked).frame
-    assert dict(zip(told["slide"], told["prediction"], strict=True)) == expected
-    assert (told["explained_class"] == told["prediction"]).all()
+    table = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
+    assert dict(zip(table["slide"], table["answer"], strict=True)) == expected
+    assert result.figures["accuracy"] == pytest.approx((table["answer"] == table["label"]).mean())
+    options = {"bags": None, "methods": (), "searched": False, "device": "cpu", "log": ignore_log}
+    table = explain_run(folder / "run", tmp_path / "evidence", **options).frame
+    assert dict(zip(table["slide"], table["prediction"], strict=True)) == expected
+    assert (table["explained_class"] == table["prediction"]).all()
 
 
 @pytest.mark.finding(n=2)
-def test_new_slides_have_one_answer_by_the_mean_threshold_of_all_models(study, tmp_path):
+def test_new_slides_are_decided_by_the_mean_threshold_of_all_models(study, tmp_path):
     folder, _ = study
     new = make_files(tmp_path, patients=6, slides=1, seed=7)
     for path in new.features.glob("*.npy"):
         path.rename(path.with_name(f"new{path.name}"))
-    told = predict_bags(folder / "run", new.features, tmp_path / "predict", device="cpu", log=quiet)
+    table = predict_bags(folder / "run", new.features, tmp_path / "predict", device="cpu", log=ignore_log)
     at = float(np.mean([model.threshold for model in read_run(folder / "run").models]))
-    assert told["answer"].tolist() == ["b" if p >= at else "a" for p in told["p_b"]]
-    assert set(told["models"]) == {4}
-    asked = {"methods": (), "searched": False, "device": "cpu", "log": quiet}
-    explained = explain_run(folder / "run", tmp_path / "evidence", bags=new.features, **asked).frame
-    assert explained["prediction"].tolist() == told["answer"].tolist()
+    assert table["answer"].tolist() == ["b" if p >= at else "a" for p in table["p_b"]]
+    assert set(table["models"]) == {4}
+    options = {"methods": (), "searched": False, "device": "cpu", "log": ignore_log}
+    explained = explain_run(folder / "run", tmp_path / "evidence", bags=new.features, **options).frame
+    assert explained["prediction"].tolist() == table["answer"].tolist()
 
 
 @pytest.mark.finding(n=2)
-def test_models_that_agree_are_not_overruled_by_their_joint_threshold():
+def test_joint_decision_agrees_with_unanimous_models():
     classes = ("a", "b")
     each = [Decision(classes, at, 0.01) for at in (0.1, 0.2, 0.9)]
     p = np.array(
@@ -130,7 +130,7 @@ def test_models_that_agree_are_not_overruled_by_their_joint_threshold():
 
 
 @pytest.mark.finding(n=2)
-def test_every_table_of_answers_has_the_rule(study, tmp_path):
+def test_every_table_of_answers_states_the_decision_rule(study, tmp_path):
     folder, files = study
     run = read_run(folder / "run")
     rule = run.decision().rule
@@ -139,16 +139,18 @@ def test_every_table_of_answers_has_the_rule(study, tmp_path):
         r"validation patients; slides use the same\)",
         rule,
     )
-    told = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", log=quiet)
-    assert set(told["models"]) == {2}  # of the fold that the slide was tested in
+    table = predict_bags(folder / "run", files.features, tmp_path / "predict", device="cpu", log=ignore_log)
+    assert set(table["models"]) == {2}  # the models of the fold in which the slide was tested
     of_folds = {run.decision([row for row, model in enumerate(run.models) if model.fold == f]).rule for f in (0, 1)}
     assert set(pd.read_csv(tmp_path / "predict" / "predictions.csv")[RULE]) == of_folds
     write_report(run, tmp_path / "report.html")
     assert "slides use the threshold of their patients" in (tmp_path / "report.html").read_text()
-    asked = {"bags": None, "methods": (), "searched": False, "device": "cpu", "log": quiet}
-    found = explain_run(folder / "run", tmp_path / "evidence", **asked)
-    assert set(found.frame[RULE]) == of_folds == set(found.summary.answer_rules)
-    evaluate_run(folder / "run", files.features, files.labels, tmp_path / "e", named=NAMED, device="cpu", log=quiet)
+    options = {"bags": None, "methods": (), "searched": False, "device": "cpu", "log": ignore_log}
+    result = explain_run(folder / "run", tmp_path / "evidence", **options)
+    assert set(result.frame[RULE]) == of_folds == set(result.summary.answer_rules)
+    evaluate_run(
+        folder / "run", files.features, files.labels, tmp_path / "e", named=NAMED, device="cpu", log=ignore_log
+    )
     assert set(json.loads((tmp_path / "e" / "evaluation.json").read_text())["answer_rules"]) == of_folds
     assert {
         row["rule"] for row in json.loads(Responses(read_cases(folder / "run"), SlideFiles(None, ())).cohort())["cases"]
@@ -157,11 +159,11 @@ def test_every_table_of_answers_has_the_rule(study, tmp_path):
 
 
 @pytest.mark.finding(n=2)
-def test_predictions_of_train_have_the_answer_of_each_model_and_the_joint_answer(tmp_path):
+def test_train_predictions_have_the_answer_of_each_model_and_the_joint_answer(tmp_path):
     files = make_files(tmp_path, patients=8, slides=1)
     for reshuffle in (False, True):
         folder = tmp_path / f"run{reshuffle}"
-        run_study(files.settings(folder, folds=2, seeds=2, epochs=3, reshuffle=reshuffle), log=quiet)
+        run_study(files.settings(folder, folds=2, seeds=2, epochs=3, reshuffle=reshuffle), log=ignore_log)
         run, frame = read_run(folder), pd.read_csv(folder / "predictions.csv")
         for row in frame.itertuples():
             pairs = zip(run.tested_folds, run.models, strict=True)
@@ -169,22 +171,22 @@ def test_predictions_of_train_have_the_answer_of_each_model_and_the_joint_answer
             assert row.answer == ("b" if row.p_b >= model.threshold else "a")
         assert frame[RULE].str.startswith("this model alone: b if p(b) >= ").all()
         assert frame.groupby("slide")[JOINT].nunique().eq(1).all()
-        assert dict(zip(frame["slide"], frame[JOINT], strict=True)) == in_report(run, tmp_path)
-    run_study(files.settings(tmp_path / "one", folds=2, seeds=1, epochs=3), log=quiet)
+        assert dict(zip(frame["slide"], frame[JOINT], strict=True)) == answers_in_report(run, tmp_path)
+    run_study(files.settings(tmp_path / "one", folds=2, seeds=1, epochs=3), log=ignore_log)
     one = read_run(tmp_path / "one").predictions()
     assert JOINT not in one and one[RULE].str.startswith("b if p(b) >= ").all()
 
 
 @pytest.mark.finding(n=2)
-def test_a_rule_that_holds_in_one_fold_names_the_fold_wherever_it_is_printed(study, tmp_path, said):
+def test_rule_of_a_single_fold_names_the_fold(study, tmp_path, run_cli):
     folder, _ = study
     run = read_run(folder / "run")
     for fold in (0, 1):
         rows = [row for row, model in enumerate(run.models) if model.fold == fold]
         assert f", else a (fold {fold}: mean of the thresholds of 2 models" in run.decision(rows).rule
-    mine = run.predictions()
-    assert all(f"(fold {fold}: threshold chosen" in rule for fold, rule in zip(mine["fold"], mine[RULE], strict=True))
-    _, out, _ = said("explain", str(folder / "run"), "--out", str(tmp_path / "evidence"), "--device", "cpu")
+    own = run.predictions()
+    assert all(f"(fold {fold}: threshold chosen" in rule for fold, rule in zip(own["fold"], own[RULE], strict=True))
+    _, out, _ = run_cli("explain", str(folder / "run"), "--out", str(tmp_path / "evidence"), "--device", "cpu")
     rules = [line for line in out.splitlines() if line.startswith("- answer: ")]
     assert sorted(line.partition("(fold ")[2][:2] for line in rules) == ["0:", "1:"]
     same = replace(run, models=tuple(replace(model, threshold=0.5) for model in run.models))
@@ -192,7 +194,7 @@ def test_a_rule_that_holds_in_one_fold_names_the_fold_wherever_it_is_printed(stu
 
 
 @pytest.mark.finding(n=2)
-def test_folds_are_named_where_an_answer_is_withheld_and_not_where_the_rule_is_the_same():
+def test_rule_origin_names_folds_only_if_rules_differ_between_folds():
     given = {"level": "slide", "patients": "mean"}
     abstaining, plain = Decision(("a", "b", "c"), None, 0.2), Decision(("a", "b", "c"))
     assert rule_origin("balanced", [abstaining], folds=[1], **given) == "fold 1"
@@ -205,19 +207,19 @@ def test_folds_are_named_where_an_answer_is_withheld_and_not_where_the_rule_is_t
 
 
 @pytest.mark.finding(n=2)
-def test_a_what_if_turns_at_the_threshold_of_the_case(study):
+def test_what_if_answer_changes_at_the_threshold_of_the_case(study):
     folder, _ = study
     cases = read_cases(folder / "run")
     answers = Responses(cases, SlideFiles(None, ()))
     for number, case in enumerate(cases.cases):
-        for gone in range(cases.size(number)):
-            found = json.loads(answers.without(number, {"remove": [gone]}))
-            assert found["answer_before"] == case.answer
-            assert found["answer_after"] == ("b" if found["after"][1] >= case.decision.threshold else "a")
+        for removed in range(cases.size(number)):
+            result = json.loads(answers.without(number, {"remove": [removed]}))
+            assert result["answer_before"] == case.answer
+            assert result["answer_after"] == ("b" if result["after"][1] >= case.decision.threshold else "a")
 
 
 @pytest.mark.finding(n=2)
-def test_one_of_the_runs_slides_among_new_ones_is_answered_as_in_the_report(study, tmp_path):
+def test_training_slide_among_new_slides_is_answered_as_in_the_report(study, tmp_path):
     folder, files = study
     own = sorted(files.features.glob("*.npy"))[3]
     make_files(tmp_path, patients=2, slides=1, seed=7)
@@ -225,7 +227,7 @@ def test_one_of_the_runs_slides_among_new_ones_is_answered_as_in_the_report(stud
     for path in mixed.glob("*.npy"):
         path.rename(path.with_name(f"new{path.name}"))
     shutil.copy(own, mixed / own.name)
-    told = predict_bags(folder / "run", mixed, tmp_path / "predict", device="cpu", log=quiet).set_index("slide")
+    table = predict_bags(folder / "run", mixed, tmp_path / "predict", device="cpu", log=ignore_log).set_index("slide")
     frame = read_run(folder / "run").predictions()
-    assert told.loc[own.stem, "models"] == 2 and (told["models"] == 4).sum() == 2
-    assert told.loc[own.stem, "p_b"] == pytest.approx(frame.loc[frame["slide"] == own.stem, "p_b"].mean(), abs=0)
+    assert table.loc[own.stem, "models"] == 2 and (table["models"] == 4).sum() == 2
+    assert table.loc[own.stem, "p_b"] == pytest.approx(frame.loc[frame["slide"] == own.stem, "p_b"].mean(), abs=0)

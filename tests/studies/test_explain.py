@@ -1,4 +1,4 @@
-"""`carmil explain`: what is written for every slide, by whom it is explained, and that nothing is done twice."""
+"""`carmil explain`: the files written per slide, the models that explain it, and resuming without repetition."""
 
 import json
 import shutil
@@ -18,6 +18,7 @@ from carmil.evidence import explain
 from carmil.evidence.explainers import default_explainer
 from carmil.runs.run import read_run
 from carmil.runs.settings import PRESETS, Settings
+from carmil.runs.slide_evidence import read_slide_evidence
 from carmil.studies import explain as command
 from carmil.studies.bag_evidence import explain_bag
 from carmil.studies.explain import explain_run
@@ -29,7 +30,7 @@ ODD = "=s,00 é#"
 
 
 def bag_of(name, label, rng, *, two_sided=False):
-    """Instance 0 says the label; its truth is 1 in a slide of class b, and in a two-sided one -1 in a slide of class a."""
+    """Return a bag whose instance 0 carries the label; its truth is 1 for class b and, if two-sided, -1 for class a."""
     n = int(rng.integers(4, 9))
     features = rng.normal(size=(n, WIDTH)).astype(np.float32)
     features[0, label] = 5.0
@@ -51,7 +52,7 @@ def cohort(folder, *, two_sided=False):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A run of CAR with two seeds, one of mean, on slides whose instances have coordinates and truth."""
+    """Return a folder with runs of car/abmil (two seeds) and mean on instances with coordinates and truth."""
     folder = tmp_path_factory.mktemp("explained")
     where = cohort(folder, two_sided=True)
     given = {**PRESETS["0.1"], "folds": 3, "epochs": 8, "lr": 1e-2, "validation": 0.25}
@@ -64,10 +65,10 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def evidence(study, tmp_path_factory):
-    return explained_by(study / "car", tmp_path_factory.mktemp("out"), methods=("attention",), searched=True)
+    return run_explain(study / "car", tmp_path_factory.mktemp("out"), methods=("attention",), searched=True)
 
 
-def explained_by(run, out, *, methods=(), searched=False, bags=None, log=lambda line: None):
+def run_explain(run, out, *, methods=(), searched=False, bags=None, log=lambda line: None):
     return explain_run(run, out, bags=bags, methods=methods, searched=searched, device="cpu", log=log)
 
 
@@ -76,7 +77,7 @@ def slide_of(evidence, slide):
     return pd.read_parquet(evidence.folder / file)
 
 
-def test_a_slide_is_explained_by_the_mean_of_the_models_that_were_tested_on_it(study, evidence):
+def test_evidence_is_the_mean_over_models_tested_on_the_slide(study, evidence):
     run = read_run(study / "car")
     bags, population = find_run_store(run).bags(), run.population()
     frame = run.predictions()
@@ -87,20 +88,20 @@ def test_a_slide_is_explained_by_the_mean_of_the_models_that_were_tested_on_it(s
         bag = bags[bags.ids.index(slide)]
         for method, name in (("path", "evidence"), ("attention", "attention")):
             by_hand = torch.stack([explain(population.member(row), bag, method) for row in rows]).mean(0)
-            found = slide_of(evidence, slide)[[f"{name}_a", f"{name}_b"]].to_numpy()
-            np.testing.assert_allclose(found, by_hand.numpy(), atol=1e-6)
+            result = slide_of(evidence, slide)[[f"{name}_a", f"{name}_b"]].to_numpy()
+            np.testing.assert_allclose(result, by_hand.numpy(), atol=1e-6)
 
 
-def test_the_summary_answers_as_the_predictions_do(study, evidence):
+def test_summary_agrees_with_predictions(study, evidence):
     frame = read_run(study / "car").predictions()
     p = frame.groupby("slide")["p_b"].mean()
-    found = evidence.frame.set_index("slide")
-    np.testing.assert_allclose(found["p_b"], p[found.index], atol=1e-5)
-    assert (found["label"] == frame.groupby("slide")["label"].first()[found.index]).all()
-    assert (found["prediction"] == np.where(found["p_b"] > 0.5, "b", "a")).all()
+    result = evidence.frame.set_index("slide")
+    np.testing.assert_allclose(result["p_b"], p[result.index], atol=1e-5)
+    assert (result["label"] == frame.groupby("slide")["label"].first()[result.index]).all()
+    assert (result["prediction"] == np.where(result["p_b"] > 0.5, "b", "a")).all()
 
 
-def test_a_row_an_instance_with_places_attention_and_evidence_that_sums_up(study, evidence):
+def test_evidence_table_has_one_row_per_instance_with_normalised_attention(study, evidence):
     run = read_run(study / "car")
     bags = find_run_store(run).bags()
     bag = bags[bags.ids.index("s05")]
@@ -113,7 +114,7 @@ def test_a_row_an_instance_with_places_attention_and_evidence_that_sums_up(study
     assert evidence.frame["residual"].min() >= 0
 
 
-def test_how_far_the_counterfactual_moved_is_what_the_maps_say(study, evidence):
+def test_counterfactual_change_in_the_summary_equals_that_of_the_models(study, evidence):
     run = read_run(study / "car")
     bags, population = find_run_store(run).bags(), run.population()
     line = evidence.frame.set_index("slide").loc["s08"]
@@ -122,17 +123,29 @@ def test_how_far_the_counterfactual_moved_is_what_the_maps_say(study, evidence):
     moved, change = [], []
     for row in rows:
         with torch.no_grad():
-            seen = population.member(row)(bag.features, bag.offsets)
-        a, a_cf = seen.scores.softmax(0), seen.counterfactual.scores[:, 0].softmax(0)
+            prediction = population.member(row)(bag.features, bag.offsets)
+        a, a_cf = prediction.scores.softmax(0), prediction.counterfactual.scores[:, 0].softmax(0)
         moved.append(float((a - a_cf).abs().sum()))
-        change.append(seen.counterfactual.logits[0, 0] - seen.logits[0])
+        change.append(prediction.counterfactual.logits[0, 0] - prediction.logits[0])
     assert line["counterfactual_attention_moved"] == pytest.approx(np.mean(moved), rel=1e-4)
     assert line["counterfactual_distance"] == pytest.approx(np.mean([float(c.norm()) for c in change]), rel=1e-4)
     assert line["counterfactual_grown"] == "ab"[int(torch.stack(change).mean(0).argmax())]
 
 
+def test_maps_record_how_far_another_answer_is(study, evidence):
+    run = read_run(study / "car")
+    rows = next(subject.models for subject in own_subjects(run, find_run_store(run)) if subject.slide == "s08")
+    line = evidence.frame.set_index("slide").loc["s08"]
+    found = read_slide_evidence(evidence.folder / line["file"])
+    for i, name in enumerate("ab"):
+        (one,) = found.maps([name])
+        assert one.turning == pytest.approx(run.decision(rows).turning(line[["p_a", "p_b"]].astype(float), i))
+        assert one.turning > 0
+    assert found.maps(["factual"])[0].turning is None
+
+
 @pytest.mark.finding(n=3)
-def test_slides_with_negligible_evidence_are_counted_by_the_difference_between_classes(study, evidence, tmp_path, said):
+def test_slides_with_negligible_class_differences_are_counted(study, evidence, tmp_path, run_cli):
     for slide in (ODD, "s07", "s20"):
         maps = slide_of(evidence, slide)[["evidence_a", "evidence_b"]].to_numpy().astype(float)
         apart = evidence.frame.set_index("slide")["logits_apart"][slide]
@@ -142,13 +155,13 @@ def test_slides_with_negligible_evidence_are_counted_by_the_difference_between_c
     path = tmp_path / "still" / "weights.safetensors"
     weights = load_file(path)
     save_file({name: value * (0 if "classif" in name else 1) for name, value in weights.items()}, path)
-    _, out, err = said("explain", str(tmp_path / "still"), "--device", "cpu")
+    _, out, err = run_cli("explain", str(tmp_path / "still"), "--device", "cpu")
     assert "negligible evidence: on 30 of 30 slides all tiles together change the difference between any two" in out, (
         err
     )
 
 
-def test_the_class_shift_counts_rightly_answered_slides(evidence):
+def test_class_shift_counts_correctly_predicted_slides(evidence):
     frame = evidence.frame
     right = frame[frame["label"] == frame["prediction"]]
     for which in ("counterfactual", "searched"):
@@ -157,14 +170,14 @@ def test_the_class_shift_counts_rightly_answered_slides(evidence):
         assert matrix[1, 0] == ((right["label"] == "b") & (right[f"{which}_grown"] == "a")).sum()
 
 
-def test_a_search_that_reaches_its_class_turns_the_answer(evidence):
+def test_successful_counterfactual_search_changes_the_prediction(evidence):
     reached = evidence.frame[evidence.frame["searched_reached"] == 1]
     assert len(reached) > 0
-    assert (reached["searched_prediction"] != reached["prediction"]).mean() > 0.9  # two models may disagree before
+    assert (reached["searched_prediction"] != reached["prediction"]).mean() > 0.9  # two models may have disagreed
     assert set(reached["searched_steps"]) != {0.0}
 
 
-def test_agreement_with_the_truth_is_scikit_learns(study, evidence):
+def test_agreement_with_the_truth_equals_scikit_learn(study, evidence):
     bags = find_run_store(read_run(study / "car")).bags()
     positive, both = [], []
     for slide in evidence.frame["slide"]:
@@ -176,16 +189,16 @@ def test_agreement_with_the_truth_is_scikit_learns(study, evidence):
             both.append(positive[-1])
         else:
             both.append(average_precision_score(truth < 0, -scores))
-    found = evidence.summary.truth.agreement["path"]
-    assert found["auprc_plus"].value == pytest.approx(np.mean(positive))
-    assert found["auprc_plus"].slides == len(positive)
-    assert found["auprc_both_mirror"].value == pytest.approx(np.mean(both))
-    assert found["auprc_plus"].low <= found["auprc_plus"].value <= found["auprc_plus"].high
-    assert {"auroc", "ndcg", "froc", "dice"} <= set(found)
+    result = evidence.summary.truth.agreement["path"]
+    assert result["auprc_plus"].value == pytest.approx(np.mean(positive))
+    assert result["auprc_plus"].slides == len(positive)
+    assert result["auprc_both_mirror"].value == pytest.approx(np.mean(both))
+    assert result["auprc_plus"].low <= result["auprc_plus"].value <= result["auprc_plus"].high
+    assert {"auroc", "ndcg", "froc", "dice"} <= set(result)
     assert evidence.summary.truth.negative_rule.startswith("mirror")
 
 
-def test_the_threshold_of_dice_comes_from_validation_bags_alone(study):
+def test_dice_threshold_is_chosen_on_validation_bags_only(study):
     run = read_run(study / "car")
     store = find_run_store(run)
     places = validation_places(run, store)
@@ -198,37 +211,37 @@ def test_the_threshold_of_dice_comes_from_validation_bags_alone(study):
     assert {store.ids[place] for place in places[0]} == set(of_first)
 
 
-def test_a_killed_command_goes_on_and_writes_the_same(study, evidence, tmp_path, monkeypatch):
-    asked = []
+def test_interrupted_explain_resumes_and_writes_identical_files(study, evidence, tmp_path, monkeypatch):
+    explained = []
 
-    def until_killed(models, bag, *words, **more):
-        if len(asked) == 5:
+    def killed_after_five(models, bag, *words, **more):
+        if len(explained) == 5:
             raise KeyboardInterrupt
-        asked.append(bag.ids[0])
+        explained.append(bag.ids[0])
         return explain_bag(models, bag, *words, **more)
 
-    monkeypatch.setattr(command, "explain_bag", until_killed)
+    monkeypatch.setattr(command, "explain_bag", killed_after_five)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        explained_by(study / "car", out, methods=("attention",), searched=True)
+        run_explain(study / "car", out, methods=("attention",), searched=True)
     assert len(list(out.glob("*.parquet"))) == 5
     damaged = next(out.glob("s*.parquet"))
     damaged.write_bytes(damaged.read_bytes()[:200])
     monkeypatch.undo()
-    again = explained_by(study / "car", out, methods=("attention",), searched=True)
+    again = run_explain(study / "car", out, methods=("attention",), searched=True)
     assert again.written == 30 - 4
     for name in (*again.frame["file"], "summary.json", "summary.csv"):
         assert (out / name).read_bytes() == (evidence.folder / name).read_bytes(), name
-    assert explained_by(study / "car", out, methods=("attention",), searched=True).written == 0
+    assert run_explain(study / "car", out, methods=("attention",), searched=True).written == 0
 
 
-def test_other_evidence_in_the_same_folder_is_refused(study, evidence, said):
-    status, _, err = said("explain", str(study / "car"), "--out", str(evidence.folder), "--device", "cpu")
+def test_explain_into_a_folder_with_other_evidence_exits_with_an_error(study, evidence, run_cli):
+    status, _, err = run_cli("explain", str(study / "car"), "--out", str(evidence.folder), "--device", "cpu")
     assert status == 2
     assert "holds another explanation (its methods, searched differ)" in err
 
 
-def test_slides_with_odd_names_have_files_of_their_own(evidence):
+def test_slides_with_unusual_names_have_unique_files(evidence):
     files = evidence.frame.set_index("slide")["file"]
     assert files.is_unique
     assert files["summary"] != "summary.parquet"
@@ -238,72 +251,72 @@ def test_slides_with_odd_names_have_files_of_their_own(evidence):
 
 
 @pytest.mark.finding(n=16)
-def test_a_slide_whose_name_is_a_formula_is_text_in_summary_csv(evidence):
+def test_slide_name_that_is_a_formula_is_escaped_in_summary_csv(evidence):
     table = pd.read_csv(evidence.folder / "summary.csv", dtype={"slide": str})
     assert f"'{ODD}" in set(table["slide"]) and ODD not in set(table["slide"])
     assert ODD in set(pd.read_parquet(evidence.folder / "summary.parquet")["slide"])
 
 
-def test_new_slides_are_explained_by_all_models_and_the_runs_own_cohort_is_known_again(study, tmp_path):
+def test_new_slides_are_explained_by_all_models_and_the_cohort_of_the_run_is_recognised(study, tmp_path):
     rng = np.random.default_rng(5)
     for i in range(3):
         write_bag(bag_of(f"new{i}", i % 2, rng), tmp_path / "new", "npz")
-    found = explained_by(study / "car", tmp_path / "out", bags=tmp_path / "new")
-    assert found.frame["models"].tolist() == [6, 6, 6]
-    assert found.frame["label"].isna().all()
-    assert "dice" not in found.summary.truth.agreement["path"]
-    assert found.summary.counterfactual.class_shift is None
+    result = run_explain(study / "car", tmp_path / "out", bags=tmp_path / "new")
+    assert result.frame["models"].tolist() == [6, 6, 6]
+    assert result.frame["label"].isna().all()
+    assert "dice" not in result.summary.truth.agreement["path"]
+    assert result.summary.counterfactual.class_shift is None
     shutil.copytree(study / "car" / "cohort", tmp_path / "moved")
-    said = []
-    own = explained_by(study / "car", tmp_path / "own", bags=tmp_path / "moved", log=said.append)
+    logged = []
+    own = run_explain(study / "car", tmp_path / "own", bags=tmp_path / "moved", log=logged.append)
     assert set(own.frame["models"]) == {2}
-    assert any("is the cohort of the run" in line for line in said)
+    assert any("is the cohort of the run" in line for line in logged)
 
 
-def test_the_runs_own_files_are_known_again_when_they_are_packed(study, evidence, tmp_path):
-    said = []
-    own = explained_by(
-        study / "car", tmp_path / "out", methods=("attention",), bags=study / "features", log=said.append
+def test_feature_files_of_the_run_are_recognised(study, evidence, tmp_path):
+    logged = []
+    own = run_explain(
+        study / "car", tmp_path / "out", methods=("attention",), bags=study / "features", log=logged.append
     )
     assert set(own.frame["models"]) == {2}
-    assert any("is the cohort of the run" in line for line in said)
+    assert any("is the cohort of the run" in line for line in logged)
     pd.testing.assert_frame_equal(slide_of(own, "s07"), slide_of(evidence, "s07")[list(slide_of(own, "s07"))])
     assert "dice" in own.summary.truth.agreement["path"]
 
 
-def test_slides_that_patients_bags_were_made_of_are_known_again(study, tmp_path):
+def test_slides_merged_into_patient_bags_are_recognised(study, tmp_path):
     where = cohort(tmp_path / "files")
     options = {"hidden": 8}
     given = {"folds": 3, "epochs": 2, "patients": "one-bag", "out": tmp_path / "run"}
     run_study(Settings(**where, **given, model="mean", options=options))
-    found = explained_by(tmp_path / "run", tmp_path / "out", bags=tmp_path / "files" / "features")
-    assert set(found.frame["slide"]) == {f"P{i}" for i in range(15)}
-    assert set(found.frame["models"]) == {1}
+    result = run_explain(tmp_path / "run", tmp_path / "out", bags=tmp_path / "files" / "features")
+    assert set(result.frame["slide"]) == {f"P{i}" for i in range(15)}
+    assert set(result.frame["models"]) == {1}
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
-def test_a_folder_that_holds_a_run_or_a_sweep_is_no_place_for_evidence(study, tmp_path, said, kind):
+def test_explain_into_a_folder_with_a_run_or_sweep_exits_with_an_error(study, tmp_path, run_cli, kind):
     (tmp_path / f"{kind}.json").write_text("{}")
     before = sorted(path.name for path in (study / "car").iterdir())
     out = study / "car" if kind == "run" else tmp_path
-    status, _, err = said("explain", str(study / "car"), "--out", str(out), "--device", "cpu")
+    status, _, err = run_cli("explain", str(study / "car"), "--out", str(out), "--device", "cpu")
     assert status == 2
     assert f"--out {out} holds a {kind}" in err.strip().splitlines()[-1]
     assert sorted(path.name for path in (study / "car").iterdir()) == before
     assert [path.name for path in tmp_path.iterdir()] == [f"{kind}.json"]
 
 
-def test_thresholds_are_chosen_once_and_kept(study, tmp_path, monkeypatch):
-    first = explained_by(study / "car", tmp_path / "out")
+def test_dice_thresholds_are_computed_once_and_cached(study, tmp_path, monkeypatch):
+    first = run_explain(study / "car", tmp_path / "out")
     monkeypatch.setattr(command, "dice_thresholds", lambda *words: pytest.fail("chosen again"))
-    again = explained_by(study / "car", tmp_path / "out")
+    again = run_explain(study / "car", tmp_path / "out")
     assert again.written == 0
     assert again.summary.truth == first.summary.truth
     assert np.isfinite(first.summary.truth.agreement["path"]["dice"].value)
 
 
-def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):
-    status, out, err = said("explain", str(study / "mean"), "--out", str(tmp_path / "out"), "--device", "cpu")
+def test_explain_prints_agreement_and_the_output_folder(study, tmp_path, run_cli):
+    status, out, err = run_cli("explain", str(study / "mean"), "--out", str(tmp_path / "out"), "--device", "cpu")
     assert status == 0
     assert "AUPRC+" in out
     assert "30 slides to" in out
@@ -318,7 +331,7 @@ def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):
     ("run", "words", "expected"),
     [
         ("nowhere", [], "nowhere does not exist"),
-        ("features", [], "is no run"),
+        ("features", [], "is not a run"),
         ("car", ["--methods", "pathh"], "did you mean 'path'"),
         ("car", ["--methods", "patch_scores"], "'car/abmil', which 'patch_scores' does not fit"),
         ("mean", ["--methods", "path"], "which 'path' does not fit; expected one of coalition"),
@@ -326,24 +339,24 @@ def test_the_command_prints_agreement_and_where_it_wrote(study, tmp_path, said):
         ("car", ["--bags", "nowhere"], "nowhere"),
     ],
 )
-def test_what_does_not_fit_is_one_line_and_status_2(study, tmp_path, said, monkeypatch, run, words, expected):
+def test_invalid_arguments_exit_with_one_line_and_status_2(study, tmp_path, run_cli, monkeypatch, run, words, expected):
     monkeypatch.chdir(study)
-    status, _, err = said("explain", run, "--out", str(tmp_path / "out"), "--device", "cpu", *words)
+    status, _, err = run_cli("explain", run, "--out", str(tmp_path / "out"), "--device", "cpu", *words)
     assert status == 2
     assert expected in err.strip().splitlines()[-1]
     assert not list(tmp_path.glob("out/*.parquet"))
 
 
-def test_a_cohort_that_moved_away_is_named(study, tmp_path, said):
+def test_missing_cohort_exits_with_an_error_naming_bags_option(study, tmp_path, run_cli):
     shutil.copytree(study / "car", tmp_path / "run", ignore=shutil.ignore_patterns("cohort"))
-    status, _, err = said("explain", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--device", "cpu")
+    status, _, err = run_cli("explain", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--device", "cpu")
     assert status == 2
     assert err.strip().splitlines()[-1].startswith(f"carmil: the cohort of {tmp_path / 'run'} is neither at")
     assert "--bags" in err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_of_other_features_is_not_taken_for_the_runs(study, tmp_path):
+def test_store_with_another_fingerprint_is_not_the_store_of_the_run(study, tmp_path):
     run = read_run(study / "car")
     shutil.copytree(study / "car" / "cohort", tmp_path / "store")
     assert find_run_store(run, tmp_path / "store") is not None
@@ -353,14 +366,14 @@ def test_a_store_of_other_features_is_not_taken_for_the_runs(study, tmp_path):
     assert find_run_store(run, tmp_path / "store") is None
 
 
-def test_a_map_a_class_is_written_class_by_class():
+def test_model_with_one_map_per_class_has_one_attention_column_per_class():
     model = create_model("clam.mb", WIDTH, 2, hidden=8, attention=4).eval()
     bag = _bags()
-    found = explain_bag([model], bag, ["path"], ("a", "b"), searched=False)
-    assert {"u_a", "u_b", "a_a", "a_b"} <= set(found.columns)
-    assert not torch.equal(found.columns["u_a"], found.columns["u_b"])
-    seen = model(bag.features, bag.offsets)
-    torch.testing.assert_close(found.columns["u_b"], seen.scores[:, 1].detach())
+    result = explain_bag([model], bag, ["path"], ("a", "b"), searched=False)
+    assert {"u_a", "u_b", "a_a", "a_b"} <= set(result.columns)
+    assert not torch.equal(result.columns["u_a"], result.columns["u_b"])
+    prediction = model(bag.features, bag.offsets)
+    torch.testing.assert_close(result.columns["u_b"], prediction.scores[:, 1].detach())
 
 
 @pytest.mark.parametrize(
@@ -373,7 +386,7 @@ def test_a_map_a_class_is_written_class_by_class():
         ("mean", "patch_scores"),
     ],
 )
-def test_the_default_is_path_evidence_where_the_model_allows_it(name, default):
+def test_default_explainer_is_path_evidence_if_supported(name, default):
     assert default_explainer(create_model(name, WIDTH, 2)) == default
 
 

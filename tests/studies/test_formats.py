@@ -1,4 +1,4 @@
-"""Real histology, written as each tool would, must train to the same result from each."""
+"""Training gives the same result from every file format."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ LAYOUTS = ("clam", "trident", "stamp", "torchmil", "slideflow", "npy", "npz", "p
 
 @pytest.fixture(scope="module")
 def crc_patients(tmp_path_factory):
-    """Forty patients of crc with places for their nuclei, and their labels."""
+    """Return a folder with labels and bags of forty crc patients with random coordinates."""
     from tests.conftest import SHARED
 
     if not SHARED.is_dir():
@@ -34,7 +34,7 @@ def crc_patients(tmp_path_factory):
 @pytest.fixture(scope="module")
 def answers(crc_patients):
     folder, bags = crc_patients
-    found = {}
+    results = {}
     for layout in LAYOUTS:
         unit, size = ("um", 112.0) if layout == "stamp" else ("level0_px", 256.0)
         for bag in bags:
@@ -49,12 +49,12 @@ def answers(crc_patients):
             epochs=3,
             device="cpu",
         )
-        found[layout] = run_study(settings).predictions().set_index("slide")["p_1"].sort_index()
-    return found
+        results[layout] = run_study(settings).predictions().set_index("slide")["p_1"].sort_index()
+    return results
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_format_trains_to_the_same_answers(answers, layout):
+def test_every_format_gives_the_same_predictions(answers, layout):
     assert len(answers[layout]) == 40
     assert np.allclose(answers[layout], answers["npy"], atol=1e-3)
     assert answers[layout].std() > 0

@@ -1,4 +1,4 @@
-"""carmil slides run: from a slide to an answer and the maps that show why."""
+"""carmil slides run: from a slide to an answer and its heat maps."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ ENCODER = "timm/resnet10t"
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory, make_cohort_slide, small_weights):
-    """A run on eight slides of two colours, and the folder it is in."""
+    """Return a folder with eight slides of two colours and a run trained on them."""
     folder = tmp_path_factory.mktemp("cohort")
     labels = {f"s{i}": "red" if i % 2 else "blue" for i in range(8)}
     paths = [make_cohort_slide(folder / "scans" / f"{name}.tif", colour) for name, colour in labels.items()]
@@ -49,7 +49,7 @@ def cohort(tmp_path_factory, make_cohort_slide, small_weights):
 
 @pytest.fixture(scope="module")
 def make_cohort_slide():
-    """Writes a slide of 20x whose tissue is a square of one colour with some noise."""
+    """Return a function that writes a 20x slide whose tissue is a noisy square of one colour."""
     import tifffile
 
     def write(path, colour):
@@ -74,24 +74,24 @@ def make_cohort_slide():
 
 
 @pytest.fixture
-def run(said, tmp_path, cohort, small_weights):
+def run(run_cli, tmp_path, cohort, small_weights):
     def words(slides, *more, weights=small_weights):
         given = ["--encoder", ENCODER, "--weights", str(weights), "--device", "cpu", "--out", str(tmp_path / "out")]
         given += ["--model", str(cohort / "run"), "--longest", "300"]
-        return said("slides", "run", *map(str, slides), *given, *more)
+        return run_cli("slides", "run", *map(str, slides), *given, *more)
 
     return words
 
 
-def test_one_command_goes_from_slides_to_answers_maps_and_geojson(tmp_path, run, make_cohort_slide):
+def test_slides_run_writes_answers_maps_and_geojson(tmp_path, run, make_cohort_slide):
     new = [make_cohort_slide(tmp_path / f"new_{colour}.tif", colour) for colour in ("red", "blue")]
     broken = tmp_path / "broken.tif"
     broken.write_bytes(b"II*\0 not much of a slide")
-    status, said, told = run([*new, broken])
+    status, stdout, err = run([*new, broken])
     out = tmp_path / "out"
-    assert status == 1 and "broken.tif" in told
+    assert status == 1 and "broken.tif" in err
     answers = pd.read_csv(out / "predictions.csv")
-    assert sorted(answers["slide"]) == ["new_blue", "new_red"] and all(name in said for name in answers["slide"])
+    assert sorted(answers["slide"]) == ["new_blue", "new_red"] and all(name in stdout for name in answers["slide"])
 
     evidence = pd.read_parquet(out / "evidence" / "new_red.parquet")
     rows = open_store(out / "features").entries[1].rows
@@ -110,10 +110,10 @@ def test_one_command_goes_from_slides_to_answers_maps_and_geojson(tmp_path, run,
 
 @pytest.mark.finding(n=2)
 @pytest.mark.finding(n=3)
-def test_slides_run_applies_the_decision_rule_of_the_run_and_explains_that_class(
-    tmp_path, said, cohort, small_weights, make_cohort_slide
+def test_slides_run_applies_the_decision_rule_and_explains_the_answer(
+    tmp_path, run_cli, cohort, small_weights, make_cohort_slide
 ):
-    """A threshold that turns the answer turns the maps too; a slide of the run is answered as in its report."""
+    """Changing the threshold changes answer and maps; slides of the run are answered as in its report."""
     shutil.copytree(cohort / "run", tmp_path / "run")
     models = json.loads((tmp_path / "run" / "models.json").read_text())
     new = make_cohort_slide(tmp_path / "new.tif", "red")
@@ -124,11 +124,11 @@ def test_slides_run_applies_the_decision_rule_of_the_run_and_explains_that_class
             model["threshold"] = at
         (tmp_path / "run" / "models.json").write_text(json.dumps(models))
         out = tmp_path / answer
-        status, echoed, told = said(
+        status, stdout, err = run_cli(
             "slides", "run", *slides, *words, "--model", str(tmp_path / "run"), "--out", str(out)
         )
-        assert status == 0, told
-        assert f"answer: red if p(red) >= {at}, else blue" in echoed
+        assert status == 0, err
+        assert f"answer: red if p(red) >= {at}, else blue" in stdout
         table = pd.read_csv(out / "predictions.csv").set_index("slide")
         assert (
             table["answer"].tolist() == [answer, answer] and 0.01 < table["p_red"].min() < table["p_red"].max() < 0.99
@@ -139,40 +139,40 @@ def test_slides_run_applies_the_decision_rule_of_the_run_and_explains_that_class
         )
         summary = pd.read_csv(out / "evidence" / "summary.csv").set_index("slide")
         assert (summary["prediction"] == answer).all()
-        found = json.loads((out / "maps" / "new" / "new.geojson").read_text())
-        assert found["carmil"]["coloured_by"] == f"evidence for {answer}"
-        classes = {one["properties"].get("classification", {}).get("name") for one in found["features"]}
+        result = json.loads((out / "maps" / "new" / "new.geojson").read_text())
+        assert result["carmil"]["coloured_by"] == f"evidence for {answer}"
+        classes = {one["properties"].get("classification", {}).get("name") for one in result["features"]}
         assert classes <= {f"for {answer}", f"against {answer}", None} and not any(
             other in str(name) for name in classes
         )
 
 
-def test_started_again_it_encodes_only_what_is_new(tmp_path, run, make_cohort_slide):
+def test_repeated_slides_run_encodes_only_new_slides(tmp_path, run, make_cohort_slide):
     first = make_cohort_slide(tmp_path / "first.tif", "red")
     assert run([first])[0] == 0
     before = pd.read_parquet(tmp_path / "out" / "evidence" / "first.parquet")
     second = make_cohort_slide(tmp_path / "second.tif", "blue")
-    status, said, _ = run([first, second])
+    status, out, _ = run([first, second])
     rows = {entry.id: entry.rows for entry in open_store(tmp_path / "out" / "features").entries}
     assert status == 0 and set(rows) == {"first", "second"}
-    assert f"{rows['second']} tiles in" in said
+    assert f"{rows['second']} tiles in" in out
     assert before.equals(pd.read_parquet(tmp_path / "out" / "evidence" / "first.parquet"))
     assert (tmp_path / "out" / "maps" / "second" / "second.geojson").is_file()
 
 
 @pytest.mark.finding(n=1)
-def test_an_out_with_answers_of_another_run_is_refused_and_left_as_it_is(tmp_path, run, cohort, make_cohort_slide):
-    """Maps of the other run would stay beside the answers of this one."""
+def test_out_folder_with_answers_of_another_run_is_left_unchanged(tmp_path, run, cohort, make_cohort_slide):
+    """Otherwise maps of the other run would be mixed with the answers of this run."""
     shutil.copytree(cohort / "run", tmp_path / "other")
     models = json.loads((tmp_path / "other" / "models.json").read_text())
     (tmp_path / "other" / "models.json").write_text(json.dumps([model | {"threshold": 0.9} for model in models]))
     slides = [make_cohort_slide(tmp_path / f"{name}.tif", "red") for name in ("first", "second")]
     assert run(slides[:1])[0] == 0
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    status, said, told = run(slides[1:], "--model", str(tmp_path / "other"))
-    assert (status, said) == (2, "")
+    status, out, err = run(slides[1:], "--model", str(tmp_path / "other"))
+    assert (status, out) == (2, "")
     assert (
-        told.strip()
+        err.strip()
         .splitlines()[-1]
         .endswith(
             f"{tmp_path / 'out'} holds answers of another run than {tmp_path / 'other'}: choose another --out, or remove "
@@ -183,37 +183,37 @@ def test_an_out_with_answers_of_another_run_is_refused_and_left_as_it_is(tmp_pat
 
 
 @pytest.mark.finding(n=1)
-def test_messages_are_about_the_slides_of_this_call(tmp_path, run, cohort, make_cohort_slide):
+def test_messages_mention_only_slides_of_this_call(tmp_path, run, cohort, make_cohort_slide):
     assert "features of 1 of these 1 slide ('s3')" in run([cohort / "scans" / "s3.tif"])[2]
-    status, said, told = run([make_cohort_slide(tmp_path / "new.tif", "red")])
-    assert status == 0 and "new" in said
-    assert "s3" not in said and "s3" not in told and "these" not in told
+    status, out, err = run([make_cohort_slide(tmp_path / "new.tif", "red")])
+    assert status == 0 and "new" in out
+    assert "s3" not in out and "s3" not in err and "these" not in err
 
 
 @pytest.mark.finding(n=17)
-def test_where_no_slide_can_be_answered_one_line_is_printed(tmp_path, run, make_cohort_slide):
+def test_failed_slides_run_changes_no_earlier_results(tmp_path, run, make_cohort_slide):
     assert run([make_cohort_slide(tmp_path / "good.tif", "red")])[0] == 0
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     (tmp_path / "empty.tif").write_bytes(b"")
-    status, said, told = run([tmp_path / "empty.tif"])
-    assert (status, said) == (2, "") and "the slide could not be encoded" in told and "0 bytes" in told
+    status, out, err = run([tmp_path / "empty.tif"])
+    assert (status, out) == (2, "") and "the slide could not be encoded" in err and "0 bytes" in err
     after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     changed = {
         path.relative_to(tmp_path / "out").parts[0] for path in {*before, *after} if before.get(path) != after.get(path)
     }
-    assert changed <= {"tiles"}  # where the slide is listed as skipped
+    assert changed <= {"tiles"}  # the slide is listed there as skipped
 
 
-def test_tiles_that_are_cut_are_not_cut_again(tmp_path, run, cohort):
+def test_slides_run_uses_existing_tiles(tmp_path, run, cohort):
     slide = cohort / "scans" / "s3.tif"
-    status, said, told = run([slide], "--tiles", str(cohort / "tiles"))
+    status, out, err = run([slide], "--tiles", str(cohort / "tiles"))
     assert status == 0 and not (tmp_path / "out" / "tiles").exists()
-    assert "s3" in said and "each is answered by the models that were tested on it" in told
+    assert "s3" in out and "each is answered by the models that were tested on it" in err
 
 
 @pytest.fixture
 def coarse_run(tmp_path, cohort):
-    """The run as if it had been trained on tiles of 1 micrometre per pixel; or as 0.1.0 wrote it."""
+    """Return a function that copies the run with another tile geometry, or without geometry as in 0.1.0."""
 
     def make(**geometry):
         folder = tmp_path / "coarse"
@@ -228,21 +228,21 @@ def coarse_run(tmp_path, cohort):
 
 
 @pytest.mark.finding(n=1)
-def test_slides_run_cuts_tiles_with_the_runs_geometry(tmp_path, run, cohort, coarse_run):
+def test_slides_run_cuts_tiles_with_the_geometry_of_the_run(tmp_path, run, cohort, coarse_run):
     model = coarse_run(tile_pixels=128, tile_mpp=1.0)
-    status, _, told = run([cohort / "scans" / "s3.tif"], "--model", str(model))
-    assert status == 0, told
+    status, _, err = run([cohort / "scans" / "s3.tif"], "--model", str(model))
+    assert status == 0, err
     assert open_store(tmp_path / "out" / "features").geometry == TileGeometry(128, 1.0)
     assert read_tiles(tiles_file(tmp_path / "out" / "tiles", "s3")).geometry == TileGeometry(128, 1.0)
-    assert "tile geometry" not in told
+    assert "tile geometry" not in err
 
 
 @pytest.mark.finding(n=1)
-def test_slides_run_refuses_tiles_of_another_size_by_one_line_that_names_both(tmp_path, run, cohort, coarse_run):
+def test_slides_run_rejects_tiles_of_another_geometry(tmp_path, run, cohort, coarse_run):
     model = coarse_run(tile_pixels=256, tile_mpp=1.0)
     words = ["--tiles", str(cohort / "tiles"), "--model", str(model)]
-    status, _, told = run([cohort / "scans" / "s3.tif"], *words)
-    last = told.strip().splitlines()[-1]
+    status, _, err = run([cohort / "scans" / "s3.tif"], *words)
+    last = err.strip().splitlines()[-1]
     assert status == 2 and last.startswith("carmil: ") and "s3_patches.h5 has tiles of 256 pixels at 0.5 um/px" in last
     assert last.endswith(
         "has 256 pixels at 1 um/px: cut them with `carmil slides tile --pixels 256 --tile-mpp 1` and encode them again"
@@ -251,48 +251,46 @@ def test_slides_run_refuses_tiles_of_another_size_by_one_line_that_names_both(tm
 
 
 @pytest.mark.finding(n=1)
-def test_slides_run_says_that_a_run_of_0_1_0_does_not_record_the_size_of_its_tiles(tmp_path, run, cohort, coarse_run):
-    status, _, told = run([cohort / "scans" / "s3.tif"], "--model", str(coarse_run()))
-    assert status == 0, told
-    assert "does not record the size of its tiles: they are cut as 256 pixels at 0.5 um/px" in told
-    assert told.count("could not be checked") == 1
+def test_slides_run_warns_that_a_run_of_0_1_0_records_no_tile_geometry(tmp_path, run, cohort, coarse_run):
+    status, _, err = run([cohort / "scans" / "s3.tif"], "--model", str(coarse_run()))
+    assert status == 0, err
+    assert "does not record the size of its tiles: they are cut as 256 pixels at 0.5 um/px" in err
+    assert err.count("could not be checked") == 1
 
 
-def test_another_encoder_than_the_runs_is_refused_before_anything_is_made(tmp_path, run, cohort, small_weights):
+def test_slides_run_rejects_another_encoder_before_writing_files(tmp_path, run, cohort, small_weights):
     state = torch.load(small_weights, weights_only=True)
     torch.save({name: value + 0.01 for name, value in state.items()}, tmp_path / "other.pt")
-    status, _, told = run([cohort / "scans" / "s0.tif"], weights=tmp_path / "other.pt")
-    assert status == 2 and "the run was trained on timm_resnet10t-" in told and "use its encoder" in told
+    status, _, err = run([cohort / "scans" / "s0.tif"], weights=tmp_path / "other.pt")
+    assert status == 2 and "the run was trained on timm_resnet10t-" in err and "use its encoder" in err
     assert not (tmp_path / "out").exists()
 
 
-def test_an_encoder_of_another_name_is_refused_before_it_is_fetched(tmp_path, said, cohort):
+def test_slides_run_rejects_another_encoder_name_before_downloading(tmp_path, run_cli, cohort):
     words = ["--model", str(cohort / "run"), "--encoder", "hf-hub:some/one", "--out", str(tmp_path / "out")]
-    status, _, told = said("slides", "run", str(cohort / "scans" / "s0.tif"), *words)
-    assert (
-        status == 2 and "was trained on features of timm_resnet10t-" in told and "hf-hub:some/one was asked for" in told
-    )
+    status, _, err = run_cli("slides", "run", str(cohort / "scans" / "s0.tif"), *words)
+    assert status == 2 and "was trained on features of timm_resnet10t-" in err and "not of hf-hub:some/one" in err
     assert not (tmp_path / "out").exists()
 
 
-def test_slides_of_which_nothing_can_be_encoded_are_one_line(tmp_path, run):
+def test_slides_run_without_readable_slides_exits_with_an_error(tmp_path, run):
     (tmp_path / "empty.svs").write_bytes(b"")
-    status, _, told = run([tmp_path / "empty.svs"])
-    assert status == 2 and "the slide could not be encoded" in told and "0 bytes" in told
+    status, _, err = run([tmp_path / "empty.svs"])
+    assert status == 2 and "the slide could not be encoded" in err and "0 bytes" in err
 
 
 @pytest.mark.finding(n=17)
-def test_slides_run_takes_the_preset_of_slides_tile(tmp_path, run, cohort):
-    """The slide's piece of tissue, 0.35 mm2, is too small for a resection."""
+def test_slides_run_supports_tissue_presets(tmp_path, run, cohort):
+    """The tissue of the slide, 0.35 mm2, is too small for the resection preset."""
     slide = cohort / "scans" / "s3.tif"
-    status, _, told = run([slide], "--preset", "resection")
-    assert status == 2 and "the smallest area that counts is 1.6 mm2: for small pieces use --preset biopsy" in told
-    status, _, told = run([slide], "--preset", "biopsy", "--tiles", str(cohort / "tiles"))
-    assert status == 2 and "leave one out" in told
+    status, _, err = run([slide], "--preset", "resection")
+    assert status == 2 and "the smallest area that counts is 1.6 mm2: for small pieces use --preset biopsy" in err
+    status, _, err = run([slide], "--preset", "biopsy", "--tiles", str(cohort / "tiles"))
+    assert status == 2 and "leave one out" in err
 
 
-def test_a_real_slide_goes_from_svs_to_map(shared_data, tmp_path, said):
-    """With the real weights, by a run on the nuclei whose features these weights made."""
+def test_slides_run_on_a_real_slide_writes_a_map(shared_data, tmp_path, run_cli):
+    """Use the real weights and a run trained on features that were computed with them."""
     settings = Settings(
         bags=shared_data / "crc", out=tmp_path / "run", truth="is_cancerous", folds=2, epochs=1, device="cpu"
     )
@@ -301,9 +299,9 @@ def test_a_real_slide_goes_from_svs_to_map(shared_data, tmp_path, said):
     weights = shared_data / "weights" / "resnet50_caffe_layer3.safetensors"
     words = ["--model", str(tmp_path / "run"), "--encoder", "resnet50.caffe", "--weights", str(weights)]
     words += ["--longest", "500"]
-    status, said_, told = said("slides", "run", str(slide), *words, "--out", str(tmp_path / "out"), "--device", "cpu")
-    assert status == 0, told
-    assert slide.stem in said_ and "the encoder of the run is not known" in told
-    found = json.loads((tmp_path / "out" / "maps" / slide.stem / f"{slide.stem}.geojson").read_text())["features"]
-    tiles = [one for one in found if one["properties"]["objectType"] == "tile"]
+    status, said_, err = run_cli("slides", "run", str(slide), *words, "--out", str(tmp_path / "out"), "--device", "cpu")
+    assert status == 0, err
+    assert slide.stem in said_ and "the encoder of the run is not known" in err
+    result = json.loads((tmp_path / "out" / "maps" / slide.stem / f"{slide.stem}.geojson").read_text())["features"]
+    tiles = [one for one in result if one["properties"]["objectType"] == "tile"]
     assert len(tiles) == open_store(tmp_path / "out" / "features").rows > 10

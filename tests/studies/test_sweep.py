@@ -1,4 +1,4 @@
-"""Every point of a sweep is the run that `carmil train` would have made; what the sweep adds says how it may be read."""
+"""Every point of a sweep equals the run of `carmil train`; the sweep adds tables and how to interpret them."""
 
 import html
 import json
@@ -33,7 +33,7 @@ ALPHA_LAMBDA = {"alpha": [0.0, 0.5], "lambda_": [0.0, 1.0], "distance": ["l1", "
 
 
 def words(files, out, **others):
-    """A small study as the command line's or a file's words."""
+    """Return the settings of a small study as given on the command line or in a file."""
     given = dict(
         bags=str(files.features),
         labels=str(files.labels),
@@ -57,12 +57,12 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def swept(small, tmp_path_factory):
-    """The paper's grid in small: two alphas, two lambdas, two distances, two seeds."""
+    """Return a small version of the paper's grid: two alphas, two lambdas, two distances, two seeds."""
     out = tmp_path_factory.mktemp("sweep") / "paper"
-    said = []
-    found = run_sweep(sweep_of(words(small, out, seeds=2), ALPHA_LAMBDA, where="test"), log=said.append)
-    assert "8 points, 32 models in 1 population" in said
-    return found
+    logged = []
+    result = run_sweep(sweep_of(words(small, out, seeds=2), ALPHA_LAMBDA, where="test"), log=logged.append)
+    assert "8 points, 32 models in 1 population" in logged
+    return result
 
 
 def point_of(swept, **values):
@@ -70,33 +70,33 @@ def point_of(swept, **values):
     return swept.sweep.points[at], swept.runs[at]
 
 
-def same(first, second):
-    """Are two runs the same to the last bit, in all that was trained, chosen and answered?"""
+def assert_same(first, second):
+    """Assert that two runs have bitwise equal weights, models, metrics and predictions."""
     pd.testing.assert_frame_equal(first.predictions(), second.predictions(), check_exact=True)
-    mine, theirs = (load_file(run.folder / "weights.safetensors") for run in (first, second))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    actual, expected = (load_file(run.folder / "weights.safetensors") for run in (first, second))
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in actual)
     assert (first.models, first.metrics) == (second.models, second.metrics)
     assert first.history().validation == second.history().validation
     assert first.history().epochs_run == second.history().epochs_run
 
 
 @pytest.mark.parametrize(("alpha", "distance"), [(0.0, "l1"), (0.5, "cosine")])
-def test_a_point_is_the_run_that_train_makes_bit_by_bit(swept, tmp_path, alpha, distance):
+def test_sweep_point_is_bitwise_equal_to_the_run_of_train(swept, tmp_path, alpha, distance):
     point, run = point_of(swept, alpha=alpha, lambda_=1.0, distance=distance)
     alone = run_study(replace(point.study, out=tmp_path / "alone"))
-    same(run, alone)
+    assert_same(run, alone)
     assert run.key == alone.key
     assert replace(run.settings, out=alone.settings.out) == alone.settings
-    made = {path.name for path in run.folder.iterdir()}
-    assert made == {path.name for path in alone.folder.iterdir()} - {"cohort"}
+    files = {path.name for path in run.folder.iterdir()}
+    assert files == {path.name for path in alone.folder.iterdir()} - {"cohort"}
     assert "checkpoint-0.safetensors" not in {path.name for path in swept.sweep.out.iterdir()}
 
 
-def test_an_idle_branch_leaves_the_plain_model(swept, small, tmp_path):
-    """alpha = lambda = 0: the answers of the model without its branch, to the last bit, for both distances.
+def test_idle_branch_predicts_like_the_plain_model(swept, small, tmp_path):
+    """With alpha = lambda = 0, predictions are bitwise equal to the model without a branch, for both distances.
 
-    The neighbours' distance is computed for it too, and counts 0 times.
+    The distances of other points are computed for it too, with weight 0.
     """
     point, run = point_of(swept, alpha=0.0, lambda_=0.0, distance="l1")
     other, twin = point_of(swept, alpha=0.0, lambda_=0.0, distance="cosine")
@@ -109,7 +109,7 @@ def test_an_idle_branch_leaves_the_plain_model(swept, small, tmp_path):
     pd.testing.assert_frame_equal(run.predictions()[columns], plain.predictions()[columns], check_exact=True)
 
 
-def test_a_point_can_be_compared_and_asked_about_new_slides(swept, small, tmp_path):
+def test_sweep_point_can_be_compared_and_used_for_prediction(swept, small, tmp_path):
     runs = [point_of(swept, alpha=a, lambda_=1.0, distance="l1")[1] for a in (0.0, 0.5)]
     (pair,) = compare_runs(runs)
     assert (pair.first, pair.second) == ("alpha=0,lambda=1,distance=l1", "alpha=0.5,lambda=1,distance=l1")
@@ -117,7 +117,7 @@ def test_a_point_can_be_compared_and_asked_about_new_slides(swept, small, tmp_pa
     assert len(frame) == 16
 
 
-def test_validation_bags_choose_and_the_table_says_so(swept):
+def test_best_point_is_chosen_on_validation_bags_and_marked_in_the_table(swept):
     choice = choose(swept.runs)
     by_hand = [np.mean([m.validation_loss for m in run.models]) for run in swept.runs]
     assert choice.best == int(np.argmin(by_hand))
@@ -134,36 +134,36 @@ def test_validation_bags_choose_and_the_table_says_so(swept):
     assert "idle branch" in lines
 
 
-def test_what_validation_chooses_fold_by_fold_is_what_train_chooses_from_lists(small, tmp_path):
+def test_choice_by_fold_equals_the_choice_of_train_from_lists(small, tmp_path):
     common = words(small, tmp_path / "sweep", epochs=6, folds=2, seeds=2, inner=2)
-    found = run_sweep(sweep_of(common, {"lr": [1e-7, 5e-3], "alpha": [0.1, 3.0]}, where="test"))
-    listed = found.sweep.points[0].study
+    result = run_sweep(sweep_of(common, {"lr": [1e-7, 5e-3], "alpha": [0.1, 3.0]}, where="test"))
+    listed = result.sweep.points[0].study
     run = run_study(replace(listed, lr=[1e-7, 5e-3], alpha=[0.1, 3.0], out=tmp_path / "lists"))
-    figures = choose(found.runs).by_fold
+    figures = choose(result.runs).by_fold
     assert figures.keys() == run.metrics.summary.keys()
     for name, summary in run.metrics.summary.items():
         assert figures[name].mean == pytest.approx(summary.mean, abs=1e-12), name
 
 
-def test_settings_that_make_other_populations_and_the_models_own_options(small, tmp_path):
-    """Epochs, options and yes-or-no settings are swept too; a grid of a point's own is chosen from within the point."""
+def test_sweep_over_options_and_scale_trains_separate_populations(small, tmp_path):
+    """Options and scale are swept; a grid given as a list within a point is chosen within that point."""
     given = words(small, tmp_path / "sweep", lr=[1e-3, 5e-3], epochs=2)
     over = parse_over(["options.hidden=4,8", "scale=none,own"])
-    said = []
-    found = run_sweep(sweep_of(given, over, where="test"), log=said.append)
-    assert "4 points, 16 models in 4 populations" in said
-    names = [point.name for point in found.sweep.points]
+    logged = []
+    result = run_sweep(sweep_of(given, over, where="test"), log=logged.append)
+    assert "4 points, 16 models in 4 populations" in logged
+    names = [point.name for point in result.sweep.points]
     assert names == [f"options.hidden={h},scale={s}" for h in (4, 8) for s in ("none", "own")]
-    assert {model.lr for run in found.runs for model in run.models} <= {1e-3, 5e-3}
-    shapes = [load_file(run.folder / "weights.safetensors") for run in found.runs]
+    assert {model.lr for run in result.runs for model in run.models} <= {1e-3, 5e-3}
+    shapes = [load_file(run.folder / "weights.safetensors") for run in result.runs]
     assert ["mean" in weights for weights in shapes] == [False, True, False, True]
-    assert all(SMALL["attention"] == run.settings.options["attention"] for run in found.runs)
-    same(found.runs[2], run_study(replace(found.sweep.points[2].study, out=tmp_path / "alone")))
-    write_sweep(found)
+    assert all(SMALL["attention"] == run.settings.options["attention"] for run in result.runs)
+    assert_same(result.runs[2], run_study(replace(result.sweep.points[2].study, out=tmp_path / "alone")))
+    write_sweep(result)
     assert "<img" in (tmp_path / "sweep" / "report.html").read_text()
 
 
-def test_everything_a_sweep_writes_can_be_read_again(swept):
+def test_sweep_writes_json_markdown_report_and_picture(swept):
     table, lines = write_sweep(swept)
     out = swept.sweep.out
     facts = json.loads((out / "sweep.json").read_text())
@@ -180,8 +180,8 @@ def test_everything_a_sweep_writes_can_be_read_again(swept):
     assert (out / "sweep.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def drawn(swept, monkeypatch, tmp_path, over):
-    """The axes of a picture of these runs as if they had been swept like this."""
+def drawn_axes(swept, monkeypatch, tmp_path, over):
+    """Return the axes and caption of the picture of these runs, as if swept over `over`."""
     from matplotlib.figure import Figure
 
     kept = []
@@ -195,8 +195,8 @@ def drawn(swept, monkeypatch, tmp_path, over):
     return kept[0].axes, caption
 
 
-def test_the_picture_of_the_paper_has_a_panel_a_distance_and_a_line_a_lambda(swept, monkeypatch, tmp_path):
-    axes, caption = drawn(swept, monkeypatch, tmp_path, ALPHA_LAMBDA)
+def test_picture_has_one_panel_per_distance_and_one_line_per_lambda(swept, monkeypatch, tmp_path):
+    axes, caption = drawn_axes(swept, monkeypatch, tmp_path, ALPHA_LAMBDA)
     assert [panel.get_title() for panel in axes] == ["distance = l1", "distance = cosine"]
     for panel, distance in zip(axes, ("l1", "cosine"), strict=True):
         lines = {line.get_label(): line for line in panel.get_lines()}
@@ -212,28 +212,28 @@ def test_the_picture_of_the_paper_has_a_panel_a_distance_and_a_line_a_lambda(swe
     assert "idle branch" in caption
 
 
-def test_other_sweeps_have_a_picture_too(swept, monkeypatch, tmp_path):
-    (panel,), _ = drawn(swept, monkeypatch, tmp_path, {"lr": [1e-4, 1e-3, 1e-2]})
+def test_picture_of_other_sweeps_has_lines_or_bars(swept, monkeypatch, tmp_path):
+    (panel,), _ = drawn_axes(swept, monkeypatch, tmp_path, {"lr": [1e-4, 1e-3, 1e-2]})
     assert panel.get_xscale() == "log"
     assert panel.get_lines()[0].get_xdata().tolist() == [1e-4, 1e-3, 1e-2]
-    (panel,), _ = drawn(swept, monkeypatch, tmp_path, {"model": ["a", "b"], "optimizer": ["adam", "sgd"]})
+    (panel,), _ = drawn_axes(swept, monkeypatch, tmp_path, {"model": ["a", "b"], "optimizer": ["adam", "sgd"]})
     assert [bar.get_width() for bar in panel.patches] == pytest.approx(
         [100 * run.metrics.summary["auc"].mean for run in swept.runs[:4]]
     )
     assert [label.get_text() for label in panel.get_yticklabels()] == ["a, adam", "a, sgd", "b, adam", "b, sgd"]
 
 
-def test_runs_validated_on_different_bags_choose_nothing(small, tmp_path):
+def test_no_best_point_if_runs_were_validated_on_different_bags(small, tmp_path):
     given = words(small, tmp_path / "sweep", epochs=1, model="mean", options={"hidden": 4})
-    found = run_sweep(sweep_of(given, {"seed": [0, 1]}, where="test"))
-    choice = choose(found.runs)
+    result = run_sweep(sweep_of(given, {"seed": [0, 1]}, where="test"))
+    choice = choose(result.runs)
     assert (choice.best, choice.by_fold) == (None, {})
-    assert [line[0] for line in sweep_table(found, choice).lines] == ["0", "1"]
-    assert any("different bags" in line for line in sweep_lines(found, choice))
+    assert [line[0] for line in sweep_table(result, choice).lines] == ["0", "1"]
+    assert any("different bags" in line for line in sweep_lines(result, choice))
 
 
-def test_a_sweep_killed_goes_on_and_finished_points_are_left_alone(small, tmp_path):
-    """kill -9 in the second population: the first one's points stay untouched, and all ends with the same bits."""
+def test_killed_sweep_resumes_without_changing_finished_points(small, tmp_path):
+    """Kill the sweep in the second population: points of the first stay unchanged, and results are bitwise equal."""
     given = {name: words(small, tmp_path / name) for name in ("whole", "broken")}
     over = {"batch": [1, 2], "alpha": [0.0, 0.5]}
     script = (
@@ -255,12 +255,12 @@ def test_a_sweep_killed_goes_on_and_finished_points_are_left_alone(small, tmp_pa
     again = run_sweep(sweep_of(given["broken"], over, where="test"))
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == written
     whole = run_sweep(sweep_of(given["whole"], over, where="test"))
-    for mine, theirs in zip(again.runs, whole.runs, strict=True):
-        same(mine, theirs)
+    for actual, expected in zip(again.runs, whole.runs, strict=True):
+        assert_same(actual, expected)
     assert not list((tmp_path / "broken").glob("checkpoint*"))
-    (again.runs[3].folder / "metrics.json").unlink()  # as if killed before the last point was written
+    (again.runs[3].folder / "metrics.json").unlink()  # as if the sweep had been killed before writing the last point
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == written
-    same(run_sweep(sweep_of(given["broken"], over, where="test")).runs[3], whole.runs[3])
+    assert_same(run_sweep(sweep_of(given["broken"], over, where="test")).runs[3], whole.runs[3])
     with pytest.raises(CarmilError, match="holds another sweep \\(its data, splits or grid differ"):
         run_sweep(sweep_of(given["broken"], {"batch": [1, 4], "alpha": [0.0, 0.5]}, where="test"))
     with pytest.raises(CarmilError, match="holds another sweep \\(its epochs differ"):
@@ -270,30 +270,30 @@ def test_a_sweep_killed_goes_on_and_finished_points_are_left_alone(small, tmp_pa
 
 
 @pytest.mark.finding(n=17)
-def test_the_command_of_the_page_runs_again_as_printed(small, tmp_path, said, monkeypatch):
+def test_command_printed_in_the_sweep_report_can_be_run_again(small, tmp_path, run_cli, monkeypatch):
     over = ("--over", "alpha=0,0.5", "--over", "lambda=0.5,1")
     config = tmp_path / "mine.yaml"
     study = words(small, tmp_path / "swept", epochs=2)
     config.write_text(yaml.safe_dump(study))
-    assert said("sweep", "--config", str(config), *over)[0] == 0
+    assert run_cli("sweep", "--config", str(config), *over)[0] == 0
     config.unlink()
     page = (tmp_path / "swept" / "report.html").read_text()
     printed = shlex.split(html.unescape(re.search(r"<pre>(carmil sweep.*?)</pre>", page)[1]))
     assert printed[:4] == ["carmil", "sweep", "--config", "swept/study.yaml"]
     assert printed[-6:] == [*over, "--out", "swept"]
     monkeypatch.chdir(tmp_path)
-    status, out, err = said(*printed[1:])
+    status, out, err = run_cli(*printed[1:])
     assert (status, "written: swept/report.html" in out) == (0, True), err
 
 
-def test_a_file_and_the_command_line_say_the_same(small, tmp_path, said):
-    """From words to a table on the terminal."""
+def test_command_line_overrides_the_sweep_of_the_settings_file(small, tmp_path, run_cli):
+    """From the command line to the printed table."""
     path = tmp_path / "study.yaml"
     path.write_text(
         f"bags: {small.features}\nlabels: {small.labels}\nmodel: car/abmil\noptions: {{hidden: 4, attention: 2}}\n"
         "folds: 2\nepochs: 1\ndevice: cpu\nsweep:\n  alpha: [0, 0.5]\n  lambda: [0, 1]\n"
     )
-    status, out, err = said("sweep", "--config", str(path), "--over", "lambda=0", "--out", str(tmp_path / "sweep"))
+    status, out, err = run_cli("sweep", "--config", str(path), "--over", "lambda=0", "--out", str(tmp_path / "sweep"))
     assert status == 0
     assert "2 points, 4 models in 1 population" in err
     assert "chosen by fold" in out
@@ -302,7 +302,7 @@ def test_a_file_and_the_command_line_say_the_same(small, tmp_path, said):
     assert points == ["alpha=0,lambda=0", "alpha=0.5,lambda=0"]
     assert read_run(tmp_path / "sweep" / "points" / "alpha=0.5,lambda=0").settings.alpha == 0.5
     assert (tmp_path / "sweep" / "sweep.png").exists()
-    status, out, _ = said("report", str(tmp_path / "sweep" / "points" / "alpha=0,lambda=0"))
+    status, out, _ = run_cli("report", str(tmp_path / "sweep" / "points" / "alpha=0,lambda=0"))
     assert status == 0
 
 
@@ -330,9 +330,9 @@ def test_a_file_and_the_command_line_say_the_same(small, tmp_path, said):
         (["folds=1,2"], "folds is 1"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_one_line_and_trains_nothing(small, tmp_path, said, over, expected):
+def test_invalid_sweep_exits_with_one_line_and_trains_nothing(small, tmp_path, run_cli, over, expected):
     command = ["sweep", "--bags", str(small.features), "--labels", str(small.labels), "--out", str(tmp_path / "sweep")]
-    status, _, err = said(*command, "--device", "cpu", *(word for one in over for word in ("--over", one)))
+    status, _, err = run_cli(*command, "--device", "cpu", *(word for one in over for word in ("--over", one)))
     last = err.strip().splitlines()[-1]
     assert status == 2
     assert last.startswith("carmil: ")
@@ -341,8 +341,8 @@ def test_a_sweep_that_cannot_be_is_one_line_and_trains_nothing(small, tmp_path, 
 
 
 @pytest.mark.parametrize("sweep", ["3", "[alpha]", "{alpha: 3}", "{alpha: []}"])
-def test_a_files_sweep_is_names_and_lists(tmp_path, said, sweep):
+def test_invalid_sweep_section_of_a_settings_file_exits_with_an_error(tmp_path, run_cli, sweep):
     (tmp_path / "study.yaml").write_text(f"bags: b\nout: {tmp_path / 's'}\nsweep: {sweep}\n")
-    status, _, err = said("sweep", "--config", str(tmp_path / "study.yaml"))
+    status, _, err = run_cli("sweep", "--config", str(tmp_path / "study.yaml"))
     assert status == 2
     assert "expected names with lists of values" in err

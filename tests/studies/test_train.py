@@ -26,12 +26,12 @@ from carmil.studies.train import grid_of, run_study
 from .conftest import SMALL, make_files
 
 
-def test_a_study_learns_the_rule_and_tests_every_slide_once(files, tmp_path):
+def test_study_learns_the_rule_and_tests_every_slide_once(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", epochs=25, seeds=2))
     frame = run.predictions()
     assert run.metrics.summary["auc"].mean > 0.9
     assert run.metrics.level == "patient"
-    assert (frame.groupby("slide").size() == 2).all()  # once a seed
+    assert (frame.groupby("slide").size() == 2).all()  # once per seed
     assert frame["slide"].nunique() == 48
     splits = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str)
     tested = {
@@ -42,8 +42,8 @@ def test_a_study_learns_the_rule_and_tests_every_slide_once(files, tmp_path):
     assert {"cf_a", "cf_b"} <= set(frame.columns)
 
 
-def poisoned(files, tested: set[str], folder):
-    """The same cohort with the features and labels of some slides replaced by noise."""
+def with_noise(files, tested: set[str], folder):
+    """Return the cohort with features of some slides replaced by noise and their labels swapped."""
     rng = np.random.default_rng(99)
     (folder / "features").mkdir(parents=True)
     for path in files.features.rglob("*.npy"):
@@ -52,39 +52,41 @@ def poisoned(files, tested: set[str], folder):
             values = rng.normal(size=values.shape).astype(values.dtype) * 7
         np.save(folder / "features" / path.name, values)
     table = pd.read_csv(files.labels, dtype=str)
-    mine = table["slide_id"].isin(tested)
-    table.loc[mine, "label"] = np.where(table.loc[mine, "label"] == "a", "b", "a")
+    own = table["slide_id"].isin(tested)
+    table.loc[own, "label"] = np.where(table.loc[own, "label"] == "a", "b", "a")
     table.to_csv(folder / "labels.csv", index=False)
     return replace(files, features=folder / "features", labels=folder / "labels.csv")
 
 
 @pytest.mark.parametrize("fold", [0, 2])
-def test_a_test_fold_of_noise_changes_nothing_that_was_chosen(files, tmp_path, fold):
-    """Its features and labels are replaced BEFORE training: epochs, hyper-parameters, thresholds and weights stay, bit by bit."""
+def test_noise_in_the_test_fold_does_not_affect_model_selection(files, tmp_path, fold):
+    """Replacing the test fold before training leaves epochs, hyper-parameters, thresholds and weights bitwise equal."""
     splits = tmp_path / "splits.tsv"
-    common = dict(lr=[5e-3, 1e-3], seeds=2, epochs=12, warmup=1, patience=2)  # neighbours stop at other epochs
+    common = dict(lr=[5e-3, 1e-3], seeds=2, epochs=12, warmup=1, patience=2)  # models stop at different epochs
     clean = run_study(files.settings(tmp_path / "clean", **common))
     (tmp_path / "clean" / "splits.tsv").rename(splits)
     table = pd.read_csv(splits, sep="\t", dtype=str)
     tested = set(table.loc[table[f"fold_{fold}"] == "test", "slide"])
     assert tested
-    noisy = run_study(poisoned(files, tested, tmp_path / "noise").settings(tmp_path / "noisy", splits=splits, **common))
+    noisy = run_study(
+        with_noise(files, tested, tmp_path / "noise").settings(tmp_path / "noisy", splits=splits, **common)
+    )
     again = run_study(files.settings(tmp_path / "again", splits=splits, **common))
-    mine, theirs = (load_file(run.folder / "weights.safetensors") for run in (again, noisy))
+    own, expected = (load_file(run.folder / "weights.safetensors") for run in (again, noisy))
     rows = [i for i, model in enumerate(again.models) if model.fold == fold]
     assert len(rows) == 2
     for row in rows:
         assert again.models[row] == noisy.models[row]  # epoch, grid point, threshold, validation loss
-        assert all(torch.equal(mine[name][row], theirs[name][row]) for name in mine)
+        assert all(torch.equal(own[name][row], expected[name][row]) for name in own)
     others = [i for i in range(len(again.models)) if i not in rows]
-    assert any(again.models[i] != noisy.models[i] for i in others)  # there the noise was training data
+    assert any(again.models[i] != noisy.models[i] for i in others)  # in other folds the noise was training data
     assert clean.models == again.models
     first, second = (run.predictions() for run in (again, noisy))
     assert first.loc[first["fold"] == fold, "p_b"].tolist() != second.loc[second["fold"] == fold, "p_b"].tolist()
 
 
-def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
-    """kill -9 while it trains, again and again; what comes out is what a run that was never killed has, bit by bit."""
+def test_killed_run_resumes_and_ends_with_the_same_weights(files, tmp_path):
+    """Kill training twice; the results are bitwise equal to those of an uninterrupted run."""
     script = (
         "import sys, carmil.training.checkpoint as c, carmil.training.loop as loop, time\n"
         "from pathlib import Path\n"
@@ -100,14 +102,14 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
     kills = 0
     while not (broken / "metrics.json").exists():
         process = subprocess.Popen([*command, str(broken)])
-        seen = (
+        last_saved = (
             (broken / "checkpoint.safetensors").stat().st_mtime_ns
             if (broken / "checkpoint.safetensors").exists()
             else 0
         )
         while process.poll() is None and kills < 2:
             path = broken / "checkpoint.safetensors"
-            if path.exists() and path.stat().st_mtime_ns != seen:
+            if path.exists() and path.stat().st_mtime_ns != last_saved:
                 time.sleep(0.05 * kills)
                 process.kill()
                 kills += 1
@@ -122,35 +124,35 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(files, tmp_path):
     assert not (broken / "checkpoint.safetensors").exists()
 
 
-def test_the_same_words_again_read_the_run_and_other_words_are_refused(files, tmp_path):
+def test_repeated_study_reads_the_run_and_changed_settings_raise_an_error(files, tmp_path):
     settings = files.settings(tmp_path / "run", epochs=3)
     first = run_study(settings)
-    said = []
-    assert run_study(settings, log=said.append).metrics == first.metrics
-    assert any("has ended already" in line for line in said)
+    logged = []
+    assert run_study(settings, log=logged.append).metrics == first.metrics
+    assert any("has ended already" in line for line in logged)
     with pytest.raises(CarmilError, match="its lr differ"):
         run_study(replace(settings, lr=1e-4))
 
 
-def test_a_run_and_its_data_may_be_moved_but_not_changed(tmp_path):
+def test_run_and_data_may_be_moved_but_not_modified(tmp_path):
     files = make_files(tmp_path / "here")
     first = run_study(files.settings(tmp_path / "here" / "run", epochs=3))
     (tmp_path / "here").rename(tmp_path / "there")
-    there = Settings(
+    moved = Settings(
         **{**vars(files.settings(tmp_path / "there" / "run", epochs=3)), **_moved(files, tmp_path / "there")}
     )
-    said = []
-    assert run_study(there, log=said.append).metrics == first.metrics
-    assert any("has ended already" in line for line in said)
-    assert read_run(there.out).settings.bags == there.bags  # what is asked of it later finds its slides
+    logged = []
+    assert run_study(moved, log=logged.append).metrics == first.metrics
+    assert any("has ended already" in line for line in logged)
+    assert read_run(moved.out).settings.bags == moved.bags  # later commands find the slides
     lines = (tmp_path / "there" / "labels.csv").read_text().splitlines()
     (tmp_path / "there" / "labels.csv").write_text("\n".join(lines[:-2]) + "\n")
     with pytest.raises(CarmilError, match="holds another run \\(its data or splits differ\\)"):
-        run_study(there)
+        run_study(moved)
 
 
-def test_what_is_known_of_instances_makes_another_run(tmp_path):
-    """The same features with other truth: figures of the maps would be another run's."""
+def test_study_with_changed_instance_truth_raises_an_error(tmp_path):
+    """Equal features with different truth would give different figures of the maps."""
     rng = np.random.default_rng(0)
     features = [rng.normal(size=(4, 3)).astype(np.float32) for _ in range(12)]
     for folder, last in (("first", 0), ("second", 1)):
@@ -173,18 +175,18 @@ def _moved(files, folder):
     return {"bags": folder / files.features.name, "labels": folder / files.labels.name}
 
 
-def test_the_grid_is_chosen_on_validation_bags(files, tmp_path):
+def test_grid_point_is_chosen_on_validation_bags(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", lr=[1e-7, 5e-3], epochs=15))
     assert {model.lr for model in run.models} == {5e-3}
     history = json.loads((tmp_path / "run" / "history.json").read_text())
-    assert len(history["best_epoch"]) == 6  # three folds, two rates
+    assert len(history["best_epoch"]) == 6  # three folds, two learning rates
     for model in run.models:
         row = model.fold * 2 + model.point
         assert model.best_epoch == history["best_epoch"][row]
         assert model.validation_loss == pytest.approx(history["validation"][model.best_epoch][row])
 
 
-def test_nested_folds_answer_together(files, tmp_path):
+def test_inner_folds_predict_together(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", inner=2, epochs=4, lr=[1e-3, 5e-3]))
     assert len(run.models) == 6
     assert {(model.fold, model.inner) for model in run.models} == {(f, i) for f in range(3) for i in range(2)}
@@ -194,17 +196,17 @@ def test_nested_folds_answer_together(files, tmp_path):
     assert (frame.groupby("slide").size() == 1).all()
 
 
-def test_with_reshuffle_every_seed_has_folds_of_its_own(files, tmp_path):
+def test_reshuffle_gives_every_seed_its_own_folds(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", seeds=2, reshuffle=True, epochs=3))
     frame = run.predictions()
     assert sorted(frame["fold"].unique()) == [0, 1, 2, 3, 4, 5]
-    of = {fold: set(frame.loc[frame["fold"] == fold, "slide"]) for fold in range(6)}
-    assert {frozenset(of[f]) for f in range(3)} != {frozenset(of[f]) for f in range(3, 6)}
+    slides_of = {fold: set(frame.loc[frame["fold"] == fold, "slide"]) for fold in range(6)}
+    assert {frozenset(slides_of[f]) for f in range(3)} != {frozenset(slides_of[f]) for f in range(3, 6)}
     assert (tmp_path / "run" / "splits_1.tsv").exists()
 
 
 @pytest.mark.parametrize("rule", ["mean", "max", "one-bag"])
-def test_slides_of_a_patient_are_judged_together(files, tmp_path, rule):
+def test_slides_of_a_patient_are_evaluated_together(files, tmp_path, rule):
     run = run_study(files.settings(tmp_path / "run", patients=rule, epochs=4))
     assert run.metrics.level == "patient"
     frame = run.predictions()
@@ -220,16 +222,18 @@ def test_slides_of_a_patient_are_judged_together(files, tmp_path, rule):
         assert run.metrics.summary["auc"].mean == pytest.approx(np.mean(aucs))
 
 
-def test_three_classes_have_no_threshold_and_are_measured_all_the_same(tmp_path):
+def test_study_with_three_classes_has_metrics_but_no_threshold(tmp_path):
     run = run_study(make_files(tmp_path, classes=3).settings(tmp_path / "run", epochs=20, model="abmil"))
-    assert run.classes == ("a", "b", "c")
+    assert run.outputs == ("a", "b", "c")
     assert all(model.threshold is None for model in run.models)
     assert run.metrics.summary["auc"].mean > 0.8
 
 
-def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
+def test_class_weights_and_label_smoothing_change_training(files, tmp_path):
     table = pd.read_csv(files.labels, dtype=str)
-    table[(table["label"] == "a") | (table["case_id"] < "P012")].to_csv(files.labels, index=False)  # fewer of b
+    table[(table["label"] == "a") | (table["case_id"] < "P012")].to_csv(
+        files.labels, index=False
+    )  # fewer slides of class b
     plain = run_study(files.settings(tmp_path / "plain", epochs=3))
     for i, other in enumerate(({"class_weights": "balanced"}, {"label_smoothing": 0.2})):
         run = run_study(files.settings(tmp_path / str(i), epochs=3, **other))
@@ -237,7 +241,7 @@ def test_class_weights_and_smoothing_change_the_training(files, tmp_path):
 
 
 @pytest.mark.parametrize("scale", ["none", "halfway"])
-def test_a_warm_start_needs_the_same_folds(files, tmp_path, scale):
+def test_warm_start_requires_the_same_folds(files, tmp_path, scale):
     same = {"scale": scale}
     baseline = run_study(files.settings(tmp_path / "baseline", model="abmil", epochs=10, **same))
     warm = run_study(files.settings(tmp_path / "warm", warm_start=baseline.folder, epochs=2, lr=1e-9, **same))
@@ -248,13 +252,13 @@ def test_a_warm_start_needs_the_same_folds(files, tmp_path, scale):
         run_study(files.settings(tmp_path / "other", warm_start=baseline.folder, seed=5))
 
 
-def test_abstaining_leaves_out_what_is_close(files, tmp_path):
+def test_abstention_withholds_uncertain_answers(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", abstain=0.6, epochs=2))
     assert all(model.abstain_below is not None for model in run.models)
     assert 0 < run.metrics.summary["answered"].mean < 1
 
 
-def test_an_official_split_is_used_as_it_is(files, tmp_path):
+def test_official_split_is_used_unchanged(files, tmp_path):
     table = pd.read_csv(files.labels, dtype=str)
     number = table["case_id"].str[1:].astype(int)
     table["split"] = np.where(number < 12, "train", np.where(number < 18, "val", "test"))
@@ -266,7 +270,7 @@ def test_an_official_split_is_used_as_it_is(files, tmp_path):
     assert read_splits(tmp_path / "run" / "splits.tsv", labels.slides, labels.patients, numbers).folds == 1
 
 
-def test_settings_from_yaml_are_those_of_the_command_line(tmp_path):
+def test_settings_are_read_from_yaml(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text("bags: features\nlabels: t.csv\nout: run\nlr: [2e-4, 1e-3]\nlambda: 0.5\nseeds: 3\n")
     settings = Settings.of(read_settings(path), where=str(path))
@@ -293,7 +297,7 @@ def test_settings_from_yaml_are_those_of_the_command_line(tmp_path):
         ("a: [\n", "expected lines such as"),
     ],
 )
-def test_settings_that_are_wrong_are_one_line(tmp_path, text, words):
+def test_invalid_settings_raise_an_error_of_one_line(tmp_path, text, words):
     path = tmp_path / "study.yaml"
     path.write_text(text)
     with pytest.raises(CarmilError, match=words) as error:
@@ -301,34 +305,34 @@ def test_settings_that_are_wrong_are_one_line(tmp_path, text, words):
     assert "\n" not in str(error.value)
 
 
-def test_a_run_that_has_not_ended_cannot_be_read(files, tmp_path):
+def test_reading_an_unfinished_run_raises_an_error(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", epochs=2))
     (run.folder / "metrics.json").unlink()
-    with pytest.raises(CarmilError, match="has not ended"):
+    with pytest.raises(CarmilError, match="is an unfinished run"):
         read_run(run.folder)
 
 
-def test_scales_come_from_each_folds_own_training_bags(files, tmp_path):
+def test_scales_are_fitted_on_the_training_bags_of_each_fold(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", scale="own", epochs=2))
     store = open_store(tmp_path / "run" / "cohort").bags()
     table = pd.read_csv(tmp_path / "run" / "splits.tsv", sep="\t", dtype=str).set_index("slide")
     weights = load_file(run.folder / "weights.safetensors")
     for row, model in enumerate(run.models):
-        mine = [i for i, name in enumerate(store.ids) if table.loc[name, f"fold_{model.fold}"] == "train"]
-        x = store[mine].features
+        own = [i for i, name in enumerate(store.ids) if table.loc[name, f"fold_{model.fold}"] == "train"]
+        x = store[own].features
         assert torch.allclose(weights["mean"][row], x.mean(0), atol=1e-5)
         assert torch.allclose(weights["deviation"][row], x.std(0, correction=0), atol=1e-4)
     assert run.metrics.summary["auc"].mean > 0.4
-    again = predict_frame(run.population(), [0], store, torch.arange(3), run.classes)
+    again = predict_frame(run.population(), [0], store, torch.arange(3), run.target)
     frame = run.predictions().set_index("slide")
-    mine = frame[frame["fold"] == run.models[0].fold]
+    own = frame[frame["fold"] == run.models[0].fold]
     for _, line in again.iterrows():
-        if line["slide"] in mine.index:
-            assert mine.loc[line["slide"], "p_b"] == pytest.approx(line["p_b"], abs=1e-5)
+        if line["slide"] in own.index:
+            assert own.loc[line["slide"], "p_b"] == pytest.approx(line["p_b"], abs=1e-5)
 
 
-def test_models_at_once_change_the_memory_and_nothing_else(files, tmp_path):
-    """Also where a run was begun with another number: it is the same run."""
+def test_models_at_once_does_not_affect_results(files, tmp_path):
+    """A run started with another number of models at once is the same run."""
     common = dict(lr=[5e-3, 1e-3], epochs=4)
     whole = run_study(files.settings(tmp_path / "whole", **common))
     parts = run_study(files.settings(tmp_path / "parts", models_at_once=2, **common))
@@ -342,7 +346,7 @@ def test_models_at_once_change_the_memory_and_nothing_else(files, tmp_path):
 
 
 @pytest.mark.finding(n=5)
-def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, tmp_path):
+def test_run_records_checksums_of_training_and_validation_slides(files, tmp_path):
     quick = dict(model="mean", options={"hidden": 8}, folds=2, epochs=1)
     slides = {path.stem for path in files.features.glob("*.npy")}
     merged = run_study(files.settings(tmp_path / "merged", patients="one-bag", **quick)).data.trained_on
@@ -358,7 +362,7 @@ def test_a_run_keeps_a_checksum_of_every_slide_that_trained_or_validated(files, 
 
 
 @pytest.mark.finding(n=13)
-def test_a_second_training_into_one_folder_is_refused(files, tmp_path):
+def test_concurrent_training_into_one_folder_raises_an_error(files, tmp_path):
     with (
         folder_lock(tmp_path / "run" / "checkpoint.lock", tmp_path / "run"),
         pytest.raises(CarmilError, match=r"run is being written by process \d+ .*: wait until it ends"),

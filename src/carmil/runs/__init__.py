@@ -1,1 +1,1 @@
-"""The run folder: the request of `carmil train` and its results. The only room that reads or writes it."""
+"""The run folder: the settings of `carmil train` and its results. No other room reads or writes its files."""

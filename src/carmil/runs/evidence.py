@@ -1,10 +1,10 @@
-"""The evidence of a run: written once by `carmil explain`, read by the report, the viewer and the drawings.
+"""The evidence of a run, written by `carmil explain` and read by the report, the viewer and the drawings.
 
 OUT/explanation.json   the request, so that an interrupted command resumes and a different one is refused
 OUT/SLIDE.parquet      one row per instance, see `slide_evidence`
-OUT/thresholds.json    of Dice, where instances have a truth
+OUT/thresholds.json    thresholds of Dice, if the instances have a truth
 OUT/summary.parquet    and summary.csv: one row per slide
-OUT/summary.json       over all slides; written last
+OUT/summary.json       a summary of all slides; written last
 
 k classes.
 """
@@ -13,9 +13,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+import pandas as pd
+from pydantic import Field, GetPydanticSchema
 
 from carmil.csv_files import frame_text
 from carmil.errors import CarmilError
@@ -26,17 +27,18 @@ from carmil.runs.run import Run, weights_key
 from carmil.runs.settings import Value
 from carmil.runs.slide_evidence import SlideEvidence, evidence_file, read_slide_evidence
 from carmil.runs.writing import begin, write_table
+from carmil.targets.target import FOR_AND_AGAINST, EvidenceWords
 from carmil.untrusted import read_json_as
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 SUMMARY = "summary.json"
+GivenCount = Annotated[
+    Count | None, GetPydanticSchema(lambda _, schema_of: schema_of(Count))
+]  # may be missing, not null
 
 
 @dataclass(frozen=True)
 class ClassShift:
-    """matrix (k, k): of rightly answered slides, by label, how often each class's logit grew most."""
+    """matrix (k, k): among correctly answered slides, by label (rows), how often the logit of each class grew most."""
 
     rows: str
     matrix: tuple[tuple[Count, ...], ...]
@@ -44,23 +46,24 @@ class ClassShift:
 
 @dataclass(frozen=True)
 class CounterfactualSummary:
-    """How a counterfactual attention moved the answers of all slides. class_shift is None where labels are unknown.
+    """How a counterfactual attention changed the answers of all slides. class_shift is None if labels are unknown.
 
-    turned: slides that get another answer; reached: of a searched one, the share of slides on which one was found.
+    turned: slides that get another answer, None if every number is an answer; reached: of a searched counterfactual, the
+    share of slides for which it was found.
     """
 
-    turned: Count
     distance: SlideMean
     attention_moved: SlideMean
     carriers: SlideMean
     median_moved: Number
+    turned: GivenCount = None
     class_shift: ClassShift | None = None
     reached: SlideMean | None = None
 
 
 @dataclass(frozen=True)
 class Residual:
-    """How far evidence is from summing to the change of the logit, relative to it."""
+    """The deviation of the sum of evidence from the change of the output, relative to that change."""
 
     largest: Number
     mean: Number
@@ -68,7 +71,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class TruthAgreement:
-    """Agreement of the maps of one class with the truth of the instances: by explainer, then by measure."""
+    """Agreement of the maps of one class, or of a single output, with the truth of the instances, by explainer, then by measure."""
 
     class_: Annotated[str, Field(validation_alias="class")]
     negative_rule: str
@@ -78,9 +81,11 @@ class TruthAgreement:
 
 @dataclass(frozen=True)
 class EvidenceSummary:
-    """summary.json. run: the key of the run; evidence: the first of `methods`, which are described by name.
+    """The contents of summary.json. run: the key of the run; evidence: the first of `methods`, which maps names to
+    descriptions.
 
-    concentration: by MAP_MEASURE. negligible: slides without evidence to speak of. correlations: by pair of scores, then by kind.
+    concentration: by MAP_MEASURE. negligible: number of slides with negligible evidence. correlations: by pair of
+    scores, then by kind. classes: the outputs; words and output: for evidence, and for one of the outputs.
     """
 
     run: str
@@ -98,12 +103,14 @@ class EvidenceSummary:
     searched: CounterfactualSummary | None = None
     correlations: Mapping[str, Mapping[str, SlideMean]] | None = None
     truth: TruthAgreement | None = None
+    words: EvidenceWords = FOR_AND_AGAINST
+    output: str = "class"
 
     @property
     def counterfactuals(self) -> dict[str, CounterfactualSummary]:
-        """Those that were computed, by name."""
+        """Return the computed counterfactuals by name."""
         each = {"counterfactual": self.counterfactual, "searched": self.searched}
-        return {name: found for name, found in each.items() if found is not None}
+        return {name: summary for name, summary in each.items() if summary is not None}
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class RunEvidence:
 
 
 class NoEvidenceError(CarmilError):
-    """There is no complete evidence of this run's weights, slides and thresholds; the message says what to do."""
+    """Raised if there is no complete evidence of this run's weights, slides and thresholds; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +137,14 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """explanation.json, as far as it tells models and slides apart."""
+    """The part of explanation.json that identifies models and slides."""
 
     settings: _Request
     data: str
 
 
 def begin_explanation(folder: Path, run: Run, *, methods: tuple[str, ...], searched: bool, data: str) -> None:
-    """Write explanation.json, or find the same request there. data: the fingerprint of the slides' store."""
+    """Write explanation.json, or check that the folder has the same request. data: the fingerprint of the slides' store."""
     for kind in ("run", "sweep"):
         if (folder / f"{kind}.json").exists():
             raise CarmilError(
@@ -148,25 +155,33 @@ def begin_explanation(folder: Path, run: Run, *, methods: tuple[str, ...], searc
     begin(folder, request, {"data": data}, kind="explanation")
 
 
-def check_same_models(folder: Path, run: Run, out: Path) -> None:
-    """Refuse an `out` whose evidence, in `folder`, is by other models or thresholds than the run's."""
+def check_same_models(folder: Path, run: Run, out: Path, advice: str = "") -> None:
+    """Refuse an `out` whose evidence, in `folder`, was computed by models or thresholds that differ from the run's."""
     if (folder / "explanation.json").exists():
-        advice = f"choose another --out, or remove {out}"
+        advice = advice or f"choose another --out, or remove {out}"
         request = read_json_as(folder / "explanation.json", _Explanation, advice=advice).settings
         if (request.run, request.weights, request.thresholds) != (run.key, weights_key(run), run.thresholds):
             raise CarmilError(f"{out} holds answers of another run than {run.folder}: {advice}")
 
 
-def write_summary(folder: Path, frame: "pd.DataFrame", summary: EvidenceSummary) -> None:
+def write_summary(folder: Path, frame: pd.DataFrame, summary: EvidenceSummary) -> None:
     """Write summary.parquet, summary.csv and summary.json. frame: one row per slide."""
     write_table(folder / "summary.parquet", frame)
     write_text(folder / "summary.csv", frame_text(frame))
-    write_text(folder / SUMMARY, json.dumps(to_json(_without_none(asdict(summary))), indent=2))
+    facts = _without_none(asdict(summary))
+    if summary.words == FOR_AND_AGAINST:
+        for name in ("words", "output"):
+            del facts[name]
+    write_text(folder / SUMMARY, json.dumps(to_json(facts), indent=2))
 
 
-def read_run_evidence(run: Run) -> RunEvidence:
-    """Read RUN/evidence. What is missing, incomplete or of other models is a `NoEvidenceError`."""
-    folder = run.folder / "evidence"
+def read_run_evidence(run: Run, folder: Path | None = None, *, data: str | None = None) -> RunEvidence:
+    """Read the evidence in a folder, by default RUN/evidence. If it is missing, incomplete or of other models, raise a
+    `NoEvidenceError`.
+
+    data: the fingerprint of the slides' store, by default the run's.
+    """
+    folder, data = folder or run.folder / "evidence", data or run.data.store
     if not (folder / "explanation.json").is_file():
         raise NoEvidenceError(
             f"No evidence yet: run `carmil explain {run.name}`, then `carmil report {run.name}` to show it here."
@@ -177,7 +192,7 @@ def read_run_evidence(run: Run) -> RunEvidence:
         )
     again = f"remove {folder} and run `carmil explain` again"
     begun = read_json_as(folder / "explanation.json", _Explanation, advice=again)
-    if (begun.settings.run, begun.settings.weights, begun.data) != (run.key, weights_key(run), run.data.store):
+    if (begun.settings.run, begun.settings.weights, begun.data) != (run.key, weights_key(run), data):
         raise NoEvidenceError(
             f"{run.name}/evidence is not of this run's weights and slides: remove it, and run `carmil explain {run.name}` again."
         )
@@ -187,7 +202,7 @@ def read_run_evidence(run: Run) -> RunEvidence:
             f"remove it, and run `carmil explain {run.name}` again."
         )
     summary = read_json_as(folder / SUMMARY, EvidenceSummary, "is not as `carmil explain` writes it", again)
-    k, shifts = len(run.classes), [found.class_shift for found in summary.counterfactuals.values()]
+    k, shifts = len(run.outputs), [counterfactual.class_shift for counterfactual in summary.counterfactuals.values()]
     matrices = [shift.matrix for shift in shifts if shift is not None]
     if (
         summary.run != run.key
@@ -198,8 +213,8 @@ def read_run_evidence(run: Run) -> RunEvidence:
     return RunEvidence(folder, summary)
 
 
-def _without_none(value: object) -> object:
-    """Leave out keys without a value; the key of a field such as class_ has no underscore at its end."""
+def _without_none(value: Any) -> Any:
+    """Leave out keys without a value, and remove the trailing underscore of keys such as class_."""
     if isinstance(value, dict):
         return {name.rstrip("_"): _without_none(item) for name, item in value.items() if item is not None}
     return value

@@ -1,16 +1,20 @@
 """The parts of a run: its data, models, figures and learning curves, frozen and typed as in JSON.
 
-f folds, k classes, m models kept, e epochs. An undefined figure is NaN, and null in JSON.
+f folds, k classes, m selected models, e epochs. An undefined figure is NaN, and null in JSON.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from carmil.bags.geometry import TileGeometry
+from carmil.statistics.hazards import StepFunction
+from carmil.targets import Labels, Ordinal, Survival, Value
 
 WIDEST = 2**24  # features per tile
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -18,13 +22,29 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+NamedTarget = Annotated[Ordinal | Labels | Value | Survival, Field(discriminator="kind")]  # any but classes
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Where the model of a run comes from that carmil did not train: the tool, its name for the model, and the checkpoint."""
+
+    tool: str
+    architecture: str
+    checkpoint: str
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Data:
-    """The data of a run. splits: divisions (one, or one per seed) into folds, each with the role of every bag.
+    """The data of a run. splits: one or more divisions into folds (one per seed if reshuffled), with the role of
+    every bag.
 
-    fingerprint: of features, labels and patients; store: of the features alone. trained_on: the slides that train or
-    validate in
-    any fold, with a short checksum of their features; None in runs of 0.1.0.
+    fingerprint: of features, labels and patients; store: of the features alone. trained_on: the slides that train
+    or validate in any fold, with a short checksum of their features; None in runs of 0.1.0. target: None if classes are
+    predicted. classes: of another target, the strata of its folds, such as events and censored slides; its outcomes are
+    (slides, t). An imported run was measured on all its slides as one test fold, which `trained_on` lists, or has no slides
+    and no splits.
     """
 
     fingerprint: Annotated[str, Field(validation_alias="data")]
@@ -40,14 +60,34 @@ class Data:
     pooling: str | None = None
     store_type: str | None = None
     trained_on: Mapping[str, str] | None = None
+    target: NamedTarget | None = None
+    outcomes: tuple[tuple[Number, ...], ...] | None = None
     geometry: TileGeometry = field(default_factory=TileGeometry)
+    imported: Imported | None = None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The cumulative baseline hazard: its values from each time on, 0 before the first."""
+
+    times: tuple[float, ...]
+    hazard: tuple[Annotated[float, Field(ge=0)], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.times) != len(self.hazard) or any(later <= time for time, later in pairwise(self.times)):
+            raise ValueError("increasing times with one hazard each")
+
+    @property
+    def function(self) -> StepFunction:
+        return StepFunction(np.array(self.times), np.array(self.hazard), 0.0)
 
 
 @dataclass(frozen=True)
 class FoldModel:
-    """A model that was kept: its fold and seed, and what its validation bags chose.
+    """A selected model: its fold and seed, and what was chosen on its validation bags.
 
     point: its position in the grid. settings: the values of that point. rule: how the threshold was chosen.
+    baseline: the cumulative hazard of a risk of 0 on the training bags, for a time to an event.
     """
 
     fold: Count
@@ -66,6 +106,7 @@ class FoldModel:
     threshold_note: Annotated[str | None, Field(validation_alias=AliasChoices("threshold_note", "threshold_said"))] = (
         None
     )
+    baseline: Baseline | None = None
 
 
 @dataclass(frozen=True)
@@ -87,14 +128,14 @@ class Range:
 
 @dataclass(frozen=True)
 class SlideMean(Range):
-    """A mean over the slides that have a value; the interval is over patients."""
+    """The mean over the slides that have a value, with an interval over patients."""
 
     slides: Count = 0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration in b bins of confidence: edges (b+1), the others (b)."""
+    """Calibration in b bins of confidence: edges (b+1), all other arrays (b)."""
 
     ece: Number
     mce: Number
@@ -106,7 +147,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class FoldFigures:
-    """The figures of one test fold and seed, and the threshold of its answers, where there is one."""
+    """The figures of one test fold and seed, and the threshold of its answers, if there is one."""
 
     fold: Count
     seed: Count
@@ -115,26 +156,79 @@ class FoldFigures:
 
 
 @dataclass(frozen=True)
+class HazardRatio:
+    """The hazard ratio of a covariate, its 95 % interval, and p of the hypothesis that it is 1."""
+
+    name: str
+    value: Number
+    low: Number
+    high: Number
+    p: Number
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What the risk adds to covariates: C-indices of Cox's models of the covariates, of the risk and of both.
+
+    missing: the number of test cases without each covariate. gain: both minus covariates. hazard_ratios: of one model of
+    all test cases.
+    """
+
+    covariates: tuple[str, ...]
+    missing: Mapping[str, Count]
+    c_index: Mapping[str, Range]
+    gain: Range
+    hazard_ratios: tuple[HazardRatio, ...]
+
+
+@dataclass(frozen=True)
+class ClassCoverage:
+    """The prediction sets of the cases of one class. calibrated: its calibration patients; expected: the mean coverage with
+    this many, over calibration sets; coverage: the share of its test cases whose set contains the class."""
+
+    calibrated: Count
+    expected: Share
+    cases: Count
+    coverage: Range
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """The prediction sets of test cases: coverage, mean number of classes, shares with one class and with none; by class."""
+
+    level: Share
+    cases: Count
+    coverage: Range
+    size: Number
+    singletons: Number
+    empty: Number
+    by_class: Mapping[str, ClassCoverage]
+
+
+@dataclass(frozen=True)
 class Metrics:
     """The figures of the test folds.
 
-    level: what the figures are of; rule: how slides become patients. intervals_of: what the intervals are of; None in runs of
-    0.1.0, whose intervals belong to other values. readings: see `studies.cautions`.
+    level: whether figures are of slides or patients; rule: how slides become patients. intervals_of: what the
+    intervals describe; None in runs of 0.1.0, whose intervals belong to other values. readings: see
+    `studies.cautions`.
     """
 
     level: Literal["slide", "patient"]
     rule: Literal["mean", "max", "one-bag"]
     summary: Mapping[str, Spread]
     intervals: Mapping[str, Range]
-    calibration: Calibration
+    calibration: Calibration | None
     by_fold: tuple[FoldFigures, ...]
     intervals_of: str | None = None
     readings: Mapping[str, Number] = field(default_factory=dict)
+    adjustment: Adjustment | None = None
+    prediction_sets: PredictionSets | None = None
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Learning curves: losses (e, models that were trained)."""
+    """Learning curves: losses (e, trained models)."""
 
     train: Mapping[str, Sequence[Sequence[Number]]]
     validation: Sequence[Sequence[Number]]

@@ -1,4 +1,4 @@
-"""What `carmil faithfulness` measures of a run and its maps, the verdict of the randomisation test, and faithfulness.json.
+"""The measurements of `carmil faithfulness`, the verdict of the randomisation test, and faithfulness.json.
 
 A twin is a copy of a model with its weights shuffled. S steps in which the tiles of a slide are removed.
 """
@@ -17,16 +17,17 @@ from carmil.runs.run import Run, weights_key
 from carmil.untrusted import describe_value, read_json_as
 
 FILE = "faithfulness.json"
-FAILS_FROM = 0.5  # a map that resembles the twin's this much shows the features or the architecture
+FAILS_FROM = 0.5  # a map with at least this similarity to the twin's map shows the features or the architecture
 ALIKE = "the map is much the same without anything that was learned"
 NO_GAIN = "it explains the answers no better than the map of the model with shuffled weights does"
-UNLEARNED = "the model answers no better than with shuffled weights: it has learned nothing that a map could show"
+UNLEARNED = "the model answers no better than with shuffled weights: it has learned nothing for a map to show"
+PASSED, FAILED, UNKNOWN = "passes ✓", "FAILS ✗", "not known"
 Curve = tuple[Number, ...]
 
 
 @dataclass(frozen=True)
 class Band:
-    """Mean over the slides at each of S+1 steps, and its 95 % interval over patients."""
+    """The mean over the slides at each of S+1 steps, and its 95 % interval over patients."""
 
     mean: Curve
     low: Curve
@@ -34,8 +35,33 @@ class Band:
 
 
 @dataclass(frozen=True)
+class CurveWords:
+    """What the curves of a run's target show: what is followed, and the figure of the cohort.
+
+    by_fold: whether all slides count and the cohort's figure is the mean over the test folds; of classes only correctly
+    answered slides count, and the figure is of all folds together. two_sided: whether curves follow the distance of a
+    number from its middle, towards the prediction, rather than a probability.
+    """
+
+    value: str = "probability of the label"
+    figure: str = "AUC"
+    by_fold: bool = False
+    two_sided: bool = False
+
+    @property
+    def slides(self) -> str:
+        """Return the slides that count."""
+        return "all slides" if self.by_fold else "correctly answered slides"
+
+
+OF_CLASSES = CurveWords()
+
+
+@dataclass(frozen=True)
 class RemovalFigures:
-    """Figures by name and curves of removing tiles in the order of one map. auc (S+1): of the cohort."""
+    """Figures by name, and curves of removing tiles in the order of one map. auc (S+1): the cohort's AUC, or the key figure
+    of another target.
+    """
 
     figures: Mapping[str, SlideMean]
     deletion: Band
@@ -45,9 +71,9 @@ class RemovalFigures:
 
 @dataclass(frozen=True)
 class MapFaithfulness(RemovalFigures):
-    """One explainer of a run. weights_shuffled: the same for the order of the twins' maps.
+    """One explainer of a run. weights_shuffled: the same figures for the order of the twins' maps.
 
-    learned: whether the run answers better than its twins; None if that could not be measured.
+    learned: whether the run answers better than its twins; None if this could not be measured.
     """
 
     method: str
@@ -56,7 +82,7 @@ class MapFaithfulness(RemovalFigures):
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Why the map fails the randomisation test; empty if it does not."""
+        """Return the reasons for which the map fails the randomisation test; empty if it passes."""
         conditions = {
             UNLEARNED: self.learned is False,
             ALIKE: self.figures["randomisation"].value >= FAILS_FROM,
@@ -66,18 +92,27 @@ class MapFaithfulness(RemovalFigures):
 
     @property
     def fails(self) -> bool | None:
-        """None where nothing fails but a part of the test is undefined: a constant map, a single patient or class."""
+        """Return whether the map fails; None if it passes but a part of the test is undefined (a constant map, one
+        patient or class).
+        """
         undefined = isnan(self.figures["randomisation"].value) or isnan(self.figures["aopc_gain"].low)
         if not self.failures and (self.learned is None or undefined):
             return None
         return bool(self.failures)
 
+    @property
+    def verdict(self) -> str:
+        """Return the verdict of the randomisation test: PASSED, FAILED or UNKNOWN."""
+        return UNKNOWN if self.fails is None else FAILED if self.fails else PASSED
+
 
 @dataclass(frozen=True)
 class RunFaithfulness:
-    """All maps of a run, and what random orders do to its answers.
+    """All maps of a run, and the effect of random orders of removal on its answers.
 
     run, weights and data are keys of the run, its weights and its cohort; auc_of_twins: of the cohort, one per twin.
+    rightly_answered: the slides that count. words: for other targets than classes. confidence: of the smallest number of
+    tiles. region_tiles: tiles in a region, of figures by region; 0: there are none.
     """
 
     name: str
@@ -91,6 +126,9 @@ class RunFaithfulness:
     random_order_auc: Curve
     auc_of_twins: tuple[Number, ...]
     maps: tuple[MapFaithfulness, ...]
+    words: CurveWords = OF_CLASSES
+    confidence: Number = 0.9
+    region_tiles: Count = 0
 
 
 @dataclass(frozen=True)
@@ -99,20 +137,23 @@ class _File:
 
 
 def write_faithfulness_file(runs: Sequence[RunFaithfulness], folder: Path, *, command: str) -> None:
-    """Write faithfulness.json, with the verdict beside the figures of each map."""
+    """Write faithfulness.json, with the verdict and the figures of each map."""
     listed = []
     for run in runs:
         maps = [
             {"method": one.method, "fails_randomisation": one.fails, "failures": one.failures, **asdict(one)}
             for one in run.maps
         ]
-        listed.append({**asdict(run), "maps": maps})
-    facts = {"command": command, "machine": machine(), "runs": listed}
-    write_text(folder / FILE, json.dumps(to_json(facts), indent=2))
+        facts = {**asdict(run), "maps": maps}
+        if run.words == OF_CLASSES:
+            del facts["words"]
+        listed.append(facts)
+    content = {"command": command, "machine": machine(), "runs": listed}
+    write_text(folder / FILE, json.dumps(to_json(content), indent=2))
 
 
 def read_faithfulness(run: Run) -> RunFaithfulness:
-    """Read RUN/faithfulness. A file that is not there, or of another run or other weights, is refused."""
+    """Read RUN/faithfulness. A missing file, or one of another run or other weights, is refused."""
     path = run.folder / "faithfulness" / FILE
     if not path.is_file():
         raise CarmilError(
@@ -121,16 +162,16 @@ def read_faithfulness(run: Run) -> RunFaithfulness:
     again = f"run `carmil faithfulness {run.name}` again"
     content = read_json_as(path, _File, "is not as `carmil faithfulness` writes it", again)
     keys = (run.key, weights_key(run))
-    found = next((one for one in content.runs if (one.run, one.weights) == keys), None)
-    if found is None:
+    content_of_run = next((one for one in content.runs if (one.run, one.weights) == keys), None)
+    if content_of_run is None:
         raise CarmilError(f"{path} is not of the weights of this run: {again}")
-    if problem := _inconsistency(found):
+    if problem := _inconsistency(content_of_run):
         raise CarmilError(f"{path}: {problem}; {again}")
-    return found
+    return content_of_run
 
 
 def _inconsistency(found: RunFaithfulness) -> str:
-    """What does not fit together, in words; empty if everything does."""
+    """Describe the first inconsistency; empty if there is none."""
     if not found.maps or not found.auc_of_twins:
         return "maps or auc_of_twins is empty"
     parts = [part for one in found.maps for part in (one, one.weights_shuffled)]

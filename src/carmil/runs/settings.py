@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import TypeAliasType
 
 from carmil.bags.store import Dtype
 from carmil.errors import CarmilError, unknown
+from carmil.targets import Target
 from carmil.untrusted import describe_value, parse_as, validated
 
 # A value of a setting as a user writes it, or as JSON has it.
@@ -77,6 +78,14 @@ class Settings:
     positive: Text | None = None
     truth: Text | None = None
 
+    # What is predicted: classes of the column `label`, unless other columns are named.
+    target: Text | None = None  # a column, or several labels separated by commas
+    event: Text | None = None  # the column of events, if the target is a time
+    kind: Literal["classes", "ordinal", "labels", "value", "survival"] | None = None  # guessed unless named
+    loss: Literal["cox", "discrete", "squared", "huber"] | None = None
+    grades: Text | None = None  # of an ordinal target, the lowest first, separated by commas
+    adjust: Text | None = None  # other columns, whose Cox model is fitted with and without the risk
+
     # Who is trained on what.
     folds: Whole = 5
     seeds: Whole = 1
@@ -91,7 +100,7 @@ class Settings:
 
     # How.
     epochs: Whole = 100
-    batch: Whole = 1
+    batch: Whole | None = None  # bags per step: 1, or 32 for a time to an event
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: Many = 5e-4
     weight_decay: Real = 1e-2
@@ -99,7 +108,7 @@ class Settings:
     warmup: Whole | None = None  # epochs before one can be chosen; half of them unless given
     patience: Whole = 20
     class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: Real = 0.1
+    label_smoothing: Real | None = None  # 0.1 for classes and labels, 0 for other targets
     alpha: Many | None = None
     lambda_: Many | None = None
     distance: Literal["relative", "l1", "cosine"] | None = None
@@ -111,6 +120,7 @@ class Settings:
     # What is made of the answers.
     threshold: Text = "balanced"
     abstain: Real = 0.0
+    conformal: Real | None = None  # the coverage of prediction sets, calibrated on patients set aside from all folds
 
     dtype: Dtype = "float16"
     skip_broken: bool = False  # bags that cannot be packed are left out
@@ -129,6 +139,8 @@ class Settings:
         ):
             if not low <= getattr(self, name) <= high:
                 raise CarmilError(f"{name} is {getattr(self, name)}: expected {low} to {high}")
+        if self.conformal is not None and not 0 < self.conformal < 1:
+            raise CarmilError(f"conformal is {self.conformal}: expected a coverage between 0 and 1, such as 0.9")
         if self.models_at_once is not None and self.models_at_once < 2:
             raise CarmilError(f"models_at_once is {self.models_at_once}: expected at least 2")
         if self.splits is not None and (self.official or self.inner > 1 or self.reshuffle):
@@ -153,6 +165,11 @@ class Settings:
         options = checked_options(given.get("options"), f"{where}: options")
         return validated(given | {"options": options}, cls, where)
 
+    def completed(self, target: Target) -> "Settings":
+        """Return the settings of a study of this target: where they leave a value to the target, it has its own."""
+        open_ones = {name: value for name, value in set_by(target).items() if getattr(self, name) is None}
+        return replace(self, **open_ones)
+
     def lasting(self) -> dict[str, Value]:
         """The settings that make a run what it is, as JSON has them: all but WHERE."""
         return {name: value for name, value in self.as_json().items() if name not in WHERE}
@@ -161,6 +178,11 @@ class Settings:
         """All settings; paths are text."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def set_by(target: Target) -> dict[str, Any]:
+    """Return the settings whose default depends on the target."""
+    return {"batch": target.batch, "label_smoothing": target.label_smoothing}
 
 
 # Settings under a name; what is given beside it wins. 0.1: the defaults of version 0.1.0, which are the paper's objective.

@@ -1,10 +1,12 @@
-"""Writing a run's folder. `metrics.json` comes last: a run that has it is finished."""
+"""Write a run folder. `metrics.json` is written last: a run with this file is finished."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from carmil import __version__
 from carmil.csv_files import frame_text
@@ -19,17 +21,15 @@ from carmil.training.population import Population
 from carmil.untrusted import parse_as, read_json
 from carmil.weights import write_tensors
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_WRITTEN = {  # beside KIND.json; what a user has under such a name is not overwritten
+_WRITTEN = {  # files written beside KIND.json; a user's file of such a name is not overwritten
     "run": (
-        *("splits.tsv", "weights.safetensors", "models.json", "history.json", "metrics.json"),
-        *("predictions.parquet", "predictions.csv", "card.md", "study.yaml", "report.html"),
+        *("splits.tsv", "weights.safetensors", "scope.safetensors", "models.json", "history.json", "metrics.json"),
+        *("calibration.json", "predictions.parquet", "predictions.csv", "card.md", "study.yaml", "report.html"),
     ),
     "sweep": ("report.html", "sweep.md", "sweep.png"),
     "explanation": ("summary.json", "summary.csv", "summary.parquet"),
 }
+_OF_SOME = ("target", "outcomes", "imported")  # written for other targets than classes, and for imported models
 _OTHERWISE = {"run": "data or splits", "sweep": "data, splits or grid", "explanation": "slides"}
 
 
@@ -38,7 +38,7 @@ Splits = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A point of a sweep in sweep.json: its values, and the figures of its run."""
+    """A point of a sweep, as in sweep.json: its values, and the figures of its run."""
 
     name: str
     values: Mapping[str, Value]
@@ -51,13 +51,17 @@ class SweepPoint:
 def begin_run(
     folder: Path, settings: Settings, data: Data, *, warm_start: str | None = None, notes: Sequence[str] = ()
 ) -> str:
-    """Write run.json, or find the same begun before; return its key. Another run there is refused.
+    """Write run.json, or check that it contains the same run; return its key. Another run in the folder is refused.
 
     warm_start: the key of the weights that the models start from.
     """
+    of_some = {} if data.target is None else {"target": asdict(data.target), "outcomes": to_json(data.outcomes)}
+    if data.imported is not None:
+        of_some["imported"] = asdict(data.imported)
     facts = {
         "data": data.fingerprint,
-        **{name: value for name, value in vars(data).items() if name not in ("fingerprint", "geometry")},
+        **{name: value for name, value in vars(data).items() if name not in ("fingerprint", "geometry", *_OF_SOME)},
+        **of_some,
         "tile_pixels": data.geometry.tile_pixels,
         "tile_mpp": data.geometry.tile_mpp,
         "warm_start": warm_start,
@@ -75,7 +79,8 @@ def begin_sweep(
     truth: Sequence[str | None],
     splits: Sequence[Splits],
 ) -> str:
-    """Write sweep.json, or find the same begun before; return its key. settings: those that all points share; over: the grid.
+    """Write sweep.json, or check that it contains the same sweep; return its key. settings: common to all points;
+    over: the grid.
 
     data, truth and splits: fingerprints and folds of each population.
     """
@@ -91,10 +96,10 @@ def write_sweep_figures(folder: Path, points: Sequence[SweepPoint], chosen_by_fo
 
 
 def begin(folder: Path, settings: Mapping[str, Value], facts: Mapping[str, Any], *, kind: str = "run") -> str:
-    """Write KIND.json, or find the same begun before; return its key. Another one there is refused.
+    """Write KIND.json, or check that it contains the same facts; return its key. Different facts are refused.
 
-    Where the data are known by their fingerprint, their paths do not count: a moved folder is the same run, and the new paths
-    are recorded.
+    Paths of data with known fingerprints are not compared: a moved folder is the same run, and the new paths are
+    recorded.
     """
     key, path = key_of(settings, facts), folder / f"{kind}.json"
     if path.exists():
@@ -111,7 +116,8 @@ def begin(folder: Path, settings: Mapping[str, Value], facts: Mapping[str, Any],
         return key
     if taken := next((name for name in _WRITTEN[kind] if (folder / name).exists()), None):
         raise CarmilError(
-            f"{folder} holds {taken} but no {kind}.json: that file is not overwritten; choose another --out or move the file"
+            f"{folder} holds {taken} but no {kind}.json: {taken} would be overwritten; choose another --out or "
+            "move the file"
         )
     content = {"carmil": __version__, "key": key, "machine": machine(), "settings": settings, **facts}
     write_text(path, json.dumps(content, indent=2))
@@ -119,7 +125,7 @@ def begin(folder: Path, settings: Mapping[str, Value], facts: Mapping[str, Any],
 
 
 def check_no_run(folder: Path) -> None:
-    """Refuse a folder for other files that holds a run: they would overwrite its predictions."""
+    """Refuse a folder that holds a run, so that other files do not overwrite its predictions."""
     if (folder / "run.json").exists():
         raise CarmilError(f"--out {folder} holds a run, whose files would be overwritten: choose another --out")
 
@@ -132,22 +138,23 @@ def write_models(folder: Path, population: Population, history: History, models:
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> None:
-    """Write metrics.json, the last file of a run. The figures of a fold stand beside its number."""
+    """Write metrics.json, the last file of a run. The figures of a fold are in the same object as its number."""
     by_fold = [
         {"fold": one.fold, "seed": one.seed}
         | ({} if one.threshold is None else {"threshold": one.threshold})
         | dict(one.figures)
         for one in metrics.by_fold
     ]
-    write_text(folder / "metrics.json", json.dumps(to_json({**asdict(metrics), "by_fold": by_fold}), indent=2))
+    facts = {k: v for k, v in asdict(metrics).items() if v is not None or k not in ("adjustment", "prediction_sets")}
+    write_text(folder / "metrics.json", json.dumps(to_json({**facts, "by_fold": by_fold}), indent=2))
 
 
-def write_table(path: Path, frame: "pd.DataFrame") -> None:
+def write_table(path: Path, frame: pd.DataFrame) -> None:
     with atomic_file(path) as aside:
         frame.to_parquet(aside, index=False)
 
 
-def write_predictions(folder: Path, frame: "pd.DataFrame") -> None:
-    """Write predictions.parquet, and the same as predictions.csv for a spreadsheet."""
+def write_predictions(folder: Path, frame: pd.DataFrame) -> None:
+    """Write predictions.parquet and predictions.csv."""
     write_table(folder / "predictions.parquet", frame)
     write_text(folder / "predictions.csv", frame_text(frame))

@@ -1,4 +1,4 @@
-"""YAML files of settings: plain values, each key once, and nothing that takes long to read."""
+"""Read YAML files of settings, which have plain values, unique keys and a bounded size."""
 
 import re
 from pathlib import Path
@@ -10,19 +10,19 @@ from carmil.errors import CarmilError
 from carmil.untrusted import describe_value, one_line_errors
 
 LARGEST = 2**17  # bytes; PyYAML reads about 100 kB in a second
-DEEPEST = 20  # lists and mappings inside one another
-MOST_DIGITS = 18  # of a whole number
+DEEPEST = 20  # levels of nested lists and mappings
+MOST_DIGITS = 18  # digits of a whole number
 
 
 def read_yaml(path: Path, *, expected: str) -> Any:
-    """Return the content of a YAML file. Refuse repeated keys, deep nesting, odd or very long numbers and large files."""
+    """Return the content of a YAML file. Refuse repeated keys, deep nesting, ambiguous or very long numbers, and large files."""
     with one_line_errors(path, f"expected {expected}", streams=True):
         with path.open("rb") as stream:
             content = stream.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise CarmilError(f"{path} is larger than {LARGEST:,} bytes: expected {expected}")
         try:
-            return yaml.load(content.decode("utf-8-sig"), _PlainLoader)  # a SafeLoader
+            return yaml.load(content.decode("utf-8-sig"), _PlainLoader)  # a subclass of SafeLoader
         except _RefusedYAMLError as error:
             raise CarmilError(f"{path}, line {error.line}: {error}: expected {expected}") from None
 
@@ -34,9 +34,10 @@ class _RefusedYAMLError(Exception):
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """A safe loader without the surprises of PyYAML, which keeps the last of several values of a key, reads 010 as 8 and
-    1:30 as
-    90, and whose time grows with the square of the depth.
+    """A safe loader with stricter rules than PyYAML's.
+
+    PyYAML keeps the last of several values of a key, reads 010 as 8 and 1:30 as 90, and takes time proportional to
+    the square of the nesting depth.
     """
 
     _depth = 0
@@ -57,7 +58,7 @@ class _PlainLoader(yaml.SafeLoader):
             name = (key.tag, str(key.value))
             if name in lines:
                 raise _RefusedYAMLError(
-                    f"the key {describe_value(key.value)} is there already, in line {lines[name]}", key
+                    f"the key {describe_value(key.value)} is given already in line {lines[name]}", key
                 )
             lines[name] = key.start_mark.line + 1
         return node
@@ -66,7 +67,9 @@ class _PlainLoader(yaml.SafeLoader):
         if sum(sign.isalnum() for sign in node.value) > MOST_DIGITS:
             raise _RefusedYAMLError(f"a whole number of more than {MOST_DIGITS} digits", node)
         if re.match(r"[-+]?0[\d_]", node.value):
-            raise _RefusedYAMLError(f"{node.value} begins with 0, which makes it octal in YAML; write it without", node)
+            raise _RefusedYAMLError(
+                f"{node.value} begins with 0, which makes it octal in YAML; remove the leading 0", node
+            )
         _refuse_base_60(node)
         return super().construct_yaml_int(node)
 

@@ -1,1 +1,1 @@
-"""A user's own study: from a folder of features and a table of labels to figures one can publish."""
+"""Studies on a user's own data: from features and a table of labels to publishable figures."""

@@ -1,7 +1,8 @@
-"""What a reader should know before using a run, one line each, from what was measured on its test folds. c cases, k classes."""
+"""Cautions for readers of a run, one line each, from measurements on its test folds. c cases."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,38 +10,45 @@ from numpy.typing import NDArray
 from carmil.maps.tile_maps import LEAST_MOVED
 from carmil.runs.facts import Range
 from carmil.runs.run import Run
-from carmil.statistics.calibration import cross_entropies
-from carmil.studies.figures import MEAN_OVER_FOLDS
+from carmil.studies.figures import MEAN_OVER_FOLDS, SHOWN
+from carmil.targets import Target
 from carmil.words import plural
 
-LITTLE = 0.01  # of the class frequencies' cross-entropy: the least by which an informed model is below it
-CHANCE = 0.5  # the AUC of scores that are independent of the labels
-UNIFORM = 0.9  # of a slide's instances: attention spread over this share is nearly uniform
-FEW = 5  # patients of a class
+LITTLE = 0.01  # relative to the cross-entropy of the class frequencies: a model is informed if it is lower by more than this share
+UNIFORM = 0.9  # attention spread over more than this share of a slide's instances is nearly uniform
+FEW = 5  # a class with fewer patients than this has a caution
 
 
 def informed(cross_entropy: float, class_frequencies: float) -> bool:
-    """Whether probabilities are better than always predicting the class frequencies."""
+    """Return whether probabilities are better than always predicting the class frequencies."""
     return cross_entropy < (1 - LITTLE) * class_frequencies
 
 
 def readings(
-    p: NDArray[np.float64], labels: NDArray[np.int64], moved: Sequence[float] = (), spread: Sequence[float] = ()
+    target: Target,
+    predicted: NDArray[np.float64],
+    outcomes: NDArray[Any],
+    moved: Sequence[float] = (),
+    spread: Sequence[float] = (),
 ) -> dict[str, float]:
-    """The measurements that `cautions` judges by. p (c, k) and labels (c) of the test cases; moved and spread of each test
-    slide."""
-    given, shares = cross_entropies(p, labels)
-    found = {"cross_entropy": given, "cross_entropy_of_class_frequencies": shares}
+    """Return the measurements that `cautions` uses. predicted (c, p) and outcomes (c) or (c, t) are of the test cases.
+
+    moved, spread: how far the counterfactual branch moves attention, and over which share of instances it spreads,
+    per test slide."""
+    measurements = target.readings(predicted, outcomes)
     for name, values in (("attention_moved", moved), ("attention_spread", spread)):
         known = np.asarray(values, dtype=np.float64)
         known = known[~np.isnan(known)]
         if len(known):
-            found[name] = float(np.median(known))
-    return found
+            measurements[name] = float(np.median(known))
+    return measurements
 
 
-def answer_cautions(readings: Mapping[str, float], auc: Range | None, cases: str) -> list[str]:
-    """Cautions about answers alone. readings: see `readings`; auc: its interval, if known; cases: such as "test slides"."""
+def answer_cautions(target: Target, readings: Mapping[str, float], key: Range | None, cases: str) -> list[str]:
+    """Return cautions about answers alone.
+
+    readings: see `readings`; key: the interval of the target's key figure, if known; cases: such as "test slides".
+    """
     lines = []
     given, shares = (readings.get(name, math.nan) for name in ("cross_entropy", "cross_entropy_of_class_frequencies"))
     if not math.isnan(given) and not math.isnan(shares) and not informed(given, shares):
@@ -48,24 +56,30 @@ def answer_cautions(readings: Mapping[str, float], auc: Range | None, cases: str
             f"the model is no better than class frequencies: its cross-entropy on the {cases} is {given:.3f}, that of always "
             f"predicting the class frequencies is {shares:.3f}; the AUC shows whether it still ranks cases"
         )
-    if auc is not None and auc.low <= CHANCE:
+    if key is not None and key.low <= target.chance:
+        name = SHOWN[target.key_figure]
         lines.append(
-            f"the AUC may be chance: its 95 % interval, {100 * auc.low:.1f} to {100 * auc.high:.1f}, is not wholly above "
-            "50, the AUC of a model that knows nothing of the labels"
+            f"the {name} may be chance: its 95 % interval, {100 * key.low:.1f} to {100 * key.high:.1f}, is not wholly above "
+            f"{100 * target.chance:g}, the {name} of a model that is independent of the labels"
         )
     return lines
 
 
 def cautions(run: Run) -> list[str]:
-    """One line per caution that applies; none for a run of version 0.1.0, which did not measure them."""
-    found = run.metrics.readings
-    auc = run.metrics.intervals.get("auc") if run.metrics.intervals_of == MEAN_OVER_FOLDS else None
-    lines = answer_cautions(found, auc, f"test {run.metrics.level}s")
+    """Return one line per applicable caution; none for a run of version 0.1.0, which did not record the measurements."""
+    measurements, target = run.metrics.readings, run.target
+    key = run.metrics.intervals.get(target.key_figure) if run.metrics.intervals_of == MEAN_OVER_FOLDS else None
+    lines = answer_cautions(target, measurements, key, f"test {run.metrics.level}s")
     lines += never_answered(run)
-    moved = found.get("attention_moved", math.nan)
+    if run.data.imported is not None and run.data.splits:
+        lines.append(
+            f"{run.data.imported.checkpoint} does not say which slides its model was trained on: figures of such slides "
+            "are no test of it"
+        )
+    moved = measurements.get("attention_moved", math.nan)
     if moved < LEAST_MOVED:
         lines.append(unmoved(moved))
-    spread = found.get("attention_spread", math.nan)
+    spread = measurements.get("attention_spread", math.nan)
     if spread >= UNIFORM:
         lines.append(
             f"attention is nearly uniform: on the median test slide it is spread over {spread:.0%} of the instances "
@@ -75,32 +89,35 @@ def cautions(run: Run) -> list[str]:
 
 
 def never_answered(run: Run) -> list[str]:
-    """One line per class that is never the answer, whatever the truth."""
-    frame = run.predictions()
-    answers = set(frame["answer"]) if "answer" in frame else set(run.classes)  # runs of 0.1.0 do not have them
+    """Return one line per class, or grade, that is never answered."""
+    frame, names = run.predictions(), run.target.answer_names
+    answers = set(frame["answer"]) if "answer" in frame else set(names)  # runs of 0.1.0 do not have them
+    counts = zip(names, run.data.class_counts, strict=True) if names else ()
     return [
-        f"class {name!r} is never answered, though {plural(count, 'slide has', 'slides have')} that label"
-        for name, count in zip(run.classes, run.data.class_counts, strict=True)
+        f"{run.target.strata_word} {name!r} is never answered, though {plural(count, 'slide has', 'slides have')} that label"
+        for name, count in counts
         if name not in answers and count > 0
     ]
 
 
 def unmoved(median: float) -> str:
-    """The caution about a counterfactual attention that hardly differs from the factual one."""
+    """Return the caution about a counterfactual attention that hardly differs from the factual attention."""
     return (
         f"the counterfactual attention did not move: on the median slide only {median:.3f} of the attention differs (2 is the "
         f"most; below {LEAST_MOVED:g} is negligible), so do not read the counterfactual maps of this run"
     )
 
 
-def few_patients(classes: Sequence[str], labels: Sequence[int], patients: Sequence[str]) -> list[str]:
-    """One line per class with fewer than five patients."""
+def few_patients(
+    classes: Sequence[str], labels: Sequence[int], patients: Sequence[str], word: str = "class"
+) -> list[str]:
+    """Return one line per class, or other stratum called `word`, with fewer than five patients."""
     lines = []
     for c, name in enumerate(classes):
         count = len({patient for patient, label in zip(patients, labels, strict=True) if label == c})
         if count < FEW:
             lines.append(
-                f"class {name!r} has {count} patient{'s' * (count != 1)}, fewer than five: figures of this class are "
+                f"{word} {name!r} has {count} patient{'s' * (count != 1)}, fewer than five: figures of this {word} are "
                 "mostly chance"
             )
     return lines

@@ -1,51 +1,83 @@
-"""`carmil explain`: the evidence of every slide as a table, and a summary; `carmil.runs.evidence` lists the files."""
+"""`carmil explain`: the evidence of every slide as a table, and a summary; `carmil.runs.evidence` lists the files.
 
-from collections.abc import Collection
+The summary is computed from the rows of the slides and the maps in their files: how attention moved, which class's
+logit grew, how concentrated the maps are, and whether they agree with the truth. Evidence is in the unit of the target's
+outputs: of classes and labels logits, of a risk the log hazard.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
 
 from carmil.bags.bags import Bags
 from carmil.bags.store import Store, open_store
 from carmil.errors import CarmilError
+from carmil.evidence.agreement import NEGATIVE_RULES
+from carmil.evidence.explainers import EXPLAINERS
 from carmil.files import safe_names
-from carmil.maps.tile_maps import logits_apart
+from carmil.maps.tile_maps import LEAST_LOGITS, LEAST_MOVED, logits_apart
 from carmil.models.contract import Ability, BagModel
 from carmil.progress import Log, count_progress
 from carmil.provenance import to_json
 from carmil.runs.compute_once import compute_once
-from carmil.runs.evidence import EvidenceSummary, begin_explanation, write_summary
-from carmil.runs.facts import Number
+from carmil.runs.evidence import (
+    ClassShift,
+    CounterfactualSummary,
+    EvidenceSummary,
+    Residual,
+    TruthAgreement,
+    begin_explanation,
+    write_summary,
+)
+from carmil.runs.facts import Number, SlideMean
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.runs.slide_evidence import TAKEN, Row, read_row, write_slide_evidence
+from carmil.studies.agreement import dice_thresholds, localisation_figures
 from carmil.studies.bag_evidence import BagEvidence, concentration_numbers, explain_bag
-from carmil.studies.decisions import RULE
+from carmil.studies.cautions import unmoved
 from carmil.studies.evaluate import check_fits
-from carmil.studies.localisation import dice_thresholds
+from carmil.studies.figures import interval_words, mean_interval, percent
 from carmil.studies.subjects import (
+    RULE,
     Subject,
     check_complete,
+    distinct_rules,
     explainers_for,
     match_run_store,
     open_run_store,
     own_subjects,
     pack_bags,
+    rule_lines,
     store_subjects,
     validation_places,
 )
-from carmil.studies.summary import summarise_evidence
+from carmil.tables import ResultTable
+from carmil.targets import Classes
+from carmil.words import plural
 
-if TYPE_CHECKING:
-    import pandas as pd
+SEVERAL = "where several models explain a slide, its maps are the mean of theirs, each in its own units"
+MEASURES = {
+    "auprc_plus": "AUPRC+",
+    "auprc_both_mirror": "AUPRC± (mirror)",
+    "auroc": "AUROC",
+    "ndcg": "NDCG",
+    "froc": "FROC",
+    "dice": "Dice",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """frame: one row per slide; written: slides that were not explained before."""
+    """The result of `explain_run`. frame: one row per slide; written: the number of slides that were explained for
+    the first time.
+    """
 
     folder: Path
     methods: tuple[str, ...]
-    frame: "pd.DataFrame"
+    frame: pd.DataFrame
     summary: EvidenceSummary
     written: int
 
@@ -61,35 +93,39 @@ def explain_run(
     log: Log,
     asked: Collection[str] | None = None,
 ) -> Explanation:
-    """Explain the run's own slides by the models that were tested on them, or new ones (`bags`) by all models.
+    """Explain the run's own slides by the models that were tested on them, or new slides (`bags`) by all models.
 
     asked: the slides that messages are about, by default all.
     """
-    import pandas as pd
-
     run = read_run(run_folder)
     check_complete(run)
     methods = explainers_for(run, methods, log=log)
+    if searched and not isinstance(run.target, Classes):
+        raise CarmilError(f"--searched needs classes; {run.folder} predicts {run.target.title}: leave it out")
     if searched and Ability.POOLS_BY_ATTENTION not in run.model().abilities:
         raise CarmilError(f"--searched needs attention pooling, which {run.settings.model!r} does not have")
     out = out or (run.folder / "evidence" if bags is None else Path("evidence"))
     store, own = _store(run, bags, out, log, asked)
     subjects = own_subjects(run, store) if own else store_subjects(run, store)
     begin_explanation(out, run, methods=methods, searched=searched, data=store.fingerprint)
-    if store.bags().instance_labels is not None and len(run.classes) > 2:
-        log(f"agreement with the truth of instances is measured for two classes; here are {len(run.classes)}")
+    if store.bags().instance_labels is not None and not _measurable(run, store.bags()):
+        log(
+            "agreement with the truth of instances is measured for two classes, or for the single output of another target "
+            f"if the truth is about it; here are {', '.join(run.outputs)}"
+        )
     population = run.population(device)
     members = [population.member(row) for row in range(len(run.models))]
     rows, written = _explain_slides(run, members, store.bags(), subjects, methods, out, searched)
     frame = pd.DataFrame(rows)
-    thresholds = _thresholds(run, members, store, methods, out, device) if own else {}
+    validated = own and run.data.imported is None
+    thresholds = _thresholds(run, members, store, methods, out, device) if validated else {}
     summary = summarise_evidence(run, frame, store.bags(), subjects, out, methods, thresholds)
     write_summary(out, frame, summary)
     return Explanation(out, methods, frame, summary, written)
 
 
 def _store(run: Run, bags: Path | None, out: Path, log: Log, asked: Collection[str] | None) -> tuple[Store, bool]:
-    """The store of the slides to explain, and whether they are the run's own."""
+    """Return the store of the slides to explain, and whether they are the run's own."""
     if bags is None:
         return open_run_store(run), True
     store = open_store(pack_bags(run, bags, out, log=log))
@@ -104,7 +140,7 @@ def _store(run: Run, bags: Path | None, out: Path, log: Log, asked: Collection[s
 def _thresholds(
     run: Run, members: list[BagModel], store: Store, methods: tuple[str, ...], out: Path, device: str
 ) -> dict[str, list[float]]:
-    """Thresholds of Dice by method and model, chosen once and kept."""
+    """Return the thresholds of Dice by method and model; they are chosen once and stored in a file."""
     request = {"run": run.key, "weights": weights_key(run), "methods": list(methods), "searched": False}
     request |= {"thresholds": run.thresholds, "data": store.fingerprint}
 
@@ -124,7 +160,7 @@ def _explain_slides(
     out: Path,
     searched: bool,
 ) -> tuple[list[Row], int]:
-    """Return the rows of all slides, and how many were computed. Slides whose file is complete are read, the others written."""
+    """Return the rows of all slides, and how many were computed. Slides with a complete file are read; the others are explained."""
     rows, computed = [], 0
     names = safe_names((subject.slide for subject in subjects), taken=TAKEN)
     with count_progress(f"explaining {run.name}", "slides") as on_slide:
@@ -134,35 +170,201 @@ def _explain_slides(
             if row is None:
                 bag = bags[subject.place]
                 models = [members[row] for row in subject.models]
-                found = explain_bag(models, bag, methods, run.classes, searched=searched)
-                row = _row(run, subject, found, bag, path.name) | {"explainer": methods[0]}
-                write_slide_evidence(path, bag, found.columns, row)
+                evidence = explain_bag(models, bag, methods, run.outputs, searched=searched)
+                row = _row(run, subject, evidence, bag, path.name) | {"explainer": methods[0]}
+                turning = _turning(run, subject, row)
+                write_slide_evidence(path, bag, evidence.columns, row, run.target.words, turning)
                 computed += 1
             rows.append(row)
             on_slide(done, len(subjects))
     return rows, computed
 
 
-def _row(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -> Row:
-    """A slide's row: its names, the answer and its rule, and every number that was computed.
+def _turning(run: Run, subject: Subject, row: Row) -> dict[str, float | None]:
+    """Return how far the outputs of a slide must move for another answer, by output."""
+    p = np.array([row[name] for name in run.target.prediction_columns()], dtype=np.float64)
+    decision = run.decision(subject.models)
+    return {name: decision.turning(p, i) for i, name in enumerate(run.outputs)}
 
-    A slide that the run was tested on has the probabilities that the run holds, so that rounding cannot change the answer.
-    explained_class is the class whose evidence is shown: the answer, or without one the class that leads.
+
+def _row(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -> Row:
+    """Return a slide's row: its names, the answer and its rule, and every number that was computed.
+
+    A slide that the run was tested on has the predictions stored in the run, so that rounding cannot change the
+    answer. explained_class is the output whose evidence is shown: the answer or, if there is none, the leading class; of
+    other targets what is predicted.
     """
-    numbers, decision = dict(found.numbers), run.decision(subject.models)
+    numbers, decision, target = dict(found.numbers), run.decision(subject.models), run.target
     computed = numbers.pop("p").tolist()
-    p = computed if subject.probabilities is None else list(subject.probabilities)
-    leading = decision.leading_class(p)
+    p = computed if subject.predicted is None else list(subject.predicted)
+    leading = decision.explained(p)
     row: Row = {"slide": subject.slide, "file": file, "patient": subject.patient, "label": subject.label}
     row |= {"instances": int(bag.sizes[0]), "models": len(subject.models), "prediction": decision.answer(p)}
     row |= {RULE: decision.rule, "explained_class": leading}
-    row |= {f"p_{name}": float(p[c]) for c, name in enumerate(run.classes)}
+    if not isinstance(target, Classes):
+        row["prediction_value"] = decision.value_words(p)
+    row |= {name: float(value) for name, value in zip(target.prediction_columns(), p, strict=True)}
     for which, stored in (("counterfactual", subject.counterfactual), ("searched", None)):
         if f"{which}_p" in numbers:
             elsewhere = numbers.pop(f"{which}_p").tolist()
             row[f"{which}_prediction"] = decision.answer(elsewhere if stored is None else stored)
-            row[f"{which}_grown"] = run.classes[int(numbers.pop(f"{which}_change").argmax())]
+            grown = numbers.pop(f"{which}_change")
+            if len(run.outputs) > 1:
+                row[f"{which}_grown"] = run.outputs[int(grown.argmax())]
     numbers |= concentration_numbers(found, bag, leading)
-    apart = logits_apart([found.columns[f"evidence_{name}"].numpy() for name in run.classes])
-    row["logits_apart"] = apart
+    row["logits_apart"] = None
+    if target.words.rivals:
+        row["logits_apart"] = logits_apart([found.columns[f"evidence_{name}"].numpy() for name in run.outputs])
+    else:
+        row["total_evidence"] = float(found.columns[f"evidence_{leading}"].abs().sum())
     return to_json(row | {name: float(value) for name, value in numbers.items()})
+
+
+def summarise_evidence(
+    run: Run,
+    frame: pd.DataFrame,
+    bags: Bags,
+    subjects: Sequence[Subject],
+    out: Path,
+    methods: Sequence[str],
+    thresholds: Mapping[str, Sequence[float]],
+) -> EvidenceSummary:
+    """Summarise the rows of all slides. thresholds: of Dice, by method and model; empty if there are none."""
+    patients = frame["patient"].where(frame["patient"].notna(), frame["slide"]).to_numpy()
+    answers = run.target.answers_in_words  # otherwise nearly every number is another answer
+
+    def mean(column: str) -> SlideMean:
+        return mean_interval(frame[column].to_numpy(dtype=np.float64), patients)
+
+    def counterfactual(which: str) -> CounterfactualSummary | None:
+        if f"{which}_prediction" not in frame:
+            return None
+        return CounterfactualSummary(
+            turned=int((frame[f"{which}_prediction"] != frame["prediction"]).sum()) if answers else None,
+            distance=mean(f"{which}_distance"),
+            attention_moved=mean(f"{which}_attention_moved"),
+            carriers=mean(f"{which}_carriers"),
+            median_moved=float(frame[f"{which}_attention_moved"].astype(float).median()),
+            class_shift=_class_shift(frame, which, run.target.answer_names),
+            reached=mean(f"{which}_reached") if f"{which}_reached" in frame else None,
+        )
+
+    truth = None
+    if _measurable(run, bags):
+        positive = run.outputs[-1]
+        columns = {method: f"{method if i else 'evidence'}_{positive}" for i, method in enumerate(methods)}
+        truth = TruthAgreement(
+            positive,
+            negative_rule=f"mirror: {NEGATIVE_RULES['mirror']}",
+            dice_threshold="chosen on the validation bags of each model"
+            if thresholds
+            else "none: no validation bags here",
+            agreement=localisation_figures(bags, subjects, [out / name for name in frame["file"]], columns, thresholds),
+        )
+    size = "logits_apart" if run.target.words.rivals else "total_evidence"
+    return EvidenceSummary(
+        run=run.key,
+        model=run.settings.model,
+        classes=run.outputs,
+        slides=len(frame),
+        answer_rules=tuple(distinct_rules(frame)),
+        evidence=methods[0],
+        methods={method: EXPLAINERS[method].describe(run.target) for method in methods},
+        several_models=SEVERAL,
+        concentration={name: mean(name) for name in map(str, frame) if name.startswith(("attention_", "evidence_"))},
+        negligible=int((frame[size].astype(float) < LEAST_LOGITS).sum()),
+        residual=Residual(float(frame["residual"].max()), float(frame["residual"].mean()))
+        if "residual" in frame
+        else None,
+        counterfactual=counterfactual("counterfactual"),
+        searched=counterfactual("searched"),
+        correlations={"u and u_cf": {name: mean(name) for name in ("spearman", "pearson")}}
+        if "spearman" in frame
+        else None,
+        truth=truth,
+        words=run.target.words,
+        output=run.target.output_word,
+    )
+
+
+def _measurable(run: Run, bags: Bags) -> bool:
+    """Return whether agreement with the truth of instances is measured.
+
+    Truth without columns of its own is about the second of two classes, never about a risk or a value.
+    """
+    truth = bags.instance_labels
+    if truth is None:
+        return False
+    return len(run.outputs) == 2 if isinstance(run.target, Classes) else truth.ndim == 2 and len(run.outputs) == 1
+
+
+def agreement_table(summary: EvidenceSummary) -> ResultTable | None:
+    """Return one row per method, in per cent with 95 % intervals; None if the instances have no truth."""
+    if summary.truth is None:
+        return None
+    agreement = summary.truth.agreement
+    names = [name for name in MEASURES if any(name in figures for figures in agreement.values())]
+    rows = tuple((method, *(_cell(figures.get(name)) for name in names)) for method, figures in agreement.items())
+    of = f"class {summary.truth.class_}" if summary.words.rivals else summary.truth.class_
+    title = f"Agreement with the truth, {of}: per cent, 95 % interval"
+    return ResultTable(title, ("map", *(MEASURES[name] for name in names)), rows)
+
+
+def summary_lines(summary: EvidenceSummary) -> list[str]:
+    """Return lines for the terminal: which slides were explained by which methods, and how the counterfactual
+    changed the answers.
+    """
+    slides, words = plural(summary.slides, "slide"), summary.words
+    one = len(summary.classes) == 1
+    column = f"evidence_{summary.classes[0] if one else summary.output.upper()}"
+    lines = [f"{slides}; {column} is {summary.evidence}: {summary.methods[summary.evidence]}"]
+    lines += rule_lines(summary.answer_rules)
+    whole = words.total(summary.classes[0]) if one else "the logit"
+    if not words.of_answers:
+        lines.append(
+            "positive evidence {1} {0}, negative evidence {2} {0}".format(
+                summary.classes[0], words.positive, words.negative
+            )
+        )
+    if summary.residual is not None:
+        error = f"{summary.residual.largest:.1e}"
+        lines.append(f"on every slide it adds up to the change of {whole}, with a relative error of at most {error}")
+    if summary.negligible:
+        changed, noted = whole, ""
+        if words.rivals:
+            changed, noted = "the difference between any two class logits", " (column logits_apart)"
+        lines.append(
+            f"negligible evidence: on {summary.negligible} of {slides} all tiles together change {changed} by less than "
+            f"{LEAST_LOGITS:g}{noted}; maps of it are drawn as 0"
+        )
+    for which, part in summary.counterfactuals.items():
+        effect = f"{part.turned} of {slides} would get another answer"
+        if part.turned is None:
+            effect = f"it changes {whole} by {part.distance.value:.2g} on average"
+        lines.append(
+            f"{which} attention: {effect}; "
+            f"{part.attention_moved.value:.2f} of the attention moved (2 is the most), "
+            f"90 % of it on {part.carriers.value:.0%} of the instances"
+        )
+        if which == "counterfactual" and part.median_moved < LEAST_MOVED:
+            lines.append(unmoved(part.median_moved))
+    return lines
+
+
+def _class_shift(frame: pd.DataFrame, which: str, classes: Sequence[str]) -> ClassShift | None:
+    """Count, among correctly answered slides by class (rows), the class whose logit grew most (columns)."""
+    if not classes or frame["label"].isna().all() or f"{which}_grown" not in frame:
+        return None
+    right = frame[frame["label"] == frame["prediction"]]
+    matrix = tuple(
+        tuple(int(((right["label"] == label) & (right[f"{which}_grown"] == grown)).sum()) for grown in classes)
+        for label in classes
+    )
+    return ClassShift("label of correctly answered slides", matrix)
+
+
+def _cell(figure: SlideMean | None) -> str:
+    if figure is None:
+        return "–"
+    interval = interval_words(figure)
+    return percent(figure.value) + (f" ({interval})" if interval != "–" else "")

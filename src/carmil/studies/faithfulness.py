@@ -1,12 +1,20 @@
-"""`carmil faithfulness`: whether models need what their maps show, measured alike for several runs and explainers.
+"""`carmil faithfulness`: measure whether models depend on the tiles that their maps mark, for several runs and
+explainers.
 
-Every model is probed on the slides it was tested on, by its own map of the class that it answers. The figure of a slide is the
-mean over its models; deletion, insertion and what follows from them are over rightly answered slides, as in the paper.
+Every model is probed on the slides it was tested on, by its own map of the class that it answers. The figure of a
+slide is the mean over its models; deletion, insertion and the figures derived from them are over correctly
+answered slides, as in the paper. Of other targets all slides count, as no answer is right or wrong, and the map is that
+of the output that `carmil explain` shows; see `faithfulness_probe` for what the curves follow.
 
-OUT/asked/RUN-i.json   results of the i-th group of models that were tested on the same slides, so that the command resumes
+The figure of the cohort is the target's key figure. Of classes it is that of all test folds together; of other targets
+the mean over the test folds, as predictions of different models, such as risks, must not be compared.
+
+OUT/asked/RUN-i.npz   results of the i-th group of models that were tested on the same slides, so that the
+command resumes
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +26,20 @@ from carmil.bags.store import Store
 from carmil.errors import CarmilError
 from carmil.evidence.concentration import stability
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
+from carmil.evidence.faithfulness import CONFIDENCE
+from carmil.evidence.regions import check_coordinates
 from carmil.files import safe_name
-from carmil.models.contract import BagModel
 from carmil.progress import Log, count_progress
-from carmil.runs.compute_once import compute_once
-from carmil.runs.faithfulness import MapFaithfulness, RemovalFigures, RunFaithfulness
+from carmil.runs.compute_once import Arrays, compute_arrays_once
+from carmil.runs.faithfulness import CurveWords, MapFaithfulness, RemovalFigures, RunFaithfulness
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.studies import faithfulness_probe
-from carmil.studies.accumulator import Accumulator, Floats
-from carmil.studies.faithfulness_probe import TWINS, ProbeSettings, probe
+from carmil.studies.faithfulness_probe import TWINS, Accumulator, Explained, Floats, ProbeSettings, probe
+from carmil.studies.figures import figure_names
+from carmil.studies.predictions import outcomes
 from carmil.studies.subjects import Subject, check_complete, group_by_models, open_run_store, own_subjects, pack_bags
+from carmil.targets import Classes, Target
+from carmil.training.population import Population
 
 AT_ONCE = 2**17  # instances in memory
 
@@ -42,19 +54,36 @@ def measure_faithfulness(
     device: str,
     log: Log,
     bags: Path | None = None,
+    confidence: float = CONFIDENCE,
+    region_tiles: int = 0,
 ) -> list[RunFaithfulness]:
-    """Measure every run by every method that fits it; without `methods` by its default explainer and attention.
+    """Measure every run by every method that fits it; by default by its default explainer and attention.
 
-    bags: where the cohort of the runs has moved to. Intermediate results are kept in `out`.
+    confidence: at which the smallest number of tiles must keep the answer. region_tiles: also remove regions of so many
+    neighbouring tiles; 0: tiles only.
+
+    bags: the present path of the runs' cohort, if it was moved. Intermediate results are stored in `out`.
     """
     if steps < 10 or steps % 10:
-        raise CarmilError(f"--steps {steps}: expected a multiple of 10, so that a tenth of the tiles is a step")
+        raise CarmilError(
+            f"--steps {steps}: expected a multiple of 10, so that some step removes exactly a tenth of the tiles"
+        )
     if random_orders < 1:
-        raise CarmilError(f"--random-orders {random_orders}: expected at least one, to compare with")
+        raise CarmilError(f"--random-orders {random_orders}: expected at least one, for comparison")
+    if not 0 < confidence < 1:
+        raise CarmilError(f"--confidence {confidence:g}: expected a number between 0 and 1, such as 0.9")
+    if region_tiles < 0:
+        raise CarmilError(f"--region-tiles {region_tiles}: expected at least one")
     check_explainers(methods)
     runs = [read_run(folder) for folder in folders]
     for run in runs:
         check_complete(run)
+    words = [curve_words(run.target) for run in runs]
+    if other := next((run for run, own in zip(runs, words, strict=True) if own != words[0]), None):
+        raise CarmilError(
+            f"{runs[0].folder} predicts {runs[0].target.title or 'classes'} and {other.folder} "
+            f"{other.target.title or 'classes'}: expected runs whose curves show the same"
+        )
     if len({run.data.fingerprint for run in runs}) > 1:
         log("these runs are not of the same slides and labels: their curves must not be compared")
     chosen = [_fitting(run, methods) for run in runs]
@@ -62,15 +91,25 @@ def measure_faithfulness(
         without = [run for run, own in zip(runs, chosen, strict=True) if method not in own]
         if len(without) == len(runs):
             raise CarmilError(
-                f"{method!r} fits none of these runs' models; those that fit {runs[0].folder}: {_all(runs[0])}"
+                f"{method!r} fits none of these runs' models; expected one that fits, for {runs[0].folder}: "
+                f"{_all(runs[0])}"
             )
         for run in without:
             log(f"{method} does not fit {run.folder}: it is left out there")
     names = _names(runs)
     place = None if bags is None else pack_bags(runs[0], bags, out, log=log)
     stores = [open_run_store(run, place) for run in runs]
+    for store in stores if region_tiles else ():
+        check_coordinates(store.bags())
     return [
-        _measure_run(run, name, store, ProbeSettings(own, steps, random_orders), out / "asked", device)
+        _measure_run(
+            run,
+            name,
+            store,
+            ProbeSettings(own, steps, random_orders, confidence, region_tiles),
+            out / "asked",
+            device,
+        )
         for run, name, store, own in zip(runs, names, stores, chosen, strict=True)
     ]
 
@@ -82,14 +121,14 @@ def _all(run: Run) -> str:
 def _fitting(run: Run, asked: Sequence[str]) -> tuple[str, ...]:
     model = run.model()
     wanted = asked or (default_explainer(model), "attention")
-    found = tuple(dict.fromkeys(method for method in wanted if method in explainers_of(model)))
-    if not found:
-        raise CarmilError(f"none of {', '.join(asked)} fits {run.folder}; those that fit: {_all(run)}")
-    return found
+    fitting = tuple(dict.fromkeys(method for method in wanted if method in explainers_of(model)))
+    if not fitting:
+        raise CarmilError(f"none of {', '.join(asked)} fits {run.folder}; expected one of {_all(run)}")
+    return fitting
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Names of the folders, with a number after the second of the same name."""
+    """Return the names of the folders, with a number appended where a name repeats."""
     names: list[str] = []
     for run in runs:
         same = sum(name.partition(" (")[0] == run.name for name in names)
@@ -97,36 +136,72 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
+def curve_words(target: Target) -> CurveWords:
+    """Return what the curves of a target show."""
+    return CurveWords(
+        target.followed_words,
+        figure_names(target)[target.key_figure],
+        by_fold=not isinstance(target, Classes),
+        two_sided=target.two_sided,
+    )
+
+
+def _explained(run: Run, subjects: Sequence[Subject]) -> list[int]:
+    """Return the class of each subject's label or, of other targets, the number of the output that is explained."""
+    if isinstance(run.target, Classes):
+        return [run.outputs.index(str(subject.label)) for subject in subjects]
+    return [
+        run.outputs.index(run.decision(subject.models).explained(np.array(subject.predicted))) for subject in subjects
+    ]
+
+
+def _folds(run: Run, subjects: Sequence[Subject]) -> np.ndarray:
+    """Return (v, b) the test fold of each subject in each division into folds; of classes, one fold of all subjects."""
+    if isinstance(run.target, Classes):
+        return np.zeros((1, len(subjects)), dtype=np.int64)
+    folds = np.zeros((len(run.data.splits), len(subjects)), dtype=np.int64)
+    for i, subject in enumerate(subjects):
+        for row in subject.models:
+            folds[_division(run, row), i] = run.tested_folds[row]
+    return folds
+
+
+def _division(run: Run, row: int) -> int:
+    """Return the division into folds that a model was tested in: the number of its seed, if each seed has its own folds."""
+    if isinstance(run.target, Classes) or len(run.data.splits) == 1:
+        return 0
+    return sorted({model.seed for model in run.models}).index(run.models[row].seed)
+
+
 def _measure_run(
     run: Run, name: str, store: Store, probe_settings: ProbeSettings, cache: Path, device: str
 ) -> RunFaithfulness:
     subjects = own_subjects(run, store)
-    labels = [run.classes.index(str(subject.label)) for subject in subjects]
+    table = run.predictions().drop_duplicates("slide").set_index("slide")
+    truth = outcomes(table.loc[[subject.slide for subject in subjects]], run.target)
     patients = [subject.patient or subject.slide for subject in subjects]
     at = {subject.slide: i for i, subject in enumerate(subjects)}
     bags, population = store.bags(), run.population(device)
     accumulator, done = _empty(run, len(subjects), probe_settings), 0
     total = sum(len(subject.models) for subject in subjects)
     key = {"carmil": __version__, "weights": weights_key(run), "data": store.fingerprint, **vars(probe_settings)}
-    key["thresholds"] = run.thresholds
+    key |= {"thresholds": run.thresholds, "divisions": len(accumulator.models)}
     key["twins"] = [faithfulness_probe.TWINS, faithfulness_probe.EXPLAINED, faithfulness_probe.FOLLOWED]
     with count_progress(f"asking {name}", "answers") as on_answers:
+
+        def on_more(before: int, more: int) -> None:
+            on_answers(before + more, total)
+
         for i, (rows, group) in enumerate(group_by_models(subjects).items()):
-
-            def measure(
-                rows: tuple[int, ...] = rows, group: list[Subject] = group, done: int = done
-            ) -> dict[str, Floats]:
-                members = {row: population.member(row) for row in rows}
-                return _group(run, members, bags, group, probe_settings, lambda more: on_answers(done + more, total))
-
+            measure = partial(_group, run, population, rows, bags, group, probe_settings, partial(on_more, done))
             where = np.array([at[subject.slide] for subject in group])
-            mine = key | {"models": rows, "slides": [subject.slide for subject in group]}
-            path = cache / f"{safe_name(name)}-{i}.json"
-            found, _ = compute_once(path, mine, measure, device=device, kind=dict[str, list])
-            accumulator.add_state(where, found)
+            request = key | {"models": rows, "slides": [subject.slide for subject in group]}
+            path = cache / f"{safe_name(name)}-{i}.npz"
+            accumulator.add_state(where, compute_arrays_once(path, request, measure, device=device))
             done += len(rows) * len(group)
             on_answers(done, total)
-    return _summarise(run, name, probe_settings.methods, accumulator, labels, patients)
+    cohort = accumulator.cohort(run.target.key_measure, truth, _folds(run, subjects))
+    return _summarise(run, name, probe_settings, accumulator, cohort, patients)
 
 
 def _empty(run: Run, slides: int, probe_settings: ProbeSettings) -> Accumulator:
@@ -136,28 +211,35 @@ def _empty(run: Run, slides: int, probe_settings: ProbeSettings) -> Accumulator:
         steps=probe_settings.steps,
         random_orders=probe_settings.random_orders,
         twins=TWINS,
-        classes=len(run.classes),
+        predictions=len(run.target.prediction_columns()),
+        divisions=1 if isinstance(run.target, Classes) else len(run.data.splits),
     )
 
 
 def _group(
     run: Run,
-    members: dict[int, BagModel],
+    population: Population,
+    rows: Sequence[int],
     bags: Bags,
     group: Sequence[Subject],
     probe_settings: ProbeSettings,
     on_answers: Callable[[int], None],
-) -> dict[str, Floats]:
-    """Probe models that were tested on the same slides; every model has twins of its own. on_answers: gets the answers so far."""
+) -> Arrays:
+    """Probe the models that were tested on the same slides; every model has its own twins.
+
+    on_answers: called with the answers so far.
+    """
     accumulator, done = _empty(run, len(group), probe_settings), 0
+    members = {row: population.member(row) for row in rows}
     at = {subject.slide: i for i, subject in enumerate(group)}
     for part in bags.parts(AT_ONCE, torch.tensor([subject.place for subject in group])):
         where = np.array([at[slide] for slide in part.ids])
-        labels = torch.tensor([run.classes.index(str(group[i].label)) for i in where])
+        slides = Explained(part, run.target, torch.tensor(_explained(run, [group[i] for i in where])))
         every = []
         for row, model in members.items():
             seeds = range(row * TWINS, (row + 1) * TWINS)
-            every.append(probe(model, part, labels, probe_settings, accumulator, where, run.decision([row]), seeds))
+            division, decision = _division(run, row), run.decision([row])
+            every.append(probe(model, slides, probe_settings, accumulator, where, division, decision, seeds))
             done += len(part)
             on_answers(done)
         if len(members) > 1:
@@ -170,13 +252,41 @@ def _group(
 def _summarise(
     run: Run,
     name: str,
-    methods: Sequence[str],
+    settings: ProbeSettings,
     accumulator: Accumulator,
-    labels: Sequence[int],
+    cohort: tuple[Floats, Floats, Floats],
     patients: Sequence[str],
 ) -> RunFaithfulness:
+    """Combine all figures. cohort: those of the cohort, by map, in random orders, and of the twins."""
+    _, auc_at_random, auc_of_twins = cohort
+    return RunFaithfulness(
+        name=name,
+        run=run.key,
+        weights=weights_key(run),
+        data=run.data.fingerprint,
+        model=run.settings.model,
+        slides=len(patients),
+        rightly_answered=int((accumulator.rights > 0).sum()),
+        random_order=accumulator.band(accumulator.at_random, patients),
+        random_order_auc=tuple(auc_at_random.tolist()),
+        auc_of_twins=tuple(auc_of_twins.tolist()),
+        maps=summarise_maps(run.target, settings.methods, accumulator, cohort, patients),
+        words=curve_words(run.target),
+        confidence=settings.confidence,
+        region_tiles=settings.region_tiles,
+    )
+
+
+def summarise_maps(
+    target: Target,
+    methods: Sequence[str],
+    accumulator: Accumulator,
+    cohort: tuple[Floats, Floats, Floats],
+    patients: Sequence[str],
+) -> tuple[MapFaithfulness, ...]:
+    """Combine the figures of each map, beside those of the twins' map. cohort: as for `_summarise`."""
     figures = accumulator.figures(patients)
-    auc, auc_at_random, auc_of_twins = accumulator.auc(labels)
+    auc, _, auc_of_twins = cohort
     removals = [
         RemovalFigures(
             figures[i],
@@ -186,21 +296,9 @@ def _summarise(
         )
         for i in range(len(figures))
     ]
-    learned = None if np.isnan(auc[0, 0]) else bool(auc[0, 0] > auc_of_twins.max())
-    maps = tuple(
+    best_twin = np.nan_to_num(auc_of_twins, nan=target.chance).max()  # equal predictions have no correlation
+    learned = None if np.isnan(auc[0, 0]) else bool(auc[0, 0] > best_twin)
+    return tuple(
         MapFaithfulness(**vars(own), method=method, learned=learned, weights_shuffled=twin)
         for method, own, twin in zip(methods, removals[: len(methods)], removals[len(methods) :], strict=True)
-    )
-    return RunFaithfulness(
-        name=name,
-        run=run.key,
-        weights=weights_key(run),
-        data=run.data.fingerprint,
-        model=run.settings.model,
-        slides=len(labels),
-        rightly_answered=int((accumulator.rights > 0).sum()),
-        random_order=accumulator.band(accumulator.at_random, patients),
-        random_order_auc=tuple(auc_at_random.tolist()),
-        auc_of_twins=tuple(auc_of_twins.tolist()),
-        maps=maps,
     )

@@ -1,4 +1,4 @@
-"""Which point of a sweep validation bags choose, and its figures on the test folds."""
+"""Select the point of a sweep on validation bags, and compute its figures on the test folds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,11 @@ ALIKE = ("splits", "classes", "class_counts", "patients")
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice between runs by validation bags. Nothing is chosen between runs that were validated on different bags.
+    """The selection among runs on validation bags. There is none if the runs were validated on different bags.
 
-    losses: mean and standard deviation over the folds, by run. best: the run with the lowest mean. taken: the run that each
-    fold
-    and seed takes by its own validation bags, as `carmil train` does with a list of values; no test bag is involved.
-    by_fold: the
-    test figures of these.
+    losses: mean and standard deviation over the folds, by run. best: the run with the lowest mean. taken: the run
+    selected for each fold and seed on its own validation bags, as `carmil train` does with a list of values; no test
+    bag is involved. by_fold: the test figures of these runs.
     """
 
     losses: list[Spread]
@@ -47,8 +45,8 @@ def choose(runs: Sequence[Run]) -> Choice:
 
 
 def validation_losses(run: Run) -> dict[tuple[int, int], float]:
-    """The loss on validation bags by test fold and seed; of a nested fold the mean over its inner folds."""
-    found: dict[tuple[int, int], list[float]] = {}
+    """Return the loss on validation bags by test fold and seed; for a nested fold, the mean over its inner folds."""
+    losses: dict[tuple[int, int], list[float]] = {}
     for fold, model in zip(run.tested_folds, run.models, strict=True):
-        found.setdefault((fold, model.seed), []).append(model.validation_loss)
-    return {key: float(np.mean(values)) for key, values in found.items()}
+        losses.setdefault((fold, model.seed), []).append(model.validation_loss)
+    return {key: float(np.mean(values)) for key, values in losses.items()}

@@ -1,46 +1,52 @@
-"""From slides to the answers of a run's models, and to the maps that explain them.
+"""From slides to the answers of a run's models, and to the maps that explain the answers.
 
 OUT/tiles              as `carmil slides tile` writes them
 OUT/features           a store
 OUT/predictions.csv    the answer for each slide; predictions.parquet
 OUT/evidence           as `carmil explain` writes it
 OUT/maps/SLIDE         pictures, and GeoJSON for QuPath
+OUT/answers.json       the run, and the files of the slides
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from carmil.bags.geometry import TileGeometry
+from carmil.bags.sources import slide_file_at
+from carmil.bags.store import is_store, open_store
 from carmil.errors import CarmilError
 from carmil.files import atomic_folder, safe_name
 from carmil.maps.drawing import LONGEST, draw_maps
-from carmil.maps.smoothing import Smoothing
+from carmil.maps.tile_maps import Smoothing
 from carmil.progress import Log, count_progress
-from carmil.runs.evidence import check_same_models
+from carmil.runs.answers import RecordedSlide, is_answers, read_answers, write_answers
+from carmil.runs.evidence import check_same_models, read_run_evidence
 from carmil.runs.run import Run, read_run
 from carmil.runs.slide_evidence import answer_lines, maps_of
-from carmil.slides.encoders import Encoder, may_be_encoder
+from carmil.slides.dicom_series import slide_name
+from carmil.slides.encoders import Encoder, Precision, may_be_encoder
 from carmil.slides.encoding import Times
 from carmil.slides.features import encode_slides, tiles_of
 from carmil.slides.opening import open_slide
 from carmil.slides.slide import Tiles
-from carmil.slides.tile_cohort import TileSettings, tile_slides
+from carmil.slides.tile_cohort import TileSettings, is_cut, tile_slides
 from carmil.slides.tiling import tiles_file
 from carmil.studies.cohort import log_once
 from carmil.studies.evaluate import check_encoder, check_tiles, predict_bags
 from carmil.studies.explain import explain_run
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @dataclass
 class SlideResults:
-    """answers: one row per slide; maps: the folder of each slide's pictures; broken: the reason, by slide file."""
+    """The results of `run_slides`. answers: one row per slide; tiles, broken: by slide file, of those that were answered, and
+    the reason of the others; maps: the folder of each slide's pictures.
+    """
 
-    answers: "pd.DataFrame"
+    answers: pd.DataFrame
+    tiles: dict[Path, Tiles]
     times: Times = field(default_factory=Times)
     maps: dict[str, Path] = field(default_factory=dict)
     broken: dict[Path, str] = field(default_factory=dict)
@@ -55,65 +61,145 @@ def run_slides(
     tiles: Path | None = None,
     preset: str = "default",
     mpp: float | None = None,
+    mpps: Mapping[Path, float] | None = None,
     longest: int = LONGEST,
     smoothing: Smoothing | None = None,
+    calibration: Path | None = None,
     device: str,
     log: Log,
 ) -> SlideResults:
-    """Cut tiles, encode, predict, explain and draw slides.
+    """Answer slides (see `answer_slides`) and draw their maps.
 
-    An `out` that holds answers of another run is refused: its maps would stay beside the new answers.
-    tiles: a folder of tiles that were cut before. preset: how tissue is found where tiles are cut here. longest: pixels of a
-    map's
-    longer side, at most those of the slide. smoothing: of the maps that are drawn.
+    longest: pixels of a map's longer side, at most those of the slide. smoothing: of the maps that are drawn.
+    """
+    results = answer_slides(
+        slides,
+        run_folder,
+        out,
+        encoder,
+        tiles=tiles,
+        preset=preset,
+        mpp=mpp,
+        mpps=mpps,
+        calibration=calibration,
+        device=device,
+        log=log,
+    )
+    run = read_run(run_folder)
+    with count_progress("drawing", "slides") as on_slide:
+        for done, (path, cut) in enumerate(results.tiles.items(), 1):
+            try:
+                results.maps[cut.slide] = _draw(path, cut, out, run, longest, smoothing)
+            except CarmilError as error:
+                results.broken[path] = str(error)
+            on_slide(done, len(results.tiles))
+    return results
+
+
+def answer_slides(
+    slides: Sequence[Path],
+    run_folder: Path,
+    out: Path,
+    encoder: Encoder,
+    *,
+    tiles: Path | None = None,
+    preset: str = "default",
+    mpp: float | None = None,
+    mpps: Mapping[Path, float] | None = None,
+    calibration: Path | None = None,
+    device: str,
+    log: Log,
+) -> SlideResults:
+    """Cut tiles, encode, predict and explain slides.
+
+    An `out` with answers of another run is refused, as its maps would remain beside the new answers. tiles: a folder
+    of existing tiles. preset: how tissue is found if tiles are cut by this call. mpp, mpps: as in `tile_slides`.
+    calibration: a folder with calibration slides for prediction sets, by default those of the run.
     """
     if tiles is not None and preset != "default":
         raise CarmilError(
-            f"--preset {preset} is for tiles that are cut here, and --tiles {tiles} are cut already: leave one out"
+            f"--preset {preset} is for cutting tiles, but --tiles {tiles} gives tiles that are cut already: "
+            "leave one out"
         )
     log = log_once(log)  # several stages look at the same features
     run = read_run(run_folder)
-    check_same_models(out / "evidence", run, out)
-    check_encoder(run, encoder.name, encoder.width, encoder.name, log, pooling=encoder.pooling)
+    check_pipeline(run, out, encoder, log)
     if tiles is None:
-        found, broken = _tiles(slides, out / "tiles", _settings(run, preset, log), mpp)
+        settings = _settings(run, preset, log)
+        with count_progress("cutting", "slides") as on_slide:
+            outcomes = tile_slides(slides, out / "tiles", settings, mpp=mpp, mpps=mpps, on_slide=on_slide)
+        tiles_by_slide = {one.path: one.tiles for one in outcomes if one.tiles is not None}
+        broken = {one.path: one.problem for one in outcomes if one.tiles is None}
     else:
-        found, broken = tiles_of(slides, tiles)
-        for cut in found.values():
+        tiles_by_slide, broken = tiles_of(slides, tiles)
+        for cut in tiles_by_slide.values():
             check_tiles(run, cut.geometry, str(tiles_file(tiles, cut.slide)), log)
-    features = encode_slides(found, out / "features", encoder, device=device, say=log)
+    features = encode_slides(tiles_by_slide, out / "features", encoder, device=device, say=log)
     broken |= features.broken
-    asked = [cut.slide for path, cut in found.items() if path not in broken]
-    if features.store is None or not asked:  # the store may hold slides of earlier calls
+    encoded = {path: cut for path, cut in tiles_by_slide.items() if path not in broken}
+    names = [cut.slide for cut in encoded.values()]
+    if features.store is None or not names:  # the store may contain slides of earlier calls
         what = "the slide could not" if len(slides) == 1 else f"none of {len(slides)} slides could"
         raise CarmilError(f"{what} be encoded: {next(iter(broken.values()))}")
     store = features.store.path
-    answers = predict_bags(run_folder, store, out, device=device, log=log, asked=asked)
+    answers = predict_bags(run_folder, store, out, device=device, log=log, asked=names, calibration=calibration)
     with atomic_folder(out / "evidence") as aside:
-        explain_run(run_folder, aside, bags=store, methods=(), searched=False, device=device, log=log, asked=asked)
-    shown = SlideResults(answers[answers["slide"].isin(asked)], features.times, broken=broken)
-    with count_progress("drawing", "slides") as on_slide:
-        for done, (path, cut) in enumerate(found.items(), 1):
-            if path not in broken:
-                try:
-                    shown.maps[cut.slide] = _draw(path, cut, out, run, longest, smoothing)
-                except CarmilError as error:
-                    broken[path] = str(error)
-            on_slide(done, len(found))
-    return shown
+        explain_run(run_folder, aside, bags=store, methods=(), searched=False, device=device, log=log, asked=names)
+    recorded = {cut.slide: RecordedSlide(str(path.resolve()), cut.slide_mpp) for path, cut in encoded.items()}
+    write_answers(out, run, recorded)
+    return SlideResults(answers[answers["slide"].isin(names)], encoded, features.times, broken=broken)
 
 
-def check_encoder_name(run_folder: Path, encoder: str) -> None:
-    """Refuse an encoder by its name, before its weights are fetched."""
-    mine = read_run(run_folder).data.encoder
-    if mine is not None and not may_be_encoder(mine, encoder):
+def check_pipeline(run: Run, out: Path, encoder: Encoder, log: Log) -> None:
+    """Refuse an `out` with answers of another run, and another encoder than the run's."""
+    check_same_models(out / "evidence", run, out)
+    check_encoder(run, encoder.name, encoder.width, encoder.name, log, pooling=encoder.pooling)
+
+
+def are_answered(
+    slides: Sequence[Path], run: Run, out: Path, *, preset: str = "default", mpp: float | None = None
+) -> bool:
+    """Return whether `out` has the run's answers for these files, which have not changed since; refuse another run's answers."""
+    check_same_models(out / "evidence", run, out)
+    if not is_answers(out) or not is_store(out / "features"):
+        return False
+    answers, store, settings = (
+        read_answers(out),
+        open_store(out / "features"),
+        _settings(run, preset, lambda line: None),
+    )
+    try:
+        read_run_evidence(run, answers.evidence, data=store.fingerprint)
+        answered = set(answers.predictions(run)["slide"])
+    except CarmilError:
+        return False
+    encoded = {entry.id: entry.slide_file for entry in store.entries if entry.id in answered}
+
+    def is_answered(path: Path) -> bool:
+        name = slide_name(path)
+        return (
+            name in encoded
+            and name in answers.slides
+            and answers.slides[name].path == str(path.resolve())
+            and not encoded[name].differs_from(slide_file_at(path))
+            and is_cut(path, out / "tiles", settings, mpp=mpp)
+        )
+
+    return all(map(is_answered, slides))
+
+
+def check_encoder_name(run_folder: Path, encoder: str, precision: Precision = "float32") -> None:
+    """Refuse an encoder by its name and precision, before its weights are downloaded."""
+    own_encoder = read_run(run_folder).data.encoder
+    if own_encoder is not None and not may_be_encoder(own_encoder, encoder, precision):
         raise CarmilError(
-            f"{run_folder} was trained on features of {mine}, and {encoder} was asked for: use its encoder"
+            f"{run_folder} was trained on features of {own_encoder}, not of {encoder} in {precision}: use its encoder "
+            "and its --precision"
         )
 
 
 def _settings(run: Run, preset: str, log: Log) -> TileSettings:
-    """The settings that cut tiles as the run's were cut; defaults for what a run does not record."""
+    """Return settings to cut tiles as the run's tiles were cut, with defaults for what the run does not record."""
     default = TileSettings(preset=preset)
     geometry = run.data.geometry.filled_from(TileGeometry(default.pixels, default.mpp))
     if not run.data.geometry.known:
@@ -121,24 +207,16 @@ def _settings(run: Run, preset: str, log: Log) -> TileSettings:
             f"the run {run.folder} does not record the size of its tiles: they are cut as {geometry}; if it was trained on "
             "others, cut them with `carmil slides tile` and give them with --tiles"
         )
+    log(f"tissue is found with --preset {preset}: expected the preset with which the tiles of the run were cut")
     assert geometry.tile_pixels is not None and geometry.tile_mpp is not None
     return replace(default, pixels=geometry.tile_pixels, mpp=geometry.tile_mpp)
 
 
-def _tiles(
-    slides: Sequence[Path], out: Path, settings: TileSettings, mpp: float | None
-) -> tuple[dict[Path, Tiles], dict[Path, str]]:
-    with count_progress("cutting", "slides") as on_slide:
-        outcomes = tile_slides(slides, out, settings, mpp=mpp, on_slide=on_slide)
-    found = {one.path: one.tiles for one in outcomes if one.tiles is not None}
-    return found, {one.path: one.problem for one in outcomes if one.tiles is None}
-
-
 def _draw(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing: Smoothing | None) -> Path:
-    """Draw the evidence of the answer, attention weights, and the evidence of the other classes."""
+    """Draw the evidence of the answer, the attention weights, and the evidence of the other classes."""
     maps = maps_of(out / "evidence", tiles, smoothing=smoothing)
-    there = {one.name for one in maps if one.kind == "evidence"}
-    if there and (others := [name for name in run.classes if name not in there]):
+    classes = {one.name for one in maps if one.kind == "evidence"}
+    if classes and (others := [name for name in run.outputs if name not in classes]):
         maps += maps_of(out / "evidence", tiles, others, smoothing=smoothing)
     folder = out / "maps" / safe_name(tiles.slide)
     with open_slide(path, mpp=tiles.slide_mpp) as slide:

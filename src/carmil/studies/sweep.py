@@ -3,10 +3,10 @@
 sweep.json       the request, and at the end the figures of every point
 points/NAME/     one run per point
 data/            bags that are packed or regrouped first, once for all points
-checkpoint-*     where an interrupted training resumes; removed when its points have ended
+checkpoint-*     the state from which interrupted training resumes; removed when its points are complete
 sweep.md, sweep.png, report.html   for people
 
-Points that differ in PER_MODEL_SETTINGS only are one population. p points of the grid.
+Points that differ in PER_MODEL_SETTINGS only are trained as one population. p points of the grid.
 """
 
 import re
@@ -20,7 +20,7 @@ from carmil.files import safe_name
 from carmil.progress import Log
 from carmil.provenance import config_key
 from carmil.runs.run import Run
-from carmil.runs.settings import WHERE, Settings, Value, plain_name
+from carmil.runs.settings import WHERE, Settings, Value, plain_name, set_by
 from carmil.runs.writing import begin_sweep
 from carmil.studies.cohort import Material, log_once, open_material
 from carmil.studies.train import PER_MODEL_SETTINGS, check, check_fit, grid_of, run_together
@@ -45,7 +45,7 @@ class Point:
 
     @property
     def idle(self) -> bool:
-        """Whether all loss weights of the counterfactual branch are zero, so that the point is the plain model."""
+        """Return whether all loss weights of the counterfactual branch are zero, so that the point is the plain model."""
         return all(point.coefficients and not any(point.coefficients.values()) for point in grid_of(self.study))
 
 
@@ -76,14 +76,17 @@ def parse_over(words: Sequence[str]) -> dict[str, list[str]]:
             raise CarmilError(f"--over {word}: expected NAME=VALUE,VALUE,... for example alpha=0,0.2,0.8,1")
         if name in over:
             raise CarmilError(
-                f"--over {word}: {setting_name(name)} is swept already; give all its values in one --over"
+                f"--over {word}: {setting_name(name)} is swept already: give all its values in one --over"
             )
         over[name] = values
     return over
 
 
 def sweep_of(given: Mapping[str, Value], over: Mapping[str, Sequence[Value]], *, where: str) -> Sweep:
-    """Build the grid. given: settings of a study, and `sweep` with names and values; `over` extends and overrides these."""
+    """Build the grid of a sweep.
+
+    given: settings of a study, and `sweep` with names and values; `over` extends and overrides these.
+    """
     words = {name: value for name, value in given.items() if name != "sweep"}
     grid = {**_value_lists(given.get("sweep") or {}, where), **over}
     if not grid:
@@ -118,9 +121,11 @@ def run_sweep(sweep: Sweep, *, log: Log = lambda line: None) -> SweepResult:
     materials = _materials(sweep, [points[0] for points in populations], log=log)
     for points, material in zip(populations, materials, strict=True):
         check_fit(points[0].study, material)
+    defaults = set_by(materials[0].cohort.target)
+    common = common_settings(sweep)
     begin_sweep(
         sweep.out,
-        common_settings(sweep),
+        {name: defaults.get(name) if value is None else value for name, value in common.items()},
         sweep.over,
         data=[material.cohort.fingerprint for material in materials],
         truth=[material.cohort.truth for material in materials],
@@ -183,7 +188,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _combine(words: Mapping[str, Value], values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings of one point. `options.hidden` sets an option of the model, in addition to the common options."""
+    """Return the settings of one point. `options.hidden` sets one option of the model and keeps the common options."""
     settings = {**words, **{name: value for name, value in values.items() if not name.startswith("options.")}}
     swept = {name.removeprefix("options."): _option(value) for name, value in values.items() if name not in settings}
     common = settings.get("options")
@@ -219,7 +224,7 @@ def _distinct(values: Sequence[Value]) -> list[Value]:
 
 
 def _names(points: Sequence[Mapping[str, Value]]) -> list[str]:
-    """One folder name per point, numbered where the values alone are too long or ambiguous."""
+    """Return one folder name per point, numbered if the values alone are too long or ambiguous."""
     names = [folder_name(values) for values in points]
     if len({name.lower() for name in names}) < len(names) or max(map(len, names)) > LONGEST_NAME:
         return [f"{i},{name[:LONGEST_NAME]}" for i, name in enumerate(names)]

@@ -9,11 +9,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from carmil.bags.split_files import write_splits
-from carmil.bags.splits import TEST, TRAIN, VALIDATION
+from carmil.bags.splits import CALIBRATION, TEST, TRAIN, VALIDATION
 from carmil.counterfactual import list_models
 from carmil.counterfactual.branches import study_coefficients
 from carmil.errors import CarmilError, unknown
@@ -24,11 +25,12 @@ from carmil.provenance import config_key
 from carmil.runs.facts import Data
 from carmil.runs.run import SHORT, Run, build, finished, pick_device, read_run, weights_key
 from carmil.runs.settings import Settings
-from carmil.runs.writing import begin_run
+from carmil.runs.writing import Splits, begin_run
 from carmil.statistics.operating import Rule
 from carmil.studies.card import CONFIG, card, yaml_part
-from carmil.studies.cohort import Material, open_material, worker_bags
+from carmil.studies.cohort import Cohort, Material, open_material, worker_bags
 from carmil.studies.evaluate_folds import evaluate_folds
+from carmil.targets import Classes, Target
 from carmil.training.checkpoint import Checkpoint
 from carmil.training.cluster import Cluster, connected
 from carmil.training.population import Population
@@ -38,11 +40,11 @@ from carmil.training.recipe import UNUSED, Recipe, first_eligible_epoch
 from carmil.training.scaling import fit_scales
 from carmil.words import plural
 
-PER_MODEL_SETTINGS = ("lr", "alpha", "lambda_", "distance")  # in which the models of one population may differ
+PER_MODEL_SETTINGS = ("lr", "alpha", "lambda_", "distance")  # settings in which the models of one population may differ
 
 
 def run_study(settings: Settings, *, log: Log = lambda line: None) -> Run:
-    """Train, choose, test and write a run. A run that was begun is resumed, one that has ended is read."""
+    """Train, choose, test and write a run. An interrupted run is resumed; a finished run is read."""
     check(settings)
     material = open_material(settings, log=log)
     check_fit(settings, material)
@@ -54,7 +56,7 @@ def run_study(settings: Settings, *, log: Log = lambda line: None) -> Run:
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that can be seen to be wrong before any bag is opened."""
+    """Refuse settings that can be recognised as wrong before any bag is opened."""
     check_model(settings.model)
     Rule.parse(settings.threshold)
     grid_of(settings)
@@ -62,45 +64,74 @@ def check(settings: Settings) -> None:
 
 
 def check_model(name: str) -> None:
-    """Refuse a name that no model has."""
+    """Refuse an unknown model name."""
     known = list_models()
     if name not in known:
         raise CarmilError(unknown("model", name, known))
 
 
 def check_fit(settings: Settings, material: Material) -> None:
-    """Refuse settings that do not fit the cohort: options no model has, a rule for two classes where there are more."""
-    classes = len(material.cohort.classes)
-    build(settings, material.cohort.store.width, classes)
-    if classes > 2 and Rule.parse(settings.threshold).name != "balanced":
-        raise CarmilError(f"--threshold {settings.threshold} is for two classes; this table has {classes}")
-    if Rule.parse(settings.threshold).name in ("sensitivity", "specificity"):
-        _check_validation(settings, material)
+    """Refuse settings that do not fit the cohort: unknown options of the model, or what is for classes only."""
+    target, rule = material.cohort.target, Rule.parse(settings.threshold)
+    build(settings, material.cohort.store.width, target)
+    if isinstance(target, Classes):
+        if len(target.names) > 2 and rule.name != "balanced":
+            raise CarmilError(
+                f"--threshold {settings.threshold} is for two classes; this table has {len(target.names)}"
+            )
+        if rule.name in ("sensitivity", "specificity"):
+            _check_validation(settings, material)
+        return
+    of_classes = {"threshold": "balanced", "abstain": 0.0, "class_weights": "none", "positive": None}
+    for name, default in of_classes.items():
+        if getattr(settings, name) != default:
+            option = name.replace("_", "-")
+            raise CarmilError(
+                f"--{option} is for classes; the target {target.title!r} is of the kind {target.kind!r}: leave it out"
+            )
+    if target.timed:
+        _check_events(settings, material)
+
+
+def _check_events(settings: Settings, material: Material) -> None:
+    """Check, before training, that the training and the validation slides of each fold have an event."""
+    labels = material.cohort.bags.labels
+    assert labels is not None
+    for division in material.roles:
+        for row, roles in enumerate(division):
+            for role, name in ((TRAIN, "training"), (VALIDATION, "validation")):
+                if not labels[roles == role, 1].any():
+                    raise CarmilError(
+                        f"none of the {int((roles == role).sum())} {name} slides of fold {row // settings.inner} has an event: "
+                        "expected at least one; use fewer folds, a larger share for validation, or other splits"
+                    )
 
 
 def _check_validation(settings: Settings, material: Material) -> None:
-    """Refuse, before training, a rate that needs validation slides of both classes where a fold lacks one."""
+    """Check, before training, that each fold has validation slides of both classes if the threshold rule needs them."""
     labels = material.cohort.bags.labels
     assert labels is not None
     for division in material.roles:
         for fold, roles in enumerate(division.unflatten(0, (-1, settings.inner))):  # (inner, b)
-            there = labels[(roles == VALIDATION).any(0)].unique().tolist()
-            if len(there) < 2:
+            present = labels[(roles == VALIDATION).any(0)].unique().tolist()
+            if len(present) < 2:
                 raise CarmilError(
                     f"--threshold {settings.threshold}: all validation slides of fold {fold} are "
-                    f"{material.cohort.classes[there[0]]!r}, expected both classes; use balanced or a number, or other folds"
+                    f"{material.cohort.target.outputs[present[0]]!r}, expected both classes; use balanced or a number, "
+                    "or other folds"
                 )
 
 
 def run_together(
     studies: Sequence[Settings], material: Material, *, checkpoint: Path, log: Log = lambda line: None
 ) -> list[Run]:
-    """Train studies that differ in PER_MODEL_SETTINGS only (and `out`) as one population; each chooses and is tested by itself.
+    """Train studies that differ in PER_MODEL_SETTINGS (and `out`) only as one population.
 
-    They write what each would have written alone.
+    Thresholds and figures are computed for each study by itself; the files are the same as if it were trained alone.
     """
     configure_process()
-    data = _data(material)
+    data = data_of(material.cohort, material.divisions, _trained_on(material))
+    studies = [study.completed(material.cohort.target) for study in studies]
     keys = [begin_run(study.out, study, data, warm_start=_start_of(study), notes=material.notes) for study in studies]
     where = Checkpoint(checkpoint, config_key({"studies": keys}))
     if not all(finished(study.out) for study in studies):
@@ -125,14 +156,14 @@ def _train_missing(studies: Sequence[Settings], material: Material, checkpoint: 
     candidates = _trained(studies[0], material, [point for grid in grids for point in grid], checkpoint, log)
     first = 0
     for study, grid in zip(studies, grids, strict=True):
-        mine = range(first, first + len(grid))
-        first = mine.stop
+        points = range(first, first + len(grid))
+        first = points.stop
         if not finished(study.out):
-            evaluate_folds(study, material, candidates.select(mine), grid)
+            evaluate_folds(study, material, candidates.select(points), grid)
 
 
 def grid_of(settings: Settings) -> list[GridPoint]:
-    """Every combination of the settings that are lists."""
+    """Return every combination of the settings that are lists."""
 
     def values(given: Any) -> list[Any]:
         return given if isinstance(given, list) else [given]
@@ -146,10 +177,13 @@ def grid_of(settings: Settings) -> list[GridPoint]:
     return points
 
 
-def recipe_of(settings: Settings) -> Recipe:
+def recipe_of(settings: Settings, target: Target | None = None) -> Recipe:
+    """Return the recipe of a training. target: that of the cohort, None while it is not known."""
+    defaults = Classes if target is None else target
+    smoothing = settings.label_smoothing
     return Recipe(
         epochs=settings.epochs,
-        batch=settings.batch,
+        batch=defaults.batch if settings.batch is None else settings.batch,
         optimizer=settings.optimizer,
         weight_decay=settings.weight_decay,
         shuffle=True,
@@ -158,7 +192,7 @@ def recipe_of(settings: Settings) -> Recipe:
         study_seed=settings.seed,
         schedule=settings.schedule,
         class_weights=settings.class_weights,
-        label_smoothing=settings.label_smoothing,
+        label_smoothing=defaults.label_smoothing if smoothing is None else smoothing,
     )
 
 
@@ -167,56 +201,76 @@ def _write_folds(folder: Path, material: Material) -> None:
         write_splits(folder / ("splits.tsv" if i == 0 else f"splits_{i}.tsv"), split)
 
 
-def _data(material: Material) -> Data:
-    cohort, store = material.cohort, material.cohort.store
+def data_of(cohort: Cohort, divisions: Splits, used: Tensor) -> Data:
+    """Return the facts about the data of a run. used: the mask of the bags whose slides it recognises later."""
+    store = cohort.store
+    numbers, strata = cohort.strata
     return Data(
         fingerprint=cohort.fingerprint,
         store=store.fingerprint,
         store_type=store.dtype,
-        trained_on=_trained_on(material),
+        trained_on=_short_checksums(cohort, used),
         truth=cohort.truth,
         encoder=store.encoder,
         pooling=store.pooling,
         geometry=store.geometry,
         width=store.width,
-        classes=tuple(cohort.classes),
+        classes=strata,
         slides=len(cohort.slides),
         patients=len(set(cohort.patients)),
-        class_counts=tuple(torch.bincount(cohort.labels, minlength=len(cohort.classes)).tolist()),
-        splits=material.divisions,
+        class_counts=tuple(np.bincount(numbers, minlength=len(strata)).tolist()),
+        splits=divisions,
+        **_target(cohort),
     )
+
+
+def _target(cohort: Cohort) -> dict[str, Any]:
+    """Return the facts about a target other than classes, which `Data.classes` describes."""
+    if isinstance(cohort.target, Classes):
+        return {}
+    return {"target": cohort.target, "outcomes": _rows(cohort.outcomes)}
+
+
+def _rows(outcomes: NDArray[Any]) -> tuple[tuple[float, ...], ...]:
+    """Return outcomes (l) or (l, t) as one tuple per bag."""
+    return tuple(tuple(row) for row in outcomes.reshape(len(outcomes), -1).tolist())
 
 
 def _start_of(settings: Settings) -> str | None:
     return None if settings.warm_start is None else weights_key(read_run(settings.warm_start))
 
 
-def _trained_on(material: Material) -> dict[str, str]:
-    """The slides that train or validate in any fold, with a short checksum of their features, by which `evaluate` recognises
-    them."""
-    used = ((material.roles == TRAIN) | (material.roles == VALIDATION)).any(0).any(0)
-    checksums = material.cohort.checksums
-    bags = [material.cohort.bags.ids[i] for i in used.nonzero().squeeze(-1).tolist()]
+def _trained_on(material: Material) -> Tensor:
+    """Return the mask of the bags that train or validate in any fold."""
+    return ((material.roles == TRAIN) | (material.roles == VALIDATION)).any(0).any(0)
+
+
+def _short_checksums(cohort: Cohort, used: Tensor) -> dict[str, str]:
+    """Return the slides of some bags with short checksums of their features, by which `evaluate` recognises them."""
+    checksums = cohort.checksums
+    bags = [cohort.bags.ids[i] for i in used.nonzero().squeeze(-1).tolist()]
     return {slide: checksum[:SHORT] for bag in bags for slide, checksum in checksums[bag].items()}
 
 
 def _trained(
     settings: Settings, material: Material, grid: list[GridPoint], checkpoint: Checkpoint, log: Log
 ) -> Candidates:
-    cohort, recipe = material.cohort, recipe_of(settings)
+    cohort, recipe = material.cohort, recipe_of(settings, material.cohort.target)
     seeds = list(range(settings.seed, settings.seed + settings.seeds))
-    given = material.roles.masked_fill(material.roles == TEST, UNUSED)
+    kept_out = (material.roles == TEST) | (material.roles == CALIBRATION)
+    given = material.roles.masked_fill(kept_out, UNUSED)
     models = given.shape[1] * len(seeds) * len(grid)
+    device = pick_device(settings.device)
 
     def prepare(population: Population, everyone: Tensor) -> None:
         if settings.scale != "none":
-            fit_scales(population, cohort.bags, everyone, settings.scale)
+            fit_scales(population, cohort.bags, everyone, settings.scale, device=device)
         if settings.warm_start is not None:
             population.warm_start(_baseline(settings.warm_start, material, population, len(grid)))
 
     train = partial(
         train_protocol,
-        partial(build, settings, cohort.store.width, len(cohort.classes)),
+        partial(build, settings, cohort.store.width, cohort.target),
         cohort.bags,
         given if len(given) > 1 else given[0],
         recipe=recipe,
@@ -224,7 +278,7 @@ def _trained(
         grid=grid,
         inner=settings.inner,
         prepare=prepare,
-        device=pick_device(settings.device),
+        device=device,
         precision=settings.precision,
         checkpoint=checkpoint,
     )
@@ -239,13 +293,13 @@ def _trained(
 
 
 def _baseline(folder: Path, material: Material, population: Population, points: int) -> dict[str, Tensor]:
-    """The weights of a run of the model without its branch, model by model. Other folds or seeds are refused."""
+    """Read the weights of a run of the model without its branch, model by model. A run with other folds or seeds is refused."""
     run = read_run(folder)
     if run.data.fingerprint != material.cohort.fingerprint or run.data.splits != material.divisions:
         raise CarmilError(f"{folder} was trained on other data or folds: its test bags would leak into this run")
     if len(run.models) * points != len(population):
         raise CarmilError(
-            f"{folder} has {plural(len(run.models), 'model')}, this run {len(population) // points} folds x seeds: "
-            "give both the same --folds, --seeds and --inner"
+            f"{folder} has {plural(len(run.models), 'model')}, this run {len(population) // points} folds x "
+            "seeds: give both runs the same --folds, --seeds and --inner"
         )
     return {name: tensor.repeat_interleave(points, 0) for name, tensor in run.population().state().items()}
