@@ -1,4 +1,4 @@
-"""The page of `carmil faithfulness`: what fails is plain to see, and nothing is fetched."""
+"""The page of `carmil faithfulness`: failures are highlighted, and no external resource is loaded."""
 
 import re
 from html.parser import HTMLParser
@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from carmil.report.faithfulness import write_faithfulness
+from carmil.report.faithfulness import ALL_FIGURES, write_faithfulness
 from carmil.report.plots import bars_svg
 from carmil.runs.facts import SlideMean
 from carmil.runs.faithfulness import (
@@ -20,11 +20,11 @@ from carmil.runs.faithfulness import (
 )
 
 EVIL = "<script>alert(1)</script>"
-NAMES = ("deletion_area", "insertion_area", "aopc_over_random", "monotonicity", "necessity", "sufficiency")
+NAMES = tuple(ALL_FIGURES)
 
 
-def figure(value, reach=0.1):
-    return SlideMean(value, value - reach, value + reach, 9)
+def figure(value, half_width=0.1):
+    return SlideMean(value, value - half_width, value + half_width, 9)
 
 
 def curve(last):
@@ -32,7 +32,7 @@ def curve(last):
     return Band(*(tuple((line + shift).tolist()) for shift in (0, -0.05, 0.05)))
 
 
-def judged_map(method, randomisation, gain, learned):
+def make_map(method, randomisation, gain, learned):
     figures = {name: figure(0.31) for name in NAMES}
     auc = tuple(np.linspace(0.95, 0.5, 11).tolist())
     twin = RemovalFigures({name: figure(0.02) for name in NAMES}, curve(0.6), curve(0.5), auc)
@@ -43,7 +43,7 @@ def judged_map(method, randomisation, gain, learned):
 @pytest.fixture
 def page(tmp_path):
     def write(*values, name="run", gain=0.3, learned=True):
-        maps = tuple(judged_map(f"map{i}", value, gain, learned) for i, value in enumerate(values))
+        maps = tuple(make_map(f"map{i}", value, gain, learned) for i, value in enumerate(values))
         auc = tuple(np.linspace(0.95, 0.5, 11).tolist())
         run = RunFaithfulness(name, "k", "w", "d", "car/abmil", 12, 9, curve(0.5), auc, (0.4, 0.55), maps)
         write_faithfulness([run], tmp_path, command="carmil faithfulness run")
@@ -52,7 +52,7 @@ def page(tmp_path):
     return write
 
 
-def test_a_failing_map_is_plain_to_see_and_a_passing_one_is_not_blamed(page):
+def test_only_maps_that_fail_the_randomisation_test_are_marked_as_failing(page):
     text = page(0.97, 0.05)
     assert "map0 FAILS the randomisation test" in text
     assert "map1 FAILS" not in text
@@ -68,29 +68,31 @@ def test_a_failing_map_is_plain_to_see_and_a_passing_one_is_not_blamed(page):
     ("given", "words"),
     [({"learned": False}, UNLEARNED), ({"gain": 0.05}, NO_GAIN), ({"randomisation": 0.6}, ALIKE)],
 )
-def test_which_condition_failed_is_said_in_words(page, given, words):
+def test_failed_condition_is_explained_in_words(page, given, words):
     text = page(given.pop("randomisation", 0.05), **given)
     alarm = re.search(r'<p class="alarm">.*?</p>', text).group()
     assert words in alarm
     assert not any(other in alarm for other in {ALIKE, NO_GAIN, UNLEARNED} - {words})
 
 
-def test_the_shuffled_twin_is_a_grey_line_and_a_grey_row(page, tmp_path):
+def test_weight_shuffled_control_has_its_own_lines_and_rows(page, tmp_path):
     text = page(0.05, 0.05)
-    assert text.count('<tr class="control"><td class="name">map0, weights shuffled</td><td class="name">control') == 1
+    assert (
+        text.count('<tr class="control"><td class="name">map0, weights shuffled</td><td class="name">control') == 2
+    )  # tables
     assert text.count('<polyline class="line control"') == 2 * 3
     assert "| map1, weights shuffled | control |" in (tmp_path / "faithfulness.md").read_text()
 
 
-def test_the_table_over_rightly_answered_slides_holds_nothing_else(page):
+def test_table_over_correct_slides_contains_only_deletion_figures(page):
     text = page(0.05)
     first = text[text.index('id="figures"') : text.index('id="curves"')]
     assert "likeness" not in re.findall(r"<th.*?</th>", first)
-    assert len(re.findall(r"<th[ >]", first)) == 2 + len(NAMES)
+    assert len(re.findall(r"<th[ >]", first)) == 2 * 2 + len(NAMES)  # two tables
     assert "likeness, all slides" in text
 
 
-def test_no_alarm_where_nothing_fails(page):
+def test_page_without_failures_has_no_alarm(page):
     text = page(0.05, float("nan"))
     assert "FAILS" not in text
     assert 'class="alarm"' not in text
@@ -98,7 +100,7 @@ def test_no_alarm_where_nothing_fails(page):
     assert "not known" in text
 
 
-def test_one_file_for_light_and_dark_that_fetches_nothing_and_runs_nothing(page):
+def test_page_loads_no_resources_and_runs_no_scripts(page):
     text = page(0.97, name=EVIL)
     fetched, scripts = [], []
 
@@ -114,7 +116,7 @@ def test_one_file_for_light_and_dark_that_fetches_nothing_and_runs_nothing(page)
     assert "RESEARCH USE ONLY" in text
 
 
-def test_a_bar_is_as_long_as_its_value():
+def test_bar_length_is_proportional_to_its_value():
     bars = [("full", figure(1.0), True), ("half", figure(-0.5), False), (EVIL, figure(0.0), False)]
     svg = bars_svg(bars, fails=0.5)
     widths = [float(width) for width in re.findall(r'<rect[^>]* width="([\d.]+)"', svg)]

@@ -1,4 +1,4 @@
-"""Which slides are shown, and that their small maps have the right colours in the right places."""
+"""Selection of the slides in the gallery, and colours and positions of their thumbnails."""
 
 import base64
 import io
@@ -14,19 +14,26 @@ from PIL import Image
 
 from carmil.maps.colours import to_colours
 from carmil.report.cases import Cases
-from carmil.report.gallery import LONGEST, MOST, gallery, gradient, plane, select_cases, strip
-from carmil.runs.decision import Decision
+from carmil.report.gallery import LONGEST, MOST, gallery, gradient, plane, select_examples, strip
 from carmil.runs.slide_evidence import ABOUT
+from carmil.targets import Classes
+from carmil.targets.decision import Decision
 
 CLASSES = ("a", "b")
+TARGET = Classes(names=CLASSES)
 
 
 def cases_of(p, truth, slides=None):
     p, truth = np.asarray(p, dtype=np.float64), np.asarray(truth)
     names = [f"s{i}" for i in range(len(p))] if slides is None else slides
     frame = pd.DataFrame({"slide": names})
-    rule = Decision(tuple("abcde"[: p.shape[1]]))
-    return Cases(frame, p, truth, p.argmax(1), np.ones(len(p), dtype=bool), (rule,) * len(p))
+    classes = tuple("abcde"[: p.shape[1]])
+    sure, rules = np.ones(len(p), dtype=bool), (Decision(classes),) * len(p)
+    return Cases(Classes(names=classes), frame, p, truth, p.argmax(1), sure, rules)
+
+
+def selected(cases):
+    return [example.case for example in select_examples(cases)]
 
 
 def two(p, truth, slides=None):
@@ -41,45 +48,45 @@ def write_evidence(folder, slide, columns, p=(0.2, 0.8)):
 
 
 def pixels(thumbnail):
-    """(h, w, 4)"""
+    """Return the RGBA pixels (h, w, 4) of a thumbnail."""
     png = base64.b64decode(thumbnail.uri.removeprefix("data:image/png;base64,"))
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGBA"))
 
 
-def test_of_each_class_the_surest_right_and_wrong_answers_are_chosen():
+def test_most_confident_correct_and_wrong_slides_of_each_class_are_selected():
     truth = [0, 0, 0, 1, 1, 1, 1, 1, 1]
     p = [0.1, 0.2, 0.9, 0.4, 0.3, 0.95, 0.9, 0.8, 0.7]
-    assert select_cases(two(p, truth)) == [0, 1, 2, 5, 6, 7, 4, 3]  # the fourth right answer of class 1 has no room
+    assert selected(two(p, truth)) == [0, 1, 2, 5, 6, 7, 4, 3]  # at most three correct slides of class 1
 
 
 @pytest.mark.finding(n=2)
-def test_the_surest_answers_are_those_farthest_from_the_threshold_of_their_fold():
+def test_confidence_is_the_distance_to_the_threshold_of_the_fold():
     cases = two([0.92, 0.6, 0.5, 0.45], [1, 1, 1, 1])
     rules = tuple(Decision(CLASSES, at) for at in (0.9, 0.1, 0.2, 0.3))  # margins 0.02, 0.5, 0.3 and 0.15
     answers = np.array([1, 1, 1, 1])
-    assert select_cases(Cases(cases.frame, cases.p, cases.truth, answers, cases.sure, rules)) == [1, 2, 3]
+    assert selected(Cases(TARGET, cases.frame, cases.p, cases.truth, answers, cases.sure, rules)) == [1, 2, 3]
 
 
-def test_there_are_never_more_than_twelve_and_every_kind_comes_once_before_any_twice():
+def test_at_most_twelve_slides_are_selected_and_every_kind_is_included():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(5, 0.3), size=400)
     cases = cases_of(p, rng.integers(0, 5, 400))
-    found = select_cases(cases)
+    result = selected(cases)
     kinds = {(cases.truth[i], cases.right[i]) for i in range(400)}
-    assert len(found) == MOST
-    assert {(cases.truth[i], cases.right[i]) for i in found} == kinds and len(kinds) == 10
+    assert len(result) == MOST
+    assert {(cases.truth[i], cases.right[i]) for i in result} == kinds and len(kinds) == 10
 
 
-def test_a_slide_of_several_divisions_is_shown_once():
-    assert select_cases(two([0.9, 0.8, 0.7], [1, 1, 1], slides=["x", "x", "y"])) == [0, 2]
+def test_slide_in_several_folds_is_selected_once():
+    assert selected(two([0.9, 0.8, 0.7], [1, 1, 1], slides=["x", "x", "y"])) == [0, 2]
 
 
-def test_a_tile_has_its_colour_where_it_lies_and_the_rest_is_see_through(tmp_path):
+def test_thumbnail_colours_tiles_at_their_position_and_is_transparent_elsewhere(tmp_path):
     x, y = np.array([1024, 2048, 1024, 3072]), np.array([512, 512, 1536, 1536])
     evidence = np.array([-2.0, 4.0, 0.0, 1.0])
     columns = {"x": x, "y": y, "u": evidence, "a": evidence**2, "evidence_a": -evidence, "evidence_b": evidence}
     write_evidence(tmp_path, "s0", columns)
-    (shown,) = gallery(two([0.8], [1]), CLASSES, tmp_path, on_a_plane=True)
+    (shown,) = gallery(two([0.8], [1]), tmp_path, on_a_plane=True)
     assert [one.title for one in shown.maps] == ["evidence for b", "attention weight"]
     assert [one.span for one in shown.maps] == ["±4", "0 to 16"]
     signed, attention = (pixels(one) for one in shown.maps)
@@ -90,28 +97,28 @@ def test_a_tile_has_its_colour_where_it_lies_and_the_rest_is_see_through(tmp_pat
     np.testing.assert_allclose(attention[0, 1, :3], to_colours(np.array([1.0]), signed=False)[0])
 
 
-def test_the_answer_by_the_threshold_chooses_whose_evidence_is_drawn(tmp_path):
+def test_gallery_draws_evidence_for_the_answer_by_the_threshold(tmp_path):
     columns = {"x": [0, 1], "y": [0, 0], "evidence_a": [1.0, -1.0], "evidence_b": [-1.0, 1.0]}
     write_evidence(tmp_path, "s0", columns)
     cases = two([0.8], [1])
-    below = Cases(cases.frame, cases.p, cases.truth, np.array([0]), cases.sure, (Decision(CLASSES, 0.9),))
-    (shown,) = gallery(below, CLASSES, tmp_path, on_a_plane=True)
+    below = Cases(TARGET, cases.frame, cases.p, cases.truth, np.array([0]), cases.sure, (Decision(CLASSES, 0.9),))
+    (shown,) = gallery(below, tmp_path, on_a_plane=True)
     assert (shown.answer, shown.right, shown.maps[0].title) == ("a", False, "evidence for a")
 
 
-def test_instances_without_a_place_stand_in_the_order_of_the_evidence(tmp_path):
+def test_instances_without_coordinates_are_drawn_as_a_strip_sorted_by_evidence(tmp_path):
     evidence = np.random.default_rng(0).normal(size=50)
     write_evidence(tmp_path, "s0", {"a": np.exp(-evidence), "evidence_a": -evidence, "evidence_b": evidence})
-    (shown,) = gallery(two([0.8], [1]), CLASSES, tmp_path, on_a_plane=True)
+    (shown,) = gallery(two([0.8], [1]), tmp_path, on_a_plane=True)
     assert shown.strip
     signed, attention = (pixels(one) for one in shown.maps)
     assert signed.shape == (1, 50, 4)
     expected = to_colours(np.sort(evidence) / np.abs(evidence).max(), signed=True)
     np.testing.assert_allclose(signed[0, :, :3], expected, atol=6)
-    assert attention[0, 0, :3].sum() < attention[0, -1, :3].sum()  # dark, where the map is high
+    assert attention[0, 0, :3].sum() < attention[0, -1, :3].sum()  # dark where attention is high
 
 
-def test_pieces_of_tissue_with_grids_of_their_own_are_drawn_as_large_as_tiles():
+def test_tissue_pieces_on_different_grids_are_drawn_at_tile_size():
     one = np.array([(x * 256, y * 256) for y in range(5) for x in range(5)])
     pieces = [one + np.array(away) for away in ((0, 0), (1400, 37), (111, 1500))]
     layout = plane(np.concatenate(pieces).astype(float))
@@ -120,26 +127,26 @@ def test_pieces_of_tissue_with_grids_of_their_own_are_drawn_as_large_as_tiles():
     assert layout.pixels == (11, 11)
 
 
-def test_more_tiles_than_pixels_are_averaged():
+def test_thumbnail_averages_tiles_that_share_a_pixel():
     layout = strip(np.arange(4000.0))
-    laid = layout.laid(np.arange(4000.0)).cells[0, 0]
+    values = layout.laid(np.arange(4000.0)).cells[0, 0]
     assert layout.pixels == (400, 1)
-    assert laid == pytest.approx(np.arange(400) * 10 + 4.5, abs=5)  # within half a pixel
+    assert values == pytest.approx(np.arange(400) * 10 + 4.5, abs=5)  # within half a pixel
     assert max(plane(np.random.default_rng(0).uniform(0, 1e5, (20_000, 2))).pixels) == LONGEST
 
 
-def test_twelve_slides_of_ten_thousand_tiles_stay_small(tmp_path):
+def test_gallery_of_large_slides_stays_small(tmp_path):
     rng = np.random.default_rng(0)
     y, x = np.divmod(np.arange(10_000), 100)
     for i in range(12):
         maps = {name: rng.normal(size=10_000) for name in ("a", "a_cf", "evidence_a", "evidence_b")}
         write_evidence(tmp_path, f"s{i}", {"x": x * 256, "y": y * 256, **maps})
-    found = gallery(two(np.tile([0.1, 0.8], 6), np.arange(12) // 2 % 2), CLASSES, tmp_path, on_a_plane=True)
-    assert [len(one.maps) for one in found] == [3] * 12
-    assert sum(len(one.uri) for slide in found for one in slide.maps) < 500_000
+    result = gallery(two(np.tile([0.1, 0.8], 6), np.arange(12) // 2 % 2), tmp_path, on_a_plane=True)
+    assert [len(one.maps) for one in result] == [3] * 12
+    assert sum(len(one.uri) for slide in result for one in slide.maps) < 500_000
 
 
-def test_the_scale_has_the_colours_of_the_maps():
+def test_colour_scale_uses_the_colours_of_the_maps():
     assert (
         gradient(signed=False)
         == "linear-gradient(to right, rgb(238 234 244) 0%, rgb(128 80 170) 60%, rgb(52 16 88) 100%)"
@@ -148,23 +155,23 @@ def test_the_scale_has_the_colours_of_the_maps():
 
 
 @pytest.mark.finding(n=9)
-def test_report_overlays_and_viewer_show_the_same_values_under_the_same_name(tmp_path):
+def test_report_overlays_and_viewer_show_the_same_values_with_the_same_title(tmp_path):
     from carmil.bags.bags import Bags
     from carmil.counterfactual import create_model
-    from carmil.runs.decision import Decision
     from carmil.runs.slide_evidence import read_slide_evidence
     from carmil.studies.bag_evidence import explain_bag
+    from carmil.targets.decision import Decision
     from carmil.training.population import Member, Population
     from carmil.viewer.cases import Case, RunCases
     from carmil.viewer.maps import CaseMaps
 
     population = Population(lambda: create_model("car/abmil", 3, 2, hidden=4, attention=2), [Member()])
     bag = Bags.from_list([torch.randn(20, 3, generator=torch.Generator().manual_seed(0))])
-    found = explain_bag([population.member(0)], bag, ("path",), CLASSES, searched=False)
-    write_evidence(tmp_path, "s0", {name: values.numpy() for name, values in found.columns.items()})
+    result = explain_bag([population.member(0)], bag, ("path",), CLASSES, searched=False)
+    write_evidence(tmp_path, "s0", {name: values.numpy() for name, values in result.columns.items()})
     drawn = {one.title: one.values for one in read_slide_evidence(tmp_path / "s0.parquet").maps(of="b")}
     case = Case("s0", 0, (0,), Decision(tuple(CLASSES)), np.array([0.5, 0.5]))
-    viewer = CaseMaps(RunCases("run", tuple(CLASSES), bag, (case,), population))
+    viewer = CaseMaps(RunCases("run", TARGET, bag, (case,), population))
     shown = {kind.title: viewer.shown(0, kind.name, 1).values for kind in viewer.kinds.values()}
     for title in ("attention weight", "counterfactual attention weight"):
         assert drawn[title].sum() == pytest.approx(1, abs=1e-6)

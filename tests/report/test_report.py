@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 from PIL import Image
 
-from carmil.report.curves import Curve, curve_svg
+from carmil.report.run_plots import Curve, curve_svg
 from carmil.tables import ResultTable
 
 
 class Reader(HTMLParser):
-    """Checks that what is opened is closed, and collects what a page would fetch."""
+    """Checks that every opened tag is closed, and collects the resources that a page would load."""
 
     VOID = frozenset({"meta", "br", "img", "link", "input"})
 
@@ -31,7 +31,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_report_is_one_whole_page_that_fetches_nothing(demo_folder):
+def test_report_is_valid_html_that_loads_no_resources(demo_folder):
     text = (demo_folder / "report.html").read_text()
     page = Reader()
     page.feed(text)
@@ -41,19 +41,19 @@ def test_the_report_is_one_whole_page_that_fetches_nothing(demo_folder):
     assert "RESEARCH USE ONLY" in text
 
 
-def test_the_report_shows_the_pictures_of_a_bag_framed_by_each_map(demo_folder):
+def test_report_shows_instance_pictures_framed_by_each_map(demo_folder):
     text = (demo_folder / "report.html").read_text()
     bags = text.count('<figure class="slide row pictures">')
     assert 4 <= bags <= 12
     rows = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+): slide', text)
     assert len(rows) == 4 * bags
     assert [title.split(" ")[0] for _, title in rows[:2]] == ["attention", "counterfactual"]
-    assert len({title for _, title in rows[2:4]}) == 2  # evidence for the answer, and for the runner-up
+    assert len({title for _, title in rows[2:4]}) == 2  # evidence for the answer and for the second most probable class
     width, height = Image.open(io.BytesIO(base64.b64decode(rows[0][0]))).size
     assert (width, height) == (30 * (28 + 8 + 4), 28 + 8 + 4)
 
 
-def test_a_table_is_the_same_in_markdown():
+def test_table_is_written_as_markdown():
     table = ResultTable("Two", ("model", "AUC"), (("abmil", "99.1 ± 0.2"), ("car/abmil", "–")))
     assert table.markdown().splitlines() == [
         "## Two",
@@ -65,7 +65,7 @@ def test_a_table_is_the_same_in_markdown():
     ]
 
 
-def test_a_curve_ends_where_its_model_stopped():
+def test_learning_curve_ends_where_training_stopped():
     svg = curve_svg([Curve("loss", [[1.0, 2.0], [0.5, None], [0.25, None]])], marks=[2, 0], y_label="loss")
     lines = re.findall(r'points="([^"]*)"', svg)
     assert [len(line.split()) for line in lines] == [3, 1]

@@ -1,5 +1,7 @@
-"""The report of a run shows what `carmil explain` and `carmil faithfulness` left in the run's folder, and says what is missing."""
+"""The report of a run shows the results of `carmil explain` and `carmil faithfulness`, or names what is missing."""
 
+import base64
+import io
 import json
 import re
 import shutil
@@ -7,12 +9,13 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.report.cases import decide_cases
-from carmil.report.gallery import select_cases
+from carmil.report.gallery import select_examples
 from carmil.report.run import write_report
 from carmil.runs.faithfulness import read_faithfulness, write_faithfulness_file
 from carmil.runs.run import read_run
@@ -20,13 +23,14 @@ from carmil.runs.settings import PRESETS, Settings
 from carmil.studies.explain import explain_run
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.train import run_study
+from carmil.words import probability_text
 
 CLASSES = ("healthy", "<b>tumour")
 
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory):
-    """Sixteen slides of tiles on a grid, whose instances are known; explained."""
+    """Return an explained run on sixteen slides with tiles on a grid and known truth."""
     folder = tmp_path_factory.mktemp("explained")
     rng = np.random.default_rng(0)
     lines = []
@@ -52,7 +56,7 @@ def explained(tmp_path_factory):
 
 @pytest.fixture
 def copied(explained, tmp_path):
-    """The run's folder, to be spoiled; gives what a report of it says."""
+    """Return a copy of the run folder that tests may damage, and a function that returns the text of its report."""
     shutil.copytree(explained.folder, tmp_path / "run")
 
     def report():
@@ -67,13 +71,13 @@ def text_of(run, name):
 
 
 def tables(text):
-    """Tables as lists of lines of cells."""
-    found = []
+    """Return the tables of a page as lists of rows of cells."""
+    results = []
     for table in re.findall(r"<table.*?</table>", text, re.DOTALL):
         rows = re.findall(r"<tr.*?</tr>", table, re.DOTALL)
         cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
-        found.append([[re.sub(r"<[^>]*>|\xa0", " ", cell).strip() for cell in row] for row in cells])
-    return found
+        results.append([[re.sub(r"<[^>]*>|\xa0", " ", cell).strip() for cell in row] for row in cells])
+    return results
 
 
 def table_of(text, head):
@@ -84,14 +88,14 @@ def shown(figure):
     return f"{figure['value']:.2f} ({figure['low']:.2f} to {figure['high']:.2f})"
 
 
-def test_without_evidence_the_report_says_which_command_makes_it(explained):
+def test_report_without_evidence_names_the_commands_that_compute_it(explained):
     text = text_of(explained, "before.html")
     assert "run <code>carmil explain run</code>, then" in text
     assert "run <code>carmil faithfulness run</code>, then" in text
     assert "<img" not in text and 'id="slides"' not in text
 
 
-def test_the_figures_of_the_evidence_are_those_of_its_summary(explained):
+def test_report_shows_the_figures_of_the_evidence_summary(explained):
     text = text_of(explained, "after.html")
     summary = json.loads((explained.folder / "evidence" / "summary.json").read_text())
     moved = {line[0]: line[1:] for line in table_of(text, "mean over slides, 95 % interval")}
@@ -115,29 +119,57 @@ def test_the_figures_of_the_evidence_are_those_of_its_summary(explained):
     ]
 
 
-def test_the_class_shift_matrices_are_those_of_the_summary(explained):
+def test_report_shows_the_class_shift_matrices_of_the_summary(explained):
     text = text_of(explained, "after.html")
     summary = json.loads((explained.folder / "evidence" / "summary.json").read_text())
-    found = [lines for lines in tables(text) if lines[0][0].endswith("class that grew most")]
-    counts = [[[int(cell.split()[0]) for cell in line[1:-1]] for line in lines[1:]] for lines in found]
+    result = [lines for lines in tables(text) if lines[0][0].endswith("class that grew most")]
+    counts = [[[int(cell.split()[0]) for cell in line[1:-1]] for line in lines[1:]] for lines in result]
     assert counts == [summary[which]["class_shift"]["matrix"] for which in ("counterfactual", "searched")]
 
 
-def test_every_chosen_slide_is_there_with_its_three_maps(explained):
+def test_report_shows_every_selected_slide_with_three_maps(explained):
     text = text_of(explained, "after.html")
-    cases = decide_cases(explained, mean_over_seeds(explained.predictions(), explained.classes))
+    cases = decide_cases(explained, mean_over_seeds(explained.predictions(), explained.target))
     figures = re.findall(r'<figure class="slide">.*?</figure>', text, re.DOTALL)
-    assert len(figures) == len(select_cases(cases)) > 2
-    for i, figure in zip(select_cases(cases), figures, strict=True):
+    selected = [example.case for example in select_examples(cases)]
+    assert len(figures) == len(selected) > 2
+    for i, figure in zip(selected, figures, strict=True):
         assert f"<b>{cases.frame['slide'].iloc[i]}</b>" in figure
-        assert f"({100 * cases.p[i, cases.answer[i]]:.1f} %)" in figure
+        assert f"({probability_text(cases.p[i, cases.answer[i]])})" in figure
         assert figure.count('<img src="data:image/png;base64,') == 3
-        answer = explained.classes[cases.answer[i]].replace("<", "&lt;").replace(">", "&gt;")
+        answer = explained.outputs[cases.answer[i]].replace("<", "&lt;").replace(">", "&gt;")
         assert f"evidence for {answer}<span" in figure
         assert ('class="rightly"' in figure) == bool(cases.right[i])
 
 
-def test_the_page_fetches_nothing_and_runs_nothing_of_the_files(explained):
+def test_report_draws_maps_over_the_tissue_of_slides_whose_files_are_found(explained, tmp_path, run_cli):
+    tifffile = pytest.importorskip("tifffile", reason="needs carmil[slides]")
+    page = tmp_path / "page.html"
+    tissue = np.full((256, 448, 3), (214, 120, 170), np.uint8)
+    for s in range(15):  # without s15
+        tifffile.imwrite(tmp_path / f"s{s}.tif", tissue, photometric="rgb", tile=(64, 64))
+    status, _, error = run_cli("report", str(explained.folder), "--slides", str(tmp_path), "--out", str(page))
+    assert status == 2 and "give it with --mpp" in error
+    run_cli("report", str(explained.folder), "--slides", str(tmp_path), "--mpp", "0.5", "--out", str(page))
+    figures = re.findall(r'<figure class="slide([^"]*)">.*?<b>(s[0-9]+)</b>(.*?)</figure>', page.read_text(), re.DOTALL)
+    assert figures
+    for names, slide, content in figures:
+        pictures = re.findall(r"data:image/(jpeg|png);base64,([^\"]+)", content)
+        assert ("tissue" in names) == (slide != "s15") == (len(pictures) == 4)
+        if slide == "s15":
+            continue
+        assert {kind for kind, _ in pictures} == {"jpeg"}
+        ground, *maps = (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for _, data in pictures)
+        middle = ground[ground.shape[0] // 2, ground.shape[1] // 2]
+        np.testing.assert_allclose(middle, (214, 120, 170), atol=6)
+        assert all(one.shape == ground.shape and not np.array_equal(one, ground) for one in maps)
+    (tmp_path / "none").mkdir()
+    tifffile.imwrite(tmp_path / "none" / "other.tif", tissue, photometric="rgb", tile=(64, 64))
+    status, _, error = run_cli("report", str(explained.folder), "--slides", str(tmp_path / "none"))
+    assert status == 2 and "has none of the slides of run" in error
+
+
+def test_report_with_evidence_loads_no_resources_and_escapes_text(explained):
     text = text_of(explained, "after.html")
     assert not re.search(r"https?://|@import|url\(", text)
     sources = re.findall(r'(?:src|href)="([^"]{0,22})', text)
@@ -146,19 +178,20 @@ def test_the_page_fetches_nothing_and_runs_nothing_of_the_files(explained):
     assert "default-src 'none'" in text and "img-src data:" in text
 
 
-def test_of_the_evidence_only_the_slides_that_are_shown_are_read(copied):
+def test_report_reads_evidence_of_shown_slides_only(copied):
     folder, report = copied
-    cases = decide_cases(read_run(folder), mean_over_seeds(read_run(folder).predictions(), CLASSES))
-    kept = {f"{cases.frame['slide'].iloc[i]}.parquet" for i in select_cases(cases)} | {"summary.parquet"}
-    gone = [path for path in (folder / "evidence").glob("*.parquet") if path.name not in kept]
-    assert gone
-    for path in gone:
+    cases = decide_cases(read_run(folder), mean_over_seeds(read_run(folder).predictions(), read_run(folder).target))
+    selected = [example.case for example in select_examples(cases)]
+    kept = {f"{cases.frame['slide'].iloc[i]}.parquet" for i in selected} | {"summary.parquet"}
+    deleted = [path for path in (folder / "evidence").glob("*.parquet") if path.name not in kept]
+    assert deleted
+    for path in deleted:
         path.unlink()
     shutil.rmtree(folder / "cohort")
-    assert report().count("<img") == 3 * len(select_cases(cases))
+    assert report().count("<img") == 3 * len(selected)
 
 
-def test_evidence_of_other_weights_is_not_shown(copied):
+def test_report_does_not_show_evidence_of_other_weights(copied):
     folder, report = copied
     weights = (folder / "weights.safetensors").read_bytes()
     (folder / "weights.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
@@ -167,7 +200,7 @@ def test_evidence_of_other_weights_is_not_shown(copied):
     assert "<img" not in text
 
 
-def test_evidence_that_is_not_whole_is_not_shown(copied):
+def test_report_does_not_show_incomplete_evidence(copied):
     folder, report = copied
     (folder / "evidence" / "summary.json").unlink()
     text = report()
@@ -175,7 +208,7 @@ def test_evidence_that_is_not_whole_is_not_shown(copied):
     assert "<img" not in text
 
 
-def test_a_patient_of_several_slides_in_one_bag_is_a_strip(copied):
+def test_patient_merged_from_several_slides_is_shown_as_a_strip(copied):
     folder, report = copied
     metrics = json.loads((folder / "metrics.json").read_text())
     (folder / "metrics.json").write_text(json.dumps(metrics | {"rule": "one-bag"}))
@@ -183,27 +216,33 @@ def test_a_patient_of_several_slides_in_one_bag_is_a_strip(copied):
     assert '<figure class="slide row">' in text and '<figure class="slide">' not in text
 
 
-def test_the_faithfulness_of_one_run_goes_into_its_folder_and_its_report(copied, said):
+def test_faithfulness_of_a_run_is_written_to_its_folder_and_report(copied, run_cli):
     folder, report = copied
-    status, told, _ = said("faithfulness", str(folder), "--steps", "10", "--random-orders", "1", "--device", "cpu")
-    assert status == 0 and str(folder / "faithfulness" / "faithfulness.html") in " ".join(told.split())
+    status, out, _ = run_cli("faithfulness", str(folder), "--steps", "10", "--random-orders", "1", "--device", "cpu")
+    assert status == 0 and str(folder / "faithfulness" / "faithfulness.html") in " ".join(out.split())
     text, page = report(), (folder / "faithfulness" / "faithfulness.html").read_text(encoding="utf-8")
     head = "verdict"
-    mine, its = ([lines for lines in tables(one) if head in lines[0]] for one in (text, page))
-    assert mine == its and len(mine) == 2
+    in_report, in_page = ([lines for lines in tables(one) if head in lines[0]] for one in (text, page))
+    assert in_report == in_page and len(in_report) == 3
     verdicts = re.findall(r'<p class="(?:alarm|praise|unsure)">.*?</p>', page)
     assert len(verdicts) == 2 and all(verdict in text for verdict in verdicts)
     assert re.findall(r"<polyline.*?/>", page)[0] in text
 
 
-def test_what_was_found_comes_back_from_its_file_as_it_was(copied, said):
+def test_faithfulness_file_survives_a_round_trip(copied, run_cli):
     folder, report = copied
-    said("faithfulness", str(folder), "--steps", "10", "--random-orders", "1", "--device", "cpu")
+    run_cli("faithfulness", str(folder), "--steps", "10", "--random-orders", "1", "--device", "cpu")
     path = folder / "faithfulness" / "faithfulness.json"
     run = read_run(folder)
     written = json.loads(path.read_text())["runs"][0]
     write_faithfulness_file([read_faithfulness(run)], folder, command="")
     assert json.loads((folder / "faithfulness.json").read_text())["runs"] == [written]
+    del written["confidence"], written["region_tiles"]
+    for one in written["maps"]:
+        del one["figures"]["srg"], one["figures"]["msk"]
+    path.write_text(json.dumps({"runs": [written]}))  # as earlier versions wrote it
+    assert read_faithfulness(run).maps[0].figures.keys() == written["maps"][0]["figures"].keys()
+    assert "SRG" in report()
     written["weights"] = "others"
     path.write_text(json.dumps({"runs": [written]}))
     assert "run/faithfulness/faithfulness.json is not of the weights of this run" in report()
@@ -230,12 +269,12 @@ def changed(path, place, value):
         (["concentration", "attention_gini"], 3, "concentration.attention_gini is 3: expected an object"),
         (["methods"], {}, "is of another run"),
         (["run"], "0" * 16, "is of another run"),
-        (["counterfactual", "turned"], None, "counterfactual.turned is None: expected a whole number"),
+        (["counterfactual", "attention_moved"], None, "counterfactual.attention_moved is None: expected an object"),
         (["searched", "class_shift", "matrix"], [[1]], "is of another run"),
         (["truth", "class"], ..., "truth.class is missing"),
     ],
 )
-def test_a_foreign_summary_of_evidence_is_refused_in_one_line(copied, place, value, words):
+def test_evidence_summary_of_another_run_raises_an_error(copied, place, value, words):
     folder, report = copied
     changed(folder / "evidence" / "summary.json", place, value)
     with pytest.raises(CarmilError) as refused:
@@ -244,7 +283,7 @@ def test_a_foreign_summary_of_evidence_is_refused_in_one_line(copied, place, val
 
 
 @pytest.mark.finding(n=14)
-def test_a_foreign_explanation_is_refused_in_one_line(copied):
+def test_invalid_explanation_file_raises_an_error(copied):
     folder, report = copied
     (folder / "evidence" / "explanation.json").write_text("[1, 2]")
     with pytest.raises(
@@ -254,9 +293,9 @@ def test_a_foreign_explanation_is_refused_in_one_line(copied):
 
 
 @pytest.mark.finding(n=14)
-def test_a_foreign_faithfulness_file_is_named_in_the_report(copied, said):
+def test_report_names_an_invalid_faithfulness_file(copied, run_cli):
     folder, report = copied
-    said("faithfulness", str(folder), "--steps", "10", "--random-orders", "1", "--device", "cpu")
+    run_cli("faithfulness", str(folder), "--steps", "10", "--random-orders", "1", "--device", "cpu")
     path = folder / "faithfulness" / "faithfulness.json"
     good = path.read_text()
     for place, value, words in (

@@ -1,8 +1,9 @@
-"""A small study with slide files, and a way to ask the viewer as a server would: every byte of the address as it is."""
+"""A small study with slide files, and a client that passes every byte of the address to the viewer unchanged."""
 
 import asyncio
 import json
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import unquote
 
 import numpy as np
@@ -11,16 +12,18 @@ import tifffile
 from tools.small_study import train_small_study
 
 from carmil.viewer.app import guarded_app
+from carmil.viewer.cases import read_cases
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.responses import Responses
-from carmil.viewer.run_cases import read_cases
 from carmil.viewer.slide_files import SlideFiles
+
+from .target_studies import train_study
 
 SECRET = "nobody may read this"
 
 
 @dataclass
-class Said:
+class ViewerResponse:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -30,8 +33,8 @@ class Said:
         return json.loads(self.body)
 
 
-class Asking:
-    """Asks an ASGI application, one after the other or many at once, in one loop."""
+class Client:
+    """Sends requests to an ASGI application, one by one or concurrently, in one event loop."""
 
     def __init__(self, app, runner):
         self.app, self.runner = app, runner
@@ -39,8 +42,8 @@ class Asking:
     def __call__(self, target, method="GET", headers=(), body=b"", host="localhost:8765"):
         return self.runner.run(self.one(target, method, headers, body, host))
 
-    def post(self, target, asked, **others):
-        return self(target, "POST", [("content-type", "application/json")], json.dumps(asked).encode(), **others)
+    def post(self, target, request, **others):
+        return self(target, "POST", [("content-type", "application/json")], json.dumps(request).encode(), **others)
 
     def many(self, targets):
         async def together():
@@ -49,7 +52,7 @@ class Asking:
         return self.runner.run(together())
 
     async def one(self, target, method="GET", headers=(), body=b"", host="localhost:8765", cut=False):
-        """cut: the connection ends before the body does."""
+        """Send one request; with `cut`, the connection ends before the body does."""
         raw, _, query = target.encode("latin-1").partition(b"?")
         pairs = [(b"host", host.encode("latin-1"))] if host is not None else []
         scope = {
@@ -65,7 +68,7 @@ class Asking:
             "server": ("127.0.0.1", 8765),
         }
         parts = [body[i : i + 2**16] for i in range(0, len(body), 2**16)] or [b""]
-        said = []
+        messages = []
 
         async def receive():
             if not parts:
@@ -73,15 +76,15 @@ class Asking:
             return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts) or cut}
 
         async def send(message):
-            said.append(message)
+            messages.append(message)
 
         await self.app(scope, receive, send)
-        found = {name.decode(): value.decode() for name, value in said[0]["headers"]}
-        return Said(said[0]["status"], found, b"".join(part.get("body", b"") for part in said[1:]))
+        result = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
+        return ViewerResponse(messages[0]["status"], result, b"".join(part.get("body", b"") for part in messages[1:]))
 
 
 def write_slide(path, *, width=1000, height=700):
-    """A plain tiled TIFF of half a micrometre a pixel; red grows to the right, green downwards."""
+    """Write a tiled TIFF with 0.5 um/px in which red increases to the right and green downwards."""
     picture = np.zeros((height, width, 3), np.uint8)
     picture[..., 0] = np.linspace(0, 255, width).astype(np.uint8)
     picture[..., 1] = np.linspace(0, 255, height).astype(np.uint8)[:, None]
@@ -98,7 +101,7 @@ def write_slide(path, *, width=1000, height=700):
 
 @pytest.fixture(scope="session")
 def study_folder(tmp_path_factory):
-    """A study's run, and a folder with two of its slides, a link that leads out and a text that is no slide."""
+    """Return a run and a folder with two of its slides, a link to a file outside, and a text file."""
     folder = tmp_path_factory.mktemp("viewed")
     train_small_study(folder, tiles=30)
     (folder / "slides").mkdir()
@@ -123,34 +126,40 @@ def runner():
 
 @pytest.fixture(scope="session")
 def files(study_folder, run):
-    found = SlideFiles(study_folder / "slides", [case.slide for case in run.cases])
-    yield found
-    found.close()
+    result = SlideFiles(study_folder / "slides", [case.slide for case in run.cases])
+    yield result
+    result.close()
 
 
 @pytest.fixture(scope="session")
-def answers(run, files):
-    return Responses(run, files)
+def answers(run, files, study_folder):
+    return Responses(run, files, annotations=study_folder / "annotations")
 
 
 @pytest.fixture(scope="session")
 def ask(answers, runner):
-    return Asking(guarded_app(answers, is_known=known_hosts([], any_address=False)), runner)
+    return Client(guarded_app(answers, is_known=known_hosts([], any_address=False)), runner)
 
 
 @pytest.fixture(scope="session")
 def ask_with_token(answers, runner):
     app = guarded_app(answers, is_known=known_hosts([], any_address=False), token="t" * 32, port=8765)
-    return Asking(app, runner)
+    return Client(app, runner)
+
+
+@pytest.fixture(scope="session")
+def run_of_kind(tmp_path_factory):
+    """Return a function that trains a small run of a kind of target, once, and returns its folder."""
+    return cache(lambda kind: train_study(kind, tmp_path_factory.mktemp(kind)))
 
 
 @pytest.fixture
 def number_of(run):
-    """The number of the case of a slide."""
+    """Return the case number of every slide."""
     return {case.slide: number for number, case in enumerate(run.cases)}
 
 
 @pytest.fixture
 def asking(runner):
-    """Asks another application."""
-    return lambda app: Asking(app, runner)
+    """Return a function that creates a client for another application."""
+    return lambda app: Client(app, runner)

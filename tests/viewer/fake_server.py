@@ -1,7 +1,7 @@
-"""A small server that speaks the viewer's contract about made-up cases, for tests of the page alone.
+"""A small server that implements the viewer's API for made-up cases, for tests of the page alone.
 
-Case i is of a kind, by i % 4: a slide with its picture; tiles without the slide file; pictures without places (digits);
-nothing but features. The model is one line: the probabilities are the softmax of the summed evidence of what is left.
+Case i has one of four kinds, i % 4: a slide with its picture; tiles without the slide file; pictures without places
+(digits); features only. The probabilities are the softmax of the summed evidence of the remaining instances.
 """
 
 import io
@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from carmil import viewer
+from carmil.viewer.guard import HEADERS
 
 PAGE = Path(viewer.__path__[0]) / "page"
 CLASSES = ["normal", "micro", "macro"]
@@ -26,6 +27,8 @@ WIDTH, HEIGHT = 20480, 14336
 CASES = 3000
 BROKEN = 17  # this case cannot be read
 TINY = 20  # this case's evidence is negligible
+FAINT, FILL = 24, 0.25  # this case's evidence fills a quarter of the colours
+WHY_FAINT = "all tiles together change no answer"
 NEGLIGIBLE = "all tiles together change no logit"
 MAPS = [
     {"name": "factual", "title": "attention weight", "diverging": False, "of_class": False},
@@ -33,18 +36,32 @@ MAPS = [
     {"name": "difference", "title": "attention weight minus counterfactual", "diverging": True, "of_class": False},
     {"name": "evidence", "title": "evidence", "diverging": True, "of_class": True},
 ]
+PERCENT = {"share": True, "signed": False, "decimals": 2, "low": 0.0, "high": 1.0}
+TARGET = {
+    "outputs": [
+        {
+            "name": name, "caption": name, "positive": f"supports “{name}”", "negative": f"refutes “{name}”",
+            "most_positive": f"Most supporting “{name}”", "most_negative": f"Most refuting “{name}”", "sides": "For and against",
+            "top": f"that support “{name}” most", "curve": f"Probability of “{name}”",
+        }
+        for name in CLASSES
+    ],
+    "rows": [{"name": name, "output": i, "format": PERCENT} for i, name in enumerate(CLASSES)],
+    "output_word": "class", "leading": "the answer", "predicted": "class", "quantity": "probability", "note": "",
+    "format": PERCENT, "judged": True, "answers": True, "either": "is for or against",
+    "neither": "is neither for nor against", "first": "most supporting first", "last": "least supporting first",
+}  # fmt: skip
 MEANINGS = {
-    "factual": "How much of its attention the model gives to each tile, to answer as it does.",
-    "counterfactual": "Where the model would look for its answer to change.",
-    "difference": "Attention weight minus counterfactual attention weight.",
-    "evidence": "Path evidence: how much each tile moves the logit of the class, on the way from what the model ignores "
-    "to what it attends.",
+    "factual": "How much of its attention the model gives to each tile, to answer as it does",
+    "counterfactual": "Where the model would look for its answer to change",
+    "difference": "Attention weight minus counterfactual attention weight",
+    "evidence": "contribution to the class logit; contributions add up to the total change, from what the model ignores to what "
+    "it attends",
 }
-SECURITY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+TRUTH = [[7168, 3584], [10240, 3584], [10240, 8192], [7168, 8192], [7168, 3584]]
 
 
 class RefusalError(Exception):
@@ -55,7 +72,7 @@ class RefusalError(Exception):
 
 @cache
 def places(i: int) -> np.ndarray:
-    """(n, 2) upper left corners of the tiles in an egg-shaped piece of tissue."""
+    """Return the upper left corners (n, 2) of the tiles in an egg-shaped piece of tissue."""
     columns, rows = np.meshgrid(np.arange(WIDTH // SIDE), np.arange(HEIGHT // SIDE))
     x, y = columns.ravel(), rows.ravel()
     inside = ((x - 20) / 16) ** 2 + ((y - 14 + 2 * np.sin(x / 4 + i)) / 10) ** 2 < 1
@@ -64,7 +81,7 @@ def places(i: int) -> np.ndarray:
 
 @cache
 def evidence(i: int) -> np.ndarray:
-    """(n, k) in logits. Two foci support `macro`, another part of the tissue refutes it."""
+    """Return the evidence (n, k) in logits. Two foci support `macro`, another part of the tissue refutes it."""
     random = np.random.default_rng(i)
     if i % 4 >= 2:
         return random.normal(0, 0.4, (30 if i % 4 == 2 else 1500, 3)).round(4) / (1 if i % 4 == 2 else 20)
@@ -78,13 +95,13 @@ def evidence(i: int) -> np.ndarray:
     return (np.stack([-0.6 * macro, micro, macro], 1) / 6).round(4)
 
 
-def answer(i: int, kept: np.ndarray, *, turned: bool = False) -> list[float]:
-    logits = evidence(i)[kept].sum(0) + np.array([0.4, 0.2, 0.0]) - np.array([0, 0, 2.0 if turned else 0.0])
+def answer(i: int, kept: np.ndarray, *, counterfactual: bool = False) -> list[float]:
+    logits = evidence(i)[kept].sum(0) + np.array([0.4, 0.2, 0.0]) - np.array([0, 0, 2.0 if counterfactual else 0.0])
     shares = np.exp(logits - logits.max())
     return (shares / shares.sum()).round(4).tolist()
 
 
-def likeliest(p: list[float]) -> str:
+def most_probable(p: list[float]) -> str:
     return CLASSES[int(np.argmax(p))]
 
 
@@ -98,15 +115,21 @@ def row(i: int) -> dict:
     probabilities = (
         answer(i, np.arange(len(evidence(i)))) if i < 40 else [0.2, 0.1 + 0.3 * (i % 2), 0.7 - 0.3 * (i % 2)]
     )
-    prediction = likeliest(probabilities)
+    prediction = most_probable(probabilities)
     label = None if i % 50 == 49 else CLASSES[(CLASSES.index(prediction) + (i % 6 == 5)) % 3]
     return {
         "number": i, "slide": f"patient_{i // 3:03d}_node_{i % 3}", "patient": f"patient_{i // 3:03d}", "label": label,
         "prediction": prediction, "rule": "the most probable class", "class": CLASSES.index(prediction),
-        "confidence": max(probabilities), "probabilities": probabilities,
+        "value": max(probabilities), "predicted": probabilities,
         "counterfactual": CLASSES[(CLASSES.index(prediction) + (i % 5 > 0)) % 3],
         "right": None if label is None else label == prediction, "fold": i % 5, "instances": 0 if i >= 40 else len(evidence(i)),
+        "thumbnail": i % 4 == 0,
     }  # fmt: skip
+
+
+def link(i: int) -> str:
+    """Return the part of a page's address that names the slide of a case."""
+    return f"#slide={row(i)['slide']}"
 
 
 def case(i: int) -> dict:
@@ -114,9 +137,9 @@ def case(i: int) -> dict:
     everything = np.arange(len(evidence(i)))
     levels = int(np.ceil(np.log2(max(WIDTH, HEIGHT)))) + 1
     return {
-        **{name: known[name] for name in ("number", "slide", "label", "prediction", "rule", "class", "confidence", "right")},
-        "instances": len(everything), "probabilities": answer(i, everything),
-        "counterfactual_probabilities": answer(i, everything, turned=True),
+        **{name: known[name] for name in ("number", "slide", "label", "prediction", "rule", "class", "value", "right")},
+        "instances": len(everything), "predicted": answer(i, everything),
+        "counterfactual_predicted": answer(i, everything, counterfactual=True),
         "picture": None if kind else {"width": WIDTH, "height": HEIGHT, "mpp": 0.5, "tile": TILE, "overlap": 1, "levels": levels},
         "tile_pixels": None if kind > 1 else 256, "tile_mpp": None if kind > 1 else 1.0,
         "places": kind < 2, "tile_size": SIDE if kind < 2 else None, "extent": [WIDTH, HEIGHT] if kind == 1 else None,
@@ -134,22 +157,26 @@ def a_map(i: int, name: str, c: int) -> dict:
     if values is None:
         raise RefusalError(404, f"there is no map {name!r}; there are: {', '.join(MEANINGS)}")
     drawn, diverging = values(), name in ("difference", "evidence")
-    bound = float(np.abs(drawn).max())
+    faint = i == FAINT and name == "evidence"
+    bound = float(np.abs(drawn).max()) / (FILL if faint else 1)
     return {
         "values": [float(f"{value:.4g}") for value in drawn],
         "low": -bound if diverging else float(drawn.min()),
         "high": bound if diverging else float(drawn.max()),
         "diverging": diverging,
         "of": MEANINGS[name],
+        "unit": "logit" if name == "evidence" else "share of the slide's attention",
         "negligible": NEGLIGIBLE if i == TINY and name == "evidence" else "",
         "even": False,
+        "faint": WHY_FAINT if faint else "",
+        "fill": FILL if faint else 1,
     }
 
 
 def top(i: int, c: int, count: int) -> dict:
     values, order = evidence(i)[:, c], np.argsort(-evidence(i)[:, c], kind="stable")
 
-    def told(instances):
+    def entries(instances):
         corners = places(i).tolist() if i % 4 < 2 else [[None, None]] * len(values)
         return [
             {"instance": int(j), "value": float(values[j]), "x": corners[j][0], "y": corners[j][1]} for j in instances
@@ -160,8 +187,8 @@ def top(i: int, c: int, count: int) -> dict:
         return {"supporting": [], "refuting": [], "negligible": NEGLIGIBLE}
     return {
         "negligible": "",
-        "supporting": told([j for j in order[:count] if values[j] >= least]),
-        "refuting": told([j for j in order[::-1][:count] if values[j] <= -least]),
+        "supporting": entries([j for j in order[:count] if values[j] >= least]),
+        "refuting": entries([j for j in order[::-1][:count] if values[j] <= -least]),
     }
 
 
@@ -181,21 +208,34 @@ def deletion(i: int, c: int) -> dict:
     }
 
 
-def whatif(i: int, asked: dict) -> dict:
+def whatif(i: int, request: dict) -> dict:
     n = len(evidence(i))
-    if "top" in asked:
-        order = np.argsort(-np.array(a_map(i, asked["map"], asked["class"])["values"]), kind="stable")
-        removed = np.sort(order[: max(1, round(asked["top"] * n))])
+    if "top" in request:
+        order = np.argsort(-np.array(a_map(i, request["map"], request["class"])["values"]), kind="stable")
+        removed = np.sort(order[: max(1, round(request["top"] * n))])
+    elif "keep" in request:
+        removed = np.setdiff1d(np.arange(n), request["keep"])
     else:
-        removed = np.array(sorted(set(asked["remove"])), dtype=int)
+        removed = np.array(sorted(set(request["remove"])), dtype=int)
     kept = np.setdiff1d(np.arange(n), removed)
     if not len(kept):
         raise RefusalError(400, "nothing would be left: keep at least one instance")
     return {
         "removed": removed.tolist(), "before": answer(i, np.arange(n)), "after": answer(i, kept),
-        "answer_before": likeliest(answer(i, np.arange(n))), "answer_after": likeliest(answer(i, kept)),
-        "counterfactual_after": answer(i, kept, turned=True),
+        "answer_before": most_probable(answer(i, np.arange(n))), "answer_after": most_probable(answer(i, kept)),
+        "counterfactual_after": answer(i, kept, counterfactual=True),
     }  # fmt: skip
+
+
+def annotations(i: int, added: dict | None = None) -> dict:
+    """Return the truth, and the region that is added: nothing is kept."""
+    truth = [{"id": "truth 0", "name": "labelled macro", "colour": [28, 35, 48], "rings": [TRUTH]}]
+    drawn = (
+        []
+        if added is None
+        else [{"id": "1", "name": added["name"], "colour": [0, 90, 60], "rings": [added["outline"]]}]
+    )
+    return {"drawn": drawn, "truth": truth if i % 4 == 0 else [], "file": "drawn", "refusal": "", "problem": ""}
 
 
 def jpeg(image: Image.Image) -> bytes:
@@ -206,7 +246,7 @@ def jpeg(image: Image.Image) -> bytes:
 
 @cache
 def slide_picture() -> Image.Image:
-    """The made-up slide at 1/16: a pale pink piece of tissue with darker cells."""
+    """Return the made-up slide at 1/16: a pale pink piece of tissue with darker cells."""
     small = Image.new("RGB", (WIDTH // 16, HEIGHT // 16), (244, 242, 245))
     draw, random = ImageDraw.Draw(small), np.random.default_rng(3)
     draw.ellipse((120, 110, 1160, 790), fill=(236, 190, 214), outline=(214, 150, 190), width=6)
@@ -245,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, content: bytes, kind: str, status: int = 200) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": len(content), "Content-Security-Policy": SECURITY,
+        for name, value in {"Content-Type": kind, "Content-Length": len(content), **HEADERS,
                             "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}.items():  # fmt: skip
             self.send_header(name, str(value))
         self.end_headers()
@@ -253,25 +293,26 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer_to(self, does) -> None:
         try:
-            said = does()
+            response = does()
         except RefusalError as refusal:
             self.reply(json.dumps({"error": str(refusal)}).encode(), "application/json", refusal.status)
         else:
-            if isinstance(said, tuple):
-                self.reply(*said)
+            if isinstance(response, tuple):
+                self.reply(*response)
             else:
-                self.reply(json.dumps(said).encode(), "application/json")
+                self.reply(json.dumps(response).encode(), "application/json")
 
     def do_GET(self) -> None:
         self.answer_to(self.get)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer_to(lambda: whatif(int(self.path.split("/")[3]), body))
+        i, room = int(self.path.split("/")[3]), self.path.split("/")[4]
+        self.answer_to(lambda: annotations(i, body["add"]) if room == "annotations" else whatif(i, body))
 
     def get(self):
         url = urlsplit(self.path)
-        asked = {name: int(value[0]) for name, value in parse_qs(url.query).items()}
+        request = {name: int(value[0]) for name, value in parse_qs(url.query).items()}
         match url.path.strip("/").split("/"):
             case [""]:
                 return (PAGE / "index.html").read_bytes(), TYPES[".html"]
@@ -281,16 +322,17 @@ class Handler(BaseHTTPRequestHandler):
                 rows = [row(i) for i in range(CASES)]
                 return {
                     "run": "a made-up run",
-                    "classes": CLASSES,
+                    "runs": ["a made-up run"],
+                    "target": TARGET,
                     "maps": MAPS,
                     "explainer": "path evidence",
                     "cases": rows,
                 }
             case ["api", "case", i, *rest]:
-                return self.of_case(int(i), rest, asked)
+                return self.of_case(int(i), rest, request)
         raise RefusalError(404, "there is nothing here")
 
-    def of_case(self, i: int, rest: list[str], asked: dict[str, int]):
+    def of_case(self, i: int, rest: list[str], request: dict[str, int]):
         if i == BROKEN or i >= CASES:
             raise RefusalError(
                 404, f"case {i}: its features are not where the run says; they were expected in the bags folder"
@@ -301,15 +343,22 @@ class Handler(BaseHTTPRequestHandler):
             case ["places"]:
                 return {"x": places(i)[:, 0].tolist(), "y": places(i)[:, 1].tolist()}
             case ["map", name]:
-                return a_map(i, name, asked["class"])
+                return a_map(i, name, request["class"])
             case ["top"]:
-                return top(i, asked["class"], asked["count"])
+                return top(i, request["class"], request["count"])
             case ["deletion"]:
-                return deletion(i, asked["class"])
+                return deletion(i, request["class"])
+            case ["annotations"]:
+                return annotations(i)
+            case ["tiles.csv"]:
+                lines = ["tile,x_level0_px,y_level0_px", *(f"{j},{x},{y}" for j, (x, y) in enumerate(places(i)))]
+                return "\n".join(lines).encode(), "text/csv"
             case ["zoom", level, name]:
                 return zoom_tile(
                     int(level), *(int(part) for part in name.removesuffix(".jpeg").split("_"))
                 ), "image/jpeg"
+            case ["thumbnail.jpeg"]:
+                return jpeg(slide_picture().resize((112, 78))), "image/jpeg"
             case ["instance", name]:
                 return instance_picture(i, int(name.removesuffix(".jpeg"))), "image/jpeg"
         raise RefusalError(404, "there is nothing here")
@@ -317,7 +366,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving():
-    """The address of a running server."""
+    """Yield the address of a running server."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -1,4 +1,4 @@
-"""The viewer's page and drawn maps have one set of colours."""
+"""The viewer's page and drawn maps use the same colours."""
 
 import json
 import re
@@ -15,19 +15,19 @@ SCRIPT = (Path(carmil.viewer.__file__).parent / "page" / "colours.js").read_text
 
 
 def stops(name, side):
-    """The stops in the script, as JSON has them."""
+    """Return the colour stops in the script as lists."""
     table = re.search(rf"const {name} = {{.*?\n}};", SCRIPT, re.DOTALL)[0]
-    found = re.search(rf"{side}: (\[.*?\n  \]),", table, re.DOTALL)[1]
-    return json.loads(re.sub(r",(\s*)\]", r"\1]", found))
+    result = re.search(rf"{side}: (\[.*?\n  \]),", table, re.DOTALL)[1]
+    return json.loads(re.sub(r",(\s*)\]", r"\1]", result))
 
 
 @pytest.mark.parametrize(("name", "drawn"), [("ATTENTION", ATTENTION), ("SIGNED", SIGNED)])
-def test_the_page_has_the_colours_of_drawn_maps(name, drawn):
+def test_page_uses_the_colours_of_drawn_maps(name, drawn):
     assert stops(name, "light") == json.loads(json.dumps(drawn))
 
 
 @pytest.mark.parametrize("name", ["ATTENTION", "SIGNED"])
-def test_in_the_dark_the_hues_are_the_same(name):
+def test_dark_theme_uses_the_same_hues(name):
     light = {np.sign(at): hue(colour) for at, colour in stops(name, "light") if 0.6 <= abs(at) <= 0.75}
     for at, colour in stops(name, "dark"):
         if at:

@@ -1,4 +1,4 @@
-"""Half-sent requests and unread answers against the real command, under a limit of 200 files."""
+"""Incomplete requests against the real command, under a limit of 200 open files."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn")
 from carmil.viewer import connections
 
 FILES, HELD = 200, 230
-PATIENCE = 60  # seconds until a test gives up; nothing is measured
+PATIENCE = 60  # seconds until a test fails
 QUICK = """
 import sys
 import carmil.viewer.connections as connections
@@ -29,7 +29,7 @@ main()
 
 
 class Server:
-    """`carmil view` with another deadline for requests, in a process of its own that may open few files."""
+    """`carmil view` with another request deadline, in a separate process that may open few files."""
 
     def __init__(self, folder, seconds):
         words = [sys.executable, "-c", QUICK, str(seconds), "view", str(folder), "--port", "0", "--no-browser"]
@@ -43,9 +43,9 @@ class Server:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
         )
         line = self.process.stdout.readline()
-        found = re.search(r"http://[^:/]+:(\d+)/", line)
-        assert found, line + self.process.stderr.read()
-        self.port = int(found[1])
+        result = re.search(r"http://[^:/]+:(\d+)/", line)
+        assert result, line + self.process.stderr.read()
+        self.port = int(result[1])
 
     def connect(self, start=b""):
         line = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
@@ -72,7 +72,7 @@ def _running(folder, seconds):
 
 @pytest.fixture(scope="module")
 def patient(study_folder):
-    """A server whose deadline never comes: the bound on connections alone must do."""
+    """Yield a server whose request deadline never expires, so that only the connection limit protects it."""
     yield from _running(study_folder / "run", 600)
 
 
@@ -82,7 +82,7 @@ def impatient(study_folder):
 
 
 def is_closed(line):
-    """Whether the server closes the connection, now or after a while."""
+    """Return True once the server closes the connection; fail after a timeout."""
     line.settimeout(PATIENCE)
     try:
         while line.recv(2**16):
@@ -93,14 +93,14 @@ def is_closed(line):
 
 
 @pytest.mark.finding(n=15)
-def test_others_get_their_answer_while_half_sent_requests_are_held_and_those_are_closed(patient):
+def test_incomplete_requests_do_not_block_other_requests(patient):
     with ExitStack() as held:
         lines = [
             held.enter_context(patient.connect(b"GET /api/cohort HTTP/1.1\r\nHost: localhost\r\nX: "))
             for _ in range(HELD)
         ]
         assert patient.cohort() == (200, 9)
-        assert is_closed(lines[0])  # more than the bound: the oldest made room
+        assert is_closed(lines[0])  # above the limit, the oldest connection is closed
         assert patient.cohort() == (200, 9)
     assert patient.cohort() == (200, 9)
 
@@ -117,14 +117,14 @@ def test_others_get_their_answer_while_half_sent_requests_are_held_and_those_are
     ],
     ids=["nothing", "half a line", "half a head", "half a body", "half a second request"],
 )
-def test_a_half_sent_request_is_closed_after_a_while(impatient, half):
+def test_incomplete_request_is_closed_after_the_deadline(impatient, half):
     with impatient.connect(half) as line:
         assert is_closed(line)
     assert impatient.cohort() == (200, 9)
 
 
 @pytest.mark.finding(n=15)
-def test_a_request_that_drips_is_closed_too(impatient):
+def test_request_sent_byte_by_byte_is_closed_after_the_deadline(impatient):
     end = time.monotonic() + PATIENCE
     with (
         impatient.connect(b"GET /api/cohort HTTP/1.1\r\nHost: localhost\r\nX: ") as line,
@@ -136,7 +136,7 @@ def test_a_request_that_drips_is_closed_too(impatient):
 
 
 @pytest.mark.finding(n=15)
-def test_a_connection_that_is_used_again_in_time_stays_open(patient):
+def test_reused_connection_stays_open(patient):
     with closing(http.client.HTTPConnection("127.0.0.1", patient.port, timeout=PATIENCE)) as connection:
         connection.connect()
         line = connection.sock
@@ -147,6 +147,6 @@ def test_a_connection_that_is_used_again_in_time_stays_open(patient):
 
 @pytest.mark.finding(n=15)
 @pytest.mark.parametrize(("files", "expected"), [(200, 100), (1024, 512), (10**6, 512), (10, 8), (-1, 512)])
-def test_there_are_at_most_half_as_many_connections_as_files(monkeypatch, files, expected):
+def test_connection_limit_is_half_of_the_file_limit(monkeypatch, files, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (files, files))
     assert connections.connection_limit() == expected

@@ -1,4 +1,4 @@
-"""Hostile requests get one line and nothing else."""
+"""Hostile requests are answered with one line and nothing else."""
 
 import json
 import threading
@@ -15,6 +15,7 @@ from carmil.viewer.serve import checked_token, hosts_of, is_loopback
 
 JSON = ("content-type", "application/json")
 WHATIF = "/api/case/0/whatif"
+ANNOTATIONS = "/api/case/0/annotations"
 
 TRAVERSALS = [
     "/../../etc/passwd",
@@ -62,6 +63,10 @@ TRAVERSALS = [
     "/api/case/../../etc/passwd",
     "/api/case/0/map/..%2f..%2fweights.safetensors",
     "/api/case/0/map/weights.safetensors",
+    "/api/case/0/annotations/../../secret.txt",
+    "/api/case/0/annotations/s0.geojson",
+    "/api/case/0/..%2fs0.geojson",
+    "/api/case/0/s0.geojson",
 ]
 
 HUGE = [
@@ -95,7 +100,15 @@ HUGE = [
     "/api/case/0/map/evidence?path=/etc/passwd",
     "/api/case/0/map/nothing",
     "/api/case/0/map/" + "a" * 1000,
+    "/api/case/0/annotations?name=../../x",
+    "/api/case/0/annotations.geojson?path=/etc/passwd",
+    "/api/case/0/tiles.csv?columns=all",
+    "/api/case/99999/tiles.csv",
     "/api/cohort?callback=steal",
+    "/api/cohort?run=1",
+    "/api/cohort?run=-1",
+    "/api/cohort?run=" + "9" * 100,
+    "/api/cohort?run=0&run=0",
     "/?token=x&next=http://elsewhere",
     "/" + "a/" * 3000,
 ]
@@ -110,6 +123,10 @@ METHODS = [
     ("TRACE", "/"),
     ("CONNECT", "/"),
     ("GET", WHATIF),
+    ("PUT", ANNOTATIONS),
+    ("DELETE", ANNOTATIONS),
+    ("POST", f"{ANNOTATIONS}.geojson"),
+    ("POST", "/api/case/0/tiles.csv"),
     ("BREW", "/api/cohort"),
 ]
 
@@ -157,6 +174,10 @@ BODIES = [
     b'{"remove": ["0"]}',
     b'{"remove": {"0": 1}}',
     b'{"remove": [1e400]}',
+    b'{"keep": null}',
+    b'{"keep": []}',
+    b'{"keep": [99]}',
+    b'{"keep": [0], "remove": [0]}',
     b'{"top": ' + b"9" * 400 + b', "map": "evidence", "class": 0}',
     b'{"polygon": [[0, 0], [0, ' + b"9" * 400 + b"], [1, 1]]}",
     b'{"polygon": [[0, 0], [0, NaN], [1, 1]]}',
@@ -182,70 +203,138 @@ BODIES = [
 ]
 
 
-def refused(said, *statuses):
-    """One line, no traceback, none of what lies around, every header."""
-    assert said.status in (statuses or (400, 404, 405, 414)), said.body[:200]
-    (line,) = said.json.values()
-    assert list(said.json) == ["error"] and line and "\n" not in line and len(line) < 300
+CHANGES = [
+    b"",
+    b"[]",
+    b"null",
+    b"{}",
+    b'{"add": null}',
+    b'{"add": {"name": "a"}}',
+    b'{"add": {"name": 1, "outline": [[0, 0], [9, 0], [9, 9]]}}',
+    b'{"add": {"name": "", "outline": [[0, 0], [9, 0], [9, 9]]}}',
+    b'{"add": {"name": "a\\u0000b", "outline": [[0, 0], [9, 0], [9, 9]]}}',
+    b'{"add": {"name": "\\ud800", "outline": [[0, 0], [9, 0], [9, 9]]}}',
+    b'{"add": {"name": "\\u202egnp.x", "outline": [[0, 0], [9, 0], [9, 9]]}}',
+    b'{"add": {"name": "a", "outline": {}}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0]]}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [9, 9, 9]]}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], ["9", 9]]}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [true, 9]]}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [NaN, 9]]}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [1e400, 9]]}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [' + b"9" * 400 + b", 9]]}}",
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [9, 9]], "file": "../../x"}}',
+    b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [9, 9]]}, "delete": {"region": "1"}}',
+    json.dumps({"add": {"name": "a" * 101, "outline": [[0, 0], [9, 0], [9, 9]]}}).encode(),
+    json.dumps({"add": {"name": "a", "outline": [[0, 0]] * 5001}}).encode(),
+    json.dumps(
+        {"add": {"name": "a", "outline": [[(3571 * i) % 4999, (7919 * i) % 4993] for i in range(5000)]}}
+    ).encode(),
+    b'{"rename": {"region": "../../x", "name": "a"}}',
+    b'{"rename": {"region": 0, "name": "a"}}',
+    b'{"delete": {"region": "../../x"}}',
+    b'{"delete": {"region": ["1"]}}',
+    b'{"delete": "all"}',
+    b'{"add": {"name": "' + b"a" * LARGEST_BODY + b'", "outline": []}}',
+]
+
+
+def assert_refused(response, *statuses):
+    """Assert a one-line error without traceback or file contents, and with every security header."""
+    assert response.status in (statuses or (400, 404, 405, 414)), response.body[:200]
+    (line,) = response.json.values()
+    assert list(response.json) == ["error"] and line and "\n" not in line and len(line) < 300
     for word in (b"Traceback", b"root:", b"nobody may read", b"site-packages", b"/tmp"):
-        assert word not in said.body
-    assert said.headers.items() >= HEADERS.items()
+        assert word not in response.body
+    assert response.headers.items() >= HEADERS.items()
 
 
 @pytest.mark.parametrize("target", TRAVERSALS)
-def test_no_path_leads_out(ask, target):
-    refused(ask(target), 404)
+def test_path_traversal_is_rejected(ask, target):
+    assert_refused(ask(target), 404)
 
 
 @pytest.mark.parametrize("target", HUGE)
-def test_sizes_and_counts_are_bounded(ask, target):
-    refused(ask(target))
+def test_out_of_range_numbers_and_unknown_parameters_are_rejected(ask, target):
+    assert_refused(ask(target))
 
 
 @pytest.mark.parametrize(("method", "target"), METHODS)
-def test_other_methods_are_refused(ask, method, target):
-    refused(ask(target, method, [JSON]), 405)
+def test_other_http_methods_are_rejected(ask, method, target):
+    assert_refused(ask(target, method, [JSON]), 405)
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_other_hosts_are_refused(ask, host):
-    refused(ask("/api/cohort", host=host), 421)
+def test_unknown_hosts_are_rejected(ask, host):
+    assert_refused(ask("/api/cohort", host=host), 421)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8765", "[::1]:8765"])
-def test_our_own_names_are_known(ask, host):
+def test_loopback_hosts_are_accepted(ask, host):
     assert ask("/api/case/0", host=host).status == 200
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_other_pages_may_not_ask(ask, headers):
-    refused(ask(WHATIF, "POST", [JSON, *headers], b'{"remove": []}'), 403)
-    refused(ask("/api/cohort", headers=headers), 403)
+def test_cross_site_requests_are_rejected(ask, headers):
+    assert_refused(ask(WHATIF, "POST", [JSON, *headers], b'{"remove": []}'), 403)
+    assert_refused(ask("/api/cohort", headers=headers), 403)
 
 
-def test_our_own_page_may_ask(ask):
+def test_same_origin_requests_are_accepted(ask):
     own = [JSON, ("origin", "http://localhost:8765"), ("sec-fetch-site", "same-origin")]
     assert ask(WHATIF, "POST", own, b'{"remove": []}').status == 200
-    assert ask("/", headers=[("sec-fetch-site", "cross-site")]).status == 200  # a link to us
+    assert ask("/", headers=[("sec-fetch-site", "cross-site")]).status == 200  # a link to the viewer
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_json_is_posted(ask, kind):
-    refused(ask(WHATIF, "POST", [("content-type", kind)], b'{"remove": []}'), 415)
+def test_posts_that_are_not_json_are_rejected(ask, kind):
+    assert_refused(ask(WHATIF, "POST", [("content-type", kind)], b'{"remove": []}'), 415)
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_what_cannot_be_meant_is_refused(ask, body):
-    refused(ask(WHATIF, "POST", [JSON], body), 400, 413, 422)
+def test_invalid_request_bodies_are_rejected(ask, body):
+    assert_refused(ask(WHATIF, "POST", [JSON], body), 400, 413, 422)
 
 
-def test_headers_that_decide_may_be_there_once(ask):
-    refused(ask("/api/cohort", headers=[("host", "localhost")]), 400)
-    refused(ask("/api/cohort", headers=[("cookie", "a=1"), ("cookie", "b=1")]), 400)
-    refused(ask("/api/cohort", headers=[("x-long", "x" * 9000)]), 431)
+@pytest.mark.parametrize("body", CHANGES, ids=range(len(CHANGES)))
+def test_invalid_changes_of_annotations_are_rejected_and_write_nothing(ask, study_folder, body):
+    assert_refused(ask(ANNOTATIONS, "POST", [JSON], body), 400, 413, 422)
+    assert not (study_folder / "annotations").exists()
 
 
-def test_a_link_in_the_page_s_folder_that_leads_out_is_not_served(ask, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "headers", [[JSON, *foreign] for foreign in FOREIGN] + [[("content-type", kind)] for kind in KINDS]
+)
+def test_annotations_cannot_be_changed_from_another_page(ask, study_folder, headers):
+    body = b'{"add": {"name": "a", "outline": [[0, 0], [9, 0], [9, 9]]}}'
+    assert_refused(ask(ANNOTATIONS, "POST", headers, body), 403, 415)
+    assert not (study_folder / "annotations").exists()
+
+
+def test_region_with_a_hostile_name_is_saved_in_the_folder_of_annotations_only(
+    ask, study_folder, tmp_path, run, asking
+):
+    from carmil.viewer.app import guarded_app
+    from carmil.viewer.responses import Responses
+    from carmil.viewer.slide_files import SlideFiles
+
+    responses = Responses(run, SlideFiles(None, []), annotations=tmp_path / "inside")
+    ask = asking(guarded_app(responses, is_known=known_hosts([], any_address=False)))
+    for name in ("../../x", "/etc/passwd", "C:\\x", "<script>alert(1)</script>", "=1+1", "con"):
+        done = ask.post(ANNOTATIONS, {"add": {"name": name, "outline": [[0, 0], [9, 0], [9, 9]]}})
+        assert done.status == 200 and done.json["drawn"][-1]["name"] == name
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == [
+        f"inside/{run.cases[0].slide}.geojson"
+    ]
+
+
+def test_duplicate_or_oversized_headers_are_rejected(ask):
+    assert_refused(ask("/api/cohort", headers=[("host", "localhost")]), 400)
+    assert_refused(ask("/api/cohort", headers=[("cookie", "a=1"), ("cookie", "b=1")]), 400)
+    assert_refused(ask("/api/cohort", headers=[("x-long", "x" * 9000)]), 431)
+
+
+def test_symlink_out_of_the_page_folder_is_not_served(ask, tmp_path, monkeypatch):
     from carmil.viewer import app
 
     (tmp_path / "secret.js").write_text("nobody may read this")
@@ -255,10 +344,10 @@ def test_a_link_in_the_page_s_folder_that_leads_out_is_not_served(ask, tmp_path,
     (page / "out.js").symlink_to(tmp_path / "secret.js")
     monkeypatch.setattr(app, "PAGE", page)
     assert ask("/page/own.js").body == b"ours"
-    refused(ask("/page/out.js"), 404)
+    assert_refused(ask("/page/out.js"), 404)
 
 
-def test_a_slide_that_becomes_a_link_is_not_opened(study_folder, run, tmp_path):
+def test_slide_replaced_by_a_symlink_is_not_opened(study_folder, run, tmp_path):
     from carmil.viewer.slide_files import SlideFiles
 
     inside = tmp_path / "slides"
@@ -271,7 +360,7 @@ def test_a_slide_that_becomes_a_link_is_not_opened(study_folder, run, tmp_path):
         pass
 
 
-def test_every_answer_forbids_framing_and_foreign_scripts(ask):
+def test_every_response_forbids_framing_and_foreign_scripts(ask):
     for target in ("/", "/api/cohort", "/api/case/0/zoom/0/0_0.jpeg", "/nothing"):
         headers = ask(target).headers
         policy = headers["content-security-policy"]
@@ -286,32 +375,32 @@ def test_every_answer_forbids_framing_and_foreign_scripts(ask):
     "cookie",
     [None, "carmil_8765=", "carmil_8765=" + "t" * 31, "carmil_8765=" + "t" * 33, "other=" + "t" * 32, ";;;=\xe9"],
 )
-def test_without_the_token_nothing_is_said(ask_with_token, target, cookie):
-    refused(ask_with_token(target, headers=[("cookie", cookie)] if cookie is not None else []), 401)
+def test_requests_without_the_token_are_rejected(ask_with_token, target, cookie):
+    assert_refused(ask_with_token(target, headers=[("cookie", cookie)] if cookie is not None else []), 401)
 
 
 @pytest.mark.parametrize("target", ["/?token=", "/?token=wrong", "/?token=" + "t" * 33, "/?token=%ff"])
-def test_a_wrong_token_does_not_enter(ask_with_token, target):
-    said = ask_with_token(target)
-    refused(said, 401)
-    assert "set-cookie" not in said.headers
+def test_wrong_token_is_rejected(ask_with_token, target):
+    response = ask_with_token(target)
+    assert_refused(response, 401)
+    assert "set-cookie" not in response.headers
 
 
-def test_the_right_token_becomes_a_cookie_that_scripts_cannot_read(ask_with_token):
-    said = ask_with_token("/?token=" + "t" * 32)
-    assert (said.status, said.headers["location"]) == (303, "/")
-    cookie = said.headers["set-cookie"]
+def test_valid_token_sets_a_cookie_that_scripts_cannot_read(ask_with_token):
+    response = ask_with_token("/?token=" + "t" * 32)
+    assert (response.status, response.headers["location"]) == (303, "/")
+    cookie = response.headers["set-cookie"]
     assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
-    entered = [("cookie", cookie.partition(";")[0])]
-    assert ask_with_token("/api/cohort", headers=entered).status == 200
-    refused(ask_with_token("/api/cohort?token=" + "t" * 32), 400)
-    refused(ask_with_token("/?token=wrong", headers=entered), 401)
+    cookie_header = [("cookie", cookie.partition(";")[0])]
+    assert ask_with_token("/api/cohort", headers=cookie_header).status == 200
+    assert_refused(ask_with_token("/api/cohort?token=" + "t" * 32), 400)
+    assert_refused(ask_with_token("/?token=wrong", headers=cookie_header), 401)
 
 
-def test_other_addresses_than_loopback_get_a_token():
+def test_token_is_generated_for_addresses_other_than_loopback():
     assert checked_token(None, "127.0.0.1") is checked_token(None, "localhost") is checked_token(None, "::1") is None
-    made = [checked_token(None, host) for host in ("0.0.0.0", "::", "192.168.0.7", "machine.example", "")]
-    assert all(len(token) >= 40 for token in made) and len(set(made)) == 5
+    tokens = [checked_token(None, host) for host in ("0.0.0.0", "::", "192.168.0.7", "machine.example", "")]
+    assert all(len(token) >= 40 for token in tokens) and len(set(tokens)) == 5
     assert checked_token("x" * 16, "0.0.0.0") == "x" * 16
     for bad in ("", "short", "with space in it....", "ä" * 20, "x;y" * 10):
         with pytest.raises(CarmilError, match="--token"):
@@ -319,32 +408,32 @@ def test_other_addresses_than_loopback_get_a_token():
     assert not is_loopback("127.0.0.1.elsewhere.example")
 
 
-def test_the_host_that_was_given_is_known_and_no_other():
+def test_only_the_given_host_is_accepted():
     assert hosts_of("machine.example")("machine.example") and not hosts_of("machine.example")("other.example")
     assert hosts_of("192.168.0.7")("192.168.0.7") and not hosts_of("192.168.0.7")("192.168.0.8")
     assert hosts_of("0.0.0.0")("192.168.0.8") and not hosts_of("0.0.0.0")("elsewhere.example")
     assert hosts_of("::1")("[::1]") and known_hosts([], any_address=True)("[fe80::1]")
 
 
-def test_ten_thousand_tiles_at_once_are_served_or_put_off(ask, answers, number_of):
+def test_ten_thousand_concurrent_tile_requests_are_served_or_deferred(ask, answers, number_of):
     number = number_of["s1"]
     where = [(level, x, y) for level in range(16) for x in range(25) for y in range(25)]
     targets = [f"/api/case/{number}/zoom/{level}/{x}_{y}.jpeg" for level, x, y in where]
     assert len(targets) == 10_000
-    said = ask.many(targets)
-    statuses = {status: sum(one.status == status for one in said) for status in {one.status for one in said}}
+    responses = ask.many(targets)
+    statuses = {status: sum(one.status == status for one in responses) for status in {one.status for one in responses}}
     assert set(statuses) <= {200, 404, 503} and statuses[200] > 0
-    for one in said:
+    for one in responses:
         if one.status == 200:
             assert one.body[:2] == b"\xff\xd8" and len(one.body) < 2**17
         else:
-            refused(one, 404, 503)
+            assert_refused(one, 404, 503)
             assert one.status == 404 or one.headers["retry-after"] == "1"
     assert answers.pictures._kept.weight <= pictures.KEPT
-    assert ask(f"/api/case/{number}/zoom/10/0_0.jpeg").status == 200  # and then all is well again
+    assert ask(f"/api/case/{number}/zoom/10/0_0.jpeg").status == 200  # the server then responds normally again
 
 
-def test_the_same_tile_asked_a_thousand_times_is_read_once(ask, answers, number_of, monkeypatch):
+def test_concurrent_requests_for_the_same_tile_read_it_once(ask, answers, number_of, monkeypatch):
     read = []
     monkeypatch.setattr(
         type(answers.pictures),
@@ -352,12 +441,12 @@ def test_the_same_tile_asked_a_thousand_times_is_read_once(ask, answers, number_
         lambda self, *key: read.append(key) or threading.Event().wait(0.05) or b"\xff\xd8",
     )
     number = number_of["s1"]
-    said = ask.many([f"/api/case/{number}/zoom/9/1_1.jpeg"] * 1000 + [f"/api/case/{number}/zoom/64/0_0.jpeg"])
-    assert {one.status for one in said[:1000]} == {200}
+    responses = ask.many([f"/api/case/{number}/zoom/9/1_1.jpeg"] * 1000 + [f"/api/case/{number}/zoom/64/0_0.jpeg"])
+    assert {one.status for one in responses[:1000]} == {200}
     assert len(read) <= 2
 
 
-def test_slow_work_of_one_does_not_stop_another(ask, answers, monkeypatch):
+def test_slow_request_does_not_block_other_requests(ask, answers, monkeypatch):
     import asyncio
 
     gate = threading.Event()
@@ -375,7 +464,7 @@ def test_slow_work_of_one_does_not_stop_another(ask, answers, monkeypatch):
 
 
 class Flat(Slide):
-    """A huge slide without small levels; counts the pixels that are read."""
+    """A huge slide without small levels that records the pixels read."""
 
     width = height = 200_000
     mpp, mpp_from = 0.25, "made"
@@ -389,7 +478,7 @@ class Flat(Slide):
         return np.zeros((pixels[1], pixels[0], 3), np.uint8)
 
 
-def test_no_tile_reads_a_whole_slide():
+def test_no_tile_request_reads_a_whole_slide():
     slide = Flat()
     zoom = pictures.zoom_of(slide)
     for level in range(zoom.levels):
@@ -398,18 +487,18 @@ def test_no_tile_reads_a_whole_slide():
     assert len(slide.read_pixels) == zoom.levels - zoom.coarsest and max(slide.read_pixels) <= pictures.MOST_READ
 
 
-def test_what_goes_wrong_inside_is_one_line_outside(ask, answers, monkeypatch, caplog):
+def test_internal_error_is_logged_and_answered_with_one_line(ask, answers, monkeypatch, caplog):
     def broken(self, number):
         raise RuntimeError("/a/secret/path is broken")
 
     monkeypatch.setattr(type(answers), "case", broken)
-    said = ask("/api/case/1")
-    refused(said, 500)
-    assert b"secret" not in said.body and "broken" in caplog.text
+    response = ask("/api/case/1")
+    assert_refused(response, 500)
+    assert b"secret" not in response.body and "broken" in caplog.text
 
 
 @pytest.mark.finding(n=15)
 @pytest.mark.parametrize("body", [b"", b'{"remove": [0'])
-def test_a_request_that_is_cut_off_is_refused_and_leaves_nothing_in_the_log(ask, caplog, body):
-    refused(ask.runner.run(ask.one(WHATIF, "POST", [JSON], body, cut=True)), 400)
+def test_interrupted_request_is_rejected_without_a_log_entry(ask, caplog, body):
+    assert_refused(ask.runner.run(ask.one(WHATIF, "POST", [JSON], body, cut=True)), 400)
     assert not caplog.records

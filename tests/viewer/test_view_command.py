@@ -1,4 +1,4 @@
-"""The real command on a free port: what it prints, what it answers, how it ends."""
+"""The real command on a free port: its output, its responses and its exit."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ import pytest
 
 
 class Viewing:
-    """`carmil view` in a process of its own."""
+    """`carmil view` in a separate process."""
 
     def __init__(self, *words):
         command = [sys.executable, "-m", "carmil", "view", *map(str, words), "--port", "0", "--no-browser"]
@@ -21,23 +21,23 @@ class Viewing:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
     def open(self):
-        """Waits for the address that it prints."""
+        """Wait for the printed address."""
         line = self.process.stdout.readline()
-        found = re.search(r"http://[^:/]+:(\d+)/(?:\?token=(\S+))?", line)
-        assert found, line + self.process.stderr.read()
-        self.port, self.token = int(found[1]), found[2]
+        result = re.search(r"http://[^:/]+:(\d+)/(?:\?token=(\S+))?", line)
+        assert result, line + self.process.stderr.read()
+        self.port, self.token = int(result[1]), result[2]
         return self
 
     def ask(self, target, method="GET", body=None, headers=()):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request(method, target, body=body, headers=dict(headers))
         answer = connection.getresponse()
-        said = answer.status, dict(answer.getheaders()), answer.read()
+        response = answer.status, dict(answer.getheaders()), answer.read()
         connection.close()
-        return said
+        return response
 
     def raw(self, text):
-        """What comes back for these bytes."""
+        """Send these bytes and return the response."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as line:
             line.sendall(text)
             line.shutdown(socket.SHUT_WR)
@@ -67,7 +67,7 @@ def viewing():
         one.process.communicate()
 
 
-def test_the_command_serves_a_run_with_its_slides(viewing, study_folder):
+def test_view_serves_a_run_with_its_slides(viewing, study_folder):
     server = viewing(study_folder / "run", "--slides", study_folder / "slides")
     status, headers, body = server.ask("/api/cohort")
     assert status == 200 and len(json.loads(body)["cases"]) == 9 and "server" not in headers
@@ -97,7 +97,7 @@ def test_the_command_serves_a_run_with_its_slides(viewing, study_folder):
     assert "1 link to slides outside it" in err
 
 
-def test_with_another_host_a_token_is_made_and_needed(viewing, study_folder):
+def test_view_on_another_host_requires_a_generated_token(viewing, study_folder):
     server = viewing(study_folder / "run", "--host", "0.0.0.0")
     assert len(server.token) >= 40
     assert server.ask("/api/cohort")[0] == 401
@@ -108,7 +108,7 @@ def test_with_another_host_a_token_is_made_and_needed(viewing, study_folder):
     server.end()
 
 
-def test_a_demo_is_viewed_by_its_folder(viewing, demo_folder):
+def test_view_opens_the_folder_of_a_demo(viewing, demo_folder):
     server = viewing(demo_folder)
     assert json.loads(server.ask("/api/cohort")[2])["run"] == "car-abmil"
     assert server.ask("/api/case/0/instance/0.jpeg")[2][:2] == b"\xff\xd8"
@@ -119,7 +119,7 @@ def test_a_demo_is_viewed_by_its_folder(viewing, demo_folder):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["nowhere"], "nowhere is no run"),
+        (["nowhere"], "nowhere is not a run"),
         (["RUN", "--slides", "nowhere"], "--slides nowhere is not a folder"),
         (["RUN", "--token", "short"], "--token: expected 16 to 128"),
         (["RUN", "--host", "no.such.host.invalid"], "is not an address of this machine"),
@@ -127,33 +127,33 @@ def test_a_demo_is_viewed_by_its_folder(viewing, demo_folder):
         (["RUN", "--port", "70000"], "'--port': Input should be less"),
     ],
 )
-def test_what_does_not_fit_is_one_line(said, study_folder, words, expected):
+def test_invalid_view_options_exit_with_one_line(run_cli, study_folder, words, expected):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         named = {"RUN": str(study_folder / "run"), "TAKEN": str(taken.getsockname()[1])}
-        code, _, err = said("view", *[named.get(word, word) for word in words], "--no-browser")
+        code, _, err = run_cli("view", *[named.get(word, word) for word in words], "--no-browser")
     assert code == 2 and expected in err and err.count("\n") == 1
 
 
-def test_a_folder_that_is_no_run_is_refused(said, tmp_path):
-    code, _, err = said("view", str(tmp_path), "--no-browser")
-    assert code == 2 and "is no run" in err
+def test_view_of_a_folder_without_a_run_exits_with_an_error(run_cli, tmp_path):
+    code, _, err = run_cli("view", str(tmp_path), "--no-browser")
+    assert code == 2 and "is not a run" in err
 
 
-def test_the_demo_ends_by_saying_how_to_look_at_it_or_opens_it(said, demo_folder, monkeypatch):
+def test_demo_prints_the_view_command_or_opens_the_viewer(run_cli, demo_folder, monkeypatch):
     from carmil.cli import machine
 
     opened = []
     monkeypatch.setattr(machine, "serve_run", opened.append)
     words = ["demo", "--fast", "--device", "cpu", "--out", str(demo_folder)]
-    code, out, _ = said(*words)
+    code, out, _ = run_cli(*words)
     assert code == 0 and out.endswith(f"carmil view {demo_folder}\n") and opened == []
-    code, _, _ = said(*words, "--view")
+    code, _, _ = run_cli(*words, "--view")
     assert code == 0 and opened == [demo_folder]
 
 
-def test_without_the_extra_it_says_what_to_install(study_folder):
+def test_view_without_the_viewer_extra_names_the_install_command(study_folder):
     words = ["carmil", "view", str(study_folder / "run"), "--no-browser"]
     code = f"import sys; sys.modules['starlette'] = None; sys.argv = {words!r}; from carmil.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

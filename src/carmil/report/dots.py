@@ -1,19 +1,22 @@
-"""A picture of figures with their intervals: one row per name, one dot per group."""
+"""Plot figures with their intervals: one row per name, one dot per group."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import matplotlib
+from matplotlib.figure import Figure
+
 from carmil.plot_style import COLOURS, SOFT, STYLE, save_figure
 from carmil.statistics.bootstrap import Interval
 
-APART = 0.36  # of a row, between its first group and its last
+APART = 0.36  # vertical distance between the first and the last group, as a share of a row
 
 
 def write_dots(groups: Mapping[str, Mapping[str, Interval]], path: Path, *, axis: str, guide: float, note: str) -> None:
-    """groups: name -> row -> figure; a row need not be in every group. A dashed line stands at `guide`, `note` says what it is."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    """Plot groups: name -> row -> figure; a row may be missing in some groups.
 
+    A dashed line is drawn at `guide`; `note` explains the line.
+    """
     names = list(dict.fromkeys(name for figures in groups.values() for name in figures))
     place = {name: len(names) - 1 - i for i, name in enumerate(names)}
     with matplotlib.rc_context(STYLE):

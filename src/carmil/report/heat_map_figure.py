@@ -1,43 +1,46 @@
 """The figure of heat maps: one column per map, the whole slide above its zooms, annotated tiles outlined. n tiles.
 
-SlideMaps over the slide where its file is found; else on an empty plane, with tiles as squares at their places.
+Maps are drawn over the slide if its file is found, and otherwise on an empty plane, with tiles as squares at their
+positions.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
+import matplotlib
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from carmil.errors import CarmilError
 from carmil.files import atomic_file
 from carmil.maps.comparison import draw_comparison
 from carmil.maps.mosaic import Box, mosaic, picture_size, pixel_boxes, spacing
 from carmil.maps.painting import Painter
-from carmil.maps.regions import Region
+from carmil.maps.regions import Region, top_regions
 from carmil.maps.tile_maps import SCALES, TileMap, colour_limits
-from carmil.maps.top_regions import top_regions
 from carmil.plot_style import INK, SOFT, STYLE
 from carmil.report.matrices import map_colours
 from carmil.slides.slide import Level, Slide, Tiles
 from carmil.slides.slide import Picture as Pixels
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 ANNOTATED = "annotated"
-PAPER, LONGEST = 250, 620  # how bright a plane is; pixels of a panel's longer side
+PAPER, LONGEST = 250, 620  # brightness of a plane; pixels of a panel's longer side
 TISSUE, MARKED = np.array((226, 228, 233)), np.array((132, 142, 158))  # tiles on a plane, and annotated ones
 LINE = 5  # pixels of a contour
-NARROWEST, WIDEST = 6, 1 / 3  # a zoom is at least so many tiles wide, and at most this share of the slide
-ROOM = 1.4  # how much wider than an annotated region its zoom is
+NARROWEST, WIDEST = 6, 1 / 3  # a zoom is at least this many tiles wide, and at most this share of the slide
+ROOM = 1.4  # width of a zoom, relative to the annotated region in it
 
 
 @dataclass(frozen=True, eq=False)
 class SlideMaps:
-    """Maps of a slide: corners (n, 2) of its tiles in `unit`, their size if known, and which are annotated (n) if known."""
+    """Maps of a slide: corners (n, 2) of its tiles in `unit`, their size if known, and (n) which are annotated, if known."""
 
     slide: str
     corners: NDArray[np.float64]
@@ -48,7 +51,7 @@ class SlideMaps:
 
 
 class Plane(Slide):
-    """A bright, empty slide, where there is no file to draw over."""
+    """A bright, empty slide that maps are drawn on if there is no slide file."""
 
     mpp, mpp_from = 1.0, "nothing"
 
@@ -63,7 +66,7 @@ class Plane(Slide):
 def draw_heat_maps(slide_maps: SlideMaps, path: Path, slides: Path | None = None) -> list[tuple[Path, str]]:
     """Write the figure, and a large one if the slide's file was found; return each with its caption."""
     with _slide(slide_maps, slides) as slide:
-        tiles = _tiles(slide_maps, slide)
+        tiles = tiles_on(slide, slide_maps)
         contours = _contours(slide_maps, tiles)
         painter = Painter(slide, tiles, slide_maps.maps, annotations=contours, grey=True)
         boxes = zoom_boxes(tiles, slide_maps.truth)
@@ -76,17 +79,17 @@ def draw_heat_maps(slide_maps: SlideMaps, path: Path, slides: Path | None = None
         figures = [(path, caption)]
         if not isinstance(slide, Plane):
             large = draw_comparison(painter, path.with_name(f"{path.stem}_large.png"), regions=boxes)
-            figures.append((large, f"{slide_maps.slide}: the same maps, large, one row each."))
+            figures.append((large, f"{slide_maps.slide}: the same maps, large, on one page."))
     return figures
 
 
 def has_annotations(truth: NDArray[np.bool_] | None) -> TypeGuard[NDArray[np.bool_]]:
-    """Whether any tile is annotated."""
+    """Return whether any tile is annotated."""
     return truth is not None and bool(truth.any())
 
 
 def _zoom_text(boxes: Sequence[Box], truth: NDArray[np.bool_] | None) -> str:
-    """What is outlined and where the zooms are, for the caption."""
+    """Describe the outlines and the positions of the zooms, for the caption."""
     if not has_annotations(truth):
         return "No tile is known to be annotated: zoom 1 is the middle of the tissue."
     first = f"Lines: {ANNOTATED} tiles. Zoom 1 is around the largest annotated region"
@@ -96,12 +99,11 @@ def _zoom_text(boxes: Sequence[Box], truth: NDArray[np.bool_] | None) -> str:
 
 
 def zoom_boxes(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
-    """A box around the largest annotated region, and one at the farthest place of the same size without an annotated tile.
+    """Return a box around the largest annotated region, and one of the same size as far as possible from annotated
+    tiles.
 
-    Without annotated tiles the middle of the tissue alone.
+    Without annotated tiles, return one box in the middle of the tissue.
     """
-    from scipy.spatial import cKDTree
-
     middles = tiles.corners + tiles.size / 2
     widest = WIDEST * max(np.ptp(middles, axis=0).max(), tiles.size)
     if not has_annotations(truth):
@@ -120,30 +122,32 @@ def zoom_boxes(tiles: Tiles, truth: NDArray[np.bool_] | None) -> list[Box]:
 
 
 def _box(tiles: Tiles, middle: NDArray[np.float64], side: float) -> Box:
-    """A square around a point, inside the slide where it fits."""
+    """Return a square around a point, moved into the slide if it fits."""
     room = np.maximum(np.array([tiles.width, tiles.height]) - side, 0)
     x, y = np.clip(middle - side / 2, 0, room)
     return (float(x), float(y), float(x + side), float(y + side))
 
 
 def _slide(slide_maps: SlideMaps, folder: Path | None) -> Slide:
-    """The slide's file, found by name; else a plane as large as the tiles reach."""
+    """Return the slide's file, found by name; otherwise a plane that contains all tiles."""
     if folder is not None:
+        from carmil.slides.dicom_series import slide_name
         from carmil.slides.opening import find_slides, open_slide
 
         for path in find_slides([folder]):
-            if path.stem == slide_maps.slide:
+            if slide_name(path) == slide_maps.slide:
                 return open_slide(path)
         raise CarmilError(
-            f"--slides {folder} has no file of {slide_maps.slide!r}, the slide that is slide_maps: put it there, or leave --slides"
+            f"--slides {folder} has no file of the slide {slide_maps.slide!r}: put it into the folder, or "
+            "leave out --slides"
         )
     size = slide_maps.size or spacing(slide_maps.corners)
     width, height = np.ceil(np.ptp(slide_maps.corners, axis=0) + size).astype(int).tolist()
     return Plane(slide_maps.slide, width, height)
 
 
-def _tiles(slide_maps: SlideMaps, slide: Slide) -> Tiles:
-    """The tiles in level-0 pixels of the slide; on a plane in their own unit, counted from the first tile."""
+def tiles_on(slide: Slide, slide_maps: SlideMaps) -> Tiles:
+    """Return the tiles in level-0 pixels of the slide, or on a plane in their own unit, relative to the first tile."""
     on_plane = isinstance(slide, Plane)
     scale = slide.mpp if slide_maps.unit == "um" and not on_plane else 1.0
     size = (slide_maps.size or spacing(slide_maps.corners)) / scale
@@ -151,11 +155,11 @@ def _tiles(slide_maps: SlideMaps, slide: Slide) -> Tiles:
     reach = np.ceil(corners.max(0) + size).astype(int).tolist()
     if reach[0] > slide.width + size or reach[1] > slide.height + size:
         raise CarmilError(
-            f"{slide_maps.slide}: its tiles reach to {reach[0]:,}, {reach[1]:,} and the slide {slide.path} is {slide.width:,} x "
-            f"{slide.height:,} pixels: expected the slide that they were cut from"
+            f"{slide_maps.slide}: its tiles extend to {reach[0]:,}, {reach[1]:,} but the slide {slide.path} "
+            f"has {slide.width:,} x {slide.height:,} pixels: expected the slide that they were cut from"
         )
-    whole = np.rint(corners).astype(np.int64)
-    return Tiles(slide_maps.slide, whole, size, round(size), slide.mpp, slide.width, slide.height, slide.mpp)
+    pixel_corners = np.rint(corners).astype(np.int64)
+    return Tiles(slide_maps.slide, pixel_corners, size, round(size), slide.mpp, slide.width, slide.height, slide.mpp)
 
 
 def _contours(slide_maps: SlideMaps, tiles: Tiles) -> list[Region]:
@@ -171,11 +175,8 @@ def _as_map(truth: NDArray[np.bool_]) -> TileMap:
 
 
 def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.bool_] | None) -> None:
-    import matplotlib
-    from matplotlib.figure import Figure
-
     tiles, maps = painter.tiles, painter.maps
-    whole = _whole(tiles)
+    whole = bounding_box(tiles)
     rows = [whole, *boxes]
     tall = (whole[3] - whole[1]) / (whole[2] - whole[0])
     wide = 1.75
@@ -192,11 +193,10 @@ def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.
             ]
             for panel, picture in zip(line, pictures, strict=True):
                 panel.imshow(picture, interpolation="antialiased")
-                panel.set_xticks([])
-                panel.set_yticks([])
-                for spine in panel.spines.values():
-                    spine.set_color("#c9cfd9")
-        panels[0, 0].set_title(_first_title(painter.slide, truth))
+                panel.set(xticks=[], yticks=[])
+                panel.spines[:].set_color("#c9cfd9")
+        plain = "tiles" if isinstance(painter.slide, Plane) else "slide"
+        panels[0, 0].set_title(ANNOTATED if has_annotations(truth) else plain)
         _label_panels(
             panels, maps, boxes, whole, whole_pixels=picture_size(whole[2] - whole[0], whole[3] - whole[1], LONGEST)
         )
@@ -205,20 +205,14 @@ def _draw(painter: Painter, boxes: Sequence[Box], path: Path, truth: NDArray[np.
             figure.savefig(aside, dpi=140, facecolor="white")
 
 
-def _first_title(slide: Slide, truth: NDArray[np.bool_] | None) -> str:
-    if has_annotations(truth):
-        return ANNOTATED
-    return "tiles" if isinstance(slide, Plane) else "slide"
-
-
-def _whole(tiles: Tiles) -> Box:
-    """All tiles, with a margin."""
+def bounding_box(tiles: Tiles) -> Box:
+    """Return a box around all tiles, with a margin."""
     low, high = tiles.corners.min(0) - tiles.size, tiles.corners.max(0) + 2 * tiles.size
     return (float(low[0]), float(low[1]), float(high[0]), float(high[1]))
 
 
 def _bare(painter: Painter, box: Box, pixels: tuple[int, int], truth: NDArray[np.bool_] | None) -> Pixels:
-    """The slide itself; on a plane its tiles, dark where they are annotated."""
+    """Return the slide without a map; on a plane its tiles, dark if they are annotated."""
     ground = painter.slide.read(box[0], box[1], box[2] - box[0], box[3] - box[1], pixels)
     if not isinstance(painter.slide, Plane):
         return ground
@@ -229,7 +223,7 @@ def _bare(painter: Painter, box: Box, pixels: tuple[int, int], truth: NDArray[np
 
 
 def _label_panels(
-    panels: "NDArray[np.object_]",
+    panels: NDArray[np.object_],
     maps: Sequence[TileMap],
     boxes: Sequence[Box],
     whole: Box,
@@ -237,8 +231,6 @@ def _label_panels(
     whole_pixels: tuple[int, int],
 ) -> None:
     """Write the maps' titles, the numbers of the zooms, and the values at the ends of each map's colours."""
-    from matplotlib.patches import Rectangle
-
     for panel, one in zip(panels[0, 1:], maps, strict=True):
         panel.set_title(one.model.replace(", ", ",\n"))
     for panel, one in zip(panels[-1, 1:], maps, strict=True):
@@ -256,10 +248,7 @@ def _label_panels(
         panels[0, 0].text(x + 0.05 * side, y + 0.05 * side, str(i), ha="left", va="top", fontsize=8, color=INK)
 
 
-def _legend(figure: "Figure", panels: "NDArray[np.object_]", maps: Sequence[TileMap]) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
+def _legend(figure: Figure, panels: NDArray[np.object_], maps: Sequence[TileMap]) -> None:
     evidence = next(one for one in maps if one.signed)
     half = panels.shape[1] // 2 + 1
     for signed, ticks, words, of in (

@@ -1,26 +1,25 @@
-"""A picture of matrices side by side, the figures written into their cells."""
+"""Plot matrices side by side, with the figures in their cells."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from carmil.maps.colours import ATTENTION, SIGNED
 from carmil.plot_style import INK, SOFT, STYLE, save_figure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-
-CELL = 0.78  # inches of a cell's side, at least
+CELL = 0.78  # minimum side of a cell, in inches
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """values (rows, columns), NaN where there is none; `cells` are their words. `across` says what the columns are."""
+    """values (rows, columns), NaN for empty cells; `cells` is the text of each. `across` is the title of the columns."""
 
     title: str
     rows: tuple[str, ...]
@@ -35,10 +34,7 @@ class Matrix:
 def draw_matrices(
     matrices: Sequence[Matrix], path: Path, *, low: float, high: float, bar: str, signed: bool = False
 ) -> Path:
-    """Colours from low to high; a signed scale has 0 in its middle. `bar` says what the colours are."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
+    """Plot matrices in colours from low to high; a signed scale has 0 in its middle. `bar` is the title of the colour bar."""
     widths = [max(2.4, CELL * len(one.columns)) for one in matrices]
     tall = max(2.0, max(CELL * 0.8 * len(one.rows) for one in matrices))
     with matplotlib.rc_context(STYLE):
@@ -53,33 +49,26 @@ def draw_matrices(
                 panel.text(
                     x, y, one.cells[y][x], ha="center", va="center", color="white" if dark else INK, fontsize=8.5
                 )
-        shown = figure.colorbar(image, ax=list(panels), shrink=0.85, pad=0.015)
-        shown.set_label(bar)
-        shown.outline.set_visible(False)
+        colour_bar = figure.colorbar(image, ax=list(panels), shrink=0.85, pad=0.015)
+        colour_bar.set_label(bar)
+        colour_bar.outline.set_visible(False)
         save_figure(figure, path)
     return path
 
 
-def _label(panel: "Axes", one: Matrix) -> None:
+def _label(panel: Axes, one: Matrix) -> None:
     panel.set_xticks(range(len(one.columns)), one.columns)
     panel.set_yticks(range(len(one.rows)), one.rows)
-    panel.tick_params(length=0)
     panel.set_title(one.title, pad=10)
-    panel.set_xlabel(one.across + (f"\n{one.note}" if one.note else ""))
-    panel.set_ylabel(one.down)
-    panel.set_facecolor("#f3f4f7")
-    for spine in panel.spines.values():
-        spine.set_visible(False)
+    panel.set(xlabel=one.across + (f"\n{one.note}" if one.note else ""), ylabel=one.down, facecolor="#f3f4f7")
+    panel.spines[:].set_visible(False)
     panel.set_xticks(np.arange(len(one.columns) + 1) - 0.5, minor=True)
     panel.set_yticks(np.arange(len(one.rows) + 1) - 0.5, minor=True)
     panel.grid(which="minor", color="white", linewidth=2)
-    panel.tick_params(which="minor", length=0)
-    panel.tick_params(axis="both", colors=SOFT)
+    panel.tick_params(which="both", length=0, colors=SOFT)
 
 
-def map_colours(*, signed: bool) -> "Colormap":
-    from matplotlib.colors import LinearSegmentedColormap
-
+def map_colours(*, signed: bool) -> Colormap:
     stops = SIGNED if signed else ATTENTION
     scaled = [((at + 1) / 2 if signed else at, tuple(part / 255 for part in shade)) for at, shade in stops]
     return LinearSegmentedColormap.from_list("maps", scaled)

@@ -1,72 +1,83 @@
-"""The plots of a run's report: ROC, precision and recall, learning curves. c cases."""
+"""The plots of a run's report: those of its predictions, and learning curves. c cases."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from carmil.report.cases import Cases
-from carmil.report.curves import Curve, curve_svg
-from carmil.report.plots import Line, colour, share_svg
+from carmil.report.cases import TestedCases
+from carmil.report.class_plots import (
+    class_calibration,
+    class_precision_recall,
+    class_roc,
+    grade_calibration,
+    label_calibration,
+    label_precision_recall,
+    label_roc,
+)
+from carmil.report.number_plots import errors, grade_distribution, predicted_against_true
+from carmil.report.page import PLOTS
+from carmil.report.plots import Plot, round_numbers
+from carmil.report.survival_plots import auc_over_time, brier_scores, calibration_at_horizon, kaplan_meier_groups
 from carmil.runs.run import Run
-from carmil.studies.figures import percent
 
-MOST_FOLDS = 12  # that have their learning curves apart
+PLOT = {"width": 420, "height": 200, "left": 44, "right": 410, "bottom": 172, "top": 10}  # pixels of learning curves
+MOST_FOLDS = 12  # up to this many folds have separate learning curves
 
 
 @dataclass(frozen=True)
-class Legend:
-    """One line of a plot: its colour, its name, and the area below it."""
+class Curve:
+    """One quantity of several models: values[epoch][model], None where a model has stopped."""
 
-    colour: str
     name: str
-    area: str
+    values: Sequence[Sequence[float | None]]
+    dashed: bool = False
 
 
-def roc(run: Run, cases: Cases) -> tuple[str, list[Legend]]:
-    """The curve of class 1, or of each class against the rest; the dot is where the answers are."""
-    from sklearn.metrics import roc_auc_score, roc_curve
+def curve_svg(curves: Sequence[Curve], *, marks: Sequence[int] = (), y_label: str) -> str:
+    """Draw all curves over the epochs, with a dot on the last curve at each model's chosen epoch (`marks`)."""
+    epochs = max(len(curve.values) for curve in curves)
+    known = [value for curve in curves for line in curve.values for value in line if value is not None]
+    top = max(known, default=0.0) or 1.0
 
-    lines, legends = [], []
-    for i, (c, positive) in enumerate(_against_the_rest(cases)):
-        wrong, found, _ = roc_curve(positive, cases.p[:, c])
-        said = cases.answer == c
-        dot = (float(said[~positive].mean()), float(said[positive].mean()))
-        lines.append(Line(list(zip(wrong.tolist(), found.tolist(), strict=True)), dot))
-        legends.append(Legend(colour(i), run.classes[c], percent(roc_auc_score(positive, cases.p[:, c]))))
-    labels = {"x_label": "1 − specificity", "y_label": "sensitivity"}
-    return share_svg(lines, guide=[(0, 0), (1, 1)], **labels), legends
+    def x(epoch: float) -> float:
+        return round(PLOT["left"] + (PLOT["right"] - PLOT["left"]) * epoch / max(1, epochs - 1), 1)
+
+    def y(value: float) -> float:
+        return round(PLOT["bottom"] - (PLOT["bottom"] - PLOT["top"]) * value / top, 1)
+
+    lines = []
+    for i, curve in enumerate(curves):
+        for model in range(len(curve.values[0])):
+            points = [(e, line[model]) for e, line in enumerate(curve.values)]
+            path = " ".join(f"{x(e)},{y(v)}" for e, v in points if v is not None)
+            lines.append((f"c{i}{' dashed' if curve.dashed else ''}", path))
+    chosen = [(epoch, curves[-1].values[epoch][model]) for model, epoch in enumerate(marks) if epoch >= 0]
+    return PLOTS.epochs(
+        PLOT | {"last": len(curves) - 1},
+        y_label,
+        [(f"{value:g}", y(value)) for value in round_numbers(0, top)],
+        [(f"{epoch:g}", x(epoch)) for epoch in round_numbers(0, epochs - 1) if epoch.is_integer()],
+        lines,
+        [(x(epoch), y(best)) for epoch, best in chosen if best is not None],
+    )
 
 
-def precision_recall(run: Run, cases: Cases) -> tuple[str, list[Legend]]:
-    """As `roc`; chance (for two classes) is the share of class 1."""
-    from sklearn.metrics import average_precision_score, precision_recall_curve
-
-    lines, legends, chance = [], [], []
-    for i, (c, positive) in enumerate(_against_the_rest(cases)):
-        precision, recall, _ = precision_recall_curve(positive, cases.p[:, c])
-        said = cases.answer == c
-        dot = (float(said[positive].mean()), float(positive[said].mean())) if said.any() else None
-        lines.append(Line(_steps(recall[::-1].tolist(), precision[::-1].tolist()), dot))
-        area = average_precision_score(positive, cases.p[:, c])
-        legends.append(Legend(colour(i), run.classes[c], percent(area)))
-        chance.append(float(positive.mean()))
-    guide = [(0, chance[0]), (1, chance[0])] if len(chance) == 1 else []
-    return share_svg(lines, guide=guide, x_label="recall (sensitivity)", y_label="precision"), legends
+def plots(tested: TestedCases) -> list[Plot]:
+    """Return the plots of the run's predictions that its target names, without those that need more cases."""
+    drawn = (PLOTS_OF[name](tested) for name in tested.run.target.plots)
+    return [plot for plot in drawn if plot is not None]
 
 
 def learning_curves(run: Run) -> list[tuple[str, str]]:
-    """(heading, svg): training and validation loss of the models that were kept, one figure per fold if these are few."""
+    """Return (heading, svg): training and validation loss of the selected models, one figure per fold if there are few folds."""
     history = run.history()
-    grid = len(history.best_epoch) // len(run.models)  # all its points were trained, one a fold and seed is kept
+    grid = len(history.best_epoch) // len(run.models)  # all its points were trained, one per fold and seed was selected
     trained = {i: i * grid + model.point for i, model in enumerate(run.models)}
     groups: dict[str, list[int]] = {}
     for i, fold in enumerate(run.tested_folds):
         groups.setdefault(f"fold {fold}", []).append(i)
     if len(groups) > MOST_FOLDS:
         groups = {"all folds": list(trained)}
-    found = []
+    plots = []
     for heading, models in groups.items():
         rows = [trained[i] for i in models]
         curves = [
@@ -74,20 +85,23 @@ def learning_curves(run: Run) -> list[tuple[str, str]]:
             Curve("validation", [[epoch[row] for row in rows] for epoch in history.validation], dashed=True),
         ]
         marks = [run.models[i].best_epoch for i in models]
-        found.append((heading, curve_svg(curves, marks=marks, y_label="cross-entropy")))
-    return found
+        plots.append((heading, curve_svg(curves, marks=marks, y_label=run.target.loss_name)))
+    return plots
 
 
-def _against_the_rest(cases: Cases) -> list[tuple[int, NDArray[np.bool_]]]:
-    """(class, its cases), of two classes the second only; a class with no case, or with all, has no curve."""
-    k = cases.p.shape[1]
-    each = [(c, cases.truth == c) for c in (range(k) if k > 2 else (1,))]
-    return [(c, positive) for c, positive in each if 0 < positive.sum() < len(positive)]
-
-
-def _steps(recall: Sequence[float], precision: Sequence[float]) -> list[tuple[float, float]]:
-    """Steps from recall to recall at the precision reached there: the area below is the average precision."""
-    points = [(recall[0], precision[0])]
-    for i in range(1, len(recall)):
-        points += [(recall[i - 1], precision[i]), (recall[i], precision[i])]
-    return points
+PLOTS_OF: dict[str, Callable[[TestedCases], Plot | None]] = {
+    "roc": class_roc,
+    "precision_recall": class_precision_recall,
+    "calibration": class_calibration,
+    "label_roc": label_roc,
+    "label_precision_recall": label_precision_recall,
+    "label_calibration": label_calibration,
+    "grade_distribution": grade_distribution,
+    "grade_calibration": grade_calibration,
+    "predicted_against_true": predicted_against_true,
+    "errors": errors,
+    "kaplan_meier": kaplan_meier_groups,
+    "survival_calibration": calibration_at_horizon,
+    "auc_over_time": auc_over_time,
+    "brier_over_time": brier_scores,
+}

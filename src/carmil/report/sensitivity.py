@@ -1,53 +1,50 @@
-"""The picture of a sweep: AUC against a number, one line per value of a second setting, one panel per value of the others.
+"""The picture of a sweep: AUC against a number, one line per value of a second setting, one panel per combination of
+the others.
 
-With alpha, lambda and the distance that is the paper's sensitivity figure.
+With alpha, lambda and the distance, it is the paper's sensitivity figure.
 """
 
 import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from carmil.plot_style import COLOURS, INK, SOFT, STYLE, save_figure
 from carmil.runs.settings import Value
 from carmil.studies.sweep import Point, SweepResult, setting_name, value_text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 AXIS = "AUC of the test folds, per cent"
 MOST_PANELS, MOST_BARS = 12, 60
-WIDE = 50  # a largest value so many times the smallest is drawn on a logarithmic axis
+WIDE = 50  # the axis is logarithmic if the largest value is more than this multiple of the smallest
 
 
 def write_picture(swept: SweepResult, best: int | None, path: Path) -> str:
     """Draw the picture, with a ring around the best point on validation bags; return its caption."""
-    import matplotlib
-
     ringed = None if best is None else swept.sweep.points[best]
     with matplotlib.rc_context(STYLE):
         numeric = [name for name, values in swept.sweep.over.items() if all(map(_is_number, values))]
         figure, words = _lines(swept, numeric, ringed) if numeric else _bars(swept, ringed)
         save_figure(figure, path)
-    ring = "" if ringed is None else " Ring: the point that validation bags choose."
+    ring = "" if ringed is None else " Ring: the point selected on validation bags."
     return f"{words} Means over the folds; {_spread(swept)}.{ring}"
 
 
-def _lines(swept: SweepResult, numeric: Sequence[str], ringed: Point | None) -> tuple["Figure", str]:
-    from matplotlib.figure import Figure
-
+def _lines(swept: SweepResult, numeric: Sequence[str], ringed: Point | None) -> tuple[Figure, str]:
     over, aucs = swept.sweep.over, _aucs(swept)
     across, *others = [*numeric, *(name for name in over if name not in numeric)]
     apart, rest = others[:1], others[1:]
     panels = list(product(*(over[name] for name in rest)))
-    shown = panels[:MOST_PANELS]
-    columns = min(3, len(shown))
-    rows = math.ceil(len(shown) / columns)
+    drawn_panels = panels[:MOST_PANELS]
+    columns = min(3, len(drawn_panels))
+    rows = math.ceil(len(drawn_panels) / columns)
     figure = Figure(figsize=(3.2 * columns + 1.7, 2.7 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
-    for panel, values in zip(axes, shown, strict=False):
+    for panel, values in zip(axes, drawn_panels, strict=False):
         here = [p for p in swept.sweep.points if all(p.values[n] == v for n, v in zip(rest, values, strict=True))]
         for i, value in enumerate(over[apart[0]] if apart else [None]):
             points = [point for point in here if not apart or point.values[apart[0]] == value]
@@ -55,11 +52,13 @@ def _lines(swept: SweepResult, numeric: Sequence[str], ringed: Point | None) -> 
         for point in here:
             if point is ringed:
                 _ring(panel, cast("float", point.values[across]), aucs[point.name])
-        _baseline(panel, here, aucs)
+        if plain := next((point for point in here if point.idle), None):
+            dashes: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2, "zorder": 1.5}
+            panel.axhline(aucs[plain.name], label="plain model,\nidle branch", **dashes)
         panel.set_title(", ".join(f"{setting_name(n)} = {value_text(v)}" for n, v in zip(rest, values, strict=True)))
         panel.grid(True)
         _number_axis(panel, cast("list[float]", over[across]))
-    for panel in axes[len(shown) :]:
+    for panel in axes[len(drawn_panels) :]:
         panel.remove()
     figure.supxlabel(setting_name(across), fontsize=9)
     figure.supylabel(AXIS, fontsize=9)
@@ -67,37 +66,23 @@ def _lines(swept: SweepResult, numeric: Sequence[str], ringed: Point | None) -> 
     if handles:
         title = setting_name(apart[0]) if apart else None
         figure.legend(handles, labels, title=title, loc="outside right upper", frameon=False)
-    left = f" The first {len(shown)} of {len(panels)} panels." if len(shown) < len(panels) else ""
+    left = f" The first {len(drawn_panels)} of {len(panels)} panels." if len(drawn_panels) < len(panels) else ""
     dashed = " Dashed: the plain model beside an idle branch." if any(p.idle for p in swept.sweep.points) else ""
     return figure, f"AUC of the test folds by {setting_name(across)}.{dashed}{left}"
 
 
-def _line(
-    panel: "Axes", across: str, points: Sequence[Point], aucs: dict[str, float], i: int, label: str | None
-) -> None:
+def _line(panel: Axes, across: str, points: Sequence[Point], aucs: dict[str, float], i: int, label: str | None) -> None:
     places = sorted((point.values[across], aucs[point.name]) for point in points)
     style = "-" if i < len(COLOURS) else "--"
     colour = COLOURS[i % len(COLOURS)]
     panel.plot(*zip(*places, strict=True), style, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=label)
 
 
-def _baseline(panel: "Axes", points: Sequence[Point], aucs: dict[str, float]) -> None:
-    for point in [point for point in points if point.idle][:1]:
-        panel.axhline(
-            aucs[point.name],
-            color=SOFT,
-            linestyle=(0, (4, 3)),
-            linewidth=1.2,
-            zorder=1.5,
-            label="plain model,\nidle branch",
-        )
-
-
-def _ring(panel: "Axes", x: float, y: float) -> None:
+def _ring(panel: Axes, x: float, y: float) -> None:
     panel.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
 
 
-def _number_axis(panel: "Axes", values: Sequence[float]) -> None:
+def _number_axis(panel: Axes, values: Sequence[float]) -> None:
     if min(values) > 0 and max(values) / min(values) >= WIDE:
         panel.set_xscale("log")
     if len(values) <= 8:
@@ -105,10 +90,8 @@ def _number_axis(panel: "Axes", values: Sequence[float]) -> None:
         panel.set_xticks([], minor=True)
 
 
-def _bars(swept: SweepResult, ringed: Point | None) -> tuple["Figure", str]:
-    """One bar per point, where no setting is a number."""
-    from matplotlib.figure import Figure
-
+def _bars(swept: SweepResult, ringed: Point | None) -> tuple[Figure, str]:
+    """Draw one bar per point, if no setting is a number."""
     points, aucs = swept.sweep.points[:MOST_BARS], _aucs(swept)
     figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(points)), layout="constrained")
     panel = figure.subplots()
@@ -122,23 +105,20 @@ def _bars(swept: SweepResult, ringed: Point | None) -> tuple["Figure", str]:
         panel.annotate(f"{auc:.1f}", (auc, row), (9, 0), textcoords="offset points", va="center")
         if point is ringed:
             _ring(panel, auc, row)
-    panel.set_xlim(0, 116)
-    panel.set_xlabel(AXIS)
+    panel.set(xlim=(0, 116), xlabel=AXIS)
     panel.grid(True, axis="x")
     total = len(swept.sweep.points)
     return figure, "AUC of the test folds." + (f" The first {len(points)} of {total} points." * (len(points) < total))
 
 
 def _aucs(swept: SweepResult) -> dict[str, float]:
-    """Per cent, by the point's name; NaN where there is none."""
-    means = [run.metrics.summary["auc"].mean for run in swept.runs]
-    names = [point.name for point in swept.sweep.points]
-    return {name: math.nan if mean is None else 100 * mean for name, mean in zip(names, means, strict=True)}
+    """Return the AUC in per cent, by the point's name; NaN if undefined."""
+    pairs = zip(swept.sweep.points, swept.runs, strict=True)
+    return {point.name: 100 * run.metrics.summary["auc"].mean for point, run in pairs}
 
 
 def _spread(swept: SweepResult) -> str:
-    found = [run.metrics.summary["auc"].std for run in swept.runs]
-    known = [100 * std for std in found if std is not None]
+    known = [100 * std for run in swept.runs if not math.isnan(std := run.metrics.summary["auc"].std)]
     if not known:
         return "one fold, so no spread is known"
     return f"their standard deviation over the folds is {min(known):.1f} to {max(known):.1f}"

@@ -21,7 +21,7 @@ CHOSEN, IDLE = "*", "†"
 
 
 def write_sweep(swept: SweepResult) -> tuple[ResultTable, list[str]]:
-    """Write sweep.json, sweep.md, sweep.png, report.html, and study.yaml if the command needs it. Return table and notes."""
+    """Write sweep.json, sweep.md, sweep.png, report.html, and study.yaml if the command needs it. Return the table and notes."""
     out = swept.sweep.out
     choice = choose(swept.runs)
     table, lines = sweep_table(swept, choice), sweep_lines(swept, choice)
@@ -57,7 +57,7 @@ def write_sweep(swept: SweepResult) -> tuple[ResultTable, list[str]]:
 
 
 def sweep_points(swept: SweepResult, choice: Choice) -> list[SweepPoint]:
-    """The figures of every point, for a script."""
+    """Return the figures of every point, for sweep.json."""
     return [
         SweepPoint(
             point.name,
@@ -72,7 +72,7 @@ def sweep_points(swept: SweepResult, choice: Choice) -> list[SweepPoint]:
 
 
 def sweep_table(swept: SweepResult, choice: Choice) -> ResultTable:
-    """One row per point; the last is what validation bags choose fold by fold."""
+    """Tabulate one row per grid point; the last row is the point selected per fold on validation bags."""
     names = [name for name in FIGURES if any(name in run.metrics.summary for run in swept.runs)]
     lines = []
     for i, (point, run) in enumerate(zip(swept.sweep.points, swept.runs, strict=True)):
@@ -92,28 +92,28 @@ def sweep_table(swept: SweepResult, choice: Choice) -> ResultTable:
 
 
 def sweep_lines(swept: SweepResult, choice: Choice) -> list[str]:
-    """What the table is of, and how to read it."""
+    """Return notes on what the table contains, and how to read it."""
     runs = swept.runs
     models = plural(sum(len(run.models) for run in runs), "model")
-    found = [f"{plural(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"]
+    lines = [f"{plural(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"]
     if choice.best is None:
-        found.append("the points were validated on different bags: their validation losses choose nothing")
+        lines.append("the points were validated on different bags: no point can be selected by their validation losses")
     else:
-        found += [
+        lines += [
             f"{CHOSEN} the lowest validation loss, the mean over the folds: the point that validation bags choose",
             "chosen by fold: each fold and seed takes the point of its own lowest validation loss, as carmil train does "
             "with a list of values; no test bag was used for that choice",
         ]
-    found.append(
+    lines.append(
         "choosing the best test figure of this table is choosing on the test set: it overestimates performance on other data"
     )
     if any(point.idle for point in swept.sweep.points):
-        found.append(f"{IDLE} the branch has no weight there: the plain model, trained beside an idle branch")
-    return found
+        lines.append(f"{IDLE} the branch has no weight there: the plain model, trained beside an idle branch")
+    return lines
 
 
 def sweep_command(swept: SweepResult) -> str:
-    """The command, to be typed in the folder that holds the sweep; OUT/study.yaml holds settings without an option."""
+    """Return the command to run in the folder that contains the sweep; OUT/study.yaml contains settings without an option."""
     grid = [
         f"{setting_name(name)}={','.join(value_text(v) for v in values)}" for name, values in swept.sweep.over.items()
     ]

@@ -1,8 +1,8 @@
-"""Connections with deadlines and an upper bound: half-sent requests and unread responses cannot block the viewer.
+"""Connections with deadlines and an upper bound: incomplete requests and unread responses cannot block the viewer.
 
-A connection that waits for the rest of a request, or for its client to read, is closed after some seconds. There are fewer
-connections than the process may have open files, so that slides can always be opened; when all are taken, a new one replaces
-the one that has waited longest for its request.
+A connection that waits for the rest of a request, or for its client to read, is closed after some seconds. The number
+of connections is below the number of files that the process may open, so that slides can always be opened; at the
+limit, a new connection replaces the one that has waited longest for its request.
 """
 
 import asyncio
@@ -10,15 +10,15 @@ from typing import cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_SECONDS = 15  # from the start of a connection, or the last answer, until a request has arrived whole
-READING_SECONDS = 30  # a client may leave an answer unread
-MOST = 512  # connections at a time; the lanes bound what they may ask for
+REQUEST_SECONDS = 15  # from the start of a connection, or the last response, until a request has arrived completely
+READING_SECONDS = 30  # until a client must have read a response
+MOST = 512  # simultaneous connections; the lanes bound their work
 LEAST = 8
 BACKLOG = 16  # connections accepted at once, before the bound can be applied
 
 
 def connection_limit() -> int:
-    """At most half of the files that this process may have open."""
+    """Return the largest number of connections: at most half of the files that this process may open."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -28,7 +28,7 @@ def connection_limit() -> int:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection with deadlines for the client."""
+    """uvicorn's connection, with deadlines for the client."""
 
     request_deadline: asyncio.TimerHandle | None = None
     reading_deadline: asyncio.TimerHandle | None = None
@@ -61,7 +61,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_request(self) -> None:
-        """Start the deadline while a request is awaited, end it when one has arrived completely."""
+        """Start the deadline when waiting for a request, and cancel it when the request has arrived completely."""
         arrived = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
         if arrived and self.request_deadline is not None:
             self.request_deadline.cancel()
@@ -70,12 +70,12 @@ class BoundedConnection(H11Protocol):
             self.request_deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest for its request; this one, if all others are being answered."""
+        """Close the connection that has waited longest for its request; if all others are being answered, this one."""
         others = (cast("BoundedConnection", other) for other in self.connections if other is not self)
         waiting = {other: other.request_deadline.when() for other in others if other.request_deadline is not None}
         oldest = min(waiting, key=waiting.__getitem__, default=self)
         oldest._cancel_deadlines()
-        self.connections.discard(oldest)  # at once: its transport tells it only later
+        self.connections.discard(oldest)  # immediately, since its transport reports the loss later
         oldest.transport.abort()
 
     def _cancel_deadlines(self) -> None:

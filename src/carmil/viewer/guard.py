@@ -1,14 +1,15 @@
-"""The checks that every request passes before anything else reads it.
+"""Security checks that every request must pass before it is read by any other code.
 
-Hosts (against DNS rebinding), a token where others can reach the machine, origins (against other pages in the same browser),
-the length and alphabet of the address; and headers on every response that forbid framing, foreign scripts and sniffing.
+These are hosts (against DNS rebinding), a token if the viewer can be reached from other machines, origins (against
+other pages in the same browser), and the length and alphabet of the address; headers on every response forbid
+framing, foreign scripts and content sniffing.
 """
 
 import hmac
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl
 
@@ -37,20 +38,20 @@ log = logging.getLogger("carmil.viewer")
 
 
 class RefusedError(Exception):
-    """A request that is answered with this status and line."""
+    """Raised to answer a request with this status and line of text."""
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
         self.status, self.line = status, line
 
 
-def refusal(status: int, line: str) -> Response:
+def refusal(status: int, line: str, headers: Mapping[str, str] | None = None) -> Response:
     retry = {"retry-after": "1"} if status == 503 else {}
-    return JSONResponse({"error": line}, status, headers={"cache-control": "no-store", **retry})
+    return JSONResponse({"error": line}, status, headers={"cache-control": "no-store", **retry, **(headers or {})})
 
 
 class Guard:
-    """Middleware in front of `app`. `is_known` tells the viewer's hosts; `token`, where given, must come with every request."""
+    """Middleware in front of `app`. `is_known` tests for the viewer's hosts; every request needs the `token`, if there is one."""
 
     def __init__(self, app: ASGIApp, *, is_known: Callable[[str], bool], token: str | None, cookie: str) -> None:
         self.app, self.is_known, self.token, self.cookie = app, is_known, token, cookie
@@ -83,15 +84,15 @@ class Guard:
                 await refusal(500, "internal error; see the terminal for details")(scope, receive, answer)
 
     def _looked_at(self, scope: Scope) -> Response | None:
-        """Refuse what may not pass. Return a response where the request only brings the token."""
+        """Refuse a request that fails a check. Return a response if the request only delivers the token."""
         headers = _single(scope["headers"])
         host = headers.get("host", "")
-        found = _HOST.fullmatch(host)
-        if found is None or not self.is_known(found[1].lower()):
+        match = _HOST.fullmatch(host)
+        if match is None or not self.is_known(match[1].lower()):
             raise RefusedError(421, "this is not the host you asked for: open the address that `carmil view` printed")
         _check_path(scope)
-        asked = _query(scope["query_string"])
-        entered = self._check_token(scope, headers, asked)
+        query = _query(scope["query_string"])
+        entered = self._check_token(scope, headers, query)
         _check_origin(scope, headers, host)
         return entered
 
@@ -111,11 +112,11 @@ class Guard:
 
 
 def known_hosts(names: Iterable[str], *, any_address: bool) -> Callable[[str], bool]:
-    """A test for the viewer's hosts. any_address: every IP address is one (rebinding a name cannot forge an address)."""
-    ours = {*LOOPBACK, *(name.lower() for name in names)}
+    """Return a test for the viewer's hosts. any_address: accept every IP address (DNS rebinding needs a name)."""
+    own_hosts = {*LOOPBACK, *(name.lower() for name in names)}
 
     def is_known(host: str) -> bool:
-        return host in ours or (any_address and is_address(host.strip("[]")))
+        return host in own_hosts or (any_address and is_address(host.strip("[]")))
 
     return is_known
 
@@ -129,20 +130,20 @@ def is_address(host: str) -> bool:
 
 
 def _single(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by name; those that decide something may occur once only."""
-    found: dict[str, str] = {}
+    """Return headers by name; those used by a check may occur only once."""
+    headers: dict[str, str] = {}
     for raw, value in pairs:
         name = raw.decode("latin-1").lower()
         if len(value) > LONGEST_HEADER:
             raise RefusedError(431, f"the header {name[:40]} is too long")
-        if name in found and name in ("host", "origin", "cookie", "content-type", "content-length", "sec-fetch-site"):
+        if name in headers and name in ("host", "origin", "cookie", "content-type", "content-length", "sec-fetch-site"):
             raise RefusedError(400, f"the header {name} is there twice")
-        found[name] = value.decode("latin-1")
-    return found
+        headers[name] = value.decode("latin-1")
+    return headers
 
 
 def _check_path(scope: Scope) -> None:
-    """Addresses are plain: no escapes, no part that is empty or begins with a dot."""
+    """Refuse addresses with escapes, or with a part that is empty or begins with a dot."""
     raw = scope.get("raw_path") or scope["path"].encode()
     if len(raw) > LONGEST_PATH:
         raise RefusedError(414, "the address is too long")
@@ -163,24 +164,23 @@ def _query(raw: bytes) -> dict[str, str]:
 
 
 def _check_origin(scope: Scope, headers: dict[str, str], host: str) -> None:
-    """Another page in the same browser may link to the viewer, and nothing else."""
+    """Refuse requests from another page in the same browser, except for links to the viewer."""
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none") and not (scope["method"] == "GET" and scope["path"] == "/"):
         raise RefusedError(403, "requests from another page are refused")
     if "origin" in headers and headers["origin"].lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         raise RefusedError(403, "requests from another page are refused")
-    if scope["method"] == "POST":
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RefusedError(415, "expected JSON (content-type: application/json)")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if scope["method"] == "POST" and kind != "application/json":
+        raise RefusedError(415, "expected JSON (content-type: application/json)")
 
 
 def _cookie(headers: dict[str, str], name: str) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
+        morsel = SimpleCookie(headers.get("cookie", "")).get(name)
     except CookieError:
         return ""
-    return "" if found is None else found.value
+    return "" if morsel is None else morsel.value
 
 
 def _same(given: str, token: str) -> bool:

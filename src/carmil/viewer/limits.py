@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """The most recently used values, up to `room` in total by `weigh`. Thread-safe."""
+    """The most recently used values, with a total `weigh` of at most `room`. Thread-safe."""
 
     def __init__(self, room: int, weigh: Callable[[Value], int]) -> None:
         self.room, self.weigh, self.weight = room, weigh, 0
@@ -25,7 +25,7 @@ class BoundedCache(Generic[Value]):
             return self._values.get(key)
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Keep a value and drop the least recently used ones; a value that is too large by itself is not kept."""
+        """Store a value and drop the least recently used ones; a value that is too large by itself is not stored."""
         weight = self.weigh(value)
         if weight > self.room:
             return
@@ -39,11 +39,11 @@ class BoundedCache(Generic[Value]):
 
 
 class BusyError(Exception):
-    """The queue is full."""
+    """Raised if the queue of a lane is full."""
 
 
 class Lane:
-    """A few threads for one kind of work. Equal requests at the same time are done once; the queue is bounded."""
+    """A few threads for one kind of work, with a bounded queue. Equal requests at the same time are computed once."""
 
     def __init__(self, name: str, *, threads: int, waiting: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -51,7 +51,7 @@ class Lane:
         self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def run(self, key: Hashable, work: Callable[[], Value]) -> Value:
-        """Return what `work` returns; raise BusyError where the queue is full."""
+        """Return the result of `work`; raise BusyError if the queue is full."""
         if key not in self._under_way and len(self._under_way) >= self._most:
             raise BusyError
         # A client may disconnect while others still wait for the result.
@@ -76,5 +76,5 @@ class Lane:
             done.exception()  # marks it as retrieved, even if every client has disconnected
 
     def close(self) -> None:
-        """Drop queued work; work that has begun ends by itself."""
+        """Drop queued work; work that has started finishes by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
-"""The maps of a case: attention weights, counterfactual ones, their difference, and evidence of a class.
+"""The maps of a case: attention weights, counterfactual attention weights, their difference, and evidence.
 
-n instances of one case, k classes.
+n instances of one case, k classes or other outputs. `of` is the number of an output.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import EXPLAINERS
-from carmil.evidence.faithfulness import faithfulness_of
+from carmil.evidence.faithfulness import deletion_logits, deletion_orders
 from carmil.maps.tile_maps import Kind, TileMap, logits_apart
 from carmil.models.contract import Ability
 from carmil.studies.bag_evidence import BagEvidence, explain_bag
@@ -22,12 +22,13 @@ from carmil.viewer.limits import BoundedCache
 
 KEPT = 2**27  # bytes of maps
 RANDOM_ORDERS = 5
-QUICK, SLOW = 100, 20  # steps of a deletion curve: where one pass is enough for all of them, and where each is a pass
+ATTENTION_UNIT = "share of the slide's attention"
+QUICK, SLOW = 100, 20  # steps of a deletion curve if one pass computes all of them, and if each needs a pass
 
 
 @dataclass(frozen=True)
 class MapKind:
-    """diverging: the values have a sign; of_class: every class has its own map."""
+    """diverging: the values have a sign; of_class: every one of several classes has its own map."""
 
     name: str
     title: str
@@ -37,9 +38,11 @@ class MapKind:
 
 @dataclass(frozen=True, eq=False)
 class MapResponse:
-    """values (n) between low and high, and their meaning in words.
+    """The values (n) of a map, its limits low and high, their meaning as text, and their unit (empty without one).
 
-    negligible: why the map is drawn as 0, empty where it is not; even: no tile stands out, so that there are no ranks.
+    negligible: why the map is drawn as 0, faint: why its largest value fills only the share `fill` of the colours; both
+    are empty if it is not so. even: all tiles have similar values, so that there are
+    no ranks.
     """
 
     values: NDArray[np.float64]
@@ -47,55 +50,53 @@ class MapResponse:
     high: float
     diverging: bool
     of: str
+    unit: str
     negligible: str
+    faint: str
+    fill: float
     even: bool
 
 
-@dataclass(frozen=True, eq=False)
-class DeletionCurve:
-    """p of a class when a share of the instances is removed: the most supporting first, the least, or at random."""
-
-    share: list[float]
-    most: list[float]
-    least: list[float]
-    random: list[float]
-
-
 def kinds_of(run: RunCases) -> list[MapKind]:
-    """The maps that the run's models have, the most informative last."""
+    """Return the maps that the run's models have, the most informative last."""
     abilities, explainer = run.model.abilities, EXPLAINERS[run.method]
-    own = Ability.MAP_PER_CLASS in abilities
-    found = []
+    own = Ability.MAP_PER_CLASS in abilities and len(run.outputs) > 1
+    kinds = []
     if Ability.ATTENDS in abilities:
-        found.append(MapKind("factual", "attention weight", diverging=False, of_class=own))
+        kinds.append(MapKind("factual", "attention weight", diverging=False, of_class=own))
     if Ability.COUNTERFACTUAL_MAP in abilities:
-        found.append(MapKind("counterfactual", "counterfactual attention weight", diverging=False, of_class=own))
-        found.append(MapKind("difference", "attention weight minus counterfactual", diverging=True, of_class=own))
+        kinds.append(MapKind("counterfactual", "counterfactual attention weight", diverging=False, of_class=own))
+        kinds.append(MapKind("difference", "attention weight minus counterfactual", diverging=True, of_class=own))
     title = "evidence" if explainer.signed else f"evidence ({run.method})"
-    return [*found, MapKind("evidence", title, diverging=explainer.signed, of_class=explainer.class_conditional)]
+    return [*kinds, MapKind("evidence", title, diverging=explainer.signed, of_class=explainer.class_conditional)]
 
 
 class CaseMaps:
-    """Maps of the cases, those requested last kept in memory."""
+    """Maps of the cases; those requested most recently are in memory."""
 
-    def __init__(self, run: RunCases) -> None:
+    def __init__(self, run: RunCases, *, share: float = 1.0) -> None:
         self.run = run
         self.kinds = {kind.name: kind for kind in kinds_of(run)}
-        self._cache: BoundedCache[BagEvidence] = BoundedCache(KEPT, _bytes)
+        self._cache: BoundedCache[BagEvidence] = BoundedCache(int(KEPT * share), _bytes)
+
+    @property
+    def says(self) -> str:
+        """Return what a value of the evidence is."""
+        return EXPLAINERS[self.run.method].describe(self.run.target)
 
     def evidence_of(self, number: int) -> BagEvidence:
-        """The maps of a case: as the run holds them, else computed."""
-        found = self._cache.get(number)
-        if found is None:
+        """Return the maps of a case, from the run's folder or else computed."""
+        evidence = self._cache.get(number)
+        if evidence is None:
             run = self.run
-            found = self._stored(number) or explain_bag(
-                run.members(number), run.bag(number), (run.method,), run.classes, searched=False
+            evidence = self._stored(number) or explain_bag(
+                run.members(number), run.bag(number), (run.method,), run.outputs, searched=False
             )
-            self._cache.put(number, found)
-        return found
+            self._cache.put(number, evidence)
+        return evidence
 
     def _stored(self, number: int) -> BagEvidence | None:
-        """What `carmil explain` wrote of the case; None if there is nothing, or it does not fit the case."""
+        """Return the maps that `carmil explain` wrote for the case; None if there are none, or they do not fit the case."""
         run = self.run
         if run.evidence is None or run.evidence.summary.evidence != run.method:
             return None
@@ -103,44 +104,48 @@ class CaseMaps:
             columns = run.evidence.slide(run.cases[number].slide).columns
         except CarmilError:
             return None
-        if any(len(columns.get(f"evidence_{name}", ())) != run.size(number) for name in run.classes):
+        if any(len(columns.get(f"evidence_{name}", ())) != run.size(number) for name in run.outputs):
             return None
         return BagEvidence({name: torch.from_numpy(values.copy()) for name, values in columns.items()})
 
     def shown(self, number: int, name: str, of: int) -> MapResponse:
-        """The map `name` of class `of`, which some maps do not depend on."""
+        """Return the map `name` of class `of`, which some maps do not depend on."""
         if name not in self.kinds:
             raise CarmilError(unknown("map", name, self.kinds))
         kind, one = self.kinds[name], self._tile_map(number, name, of)
         values = one.values
-        largest = float(np.abs(values).max())
+        largest = float(np.abs(values).max()) / ((one.fill or 1.0) if kind.diverging else 1.0)
         low = -largest if kind.diverging else min(0.0, float(values.min()))
-        words = self._words(kind, self.run.classes[of])
-        return MapResponse(values, low, largest, kind.diverging, words, self._why_negligible(kind, one), one.even)
+        words, unit = self._words(kind, self.run.outputs[of]), self._unit(kind)
+        negligible = one.why_negligible if kind.diverging else ""
+        faint, fill = (one.why_faint, one.fill) if kind.diverging else ("", 1.0)
+        return MapResponse(values, low, largest, kind.diverging, words, unit, negligible, faint, fill, one.even)
 
     def negligible(self, number: int, of: int) -> str:
-        """Why the evidence of a class is negligible on this slide; empty where it is not."""
-        return self._why_negligible(self.kinds["evidence"], self._tile_map(number, "evidence", of))
-
-    def _why_negligible(self, kind: MapKind, one: TileMap) -> str:
-        return one.why_negligible if kind.diverging else ""
+        """Return why the evidence of a class is negligible on this slide; empty if it is not."""
+        return self.shown(number, "evidence", of).negligible
 
     def _tile_map(self, number: int, name: str, of: int) -> TileMap:
-        """The map as drawings and reports have it, so that one rule judges it everywhere."""
+        """Return the map as drawings and reports have it, so that negligible maps are judged by the same rule everywhere."""
         values = self.values(number, name, of).double().nan_to_num().numpy()
         if name != "evidence":
             return TileMap(name, values, cast("Kind", name))
-        every = [self.evidence(number, c).double().nan_to_num().numpy() for c in range(len(self.run.classes))]
-        return TileMap(self.run.classes[of], values, "evidence", apart=logits_apart(every))
+        every = [self.evidence(number, c).double().nan_to_num().numpy() for c in range(len(self.run.outputs))]
+        case, target = self.run.cases[number], self.run.target
+        turning = case.decision.turning(case.predicted, of)
+        apart = logits_apart(every) if target.words.rivals else None
+        return TileMap(target.outputs[of], values, "evidence", apart=apart, turning=turning, words=target.words)
 
     def evidence(self, number: int, of: int) -> Tensor:
-        """(n)"""
-        return self.evidence_of(number).columns[f"evidence_{self.run.classes[of]}"]
+        """Return the evidence (n) of class `of`."""
+        return self.evidence_of(number).columns[f"evidence_{self.run.outputs[of]}"]
 
     def top(self, number: int, of: int, count: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-        """Instances with the largest and the smallest evidence, and its value; none of negligible evidence.
+        """Return the instances with the largest and the smallest evidence, with its value; none if the evidence is
+        negligible.
 
-        Instances that are neither for nor against (see `TileMap.signs`) are left out. Of evidence without a sign nothing refutes.
+        Instances that are neither for nor against (see `TileMap.signs`) are left out. Unsigned evidence has no
+        refuting instances.
         """
         if self.negligible(number, of):
             return [], []
@@ -151,52 +156,53 @@ class CaseMaps:
             return highest, []
         return [pair for pair in highest if one.signs[pair[0]] > 0], [pair for pair in lowest if one.signs[pair[0]] < 0]
 
-    def deletion(self, number: int, of: int, *, quick: bool) -> DeletionCurve:
-        """Remove instances in the order of the evidence that is shown; p is the mean over the models.
+    def deletion(self, number: int, of: int, *, quick: bool) -> dict[str, list[float]]:
+        """Return the quantity of an output (see `Target`) by the share of instances removed: those with the highest
+        evidence first, those with the lowest first, or at random.
 
-        quick: instances do not depend on their bag; otherwise every step is a pass through the model, and there are fewer
-        steps.
+        The order is that of the displayed evidence; the quantity is the mean over the models.
+
+        quick: instances do not depend on their bag; otherwise every step is a pass through the model, and there
+        are fewer steps.
         """
         steps, orders = (QUICK, RANDOM_ORDERS) if quick else (SLOW, 1)
-        bag, shown = self.run.bag(number), self.evidence(number, of).nan_to_num().unsqueeze(0)
-        each = [
-            faithfulness_of(model, bag, shown, torch.tensor([of]), steps=steps, random_orders=orders)
-            for model in self.run.members(number)
-        ]
-
-        def mean(curves: list[Tensor]) -> list[float]:
-            return torch.stack(curves).double().flatten(0, -2).mean(0).tolist()
-
-        return DeletionCurve(
-            [step / steps for step in range(steps + 1)],
-            mean([one.most_first for one in each]),
-            mean([one.least_first for one in each]),
-            mean([one.at_random for one in each]),
-        )
+        bag, evidence = self.run.bag(number), self.evidence(number, of).nan_to_num().unsqueeze(0)
+        order, each = deletion_orders(evidence, random_orders=orders), []
+        for model in self.run.members(number):
+            outputs = deletion_logits(model, bag, order, steps=steps)[:, 0]  # (2 + orders, steps + 1, k)
+            predicted = model.link.predictions(outputs.double()).detach().numpy()
+            each.append(self.run.target.quantities(predicted)[..., of])
+        most, least, *random = np.mean(each, axis=0)
+        return {
+            "share": [step / steps for step in range(steps + 1)],
+            "most": most.tolist(),
+            "least": least.tolist(),
+            "random": np.mean(random, axis=0).tolist(),
+        }
 
     def values(self, number: int, name: str, of: int) -> Tensor:
-        """(n) of the map `name`, for class `of` where every class has its own."""
+        """Return the map `name` (n), for class `of` if every class has its own map."""
         if name == "evidence":
             return self.evidence(number, of)
         columns = self.evidence_of(number).columns
-        own = f"_{self.run.classes[of]}" if self.kinds[name].of_class else ""
+        own = f"_{self.run.outputs[of]}" if Ability.MAP_PER_CLASS in self.run.model.abilities else ""
         if name == "difference":
             return columns[f"a{own}"] - columns[f"a_cf{own}"]
         return columns[f"{'a' if name == 'factual' else 'a_cf'}{own}"]
 
     def _words(self, kind: MapKind, of: str) -> str:
+        whose = f" for {of}" if kind.of_class else ""
         match kind.name:
             case "factual":
-                return f"attention weight{f' for {of}' if kind.of_class else ''}: after the softmax, sums to one on the slide"
+                return f"where the model looks{whose}; weights are after the softmax and add up to 1"
             case "counterfactual":
-                whose = f" for {of}" if kind.of_class else ""
-                return (
-                    f"counterfactual attention weight{whose}: where the answer would change; sums to one on the slide"
-                )
+                return f"where the answer would change{whose}; weights are after the softmax and add up to 1"
             case "difference":
                 return "positive: more attention for this answer; negative: more attention for another answer"
-        says = EXPLAINERS[self.run.method].description
-        return f"for (positive) and against (negative) {of}: {says}" if kind.diverging else f"{of}: {says}"
+        return self.says
+
+    def _unit(self, kind: MapKind) -> str:
+        return EXPLAINERS[self.run.method].unit(self.run.target) if kind.name == "evidence" else ATTENTION_UNIT
 
 
 def _bytes(found: BagEvidence) -> int:

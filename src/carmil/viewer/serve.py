@@ -1,33 +1,31 @@
-"""Serve the viewer on this machine or, with a token, to others."""
+"""Serve the viewer on this machine or, with a token, to other machines."""
 
 import ipaddress
 import re
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import uvicorn
 
 from carmil.errors import CarmilError
 from carmil.progress import Log
-from carmil.viewer.app import PAGE, guarded_app
+from carmil.viewer.app import guarded_app
 from carmil.viewer.connections import BACKLOG, BoundedConnection
 from carmil.viewer.guard import is_address, known_hosts
+from carmil.viewer.preparation import Preparation
 from carmil.viewer.responses import Responses
-from carmil.viewer.run_cases import read_cases
-from carmil.viewer.slide_files import SlideFiles
 
 WILD = ("0.0.0.0", "::")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 
 def serve(
-    folder: Path,
+    open_runs: Callable[[], Sequence[Responses]],
     *,
-    slides: Path | None,
-    mpp: float | None,
+    preparation: Preparation | None = None,
+    shown: str = "",
     host: str,
     port: int,
     token: str | None,
@@ -35,18 +33,19 @@ def serve(
     log: Log,
     announce: Callable[[str], None],
 ) -> None:
-    """Read the run, then serve until interrupted. `announce` gets the address to open."""
+    """Open what is shown, then serve until interrupted.
+
+    preparation: shown on the page while it opens the runs instead. shown: the part of the address that names what is shown first.
+    announce: called with the address to open.
+    """
     token = checked_token(token, host)
     listening = bound(host, port)
+    runs: Sequence[Responses] = ()
     try:
-        run = read_cases(folder, log=log)
-        files = SlideFiles(slides, [case.slide for case in run.cases], mpp=mpp, log=log)
-        remarks = missing()
-        for line in remarks:
-            log(line)
+        if preparation is None:
+            runs = open_runs()
         port = listening.getsockname()[1]
-        answers = Responses(run, files, remarks=remarks, log=log)
-        app = guarded_app(answers, is_known=hosts_of(host), token=token, port=port)
+        app = guarded_app(*runs, preparation=preparation, is_known=hosts_of(host), token=token, port=port)
         config = uvicorn.Config(
             app,
             log_level="error",
@@ -59,22 +58,27 @@ def serve(
             h11_max_incomplete_event_size=2**14,
             timeout_graceful_shutdown=2,
         )
-        address = address_of(host, port, token)
+        address = address_of(host, port, token) + shown
         announce(address)
         if browser:
             webbrowser.open(address)
+        if preparation is not None:
+            preparation.start()
         try:
             uvicorn.Server(config).run(sockets=[listening])
         finally:
-            files.close()
+            if preparation is not None and preparation.stop():
+                log("interrupted: run the same command again to resume")
+            for answers in preparation.result if preparation is not None else runs:
+                answers.pictures.slides.close()
     finally:
         listening.close()
 
 
 def checked_token(token: str | None, host: str) -> str | None:
-    """The token that requests need: the given one; a new one where others can reach the machine; else none."""
+    """Return the token that requests need: the given one, a new one if other machines can reach the viewer, else None."""
     if token is not None and not _TOKEN.fullmatch(token):
-        raise CarmilError("--token: expected 16 to 128 letters, digits, - and _; without it one is made")
+        raise CarmilError("--token: expected 16 to 128 letters, digits, - and _; leave it out to generate one")
     return token if token is not None or is_loopback(host) else secrets.token_urlsafe(32)
 
 
@@ -86,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 is any free port."""
+    """Return a listening socket; port 0 selects any free port."""
     plain = host.strip("[]")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)[0]
@@ -106,7 +110,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def hosts_of(host: str) -> Callable[[str], bool]:
-    """A test for the hosts that a request may name. On all addresses of the machine: its names, and any IP address."""
+    """Return a test for the hosts that a request may name; if the viewer listens on all addresses, its names and any IP address."""
     plain = host.strip("[]")
     if plain in WILD:
         return known_hosts([socket.gethostname(), socket.getfqdn()], any_address=True)
@@ -117,12 +121,3 @@ def address_of(host: str, port: int, token: str | None) -> str:
     plain = host.strip("[]")
     name = socket.gethostname() if plain in WILD else f"[{plain}]" if ":" in plain else plain
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
-
-
-def missing() -> list[str]:
-    """Lines about parts of the page that are not installed."""
-    if (PAGE / "openseadragon.min.js").is_file():
-        return []
-    return [
-        "OpenSeadragon is missing, so slides cannot be zoomed: run `python tools/fetch_openseadragon.py` (it needs npm)"
-    ]

@@ -1,22 +1,25 @@
-"""The slide files of a run's cases: located once at the start, opened when needed, only a few at a time.
+"""The slide files of a run's cases: located once at the start, opened when needed, and only a few open at a time.
 
-A request names a case, never a file: only files that were located inside the folder are ever opened.
+A request names a case, never a file: only files that were located inside the folder, or recorded with the answers, are ever
+opened.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from carmil.errors import CarmilError
 from carmil.progress import Log
-from carmil.slides.opening import SUFFIXES, is_slide, open_slide
+from carmil.runs.answers import RecordedSlide
+from carmil.slides.dicom_series import slide_name
+from carmil.slides.opening import SUFFIXES, open_slide, slides_in
 from carmil.slides.slide import Slide
 from carmil.words import plural
 
-OPEN = 4  # slides at a time; each keeps some decoded tiles
+OPEN = 4  # slides open at a time; each caches some decoded tiles
 
 
 @dataclass
@@ -26,22 +29,50 @@ class _Open:
     unwanted: bool = False
 
 
+@dataclass(frozen=True)
+class _Located:
+    """A file inside a resolved folder, and its micrometres per level-0 pixel: recorded with the answers, or where the file
+    does not say.
+    """
+
+    path: Path
+    inside: Path
+    mpp: float | None = None
+    missing_mpp: float | None = None
+
+
 class SlideFiles:
-    """The slides in `folder` (or none) by the names of the cases. Thread-safe."""
+    """The slides in `folder` by the names of the cases, and for others the recorded files that exist. Thread-safe.
+
+    Both have the micrometres per pixel that are recorded, if any are.
+    """
 
     def __init__(
-        self, folder: Path | None, names: Sequence[str], *, mpp: float | None = None, log: Log = lambda line: None
+        self,
+        folder: Path | None,
+        names: Sequence[str],
+        *,
+        recorded: Mapping[str, RecordedSlide] | None = None,
+        mpp: float | None = None,
+        log: Log = lambda line: None,
     ) -> None:
-        self._mpp, self._lock, self._open = mpp, threading.Lock(), OrderedDict[str, _Open]()
-        self._folder = None if folder is None else folder.resolve()
-        self._paths = {} if folder is None else _found(folder, names, log)
+        self._lock, self._open = threading.Lock(), OrderedDict[str, _Open]()
+        recorded = recorded or {}
+        located = _recorded_files(recorded)
+        if folder is not None:
+            inside = folder.resolve()
+            wanted = [name for name in names if name not in located]
+            own = _find_files(folder, names, log if wanted else lambda line: None)
+            cut_with = {name: one.mpp for name, one in recorded.items()}
+            located |= {name: _Located(path, inside, cut_with.get(name), mpp) for name, path in own.items()}
+        self._files = located
 
     def __contains__(self, name: str) -> bool:
-        return name in self._paths
+        return name in self._files
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Slide]:
-        """The slide, which stays open at least as long as the block."""
+        """Open the slide, and keep it open at least until the end of the block."""
         used = self._taken(name)
         try:
             yield used.slide
@@ -63,7 +94,7 @@ class SlideFiles:
                 self._open.move_to_end(name)
                 self._open[name].users += 1
                 return self._open[name]
-        slide = self._slide(name)  # may take a while: the lock is not held
+        slide = self._slide(name)  # may be slow, so the lock is not held
         with self._lock:
             spare = [_Open(slide)] if name in self._open else []
             if not spare:
@@ -83,18 +114,29 @@ class SlideFiles:
         return [one for one in dropped if not one.users]
 
     def _slide(self, name: str) -> Slide:
-        path = self._paths[name]
+        one = self._files[name]
         # Checked again, since a file may have become a link after the viewer started.
-        if self._folder is None or not path.resolve().is_relative_to(self._folder):
-            raise CarmilError(f"{path.name} is outside the folder of slides")
+        if not one.path.resolve().is_relative_to(one.inside):
+            raise CarmilError(f"{one.path.name} is outside the folder of slides")
         try:
-            return open_slide(path, mpp=self._mpp)
+            return open_slide(one.path, mpp=one.mpp, missing_mpp=one.missing_mpp)
         except CarmilError as error:
             raise self._nameless(name, error) from None
 
     def _nameless(self, name: str, error: CarmilError) -> CarmilError:
-        """The same message without the folder, which the page does not show."""
-        return CarmilError(str(error).replace(str(self._paths[name]), self._paths[name].name))
+        """Return the error without the folder, which must not appear on the page."""
+        path = self._files[name].path
+        return CarmilError(str(error).replace(str(path), path.name))
+
+
+def _recorded_files(recorded: Mapping[str, RecordedSlide]) -> dict[str, _Located]:
+    """Return the recorded files that exist and are still what they were: no links to elsewhere."""
+    paths = {name: (Path(slide.path), slide.mpp) for name, slide in recorded.items()}
+    return {
+        name: _Located(path, path.parent, own)
+        for name, (path, own) in paths.items()
+        if path.is_file() and path.resolve() == path
+    }
 
 
 def _close(slides: list[_Open]) -> None:
@@ -102,30 +144,30 @@ def _close(slides: list[_Open]) -> None:
         one.slide.close()
 
 
-def _found(folder: Path, names: Sequence[str], log: Log) -> dict[str, Path]:
-    """Files with the name of a case, with suffix or without. Links out of the folder are left out."""
+def _find_files(folder: Path, names: Sequence[str], log: Log) -> dict[str, Path]:
+    """Return files with the name of a case, with or without suffix. Links out of the folder are left out."""
     if not folder.is_dir():
-        raise CarmilError(f"--slides {folder} is not a folder: expected one with the slides of the run")
+        raise CarmilError(f"--slides {folder} is not a folder: expected a folder with the slides of the run")
     inside = folder.resolve()
-    wanted, found, outside = set(names), dict[str, Path](), 0
-    for path in sorted(folder.rglob("*")):
-        name = next((name for name in (path.name, path.stem) if name in wanted), None)
-        if name is None or not is_slide(path):
+    wanted, files, outside = set(names), dict[str, Path](), 0
+    for path in slides_in(folder, log=log):
+        name = next((name for name in (path.name, slide_name(path)) if name in wanted), None)
+        if name is None:
             continue
         if not path.resolve().is_relative_to(inside):
             outside += 1
-        elif found.setdefault(name, path) != path:
-            raise CarmilError(f"two slides are called {name!r} ({found[name]}, {path}): remove one of them")
+        elif files.setdefault(name, path) != path:
+            raise CarmilError(f"two slides are named {name!r} ({files[name]}, {path}): remove one of them")
     if outside:
         log(
             f"{folder} has {plural(outside, 'link')} to slides outside it that are not shown: name the folder the slides are in"
         )
-    if not found:
+    if not files:
         log(
             f"{folder} holds none of the run's {plural(len(wanted), 'slide')} (files like {next(iter(names))}{SUFFIXES[0]})"
         )
-    elif len(found) < len(wanted):
+    elif len(files) < len(wanted):
         log(
-            f"{folder} holds {len(found)} of the run's {plural(len(wanted), 'slide')}; the others are shown without their picture"
+            f"{folder} holds {len(files)} of the run's {plural(len(wanted), 'slide')}; the others are shown without their picture"
         )
-    return found
+    return files

@@ -1,11 +1,11 @@
 """Predictions without some instances, from stored features, by the models that were tested on the case.
 
-If z_j and u_j of an instance do not depend on its bag, they are computed once and cached; the remaining instances are pooled
-again:
+If z_j and u_j of an instance do not depend on its bag, they are computed once and cached; the remaining instances are
+pooled again:
 
     Z' = sum over remaining j of softmax(u)_j z_j,    F' = classify(Z')
 
-Other models are run on the reduced bag. n instances, d features, h heads, m counterfactual maps, k classes.
+Other models run again on the reduced bag. n instances, d features, h heads, m counterfactual maps, k classes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ KEPT = 2**29  # bytes of cached z and u
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Probabilities (k) of the factual attention and, if the model has one, the counterfactual; means over the models."""
+    """Predictions (p) of the factual attention and, if the model has one, of the counterfactual; means over the models."""
 
     factual: list[float]
     counterfactual: list[float] | None
@@ -49,7 +49,7 @@ class _CachedInstances:
 
 @dataclass(frozen=True, eq=False)
 class _ReducedBag:
-    """A model that has to be run again on the reduced bag."""
+    """A model that must run again on the reduced bag."""
 
     model: BagModel
     features: Tensor
@@ -61,9 +61,9 @@ class _ReducedBag:
 class WhatIf:
     """Predictions without some instances. The data of recent cases is cached up to KEPT bytes."""
 
-    def __init__(self, run: RunCases) -> None:
+    def __init__(self, run: RunCases, *, share: float = 1.0) -> None:
         self.run = run
-        self._cache: BoundedCache[list[_CachedInstances | _ReducedBag]] = BoundedCache(KEPT, _bytes)
+        self._cache: BoundedCache[list[_CachedInstances | _ReducedBag]] = BoundedCache(int(KEPT * share), _bytes)
 
     @torch.no_grad()
     def prepare(self, number: int) -> list[_CachedInstances | _ReducedBag]:
@@ -77,7 +77,7 @@ class WhatIf:
         return members_ready
 
     def stands_alone(self, number: int) -> bool:
-        """Whether no instance depends on its bag, so that every answer is fast."""
+        """Return whether no instance depends on its bag, so that every answer is fast."""
         return all(isinstance(ready, _CachedInstances) for ready in self.prepare(number))
 
     @torch.no_grad()
@@ -86,8 +86,8 @@ class WhatIf:
         kept[torch.tensor(removed, dtype=torch.long)] = False
         if not kept.any():
             raise CarmilError(f"all {len(kept)} instances would be removed: keep at least one")
-        logits = torch.stack([ready.without(kept) for ready in self.prepare(number)])
-        p = logits.double().softmax(-1).mean(0)
+        each = [ready.model.link.predictions(ready.without(kept).double()) for ready in self.prepare(number)]
+        p = torch.stack(each).mean(0)
         learned = Ability.COUNTERFACTUAL_MAP in self.run.model.abilities
         return Answer(p[0].tolist(), p[1].tolist() if learned else None)
 
@@ -112,9 +112,9 @@ def inside(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray
 def _prepare(model: BagModel, features: Tensor) -> _CachedInstances | _ReducedBag:
     if Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE not in model.abilities:
         return _ReducedBag(model, features)
-    whole = _predict(model, features)
-    assert whole.instances is not None
-    return _CachedInstances(model, whole.instances, _maps(whole))
+    prediction = _predict(model, features)
+    assert prediction.instances is not None
+    return _CachedInstances(model, prediction.instances, _maps(prediction))
 
 
 def _predict(model: BagModel, features: Tensor) -> Prediction:
@@ -122,7 +122,7 @@ def _predict(model: BagModel, features: Tensor) -> Prediction:
 
 
 def _logits(prediction: Prediction) -> Tensor:
-    """Logits of the factual and of every counterfactual map of a single bag, (1+m, k)."""
+    """Return the logits of the factual and of every counterfactual map of a single bag, (1+m, k)."""
     factual = prediction.logits[0].unsqueeze(0)
     return factual if prediction.counterfactual is None else torch.cat([factual, prediction.counterfactual.logits[0]])
 

@@ -1,6 +1,6 @@
 // The right side: what is answered, what speaks most for and against it, and what its loss would cost.
 import { pictureOf } from "./ask.js";
-import { capital, element, percent, roving, signed } from "./words.js";
+import { capital, element, many, number, percent, roving, shown, signed, svg } from "./words.js";
 
 const waiting = words => element("p", { class: "soft waits", text: words });
 export const refused = (box, text, again) =>
@@ -16,15 +16,31 @@ export const refused = (box, text, again) =>
   );
 export const wait = (box, words) => box.replaceChildren(waiting(words));
 
-function bar(p, kind) {
-  const filled = element("span", { class: kind });
-  filled.style.width = `${100 * p}%`;
-  return element("div", { class: "bar", children: [filled] });
+// A share fills its bar; any other number is a mark between the lowest and the highest of the run's slides, and 0 a thin one.
+function gauge(value, { share, signed: hasSign, low, high }, kind) {
+  if (share) {
+    const filled = element("span", { class: kind });
+    filled.style.width = `${100 * value}%`;
+    return element("div", { class: "bar", children: [filled] });
+  }
+  const at = place => `${high > low ? (100 * Math.max(0, Math.min(high - low, place - low))) / (high - low) : 50}%`;
+  const marks = [[value, `to ${kind}`]];
+  if (hasSign && low < 0 && high > 0) marks.unshift([0, "from"]);
+  return element("div", {
+    class: "track",
+    children: marks.map(([place, names]) => {
+      const mark = element("i", { class: names });
+      mark.style.left = at(place);
+      return mark;
+    }),
+  });
 }
 
-export function showAnswer(box, { info, classes, chosen, choose }) {
-  const { prediction, label, probabilities, rule, counterfactual_probabilities: counter } = info;
-  const wrong = info.right === false;
+export function showAnswer(box, { info, target, chosen, choose }) {
+  const { prediction, label, predicted, rule, prediction_set: set, outside, counterfactual_predicted: counter } = info;
+  const wrong = info.right === false,
+    several = target.outputs.length > 1,
+    scaled = target.rows.find(({ format }) => !format.share)?.format;
   const head = element("p", {
     class: "verdict",
     children: [
@@ -35,15 +51,26 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
       wrong ? element("span", { class: "wrong", text: "wrong" }) : null,
     ],
   });
-  const cell = (p, kind) =>
+  const cell = (value, format, kind) =>
     element("td", {
       children: [
         element("div", {
           class: "gauge",
-          children: [bar(p, kind), element("span", { class: "figure", text: percent(p) })],
+          children: [gauge(value, format, kind), element("span", { class: "figure", text: shown(value, format) })],
         }),
       ],
     });
+  const heading = ({ name, output }) =>
+    several && output !== null
+      ? element("button", {
+          type: "button",
+          class: "class-name",
+          "aria-pressed": output === chosen,
+          title: `show the evidence for and against “${name}”`,
+          text: name,
+          on: { click: () => choose(output) },
+        })
+      : name;
   const table = element("table", {
     class: "chances",
     children: [
@@ -51,7 +78,7 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
         children: [
           element("tr", {
             children: [
-              element("th", { scope: "col", text: "class" }),
+              element("th", { scope: "col", text: target.predicted }),
               element("th", { scope: "col", text: "factual" }),
               counter ? element("th", { scope: "col", text: "counterfactual" }) : null,
             ],
@@ -59,25 +86,13 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
         ],
       }),
       element("tbody", {
-        children: classes.map((name, c) =>
+        children: target.rows.map((row, i) =>
           element("tr", {
-            class: c === chosen ? "chosen" : "",
+            class: row.output === chosen ? "chosen" : "",
             children: [
-              element("th", {
-                scope: "row",
-                children: [
-                  element("button", {
-                    type: "button",
-                    class: "class-name",
-                    "aria-pressed": c === chosen,
-                    title: `show the evidence for and against “${name}”`,
-                    text: name,
-                    on: { click: () => choose(c) },
-                  }),
-                ],
-              }),
-              cell(probabilities[c], "factual"),
-              counter ? cell(counter[c], "counter") : null,
+              element("th", { scope: "row", children: [heading(row)] }),
+              cell(predicted[i], row.format, "factual"),
+              counter ? cell(counter[i], row.format, "counter") : null,
             ],
           }),
         ),
@@ -88,6 +103,14 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
   box.replaceChildren(
     head,
     table,
+    scaled
+      ? element("p", {
+          class: "soft note",
+          text: `${capital(target.note)}${target.note ? ". " : ""}Scale: from ${shown(scaled.low, scaled)} to ${shown(scaled.high, scaled)}, the slides of this run.`,
+        })
+      : "",
+    outside ? element("p", { class: "note outside wrong", text: `${capital(outside)}.` }) : "",
+    set ? element("p", { class: "note set", text: `Prediction set: ${set}.` }) : "",
     element("p", { class: "soft note rule", text: `Decision rule: ${rule}.` }),
     element("p", {
       class: "soft note",
@@ -99,8 +122,8 @@ export function showAnswer(box, { info, classes, chosen, choose }) {
   if (focused) box.querySelector("tr.chosen button").focus();
 }
 
-// `isSigned`: the map speaks for and against; if not, its largest values say only where the model looks.
-export function showTiles(box, { top, info, className, explainer, isSigned, fly }) {
+// `isSigned`: the map has a sign; if not, its largest values say only where the model looks. `output`: words for its evidence.
+export function showTiles(box, { top, info, target, output, explainer, isSigned, fly }) {
   const one = info.places ? "tile" : "instance";
   const group = (words, tiles, kind) => {
     const list = element("div", {
@@ -111,7 +134,9 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
         element("button", {
           type: "button",
           class: `tile ${kind}`,
-          "aria-label": `${one} ${instance}, ${signed(value)}: ${info.places ? "go there" : "show it"}`,
+          "data-instance": instance,
+          "data-told": `${one} ${instance}, ${signed(value)}`,
+          "data-does": info.places ? "go there" : "show it",
           on: { click: () => fly(instance) },
           children: [
             info.images
@@ -131,27 +156,31 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
             class: "soft note",
             text: top.negligible
               ? `No ${one}: the evidence is negligible.`
-              : `Nothing ${kind === "against" ? "refutes" : "supports"} “${className}” here.`,
+              : `Nothing ${kind === "against" ? output.negative : output.positive} here.`,
           }),
     ];
   };
   const groups = isSigned
     ? [
-        ...group(`Most supporting “${className}”`, top.supporting, "for"),
-        ...group(`Most refuting “${className}”`, top.refuting, "against"),
+        ...group(output.most_positive, top.supporting, "for"),
+        ...group(output.most_negative, top.refuting, "against"),
       ]
     : [
         ...group("Largest values", top.supporting, "for"),
-        element("p", { class: "note", text: "This map has no sign: it shows how much a tile counts, not whether it is for or against." }),
+        element("p", {
+          class: "note",
+          text: `This map has no sign: it shows how much a tile counts, not whether it ${target.either}.`,
+        }),
       ];
   box.replaceChildren(
     ...groups,
+    element("p", { class: "note gone", hidden: true }),
     element("p", {
       class: "soft note",
       text: top.negligible
         ? `${capital(top.negligible)}.`
         : `${info.places ? "Select a tile to go to it" : "Select one to find it"}. Ranked by ${explainer}.` +
-          (isSigned ? ` Less than 5 % of the largest evidence is neither for nor against.` : ""),
+          (isSigned ? ` Less than 5 % of the largest evidence ${target.neither}.` : ""),
     }),
   );
   for (const picture of box.querySelectorAll("img"))
@@ -162,39 +191,68 @@ export function showTiles(box, { top, info, className, explainer, isSigned, fly 
     );
 }
 
-const WIDTH = 320,
-  HEIGHT = 190,
-  LEFT = 34,
-  BOTTOM = 34,
-  TOP = 8,
-  RIGHT = 8;
-const CURVES = [
-  ["most", "most supporting first"],
-  ["random", "in random order"],
-  ["least", "least supporting first"],
-];
-
-function svg(tag, attributes, children = []) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes))
-    name === "text" ? (made.textContent = value) : made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+// After a removal, say which of the listed tiles are removed: the lists rank the tiles of the whole slide.
+export function showGone(box, removed, one) {
+  const tiles = [...box.querySelectorAll(".tile")],
+    gone = tiles.filter(tile => removed.has(Number(tile.dataset.instance)));
+  for (const tile of tiles) {
+    const { told, does } = tile.dataset,
+      isGone = gone.includes(tile);
+    tile.classList.toggle("gone", isGone);
+    tile.setAttribute("aria-label", `${told}${isGone ? ", removed" : ""}: ${does}`);
+  }
+  const words = box.querySelector(".note.gone");
+  if (!words) return;
+  words.hidden = !removed.size || !tiles.length;
+  words.textContent = `Of the whole slide, before the removal: ${gone.length || "none"} of these ${many(tiles.length, one)} ${gone.length === 1 ? "is" : "are"} removed.`;
 }
 
-export function showDeletion(box, { curve, className, flat }) {
-  const x = share => LEFT + (WIDTH - LEFT - RIGHT) * share,
-    y = p => TOP + (HEIGHT - TOP - BOTTOM) * (1 - p);
-  const grid = [0, 0.25, 0.5, 0.75, 1].flatMap(tick => [
-    svg("line", { class: "grid-line", x1: x(0), x2: x(1), y1: y(tick), y2: y(tick) }),
-    svg("text", { x: LEFT - 5, y: y(tick) + 3.5, "text-anchor": "end", text: `${100 * tick}` }),
-    svg("text", {
-      x: x(tick),
-      y: HEIGHT - BOTTOM + 14,
-      "text-anchor": tick === 1 ? "end" : "middle",
-      text: `${100 * tick} %`,
-    }),
-  ]);
+const WIDTH = 320,
+  HEIGHT = 190,
+  BOTTOM = 34,
+  TOP = 8,
+  RIGHT = 8,
+  DIGIT = 6.2; // width of a character of the scale
+const COMPARED = 0.2; // share of the tiles after which a number is told
+
+// Four or five round numbers that enclose a range.
+function ticks(low, high) {
+  const rough = (high - low || Math.abs(high) || 1) / 4,
+    power = 10 ** Math.floor(Math.log10(rough)),
+    step = power * [1, 2, 2.5, 5, 10].find(times => times * power >= rough * 0.999);
+  const first = Math.floor(low / step + 1e-9),
+    last = Math.max(first + 1, Math.ceil(high / step - 1e-9));
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(6)));
+}
+
+export function showDeletion(box, { curve, target, output, flat }) {
+  const { format } = target,
+    curves = [
+      ["most", target.first],
+      ["random", "in random order"],
+      ["least", target.last],
+    ].filter(([name]) => curve[name]),
+    every = curves.flatMap(([name]) => curve[name]);
+  const scale = format.share ? [0, 0.25, 0.5, 0.75, 1] : ticks(Math.min(...every), Math.max(...every)),
+    labels = scale.map(tick => (format.share ? `${100 * tick}` : format.signed ? signed(tick) : number(tick))),
+    left = Math.max(34, 8 + DIGIT * Math.max(...labels.map(text => text.length)));
+  const [low, high] = [scale[0], scale.at(-1)],
+    x = share => left + (WIDTH - left - RIGHT) * share,
+    y = value => TOP + ((HEIGHT - TOP - BOTTOM) * (high - value)) / (high - low);
+  const grid = [
+    ...scale.flatMap((tick, i) => [
+      svg("line", { class: "grid-line", x1: x(0), x2: x(1), y1: y(tick), y2: y(tick) }),
+      svg("text", { x: left - 5, y: y(tick) + 3.5, "text-anchor": "end", text: labels[i] }),
+    ]),
+    ...[0, 0.25, 0.5, 0.75, 1].map(share =>
+      svg("text", {
+        x: x(share),
+        y: HEIGHT - BOTTOM + 14,
+        "text-anchor": share === 1 ? "end" : "middle",
+        text: `${100 * share} %`,
+      }),
+    ),
+  ];
   const line = name =>
     svg("path", {
       class: `curve ${name}`,
@@ -202,43 +260,50 @@ export function showDeletion(box, { curve, className, flat }) {
         .map((share, i) => `${i ? "L" : "M"}${x(share).toFixed(1)},${y(curve[name][i]).toFixed(1)}`)
         .join(""),
     });
-  const words = summary(curve, className, flat);
   const things = flat ? "instances" : "tiles";
+  const words = format.share ? half(curve, output.name, things) : change(curve, target, things);
   const drawing = svg(
     "svg",
     {
       viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
       role: "img",
-      "aria-label": `Probability of “${className}” as ${things} are removed. ${words}`,
+      "aria-label": `${output.curve} as ${things} are removed. ${words}`,
       class: "plot",
     },
     [
       ...grid,
-      ...CURVES.filter(([name]) => curve[name]).map(([name]) => line(name)),
+      ...curves.map(([name]) => line(name)),
       svg("text", { x: x(0.5), y: HEIGHT - 3, "text-anchor": "middle", text: `share of the ${things} removed` }),
     ],
   );
   const key = element("div", {
     class: "key",
-    children: CURVES.filter(([name]) => curve[name]).map(([name, text]) =>
-      element("span", { children: [element("i", { class: name }), text] }),
-    ),
+    children: curves.map(([name, text]) => element("span", { children: [element("i", { class: name }), text] })),
   });
   box.replaceChildren(
-    element("p", { class: "soft note", text: `Probability of “${className}”, in %` }),
+    element("p", { class: "soft note", text: `${output.curve}${format.share ? ", in %" : ""}` }),
     drawing,
     key,
     element("p", { class: "note", text: words }),
   );
 }
 
-// The curve in one sentence: when half of the probability is gone.
-function summary({ share, most, random }, className, flat) {
-  const falls = curve => curve.findIndex(p => p < most[0] / 2),
-    things = flat ? "instances" : "tiles";
+// The curve of a probability in one sentence: when half of it is gone.
+function half({ share, most, random }, name, things) {
+  const falls = curve => curve.findIndex(p => p < most[0] / 2);
   const first = falls(most),
     chance = random ? falls(random) : -1;
-  if (first < 0) return `Removed in the map's order, “${className}” never loses half of its probability.`;
+  if (first < 0) return `Removed in the map's order, “${name}” never loses half of its probability.`;
+  if (share[first] === 1)
+    return `Removed in the map's order, “${name}” keeps half of its probability until no ${things} are left: this map does not show what the answer depends on.`;
   const compared = chance < 0 ? "in random order it never does" : `in random order after ${percent(share[chance])}`;
-  return `“${className}” loses half of its probability after ${percent(share[first])} of the ${things}, ${compared}.`;
+  return `“${name}” loses half of its probability after ${percent(share[first])} of the ${things}, ${compared}.`;
+}
+
+// The curve of any other number in one sentence: what it is without the first tiles.
+function change({ share, most, random }, { format, quantity }, things) {
+  const at = share.findIndex(gone => gone >= COMPARED - 1e-9),
+    value = curve => shown(curve[at], format);
+  const compared = random ? `; in random order it is ${value(random)}` : "";
+  return `Without the first ${percent(share[at])} of the ${things} in the map's order, the ${quantity} is ${value(most)} instead of ${shown(most[0], format)}${compared}.`;
 }

@@ -25,4 +25,5 @@ export async function ask(path, { signal, body } = {}) {
   return said;
 }
 
+export const thumbnailOf = number => `api/case/${number}/thumbnail.jpeg`;
 export const pictureOf = (number, instance) => `api/case/${number}/instance/${instance}.jpeg`;

@@ -1,33 +1,38 @@
 // The cohort as a table that can be sorted, filtered and stepped through. Only the rows in sight exist, so that
 // thousands cost what thirty do; the chosen row always exists, because screen readers follow it.
-import { element, many, notice, percent } from "./words.js";
+import { thumbnailOf } from "./ask.js";
+import { element, many, notice, shown } from "./words.js";
 
-const ROW = 46; // pixels; the style sheet's --row says the same
+const ROW = 64; // pixels; the style sheet's --row says the same
 const SPARE = 8; // rows drawn beyond either edge
 const collator = new Intl.Collator(undefined, { numeric: true });
 
-const COLUMNS = [
+// runs: the names of two runs whose answers are compared, instead of the counterfactual answer.
+const columns = (target, runs) => [
   { name: "slide", title: "slide", of: row => row.slide },
   {
-    name: "confidence",
-    title: "probability",
-    of: row => row.confidence,
+    name: "value",
+    title: target.quantity,
+    of: row => row.value,
     numeric: true,
-    long: "probability of the answer; where there is no answer, of the class that leads",
+    long: target.note || null,
   },
   { name: "label", title: "label", of: row => row.label },
-  { name: "answer", title: "answer", of: row => row.prediction, long: "by the run's rule: open a slide to read it" },
-  {
-    name: "counter",
-    title: "counterfactual",
-    of: row => row.counterfactual,
-    long: "what is answered looking where the answer would change",
-  },
+  { name: "answer", title: runs?.[0] ?? "answer", of: row => row.prediction, long: "by the run's rule: open a slide to read it" },
+  runs
+    ? { name: "counter", title: runs[1], of: row => row.other, long: `the answer of ${runs[1]}` }
+    : {
+        name: "counter",
+        title: "counterfactual",
+        of: row => row.counterfactual,
+        long: "what is answered looking where the answer would change",
+      },
 ];
 
 export class Cohort {
-  constructor({ grid, find, errors, count, choose }) {
-    Object.assign(this, { grid, find, errors, count, choose });
+  // choose(number) opens a case; filtered({find, errors, sort}) is told what the list shows.
+  constructor({ grid, find, errors, count, choose, filtered }) {
+    Object.assign(this, { grid, find, errors, count, choose, filtered });
     this.cases = [];
     this.shown = [];
     this.chosen = null;
@@ -41,8 +46,14 @@ export class Cohort {
       const row = event.target.closest("[data-number]");
       if (row) this.choose(Number(row.dataset.number));
     });
-    find.addEventListener("input", () => this.filter());
-    errors.addEventListener("change", () => this.filter());
+    for (const [field, event] of [
+      [find, "input"],
+      [errors, "change"],
+    ])
+      field.addEventListener(event, () => {
+        this.filter();
+        this.filtered(this.filters);
+      });
     new ResizeObserver(() => this.draw()).observe(grid);
     this.skeleton();
   }
@@ -55,16 +66,25 @@ export class Cohort {
     );
   }
 
-  fill(cases) {
+  fill(cases, target, runs = null) {
+    this.target = target;
+    this.runs = runs;
     this.cases = cases.map(row => ({
       ...row,
-      text: [row.slide, row.patient, row.label, row.prediction, row.counterfactual]
+      text: [row.slide, row.patient, row.label, row.prediction, row.counterfactual, row.other]
         .filter(Boolean)
         .join(" ")
         .toLowerCase(),
     }));
-    this.columns = COLUMNS.filter(({ name }) => name !== "counter" || cases.some(row => row.counterfactual !== null));
-    this.grid.classList.toggle("plain", this.columns.length < COLUMNS.length);
+    const given = { answer: target.answers, counter: runs || cases.some(row => row.counterfactual !== null) };
+    this.columns = columns(target, runs).filter(({ name }) => given[name] ?? true);
+    this.grid.classList.toggle("plain", !given.counter);
+    this.grid.classList.toggle("unanswered", !given.answer);
+    this.grid.classList.toggle("compared", Boolean(runs));
+    this.grid.classList.toggle(
+      "pictured",
+      cases.some(row => row.thumbnail),
+    );
     this.head.replaceChildren(
       ...this.columns.map((column, i) =>
         element("div", {
@@ -83,6 +103,7 @@ export class Cohort {
       ),
     );
     const wrong = cases.filter(row => row.right === false).length;
+    this.errors.parentElement.hidden = !target.judged;
     this.errors.disabled = cases.every(row => row.right === null);
     this.errors.parentElement.title = this.errors.disabled ? "no labels are known" : `${many(wrong, "wrong answer")}`;
     this.grid.replaceChildren(
@@ -129,6 +150,21 @@ export class Cohort {
     this.order();
     this.grid.scrollTop = 0;
     this.draw();
+    this.filtered(this.filters);
+  }
+
+  get filters() {
+    const { column, down } = this.sorting,
+      sort = column === null ? null : `${down ? "-" : ""}${this.columns[column].name}`;
+    return { find: this.find.value.trim(), errors: this.errors.checked, sort };
+  }
+
+  restore({ find, errors, sort }) {
+    this.find.value = find;
+    this.errors.checked = errors && !this.errors.disabled && this.target.judged;
+    const column = this.columns.findIndex(({ name }) => name === sort?.replace(/^-/, ""));
+    this.sorting = column < 0 ? { column: null, down: false } : { column, down: sort.startsWith("-") };
+    this.filter();
   }
 
   order() {
@@ -207,11 +243,16 @@ export class Cohort {
     return `${row.number}/${i}/${row.number === this.chosen}`;
   }
 
+  turned(row) {
+    if (this.runs) return row.differs;
+    return this.target.answers && row.counterfactual !== null && row.counterfactual !== row.prediction;
+  }
+
   row(row, i) {
     const wrong = row.right === false;
     const cells = this.columns.map((column, at) => {
       const value = column.of(row),
-        text = value === null ? "–" : column.numeric ? percent(value) : String(value);
+        text = value === null ? "–" : column.numeric ? shown(value, this.target.format) : String(value);
       const mark = wrong && column.name === "answer";
       return element("div", {
         role: "gridcell",
@@ -220,7 +261,7 @@ export class Cohort {
         class: [
           column.name,
           mark ? "wrong" : "",
-          column.name === "counter" && value !== null && value !== row.prediction ? "turned" : "",
+          column.name === "counter" && this.turned(row) ? "turned" : "",
         ]
           .join(" ")
           .trim(),
@@ -232,6 +273,7 @@ export class Cohort {
         ],
       });
     });
+    if (row.thumbnail) cells[0].append(thumbnail(row));
     const made = element("div", {
       class: row.number === this.chosen ? "row chosen" : "row",
       role: "row",
@@ -245,4 +287,18 @@ export class Cohort {
     made.style.transform = `translateY(${i * ROW}px)`;
     return made;
   }
+}
+
+// The tissue of a slide; a slide that cannot be read has none.
+function thumbnail({ number }) {
+  const picture = element("img", {
+    class: "thumbnail",
+    src: thumbnailOf(number),
+    alt: "",
+    loading: "lazy",
+    decoding: "async",
+    fetchpriority: "low",
+  });
+  picture.addEventListener("error", () => picture.remove(), { once: true });
+  return picture;
 }

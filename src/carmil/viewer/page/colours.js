@@ -62,8 +62,8 @@ export function palette(diverging, dark) {
 export const css = ([r, g, b], alpha = 1) => `rgb(${r} ${g} ${b} / ${alpha})`;
 
 // How strongly each instance is coloured: -1..1 (or 0..1), by value on [low, high], or by its rank. The server says whether a
-// map is negligible, or even: then colours would be made of noise.
-function strengths({ values, low, high, diverging, negligible, even }, byRank) {
+// map is negligible, or even: then colours would be made of noise; and the share of the scale that a small map fills.
+function strengths({ values, low, high, diverging, negligible, even, fill = 1 }, byRank) {
   const strength = new Float32Array(values.length);
   if (negligible || (even && byRank)) return strength;
   if (!byRank) {
@@ -81,7 +81,7 @@ function strengths({ values, low, high, diverging, negligible, even }, byRank) {
     indices.forEach((i, at) => {
       if (at && size(i) !== size(indices[at - 1])) first = at;
       strength[i] =
-        (sign * (diverging ? first + 1 : indices.length > 1 ? (first * indices.length) / (indices.length - 1) : 1)) /
+        (fill * sign * (diverging ? first + 1 : indices.length > 1 ? (first * indices.length) / (indices.length - 1) : 1)) /
         indices.length;
     });
   };
@@ -123,9 +123,9 @@ export function gradient(painted) {
     .join(", ")})`;
 }
 
-// What the ends of the colour scale mean, from left to right.
-export function meanings(name, className, { diverging }) {
-  if (name === "evidence" && diverging) return [`refutes “${className}”`, "neither", `supports “${className}”`];
+// What the ends of the colour scale mean, from left to right; `output` has the words for its evidence.
+export function meanings(name, output, { diverging }) {
+  if (name === "evidence" && diverging) return [output.negative, "neither", output.positive];
   if (name === "difference" && diverging) return ["the counterfactual looks here", "alike", "the model looks here"];
   if (diverging) return ["against", "neither", "for"];
   if (name === "counterfactual") return ["low counterfactual attention weight", null, "high"];

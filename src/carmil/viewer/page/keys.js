@@ -30,6 +30,7 @@ export function keys(bindings, { dialog, list, on, open }) {
   };
   open.addEventListener("click", show);
 
+  let held = null; // the binding whose key is down, if it ends with the key
   document.addEventListener("keydown", event => {
     if (event.defaultPrevented || dialog.open || event.altKey || event.metaKey) return;
     const typing = event.target.matches("input:not([type=checkbox]):not([type=range]), textarea");
@@ -40,6 +41,15 @@ export function keys(bindings, { dialog, list, on, open }) {
     if (name.length === 1 && (typing || !on.checked || (event.target.matches("select") && /[a-z]/i.test(name)))) return;
     if (typing && name !== "Escape") return;
     if (name === "Enter" && event.target.matches("button, a, summary, select, [role=grid]")) return;
-    if (binding.does(event) !== false) event.preventDefault();
+    if (name === " " && event.target.matches("button, a, summary, select, [type=checkbox]")) return;
+    if (binding.does(event) === false) return;
+    event.preventDefault();
+    if (binding.ends) held = binding;
   });
+  const release = () => {
+    held?.ends();
+    held = null;
+  };
+  document.addEventListener("keyup", event => held?.keys.includes(event.key) && release());
+  addEventListener("blur", release);
 }

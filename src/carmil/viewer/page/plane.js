@@ -1,8 +1,16 @@
 // A slide, or the empty plane its tiles lie on: OpenSeadragon moves and zooms, a canvas above it has the map.
 // All coordinates are level-0 pixels; x, y of a tile is its upper left corner.
+import { drawRegions } from "./annotations.js";
 import { css } from "./colours.js";
+import { lengthText } from "./ruler.js";
+import { element, pointOn } from "./words.js";
 
 const HATCH = 6; // pixels between the lines over what was removed
+const SCALE_BAR = 120; // pixels that a scale bar may always have, so that its length fits below it
+const OVERVIEW = 150; // pixels of the longer side of the overview
+const FLOWN = 8; // tiles across the view after flying to one
+const HIGHEST = 40; // magnification that can be reached on any slide
+const AT_1X = 10; // micrometres per pixel of a screen at 1x, by which 0.25 um/px are 40x
 
 let library = null;
 export function openSeadragon() {
@@ -75,9 +83,33 @@ export class Places {
     return inside;
   }
 
+  // The tile to the right of tile i, below it, to its left and above it, at 4 * i to 4 * i + 3; -1 where there is none.
+  get neighbours() {
+    const { size } = this;
+    this.beside ??= Int32Array.from({ length: 4 * this.x.length }, (_, k) => {
+      const i = k >> 2,
+        [dx, dy] = [
+          [1, 0],
+          [0, 1],
+          [-1, 0],
+          [0, -1],
+        ][k & 3];
+      return this.at(this.x[i] + (0.5 + dx) * size, this.y[i] + (0.5 + dy) * size);
+    });
+    return this.beside;
+  }
+
   get extent() {
-    const reach = values => values.reduce((most, value) => Math.max(most, value), 0) + this.size;
-    return [reach(this.x), reach(this.y)];
+    const { x, y, width, height } = this.tissue;
+    return [x + width, y + height];
+  }
+
+  // The rectangle that the tiles fill.
+  get tissue() {
+    const ends = values => values.reduce(([low, high], at) => [Math.min(low, at), Math.max(high, at)], [Infinity, 0]);
+    const [left, right] = ends(this.x),
+      [top, bottom] = ends(this.y);
+    return { x: left, y: top, width: right - left + this.size, height: bottom - top + this.size };
   }
 }
 
@@ -90,25 +122,35 @@ function spacing(values) {
 }
 
 export class Plane {
-  constructor(Library, { stage, number, picture, places, extent, label, on }) {
-    Object.assign(this, { Library, stage, places, on });
+  constructor(Library, { stage, number, picture, places, extent, mpp, label, on }) {
+    Object.assign(this, { Library, stage, places, mpp, on });
     const [width, height] = picture ? [picture.width, picture.height] : (extent ?? places.extent);
-    Object.assign(this, { width, height, bare: !picture });
+    Object.assign(this, { width, height, bare: !picture, tissue: places.tissue });
     this.marked = new Set();
     this.removed = new Set();
     this.opacity = 1;
     this.hovered = -1;
     this.found = -1;
     this.region = null;
+    this.canvas = element("canvas", { class: "map" });
+    this.scaleBar = element("div", { class: "scale-bar", hidden: !mpp });
+    this.overview = element("div", { class: "overview" });
+    this.overviewMap = element("canvas", { class: "overview-map" });
+    for (const side of ["width", "height"])
+      this.overview.style[side] = `${Math.max(24, (OVERVIEW * this[side]) / Math.max(width, height))}px`;
+    stage.append(this.overview);
     this.viewer = new Library.Viewer({
       element: stage,
+      showNavigator: true,
+      navigatorElement: this.overview,
+      navigatorDisplayRegionColor: "#1464c8",
       drawer: "canvas",
       showNavigationControl: false,
       animationTime: still.matches ? 0 : 0.6,
       gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true, flickEnabled: !still.matches },
-      visibilityRatio: 0.4,
+      constrainDuringPan: true,
       minZoomImageRatio: 0.6,
-      maxZoomPixelRatio: 4,
+      maxZoomPixelRatio: Math.max(4, ((mpp ?? 0) * HIGHEST) / AT_1X),
       immediateRender: still.matches,
       imageLoaderLimit: 6,
       maxImageCacheCount: 300,
@@ -126,20 +168,19 @@ export class Plane {
           }
         : { width, height, tileSize: 512, minLevel: 0, getTileUrl: () => "", tileExists: () => false },
     });
-    this.canvas = document.createElement("canvas");
-    this.canvas.className = "map";
-    this.ruler = document.createElement("div");
-    this.ruler.className = "ruler";
-    this.mpp = picture?.mpp ?? null;
-    this.ruler.hidden = !this.mpp;
-    stage.append(this.canvas, this.ruler);
+    stage.append(this.canvas, this.scaleBar);
+    this.overview.append(this.overviewMap);
     const { viewer } = this,
       focus = viewer.canvas;
     focus.setAttribute("role", "application");
     focus.setAttribute("aria-label", label);
     for (const event of ["update-viewport", "open", "resize", "animation"]) viewer.addHandler(event, () => this.draw());
+    viewer.addHandler("pan", ({ immediately }) => this.keepTissue(immediately));
     viewer.addHandler("open", () => on.open?.(this));
-    viewer.addHandler("animation", () => on.move?.(this));
+    viewer.addHandler("animation", () => {
+      this.keepTissue();
+      on.move?.(this);
+    });
     viewer.addHandler("animation-finish", () => on.rest?.(this));
     viewer.addHandler("tile-load-failed", ({ maxReached }) => maxReached && on.torn?.());
     viewer.addHandler("canvas-click", event => {
@@ -181,9 +222,8 @@ export class Plane {
   }
 
   hover(event) {
-    if (this.drawing || event.pointerType === "touch") return;
-    const box = this.canvas.getBoundingClientRect();
-    this.on.hover?.(this.tileAt(event.clientX - box.left, event.clientY - box.top));
+    if (this.drawing || this.stage.closest(".measuring") || event.pointerType === "touch") return;
+    this.on.hover?.(this.tileAt(...pointOn(this.canvas, event)));
   }
 
   set(changes) {
@@ -197,9 +237,9 @@ export class Plane {
   }
 
   paint() {
-    const { canvas, stage, painted, places } = this,
-      sharp = window.devicePixelRatio || 1;
-    const width = Math.round(stage.clientWidth * sharp),
+    const { canvas, stage } = this,
+      sharp = window.devicePixelRatio || 1,
+      width = Math.round(stage.clientWidth * sharp),
       height = Math.round(stage.clientHeight * sharp);
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     const pen = canvas.getContext("2d");
@@ -209,43 +249,25 @@ export class Plane {
       s = seen.s * sharp,
       dx = seen.dx * sharp,
       dy = seen.dy * sharp,
-      side = places.size * s;
-    const gap = side > 18 * sharp ? sharp : 0;
-    // Edges on whole pixels: neighbours neither overlap nor leave a hairline.
-    const box = (i, space = gap) => {
-      const x = Math.round(places.x[i] * s + dx),
-        y = Math.round(places.y[i] * s + dy);
-      return [
-        x,
-        y,
-        Math.max(1, Math.round(places.x[i] * s + dx + side) - x - space),
-        Math.max(1, Math.round(places.y[i] * s + dy + side) - y - space),
-      ];
-    };
+      box = this.boxes({ s, dx, dy }, this.places.size * s > 18 * sharp ? sharp : 0);
     const inSight = ([x, y, w, h]) => x + w > 0 && y + h > 0 && x < width && y < height;
 
     this.measure(seen.s);
-    if (painted) {
-      let last = -1;
-      for (const i of painted.order) {
-        const square = box(i);
-        if (!inSight(square) || this.removed.has(i)) continue;
-        if (painted.place[i] !== last) {
-          last = painted.place[i];
-          const colour = painted.colours[last];
-          pen.fillStyle = css(colour, this.bare ? 1 : this.opacity * (0.08 + 0.92 * colour[3] ** 0.8));
+    this.paintOverview();
+    if (!this.hidden) {
+      this.paintMap(pen, box, inSight);
+      if (this.removed.size) {
+        const { color, backgroundColor } = getComputedStyle(stage);
+        pen.fillStyle = this.bare ? hatch(pen, color, backgroundColor, sharp) : hatch(pen, "#5b6474", "#fff", sharp);
+        for (const i of this.removed) {
+          const square = box(i, 0);
+          if (inSight(square)) pen.fillRect(...square);
         }
-        pen.fillRect(...square);
       }
     }
-    const ink = getComputedStyle(stage);
-    if (this.removed.size) {
-      pen.fillStyle = hatch(pen, ink.color, ink.backgroundColor, sharp);
-      for (const i of this.removed) {
-        const square = box(i, 0);
-        if (inSight(square)) pen.fillRect(...square);
-      }
-    }
+    if (!this.hidden) this.paintOutlines(pen, { s, dx, dy }, sharp);
+    if (this.line) this.paintLine(pen, { s, dx, dy }, sharp);
+    if (this.regions?.length) drawRegions(pen, this.regions, { s, dx, dy }, sharp);
     for (const i of this.marked) if (inSight(box(i))) frame(pen, box(i), sharp, sharp);
     if (this.found >= 0) frame(pen, grown(box(this.found), 2 * sharp), 2 * sharp, sharp);
     if (this.hovered >= 0) frame(pen, box(this.hovered), sharp, sharp);
@@ -261,14 +283,145 @@ export class Plane {
     }
   }
 
-  // A ruler of a round length, about a fifth of the stage.
+  // Squares of the tiles in pixels. Edges on whole pixels: neighbours neither overlap nor leave a hairline.
+  boxes({ s, dx, dy }, gap) {
+    const { places } = this,
+      side = places.size * s;
+    return (i, space = gap) => {
+      const x = Math.round(places.x[i] * s + dx),
+        y = Math.round(places.y[i] * s + dy);
+      return [
+        x,
+        y,
+        Math.max(1, Math.round(places.x[i] * s + dx + side) - x - space),
+        Math.max(1, Math.round(places.y[i] * s + dy + side) - y - space),
+      ];
+    };
+  }
+
+  paintMap(pen, box, inSight = () => true) {
+    const { painted } = this;
+    if (!painted) return;
+    let last = -1;
+    for (const i of painted.order) {
+      const square = box(i);
+      if (!inSight(square) || this.removed.has(i)) continue;
+      if (painted.place[i] !== last) {
+        last = painted.place[i];
+        const colour = painted.colours[last];
+        pen.fillStyle = css(colour, this.bare ? 1 : this.opacity * (0.08 + 0.92 * colour[3] ** 0.8));
+      }
+      pen.fillRect(...square);
+    }
+  }
+
+  paintOutlines(pen, { s, dx, dy }, sharp) {
+    for (const { level, colour, edges } of this.outlines ?? []) {
+      pen.beginPath();
+      for (let i = 0; i < edges.length; i += 4) {
+        pen.moveTo(edges[i] * s + dx, edges[i + 1] * s + dy);
+        pen.lineTo(edges[i + 2] * s + dx, edges[i + 3] * s + dy);
+      }
+      outline(pen, () => pen.stroke(), (1 + level / 100) * sharp, sharp / 2, css(colour));
+    }
+  }
+
+  // The line of the ruler with ticks at its ends and its length beside its middle.
+  paintLine(pen, { s, dx, dy }, sharp) {
+    const [[x, y], [u, v]] = this.line.map(([x, y]) => [x * s + dx, y * s + dy]),
+      apart = Math.hypot(u - x, v - y) || 1,
+      [across, down] = [((v - y) / apart) * 6 * sharp, (-(u - x) / apart) * 6 * sharp];
+    pen.beginPath();
+    for (const [from, to] of [
+      [[x, y], [u, v]],
+      [[x - across, y - down], [x + across, y + down]],
+      [[u - across, v - down], [u + across, v + down]],
+    ]) {
+      pen.moveTo(...from);
+      pen.lineTo(...to);
+    }
+    outline(pen, () => pen.stroke(), 2 * sharp, sharp);
+    const text = lengthText(Math.hypot(this.line[1][0] - this.line[0][0], this.line[1][1] - this.line[0][1]), this.mpp);
+    pen.font = `600 ${13 * sharp}px system-ui, sans-serif`;
+    const wide = pen.measureText(text).width + 10 * sharp,
+      [left, top] = [(x + u) / 2 + 8 * sharp, (y + v) / 2 + 8 * sharp];
+    pen.fillStyle = "#fff";
+    pen.fillRect(left, top, wide, 20 * sharp);
+    pen.fillStyle = "#10151d";
+    pen.fillText(text, left + 5 * sharp, top + 15 * sharp);
+  }
+
+  // The map over the overview, painted again only when it changes.
+  paintOverview() {
+    const { painted, opacity, hidden, removed, overviewMap: canvas, overview } = this,
+      shows = [painted, opacity, hidden, removed];
+    if (shows.every((one, i) => one === this.overviewShows?.[i])) return;
+    this.overviewShows = shows;
+    const sharp = window.devicePixelRatio || 1;
+    Object.assign(canvas, { width: overview.clientWidth * sharp, height: overview.clientHeight * sharp });
+    const pen = canvas.getContext("2d");
+    if (!hidden) this.paintMap(pen, this.boxes({ s: canvas.width / this.width, dx: 0, dy: 0 }, 0));
+  }
+
+  // A scale bar of a round length, about a fifth of the stage; the overview is of use only where something is out of sight.
   measure(s) {
+    const { x, y, width, height } = this.viewer.viewport.getBounds(true),
+      tall = this.height / this.width;
+    this.overview.classList.toggle("idle", x <= 0.001 && y <= 0.001 && x + width >= 0.999 && y + height >= tall - 0.001);
     if (!this.mpp) return;
-    const about = (this.stage.clientWidth / 5 / s) * this.mpp,
+    const about = (Math.max(this.stage.clientWidth / 5, SCALE_BAR) / s) * this.mpp,
       ten = 10 ** Math.floor(Math.log10(about));
     const length = ten * ([5, 2].find(step => step * ten <= about) ?? 1);
-    this.ruler.textContent = length >= 1000 ? `${length / 1000} mm` : `${length} µm`;
-    this.ruler.style.width = `${(length / this.mpp) * s}px`;
+    this.scaleBar.textContent = length >= 1000 ? `${length / 1000} mm` : `${length} µm`;
+    this.scaleBar.style.width = `${(length / this.mpp) * s}px`;
+  }
+
+  // What is in sight, as layers of a picture, in pixels of the stage.
+  async picture() {
+    const { stage, viewer, canvas, scaleBar } = this,
+      width = stage.clientWidth,
+      height = stage.clientHeight;
+    this.paint();
+    const tissue = viewer.drawer.canvas,
+      ground = element("canvas", { width: canvas.width, height: canvas.height }),
+      pen = ground.getContext("2d");
+    pen.fillStyle = getComputedStyle(stage).backgroundColor;
+    pen.fillRect(0, 0, ground.width, ground.height);
+    pen.filter = getComputedStyle(tissue).filter;
+    pen.drawImage(tissue, 0, 0, ground.width, ground.height);
+    return {
+      width,
+      height,
+      layers: [ground.toDataURL("image/jpeg", 0.92), canvas.toDataURL()],
+      scaleBar: this.mpp ? { length: parseFloat(scaleBar.style.width), text: scaleBar.textContent } : null,
+    };
+  }
+
+  // How large the screen shows the tissue; null where the pixel size is unknown.
+  get magnification() {
+    return this.mpp && this.ready ? (AT_1X * this.scale.s) / this.mpp : null;
+  }
+
+  magnify(times) {
+    const { viewport } = this.viewer;
+    viewport.zoomTo(viewport.imageToViewportZoom((times * this.mpp) / AT_1X), null, still.matches);
+  }
+
+  // Half of the view is tissue, or half of the tissue is in view: nobody gets lost on white glass.
+  keepTissue(immediately = still.matches) {
+    const { viewport } = this.viewer,
+      centre = viewport.getCenter(false),
+      seen = viewport.getBounds(false),
+      kept = (at, reach, low, size) => {
+        const spare = (reach - Math.min(reach, size)) / 2;
+        return Math.min(Math.max(at, low - spare), low + size + spare);
+      },
+      { x, y, width, height } = this.tissue,
+      inside = new this.Library.Point(
+        kept(centre.x, seen.width, x / this.width, width / this.width),
+        kept(centre.y, seen.height, y / this.width, height / this.width),
+      );
+    if (Math.hypot(inside.x - centre.x, inside.y - centre.y) > 1e-6 * seen.width) viewport.panTo(inside, immediately);
   }
 
   toStage([x, y]) {
@@ -283,6 +436,18 @@ export class Plane {
 
   whole() {
     this.viewer.viewport.goHome(still.matches);
+  }
+
+  // All tissue, as large as the window allows.
+  fit() {
+    const { x, y, width, height } = this.tissue,
+      rim = this.places.size / 2;
+    this.viewer.viewport.fitBounds(
+      this.viewer.world
+        .getItemAt(0)
+        .imageToViewportRectangle(x - rim, y - rim, width + 2 * rim, height + 2 * rim),
+      still.matches,
+    );
   }
 
   get view() {
@@ -302,19 +467,24 @@ export class Plane {
     );
   }
 
-  // The other half of a split view looks at the same place.
+  // The other half of a split view looks at the same place, also where another run's plane has another width.
   follow(other) {
     if (!this.ready || !other.ready) return;
     const from = other.viewer.viewport,
-      to = this.viewer.viewport;
-    to.zoomTo(from.getZoom(true), null, true);
-    to.panTo(from.getCenter(true), true);
+      to = this.viewer.viewport,
+      wider = this.width / other.width;
+    to.zoomTo(from.getZoom(true) * wider, null, true);
+    to.panTo(from.getCenter(true).divide(wider), true);
   }
 
   fly(i) {
     const { x, y, size } = this.places;
-    this.look([x[i] + size / 2, y[i] + size / 2, Math.min(size * 14, this.width)]);
+    this.look([x[i] + size / 2, y[i] + size / 2, Math.min(size * FLOWN, this.width)]);
     this.set({ found: i });
+  }
+
+  focus() {
+    this.viewer.canvas.focus({ preventScroll: true });
   }
 
   destroy() {
@@ -322,7 +492,8 @@ export class Plane {
     cancelAnimationFrame(this.frame);
     this.viewer.destroy();
     this.canvas.remove();
-    this.ruler.remove();
+    this.scaleBar.remove();
+    this.overview.remove();
   }
 }
 
@@ -348,11 +519,11 @@ function hatch(pen, ink, ground, sharp) {
 const grown = ([x, y, w, h], by) => [x - by, y - by, w + 2 * by, h + 2 * by];
 
 // A dark line within a light one: seen on any tissue and any colour.
-function outline(pen, stroke, width, sharp) {
+function outline(pen, stroke, width, sharp, ink = "#10151d") {
   pen.strokeStyle = "#fff";
   pen.lineWidth = width + 2 * sharp;
   stroke();
-  pen.strokeStyle = pen.fillStyle = "#10151d";
+  pen.strokeStyle = pen.fillStyle = ink;
   pen.lineWidth = width;
   stroke();
 }

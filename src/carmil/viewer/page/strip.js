@@ -84,6 +84,38 @@ export class Pictures {
     if (focused !== null) first?.focus();
   }
 
+  // All pictures that are shown, as a layer of a picture.
+  async picture() {
+    const { group } = this,
+      canvas = element("canvas", { width: group.scrollWidth, height: group.scrollHeight }),
+      pen = canvas.getContext("2d"),
+      look = getComputedStyle(group),
+      from = group.getBoundingClientRect();
+    pen.fillStyle = getComputedStyle(this.stage).backgroundColor;
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    Object.assign(pen, { font: `11px ${look.fontFamily}`, textAlign: "center", textBaseline: "bottom" });
+    const place = thing => {
+      const { left, top, width, height } = thing.getBoundingClientRect();
+      return [left - from.left, top - from.top, width, height];
+    };
+    for (const button of group.querySelectorAll("[data-instance]")) {
+      const image = button.querySelector("img"),
+        [x, y, width, height] = place(button),
+        gone = button.classList.contains("gone");
+      image.loading = "eager";
+      await image.decode().catch(() => {});
+      pen.strokeStyle = button.style.getPropertyValue("--c");
+      pen.lineWidth = 4;
+      pen.strokeRect(x + 2, y + 2, width - 4, height - 4);
+      pen.globalAlpha = gone ? 0.25 : 1;
+      if (image.naturalWidth) pen.drawImage(image, ...place(image));
+      pen.globalAlpha = 1;
+      pen.fillStyle = look.color;
+      pen.fillText(gone ? "removed" : button.textContent, x + width / 2, y + height - 5);
+    }
+    return { width: canvas.width, height: canvas.height, layers: [canvas.toDataURL()], scaleBar: null };
+  }
+
   fly(i) {
     this.set({ found: i });
     this.group.querySelector(`[data-instance="${i}"]`)?.scrollIntoView({ block: "nearest" });
@@ -174,6 +206,12 @@ export class Bars {
         pen.fillRect(x, this.marked.has(i) ? height - 6 * sharp : 0, Math.max(w, 2 * sharp), 6 * sharp);
       }
     });
+  }
+
+  async picture() {
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    this.paint();
+    return { width, height, layers: [this.canvas.toDataURL()], scaleBar: null };
   }
 
   fly(i) {

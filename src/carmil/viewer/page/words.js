@@ -1,5 +1,7 @@
 // Numbers and elements as people read them.
 
+export const $ = id => document.getElementById(id);
+
 export function element(tag, { text, class: names, children = [], on = {}, ...attributes } = {}) {
   const made = document.createElement(tag);
   if (names) made.className = names;
@@ -10,6 +12,14 @@ export function element(tag, { text, class: names, children = [], on = {}, ...at
   }
   for (const [name, does] of Object.entries(on)) made.addEventListener(name, does);
   made.append(...children.filter(child => child !== null));
+  return made;
+}
+
+export function svg(tag, attributes, children = []) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes))
+    name === "text" ? (made.textContent = value) : made.setAttribute(name, value);
+  made.append(...children);
   return made;
 }
 
@@ -30,6 +40,12 @@ export const options = (pairs, chosen) =>
 export const percent = p => {
   const hundred = 100 * p;
   return hundred > 99.5 && p < 1 ? "> 99 %" : hundred > 0 && hundred < 0.5 ? "< 1 %" : `${Math.round(hundred)} %`;
+};
+
+/** A probability as `carmil.words.probability_text` writes it: never "0 %" or "100 %", since no model is certain. */
+export const probability = p => {
+  const tenths = Math.floor(1000 * p + 0.5);
+  return tenths > 999 ? "> 99.9 %" : tenths < 1 ? "< 0.1 %" : `${(tenths / 10).toFixed(1)} %`;
 };
 
 export const points = change => {
@@ -55,6 +71,26 @@ export const number = value => {
 const power = size => {
   const [digits, exponent] = size.toExponential(1).split("e");
   return `${digits}·10⁻${[...exponent.slice(1)].map(digit => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
+};
+
+/** A number of an answer, in the format that the server gives. */
+export const shown = (value, { share, signed: hasSign, decimals }) => {
+  if (share) return probability(value);
+  const text = Math.abs(value).toFixed(decimals),
+    sign = Number(text) === 0 ? "" : value < 0 ? "−" : hasSign ? "+" : "";
+  return sign + text;
+};
+
+/** The change of such a number: of a share in percentage points. */
+export const changed = (change, { share, decimals }) => {
+  const text = share ? points(change) : shown(change, { signed: true, decimals });
+  return /[1-9]/.test(text) ? text : "±0";
+};
+
+/** Where a pointer is on an element, in CSS pixels. */
+export const pointOn = (box, { clientX, clientY }) => {
+  const { left, top } = box.getBoundingClientRect();
+  return [clientX - left, clientY - top];
 };
 
 export const capital = text => text.charAt(0).toUpperCase() + text.slice(1);
