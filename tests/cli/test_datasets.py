@@ -7,8 +7,7 @@ from carmil.bags.building import build_store
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.datasets.paper_cohorts import DATASETS
-from carmil.maps.tile_labels import TileLabels
-from carmil.maps.truth_files import write_truth
+from carmil.maps.tile_labels import TileLabels, write_truth
 from carmil.slides.slide import Tiles
 
 
@@ -19,8 +18,8 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_list_has_counts_sources_and_terms_of_all_five(said) -> None:
-    status, out, _ = said("dataset", "list")
+def test_dataset_list_shows_counts_sources_and_terms(run_cli) -> None:
+    status, out, _ = run_cli("dataset", "list")
     assert status == 0
     for dataset in DATASETS:
         assert dataset.counted in out
@@ -29,8 +28,8 @@ def test_the_list_has_counts_sources_and_terms_of_all_five(said) -> None:
 
 
 @pytest.mark.parametrize("name", [dataset.name for dataset in DATASETS])
-def test_show_says_which_files_are_expected_where(said, name: str) -> None:
-    status, out, _ = said("dataset", "show", name, "--encoder", "resnet50")
+def test_dataset_show_names_the_expected_files(run_cli, name: str) -> None:
+    status, out, _ = run_cli("dataset", "show", name, "--encoder", "resnet50")
     assert status == 0
     assert f"DATA/{name}/labels.csv" in out
     assert f"DATA/{name}/resnet50" in out
@@ -38,8 +37,10 @@ def test_show_says_which_files_are_expected_where(said, name: str) -> None:
     assert ("carmil slides label SCANS/*.tif" in out) == (name == "camelyon16")
 
 
-def test_labels_are_written_and_what_differs_from_the_paper_is_said(said, table: Path, tmp_path: Path) -> None:
-    status, out, err = said("dataset", "labels", "brca", "--from", str(table), "--out", str(tmp_path / "data"))
+def test_dataset_labels_writes_labels_and_reports_differences_from_the_paper(
+    run_cli, table: Path, tmp_path: Path
+) -> None:
+    status, out, err = run_cli("dataset", "labels", "brca", "--from", str(table), "--out", str(tmp_path / "data"))
     assert status == 0
     assert "2 rows of 2 patients" in out
     assert "2 (IDC 1, ILC 1) slides, the paper has 977 (IDC 779, ILC 198)" in err
@@ -47,46 +48,48 @@ def test_labels_are_written_and_what_differs_from_the_paper_is_said(said, table:
     assert written.read_text() == "slide,patient,label\nTCGA-E2-A154,TCGA-E2-A154,IDC\nTCGA-AO-A0J6,TCGA-AO-A0J6,ILC\n"
 
 
-def test_another_table_of_labels_is_not_written_over(said, table: Path, tmp_path: Path) -> None:
-    asked = ("dataset", "labels", "brca", "--from", str(table), "--out", str(tmp_path / "data"))
-    assert [said(*asked)[0], said(*asked)[0]] == [0, 0]
+def test_dataset_labels_does_not_overwrite_different_labels(run_cli, table: Path, tmp_path: Path) -> None:
+    command = ("dataset", "labels", "brca", "--from", str(table), "--out", str(tmp_path / "data"))
+    assert [run_cli(*command)[0], run_cli(*command)[0]] == [0, 0]
     table.write_text("TCGA-E2-A154,ILC\nTCGA-AO-A0J6,IDC\n")
-    status, _, err = said(*asked)
+    status, _, err = run_cli(*command)
     assert status == 2
     assert err.count("\n") == 1
     assert "already exists with other content" in err
 
 
-def test_check_counts_what_is_there_and_is_content_with_what_is_not(said, table: Path, tmp_path: Path) -> None:
+def test_dataset_check_counts_present_cohorts_and_accepts_missing_cohorts(run_cli, table: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    said("dataset", "labels", "brca", "--from", str(table), "--out", str(data))
-    assert "brca: TCGA-BRCA is not there: expected features in DATA/brca/uni" in said("dataset", "check", str(data))[1]
+    run_cli("dataset", "labels", "brca", "--from", str(table), "--out", str(data))
+    assert "brca: TCGA-BRCA is missing: expected features in DATA/brca/uni" in run_cli("dataset", "check", str(data))[1]
     for slide in ("TCGA-E2-A154-01Z-00-DX1", "TCGA-E2-A154-01Z-00-DX2", "TCGA-AO-A0J6-01Z-00-DX1"):
         write_bag(Bag(slide, np.ones((2, 3), dtype=np.float32)), data / "brca" / "uni", "npy")
-    status, out, _ = said("dataset", "check", str(data))
+    status, out, _ = run_cli("dataset", "check", str(data))
     assert status == 0
     assert "brca: 3 slides of 2 patients with features and a label" in out
     assert "3 (IDC 2, ILC 1) slides, the paper has 977" in out
-    assert "camelyon16: CAMELYON16 is not there: expected DATA/camelyon16/labels.csv" in out
+    assert "camelyon16: CAMELYON16 is missing: expected DATA/camelyon16/labels.csv" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("show", "bracks"), "unknown dataset 'bracks'; did you mean 'bracs'?"),
         (("check", "nowhere"), "nowhere is not a folder"),
         (("labels", "brca", "--from", "nowhere.csv", "--out", "data"), "nowhere.csv: does not exist"),
     ],
 )
-def test_bad_words_are_one_line_and_status_2(said, words: tuple[str, ...], told: str) -> None:
-    status, _, err = said("dataset", *words)
+def test_invalid_dataset_arguments_exit_with_one_line_and_status_2(
+    run_cli, words: tuple[str, ...], expected: str
+) -> None:
+    status, _, err = run_cli("dataset", *words)
     assert status == 2
     assert err.count("\n") == 1
-    assert told in err
+    assert expected in err
 
 
-def test_camelyon16s_way_from_files_and_tile_labels_ends_in_a_store_with_truth(tmp_path: Path) -> None:
-    """The last three commands that `dataset show camelyon16` names, with the files that the ones before them leave."""
+def test_camelyon16_features_and_tile_labels_give_a_store_with_truth(tmp_path: Path) -> None:
+    """Run the last three commands of `dataset show camelyon16` on files as the earlier commands write them."""
     corners = np.array([[0, 0], [256, 0]], dtype=np.int64)
     work = tmp_path / "work"
     bag = Bag("tumor_001", np.ones((2, 3), dtype=np.float16), corners.astype(np.float32), "level0_px", 256.0, "uni")

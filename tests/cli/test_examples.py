@@ -1,4 +1,4 @@
-"""The help of every command there is: what it says, and that its examples can be typed."""
+"""The help of every command: its text, and that its examples are valid commands."""
 
 import shlex
 
@@ -6,11 +6,11 @@ import pytest
 import typer
 
 from carmil.cli import app
-from carmil.cli.examples import end_with_examples, examples_in
+from carmil.cli.app import end_with_examples, examples_in
 
 
 def walk(command, *path):
-    """Every command and group below this one, this one first, by the words that call it."""
+    """Yield this command and every command and group below it, with the words that call them."""
     yield path, command
     for name, below in getattr(command, "commands", {}).items():
         yield from walk(below, *path, name)
@@ -20,7 +20,7 @@ COMMANDS = dict(walk(typer.main.get_command(app), "carmil"))
 
 
 def command_of(words):
-    """The longest run of words that names a command, and the words after it."""
+    """Return the longest prefix that names a command, and the remaining words."""
     known = max(i for i in range(1, len(words) + 1) if tuple(words[:i]) in COMMANDS)
     return tuple(words[:known]), words[known:]
 
@@ -35,38 +35,38 @@ def command(path):
     return COMMANDS[path]
 
 
-def test_every_command_says_what_it_does_and_how_it_is_called(path, command):
+def test_every_command_has_a_description_and_examples(path, command):
     assert command.help.strip().endswith(".")
     assert command.examples
     for line in command.examples:
         assert line.startswith(("carmil ", "# ")), line
 
 
-def test_an_example_is_one_of_its_command_and_its_words_parse(path, command):
+def test_every_example_calls_its_command_with_valid_arguments(path, command):
     for line in command.examples:
         if line.startswith("#"):
             continue
-        found, words = command_of(shlex.split(line))
-        assert found[: len(path)] == path
-        asked = COMMANDS[found]
-        assert not hasattr(asked, "commands"), f"{line} names a group and no command of it"
-        asked.make_context(" ".join(found), words)
+        result, words = command_of(shlex.split(line))
+        assert result[: len(path)] == path
+        called = COMMANDS[result]
+        assert not hasattr(called, "commands"), f"{line} names a group and no command of it"
+        called.make_context(" ".join(result), words)
 
 
-def test_every_option_and_argument_says_what_it_is(command):
-    silent = [parameter.name for parameter in command.params if not (parameter.help or "").strip()]
-    assert not silent
+def test_every_option_and_argument_has_a_help_text(command):
+    undocumented = [parameter.name for parameter in command.params if not (parameter.help or "").strip()]
+    assert not undocumented
 
 
-def test_examples_are_shown_after_the_options_line_by_line_as_written(path, command, said):
-    status, out, _ = said(*path[1:], "--help")
+def test_help_shows_examples_after_the_options(path, command, run_cli):
+    status, out, _ = run_cli(*path[1:], "--help")
     prose, options, examples = (out.find(part) for part in ("Usage: carmil", "Options:", "\nExamples:\n"))
     assert status == 0 and 0 == prose < options < examples
     assert out[examples:].splitlines()[2:] == [f"  {line}" for line in command.examples]
 
 
-def test_a_list_of_commands_breaks_lines_and_no_sentence(said):
-    _, out, _ = said("--help")
+def test_command_list_shows_whole_sentences(run_cli):
+    _, out, _ = run_cli("--help")
     assert "..." not in out.partition("Commands:")[2]
     assert "  evaluate      Evaluate a run on an external cohort.\n" in out
 
@@ -81,11 +81,11 @@ def test_a_list_of_commands_breaks_lines_and_no_sentence(said):
         ("An Example: of prose.", ("An Example: of prose.", ())),
     ],
 )
-def test_a_help_text_is_prose_and_then_examples(words, expected):
+def test_help_text_is_split_into_prose_and_examples(words, expected):
     assert examples_in(words) == expected
 
 
-def test_the_first_sentence_is_the_summary_and_a_dot_within_a_word_does_not_end_it():
+def test_summary_is_the_first_sentence_of_the_help_text():
     some = typer.Typer()
     some.command("cut")(_cut)
     some.command("ask")(_ask)

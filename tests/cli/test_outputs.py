@@ -1,4 +1,4 @@
-"""What a command writes never takes the place of what it reads, and what cannot be written is one line."""
+"""Commands never overwrite their inputs, and output errors are reported in one line."""
 
 import os
 import subprocess
@@ -28,15 +28,15 @@ def carmil(*words, **environment):
         ("splits_0.csv", ".", "clam"),
     ],
 )
-def test_a_split_is_not_written_over_its_labels(name, out, form, tmp_path, said):
+def test_split_does_not_overwrite_its_labels(name, out, form, tmp_path, run_cli):
     labels = tmp_path / name
     labels.write_text(LABELS)
     (tmp_path / "alias.csv").symlink_to(labels)
     words = ("--labels", str(labels), "--folds", "2", "--form", form)
-    status, _, error = said("split", *words, "--out", str(tmp_path / out))
+    status, _, error = run_cli("split", *words, "--out", str(tmp_path / out))
     assert status == 2 and f"is the input {labels}: choose another name" in error
     assert labels.read_text() == LABELS
-    assert said("split", *words, "--out", str(tmp_path / "new"))[0] == 0
+    assert run_cli("split", *words, "--out", str(tmp_path / "new"))[0] == 0
 
 
 @pytest.mark.finding(n=13)
@@ -44,7 +44,7 @@ def test_a_split_is_not_written_over_its_labels(name, out, form, tmp_path, said)
     "name",
     ["run.json", "models.json", "weights.safetensors", "predictions.csv", "predictions.parquet", "splits_1.tsv"],
 )
-def test_no_page_or_table_is_written_over_a_file_of_a_run(name, tmp_path, said):
+def test_report_and_compare_do_not_overwrite_files_of_a_run(name, tmp_path, run_cli):
     run = tmp_path / "run"
     run.mkdir()
     for file in ("run.json", name):
@@ -55,19 +55,19 @@ def test_no_page_or_table_is_written_over_a_file_of_a_run(name, tmp_path, said):
         ("compare", str(run), str(run)),
         *((("split", "--labels", str(tmp_path / "labels.csv")),) if name.endswith(".tsv") else ()),
     ):
-        status, _, error = said(*words, "--out", str(run / name))
+        status, _, error = run_cli(*words, "--out", str(run / name))
         assert status == 2 and f"--out {run / name} is a file of the run in {run}: choose another name" in error
     assert (run / name).read_text() == "{}"
 
 
 @pytest.mark.finding(n=14)
-def test_a_page_cannot_be_a_folder(tmp_path, said):
-    status, _, error = said("report", str(tmp_path), "--out", str(tmp_path))
+def test_report_to_a_folder_exits_with_an_error(tmp_path, run_cli):
+    status, _, error = run_cli("report", str(tmp_path), "--out", str(tmp_path))
     assert status == 2 and f"--out {tmp_path} is a folder: expected the name of a file" in error
 
 
 @pytest.mark.finding(n=14)
-def test_a_terminal_of_ascii_gets_escapes():
+def test_output_to_an_ascii_terminal_is_escaped():
     ended = carmil("models", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert ended.returncode == 0 and ended.stderr == b""
     assert b"abmil.gated" in ended.stdout and ended.stdout.isascii()
@@ -85,11 +85,11 @@ def test_a_terminal_of_ascii_gets_escapes():
         (OSError("odd\nlines"), "the output cannot be written (odd lines): check free space"),
     ],
 )
-def test_an_error_of_the_system_is_told_in_words(error, message, capsys):
+def test_system_error_is_reported_in_one_line(error, message, capsys):
     def fail(**_):
         raise error
 
     with pytest.raises(SystemExit) as left:
         main(fail)
-    told = capsys.readouterr().err
-    assert left.value.code == 2 and told.startswith(f"carmil: {message}") and len(told.splitlines()) == 1
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and err.startswith(f"carmil: {message}") and len(err.splitlines()) == 1

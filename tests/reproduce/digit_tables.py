@@ -1,12 +1,13 @@
-"""Small cohorts of digits, trained for a few epochs: for the tests of recipes."""
+"""Small cohorts of digits, trained for a few epochs, for the tests of recipes."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from carmil.datasets.digit_cohorts import DIGITS, load_digits
 from carmil.datasets.study_cohort import StudyCohort
+from carmil.report.paper import Finding
 from carmil.reproduce.digits import TASKS
-from carmil.reproduce.recipes import Finding, Request
+from carmil.reproduce.recipes import Request
 
 SMALL = replace(DIGITS, seeds=2, epochs=3)
 
@@ -20,10 +21,10 @@ def request_for(out: Path) -> Request:
     return Request(out=out, shared=out)
 
 
-def rows_of(found: Finding) -> list[dict[str, str]]:
-    """One row per line of the tables, by the heads of its columns; `task` is the title of its table."""
+def rows_of(result: Finding) -> list[dict[str, str]]:
+    """Return one dict per table row, keyed by column head; `task` is the title of the table."""
     return [
         {"task": table.title, **dict(zip(table.heads, line, strict=True))}
-        for table in found.tables
+        for table in result.tables
         for line in table.lines
     ]

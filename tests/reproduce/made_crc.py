@@ -1,4 +1,4 @@
-"""A folder like crc's, made up: nuclei whose features tell patient and kind, and a few patients of unknown kind."""
+"""A made-up folder in the layout of crc: nuclei whose features encode patient and kind."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ KINDS = ("epithelial", "inflammatory", "fibroblast", "others")
 
 
 def made_crc(folder: Path, *, patients: int = 60, nuclei: int = 40) -> Path:
-    """Three fifths of the patients have tumour nuclei; two more patients have no kinds at all.
+    """Write the folder: three fifths of the patients have tumour nuclei, two more patients have nuclei of unknown kind.
 
-    Features are (kind, patient, row, 1): so that a test reads off a slide what it was made of.
+    Features are (kind, patient, row, 1), so that tests can tell which nuclei a slide was made of.
     """
     lines, features = ["instance_id,patient_id,cell_type,is_cancerous"], []
     for patient in range(1, patients + 3):
         known = KINDS if patient % 5 < 3 else KINDS[1:]
         for i in range(nuclei):
             kind = known[i % len(known)]
-            told = kind if patient <= patients else ""
-            lines.append(f"{len(features)},{patient},{told},{int(kind == 'epithelial')}")
+            recorded_kind = kind if patient <= patients else ""
+            lines.append(f"{len(features)},{patient},{recorded_kind},{int(kind == 'epithelial')}")
             features.append((KINDS.index(kind), patient, i, 1))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "instances.csv").write_text("\n".join([*lines, ""]))

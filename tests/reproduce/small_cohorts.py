@@ -1,4 +1,4 @@
-"""Small cohorts of slides as a recipe finds them: squares on a grid, some of them of the class, a rule that can be learned."""
+"""Small cohorts of slides for recipes: tiles on a grid, some of which show the class, with a rule that can be learned."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ WIDTH, SIDE, TILE = 6, 12, 256
 
 
 def make_cohort(folder: Path, *, classes: int = 2, slides: int = 30, seed: int = 0, **others) -> StudyCohort:
-    """Slides of class c > 0 have a disc of tiles with a large feature c; a third each is for training, validation and test."""
+    """Write slides; those of class c > 0 have a disc of tiles with a large feature c; train, val and test are thirds."""
     rng = np.random.default_rng(seed)
     lines = ["slide,patient,label,split"]
     y, x = np.mgrid[:SIDE, :SIDE].reshape(2, -1)

@@ -12,6 +12,7 @@ from carmil.reproduce.crc_evidence import BASELINE, DEFAULT, MapFigures, compare
 from carmil.reproduce.recipes import Request
 from carmil.runs.run import read_run
 from carmil.studies.compare import ComparedRun, compare_pairs
+from carmil.targets import Classes
 
 MODELS = ("abmil.gated", "car/abmil.gated")
 SEEDS, EPOCHS = 2, 7
@@ -26,7 +27,7 @@ def _small_models():
 
 
 def write_crc(folder, *, whole=False):
-    """Forty patients whose cancerous nuclei show in one feature; `whole`: a patient's nuclei are all of one kind."""
+    """Write forty patients whose cancerous nuclei have a large first feature; `whole`: one kind of nuclei per patient."""
     rng = np.random.default_rng(0)
     patients = rng.integers(0, 40, 400)
     cancerous = (patients % 2 == 0) & ((rng.random(400) < 0.5) | whole)
@@ -50,7 +51,7 @@ def measure(data, out):
 
 @pytest.fixture(scope="module")
 def study(data, tmp_path_factory):
-    """A finished study: its finding, its JSON and its runs by model."""
+    """Return a finished study: its finding, its JSON, its runs by model, and its folder."""
     out = tmp_path_factory.mktemp("out")
     finding = measure(data, out)
     folder = out / "runs" / f"crc-nuclei-epochs{EPOCHS}-seeds{SEEDS}-seed0"
@@ -65,7 +66,7 @@ def test_every_explainer_of_every_model_has_a_row(study):
     assert ("car/abmil.gated", "path.counterfactual") in expected
 
 
-def test_figures_are_means_over_folds_and_the_comparison_is_that_of_carmil_compare(study):
+def test_figures_are_means_over_folds_and_comparisons_equal_carmil_compare(study):
     _, facts, runs, _ = study
     rows = {(row["model"], row["evidence"]): row for row in facts["rows"]}
     for model, run in runs.items():
@@ -82,13 +83,13 @@ def test_figures_are_means_over_folds_and_the_comparison_is_that_of_carmil_compa
     (auc,) = compare_pairs([(ComparedRun.of(car, name="car"), ComparedRun.of(plain, name="plain"))])
     maps = ComparedRun.of(car, "auprc_path", name="car"), ComparedRun.of(plain, "auprc_attention", name="plain")
     (auprc,) = compare_pairs([maps])
-    for found, expected in ((product["auc_difference"], auc), (product["auprc_difference"], auprc)):
-        values = [found[name] for name in ("value", "low", "high")]
+    for result, expected in ((product["auc_difference"], auc), (product["auprc_difference"], auprc)):
+        values = [result[name] for name in ("value", "low", "high")]
         assert values == pytest.approx([100 * expected.difference, 100 * expected.low, 100 * expected.high])
-        assert found["p"] == pytest.approx(expected.p_patients)
+        assert result["p"] == pytest.approx(expected.p_patients)
 
 
-def test_what_is_written_is_what_was_found(study):
+def test_written_files_contain_the_finding(study):
     finding, facts, _, out = study
     text = (out / "crc_evidence.md").read_text()
     path = next(row for row in facts["rows"] if (row["model"], row["evidence"]) == DEFAULT)
@@ -98,7 +99,7 @@ def test_what_is_written_is_what_was_found(study):
     assert all(line in text for line in finding.conditions)
 
 
-def test_a_finished_study_is_only_read(data, study, monkeypatch):
+def test_finished_study_is_read_without_training(data, study, monkeypatch):
     finding, *_, out = study
     monkeypatch.setattr("carmil.studies.train.train_protocol", None)
     monkeypatch.setattr("carmil.studies.agreement.explain", None)
@@ -109,10 +110,10 @@ FOLDS, PATIENTS = 5, 60
 
 
 def maps_of(model, *, test, validation, certainty=0.0):
-    """Two seeds; explainer -> its AUPRC+ on test and on validation bags, a number or one per fold, with some noise."""
+    """Return noisy maps for two seeds, from AUPRC+ on test and validation bags by explainer (one number, or one per fold)."""
     fold, label = np.arange(PATIENTS) % FOLDS, np.arange(PATIENTS) // FOLDS % 2
     noise = np.random.default_rng(7).normal(size=(2, PATIENTS))
-    found = []
+    results = []
     for method in test:
         values = np.broadcast_to(np.asarray(test[method], dtype=float), FOLDS)[fold]
         frames = []
@@ -127,16 +128,16 @@ def maps_of(model, *, test, validation, certainty=0.0):
             {"auprc_plus": np.tile(np.broadcast_to(np.asarray(part[method], dtype=float), FOLDS), (2, 1))}
             for part in (test, validation)
         ]
-        found.append(MapFigures((model, method), ("a", "b"), pd.concat(frames), *by_fold))
-    return found
+        results.append(MapFigures((model, method), Classes(names=("a", "b")), pd.concat(frames), *by_fold))
+    return results
 
 
-def test_the_default_is_chosen_on_validation_bags_among_signed_maps_of_a_class_and_reported_on_test_bags():
+def test_best_explainer_is_chosen_on_validation_bags_and_reported_on_test_bags():
     plain = maps_of("abmil.gated", test={"attention": 0.6, "lrp": 0.9}, validation={"attention": 0.6, "lrp": 0.99})
     test = {"path": 0.7, "lrp": 0.5, "leave_one_out": 0.9, "attention": 0.9, "single": 0.9, "random": 0.9}
     validation = {"path": 0.7, "lrp": 0.8, "leave_one_out": 0.6, "attention": 0.9, "single": 0.9, "random": 0.9}
     car = maps_of("car/abmil.gated", test=test, validation=validation, certainty=3.0)
-    _, product, best, own = compare_maps([*plain, *car])[1]
+    _, product, best, own = compare_maps([*plain, *car])[1].values()
     assert product.maps == (DEFAULT,) * FOLDS
     assert best.maps == own.maps == (("car/abmil.gated", "lrp"),) * FOLDS
     assert product.auprc_difference.value == pytest.approx(10, abs=1)
@@ -147,39 +148,39 @@ def test_the_default_is_chosen_on_validation_bags_among_signed_maps_of_a_class_a
     assert product.auc_difference.p < 0.002
 
 
-def test_each_fold_may_choose_its_own_map():
+def test_best_explainer_can_differ_between_folds():
     plain = maps_of("abmil.gated", test={"attention": 0.6}, validation={"attention": 0.6})
     first = np.array([1, 1, 0, 0, 0])
     validation = {"path": 0.5 + 0.3 * first, "lrp": 0.6}
     car = maps_of("car/abmil.gated", test={"path": 0.9 * first, "lrp": 0.9 * (1 - first)}, validation=validation)
-    _, _, best, own = compare_maps([*plain, *car])[1]
+    _, _, best, own = compare_maps([*plain, *car])[1].values()
     assert best.maps == (("car/abmil.gated", "path"),) * FOLDS
     assert [method for _, method in own.maps] == ["path", "path", "lrp", "lrp", "lrp"]
     assert best.auprc.value == pytest.approx(36, abs=1.5)
     assert own.auprc.value == pytest.approx(90, abs=1)
 
 
-def test_a_map_does_not_differ_from_itself():
+def test_difference_of_a_map_to_itself_is_zero():
     values = {"attention": 0.6, "path": 0.6}
     maps = [one for model in MODELS for one in maps_of(model, test=values, validation=values)]
     rows, contrasts = compare_maps(maps)
-    attention = next(row for row in rows if (row.model, row.evidence) == BASELINE)
-    assert (attention.difference.value, attention.difference.p) == (0, 1)
-    assert contrasts[1].auc_difference.value == 0
+    attention = rows[BASELINE].auprc_difference
+    assert (attention.value, attention.p) == (0, 1)
+    assert contrasts["product default"].auc_difference.value == 0
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (("--models", "abmil.gated,nomil"), "unknown model 'nomil'"),
-        (("--models", "car/abmil.gated"), "expected 'abmil.gated', whose attention maps are compared with"),
-        (("--models", "abmil.gated"), "expected 'car/abmil.gated', the default model"),
+        (("--models", "car/abmil.gated"), "expected 'abmil.gated' among them, whose attention maps are compared with"),
+        (("--models", "abmil.gated"), "expected 'car/abmil.gated' among them, the default model"),
         (("--data", "nowhere"), "nowhere has no features.npy"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(said, data, tmp_path, monkeypatch, words, expected):
+def test_invalid_options_exit_with_one_line_and_write_nothing(run_cli, data, tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
-    status, out, err = said("reproduce", "crc-evidence", "--data", str(data), "--device", "cpu", *words)
+    status, out, err = run_cli("reproduce", "crc-evidence", "--data", str(data), "--device", "cpu", *words)
     assert status == 2
     assert out == ""
     assert err.startswith("carmil: ")
@@ -188,18 +189,18 @@ def test_bad_input_is_one_line_and_leaves_nothing(said, data, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_folds_without_a_patient_to_measure_maps_on_are_named(said, tmp_path):
+def test_fold_without_patients_to_evaluate_maps_is_named(run_cli, tmp_path):
     write_crc(tmp_path / "whole", whole=True)
     given = ("--data", str(tmp_path / "whole"), "--out", str(tmp_path / "out"), "--epochs", "3", "--device", "cpu")
-    status, _, err = said("reproduce", "crc-evidence", *given, "--seeds", "1")
+    status, _, err = run_cli("reproduce", "crc-evidence", *given, "--seeds", "1")
     assert status == 2
-    assert "no validation or test patient of fold 0 has nuclei of both kinds" in err
+    assert "no validation or test patient of fold 0 has both cancerous and other nuclei" in err
 
 
-def test_the_command_prints_what_was_found(said, data, study):
+def test_crc_evidence_command_prints_the_finding(run_cli, data, study):
     _, facts, _, folder = study
     given = ("--data", str(data), "--out", str(folder), "--seeds", str(SEEDS), "--epochs", str(EPOCHS))
-    status, out, _ = said("reproduce", "crc-evidence", *given, "--device", "cpu")
+    status, out, _ = run_cli("reproduce", "crc-evidence", *given, "--device", "cpu")
     assert status == 0
     assert f"{facts['contrasts'][1]['auprc_difference']['value']:+z.1f} [" in out
     assert str(folder / "crc_evidence.png") in out.replace("\n", "")

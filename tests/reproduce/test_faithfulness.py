@@ -17,7 +17,7 @@ from .digit_tables import request_for, rows_of, small_cohorts
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Forty patients whose cancerous nuclei show in one feature."""
+    """Write forty patients whose cancerous nuclei have a large first feature."""
     folder = tmp_path_factory.mktemp("crc")
     rng = np.random.default_rng(0)
     patients = rng.integers(0, 40, 400)
@@ -35,11 +35,11 @@ def drawn(folder, tmp_path_factory):
     digits = small_cohorts(request.shared, ["adjacent_pairs"], epochs=12, lr=1e-2)
     nuclei = [crc_cohort(folder, request, epochs=8)]
     of_nuclei = digit_methods(["car/abmil.gated"])
-    found = run_faithfulness(digits, digit_methods(MODELS), request, nuclei=nuclei, nuclei_methods=of_nuclei)
-    return request, digits, nuclei, found
+    result = run_faithfulness(digits, digit_methods(MODELS), request, nuclei=nuclei, nuclei_methods=of_nuclei)
+    return request, digits, nuclei, result
 
 
-def test_every_model_has_its_curves_on_both_cohorts_and_car_the_papers_order_too(drawn):
+def test_every_model_has_curves_and_car_has_one_more_in_the_order_of_the_paper(drawn):
     kinds = [(row["task"], row["model"], row["evidence"]) for row in rows_of(drawn[3])]
     papers = faithfulness.PAPERS_ORDER
     assert kinds == [
@@ -56,8 +56,8 @@ def test_every_model_has_its_curves_on_both_cohorts_and_car_the_papers_order_too
     ]
 
 
-def test_the_curves_are_those_of_the_one_engine(drawn, tmp_path):
-    request, digits, _, found = drawn
+def test_curves_equal_those_of_carmil_faithfulness(drawn, tmp_path):
+    request, digits, _, result = drawn
     (one,) = train_methods(digits, digit_methods(["car/abmil"]), request)
     (measured,) = measure_faithfulness(
         [one.run.folder], tmp_path, methods=("path",), steps=30, random_orders=10, device="cpu", log=print
@@ -67,40 +67,38 @@ def test_the_curves_are_those_of_the_one_engine(drawn, tmp_path):
     assert (curve["model"], curve["evidence"]) == ("car/abmil", "path")
     assert curve["deletion"]["mean"] == pytest.approx(path.deletion.mean)
     assert curve["measures"]["deletion_area"]["value"] == pytest.approx(path.figures["deletion_area"].value)
-    assert len(curve["deletion"]["mean"]) == 31  # a step per digit
-    row = next(r for r in rows_of(found) if (r["model"], r["evidence"]) == ("car/abmil", "path"))
+    assert len(curve["deletion"]["mean"]) == 31  # one step per digit
+    row = next(r for r in rows_of(result) if (r["model"], r["evidence"]) == ("car/abmil", "path"))
     area = path.figures["deletion_area"]
-    assert row["deletion area"].startswith(f"{area.value:.3f} [")
+    assert row["deletion area ↓"].startswith(f"{area.value:.3f} (")
 
 
-def test_with_nothing_left_the_cohort_tells_no_bag_from_another(drawn):
+def test_auc_of_empty_bags_is_one_half(drawn):
     curves = json.loads((drawn[0].out / "faithfulness.json").read_text())["curves"]
     assert [one["cohort"][-1] for one in curves if one["dataset"] == "Adjacent Pairs"] == pytest.approx([0.5] * 7)
 
 
-def test_the_papers_order_is_drawn_and_everything_is_written(drawn):
-    request, _, _, found = drawn
-    for picture in found.pictures:
+def test_recipe_writes_pictures_and_conditions(drawn):
+    request, _, _, result = drawn
+    for picture in result.pictures:
         assert picture.path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     text = (request.out / "faithfulness.md").read_text()
-    assert all(line in text for line in found.conditions)
-    assert any("bootstrap over bags" in line for line in found.conditions)
+    assert all(line in text for line in result.conditions)
+    assert any("bootstrap over bags" in line for line in result.conditions)
 
 
-def test_run_again_it_measures_nothing_that_is_there(drawn, monkeypatch):
-    request, digits, nuclei, found = drawn
+def test_repeated_recipe_measures_nothing_again(drawn, monkeypatch):
+    request, digits, nuclei, result = drawn
     monkeypatch.setattr("carmil.studies.train.train_protocol", None)
     monkeypatch.setattr("carmil.studies.faithfulness.probe", None)
     methods, of_nuclei = digit_methods(MODELS), digit_methods(["car/abmil.gated"])
-    assert run_faithfulness(digits, methods, request, nuclei=nuclei, nuclei_methods=of_nuclei) == found
+    assert run_faithfulness(digits, methods, request, nuclei=nuclei, nuclei_methods=of_nuclei) == result
 
 
-def test_what_makes_no_curve_is_named_before_any_training(folder, tmp_path):
+def test_methods_without_curves_raise_an_error_before_training(folder, tmp_path):
     request, digits = request_for(tmp_path), small_cohorts(tmp_path, ["adjacent_pairs"])
     with pytest.raises(CarmilError, match="expected one --alpha and one --lambda"):
         run_faithfulness(digits, digit_methods(["car/abmil"], alpha=(0.1, 0.2)), request)
-    with pytest.raises(CarmilError, match="expected a digit task, crc's folder, or both"):
-        run_faithfulness([], [], request)
-    with pytest.raises(CarmilError, match="mean has none of the maps that curves are drawn of"):
+    with pytest.raises(CarmilError, match="mean has none of the maps that curves are drawn for"):
         run_faithfulness(digits, digit_methods(["mean", "abmil"]), request)
     assert not (tmp_path / "runs").exists()

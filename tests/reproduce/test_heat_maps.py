@@ -31,7 +31,7 @@ def grid(side):
     return np.stack([x, y], axis=1) * TILE, x, y
 
 
-def test_one_zoom_is_around_what_is_annotated_and_the_other_where_nothing_is():
+def test_one_zoom_shows_annotated_tiles_and_the_other_unannotated_tiles():
     corners, x, y = grid(30)
     truth = (abs(x - 6) <= 1) & (abs(y - 20) <= 1)
     first, second = zoom_boxes(Tiles("s", corners, TILE, TILE, 0.5, 30 * TILE, 30 * TILE, 0.5), truth)
@@ -39,13 +39,13 @@ def test_one_zoom_is_around_what_is_annotated_and_the_other_where_nothing_is():
     inside = [(corners[:, i] + TILE > second[i]) & (corners[:, i] < second[i + 2]) for i in range(2)]
     assert not (inside[0] & inside[1] & truth).any()
     assert second[2] - second[0] == pytest.approx(first[2] - first[0])
-    assert second[0] > 20 * TILE or second[1] < 8 * TILE  # the far corner, not the next best place
+    assert second[0] > 20 * TILE or second[1] < 8 * TILE  # the far corner, not the nearest free place
     assert len(zoom_boxes(Tiles("s", corners, TILE, TILE, 0.5, 30 * TILE, 30 * TILE, 0.5), None)) == 1
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """The recipe on slides of two classes; what it found, and what it was asked."""
+    """Return the finding of the recipe on slides of two classes, the cohort, and the request."""
     home = tmp_path_factory.mktemp("two")
     cohort = make_cohort(home, slides=18)
     many = make_cohort(tmp_path_factory.mktemp("three"), classes=3, slides=9)
@@ -56,8 +56,8 @@ def drawn(tmp_path_factory):
         return heat_maps.reproduce(request), cohort, request
 
 
-def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(drawn):
-    found, cohort, request = drawn
+def test_chosen_slide_has_most_annotated_tiles_among_slides_all_models_predict_correctly(drawn):
+    result, cohort, request = drawn
     runs = [train_model(cohort, model, request) for model in dict.fromkeys(one[1].model for one in heat_maps.MAPS)]
     bags = open_run_store(runs[0]).bags()
     areas = {}
@@ -75,12 +75,12 @@ def test_the_slide_is_the_one_with_most_annotated_tiles_that_all_answer_rightly(
     positive = [name for name, area in areas.items() if area]
     agreed = set.intersection(*right) & set(positive)
     best = max(sorted(agreed or positive), key=areas.get)
-    assert f"slide {best} (b; {areas[best]} of {SIDE**2} tiles annotated)" in found.lines[0]
-    assert ("predict none of them correctly" in found.lines[0]) == (not agreed)
+    assert f"slide {best} (b; {areas[best]} of {SIDE**2} tiles annotated)" in result.lines[0]
+    assert ("predict none of them correctly" in result.lines[0]) == (not agreed)
 
 
-def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
-    found, cohort, request = drawn
+def test_maps_are_means_over_models_tested_on_the_slide(drawn):
+    result, cohort, request = drawn
     run = train_model(cohort, "car/abmil.gated", request)
     store = open_run_store(run)
     chosen = heat_maps.choose([run], store)
@@ -90,30 +90,30 @@ def test_its_maps_are_those_of_the_models_that_were_tested_on_it(drawn):
     subject = next(one for one in own_subjects(run, store) if one.slide == chosen.slide)
     found_map = heat_maps.explain_slide(run, subject, bag, "path", "cpu")[:, 1]
     assert found_map.tolist() == pytest.approx(mean.tolist(), abs=1e-7)
-    assert [line[0] for line in found.tables[0].lines] == [title for title, *_ in heat_maps.MAPS]
-    assert found.pictures[0].path.is_file() and "a plane" in found.pictures[0].caption
+    assert [line[0] for line in result.tables[0].lines] == [title for title, *_ in heat_maps.MAPS]
+    assert result.pictures[0].path.is_file() and "a plane" in result.pictures[0].caption
 
 
-def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
+def test_selection_rule_states_if_no_slide_is_predicted_correctly_by_all(drawn):
     _, cohort, request = drawn
     run = train_model(cohort, "abmil.gated", request)
     store, frame = open_run_store(run), run.predictions()
     areas = {name: int((store.bag(i).instance_labels > 0).sum()) for i, name in enumerate(store.ids)}
     ill = sorted(frame.loc[frame["label"] == "b", "slide"].unique(), key=areas.get)
 
-    def answering(rightly):
-        """The run as if its models called these slides b, and all others a."""
-        p = frame["slide"].isin(rightly).astype(float)
+    def run_predicting(positive_slides):
+        """Return the run as if its models predicted b for these slides and a for all others."""
+        p = frame["slide"].isin(positive_slides).astype(float)
         answers = frame.assign(p_a=1 - p, p_b=p)
-        own = {"classes": run.classes, "tested_folds": run.tested_folds, "decision": run.decision}
+        own = {"target": run.target, "outputs": run.outputs, "tested_folds": run.tested_folds, "decision": run.decision}
         return SimpleNamespace(**(vars(run) | own | {"predictions": lambda: answers.copy()}))
 
-    none = heat_maps.choose([answering(ill[:1]), answering(ill[1:])], store)
+    none = heat_maps.choose([run_predicting(ill[:1]), run_predicting(ill[1:])], store)
     assert (none.slide, none.label, none.annotated) == (ill[-1], "b", areas[ill[-1]])
     assert none.rule.endswith(
         f"the {len(ill)} test slides that are not 'a', as all 2 models together predict none of them correctly"
     )
-    one = heat_maps.choose([answering(ill[:1]), answering(ill)], store)
+    one = heat_maps.choose([run_predicting(ill[:1]), run_predicting(ill)], store)
     assert one.slide == ill[0]
     assert one.rule.endswith(
         f"among the 1 of {len(ill)} test slides that are not 'a' which all 2 models predict correctly"
@@ -122,34 +122,33 @@ def test_where_no_slide_is_answered_rightly_by_all_the_rule_says_so(drawn):
 
 @pytest.fixture
 def titles(monkeypatch):
-    """What stands above the panels of the pictures that are saved."""
-    save, seen = Figure.savefig, []
+    """Return the list of panel titles of every saved picture."""
+    save, recorded = Figure.savefig, []
 
     def saved(figure, *args, **options):
-        seen.append([panel.get_title() for panel in figure.axes if panel.get_title()])
+        recorded.append([panel.get_title() for panel in figure.axes if panel.get_title()])
         save(figure, *args, **options)
 
     monkeypatch.setattr(Figure, "savefig", saved)
-    return seen
+    return recorded
 
 
-def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch, titles):
+def test_finding_without_truth_mentions_no_annotated_tiles(tmp_path, monkeypatch, titles):
     cohort = make_cohort(tmp_path, slides=12)
     for source in find_bags(tmp_path / "work").sources:
         write_bag(replace(read_bag(source), instance_labels=None), tmp_path / "bare", "safetensors")
     build_store(tmp_path / "bare", tmp_path / "unknown", workers=1)
     cohort = replace(cohort, name="unknown", bags=tmp_path / "unknown")
     monkeypatch.setattr(slide_cohorts, "find_cohorts", lambda request: CohortSet((cohort,), ()))
-    monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that nobody is below it
-    found = heat_maps.reproduce(Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
-    assert any(
-        f"{cohort.title}: the probabilities of ABMIL, CLAM, AddMIL, DSMIL, CAR-MIL are" in line for line in found.lines
-    )
-    assert f"(b; {SIDE**2} tiles, none known to be annotated): the slide that comes first by name" in found.lines[0]
-    assert "No tile is known to be annotated: zoom 1 is the middle of the tissue." in found.pictures[0].caption
+    monkeypatch.setattr(cautions, "LITTLE", 1.0)  # so that no run is below it
+    result = heat_maps.reproduce(Request(out=tmp_path / "out", shared=tmp_path / "shared", fast=True))
+    cautioned = [line.split(": ")[0] for line in result.lines if "no better than class frequencies" in line]
+    assert cautioned == [f"{cohort.title}, {name}" for name in ("ABMIL", "CLAM", "AddMIL", "DSMIL", "CAR-MIL")]
+    assert f"(b; {SIDE**2} tiles, none known to be annotated): the slide that comes first by name" in result.lines[0]
+    assert "No tile is known to be annotated: zoom 1 is the middle of the tissue." in result.pictures[0].caption
     assert titles == [["tiles", *(title.replace(", ", ",\n") for title, *_ in heat_maps.MAPS)]]
-    assert found.tables[0].heads == ("map", "p of b, %")
-    assert {len(line) for line in found.tables[0].lines} == {2}
+    assert result.tables[0].heads == ("map", "p of b, %", "Spearman with ABMIL", "Spearman with CAR-MIL (F)")
+    assert result.tables[0].lines[0][2] == result.tables[0].lines[4][3] == "1.00"  # correlation with itself
     assert json.loads((tmp_path / "out" / "heat-maps.json").read_text())["slide"]["annotated"] is None
     text = (tmp_path / "out" / "heat-maps.md").read_text().replace("known to be annotated", "")
     assert "annotated" not in text and "zoom 2" not in text.lower()
@@ -172,7 +171,7 @@ def test_without_truth_nothing_is_said_of_annotated_tiles(tmp_path, monkeypatch,
     ],
     ids=["none", "all", "some"],
 )
-def test_a_picture_says_what_is_drawn_in_it(tmp_path, titles, of, first, words):
+def test_caption_and_titles_describe_the_picture(tmp_path, titles, of, first, words):
     corners, x, y = grid(20)
     maps = tuple(TileMap("b", (x - y).astype(float), kind, kind) for kind in ("factual", "evidence"))
     ((_, caption),) = draw_heat_maps(
@@ -182,7 +181,7 @@ def test_a_picture_says_what_is_drawn_in_it(tmp_path, titles, of, first, words):
     assert titles == [[first, "factual", "evidence"]]
 
 
-def test_a_slide_that_is_found_by_name_is_drawn_over_and_another_is_refused(tmp_path, titles):
+def test_maps_are_drawn_over_the_matching_slide_only(tmp_path, titles):
     import tifffile
 
     corners, x, y = grid(4)
@@ -196,12 +195,12 @@ def test_a_slide_that_is_found_by_name_is_drawn_over_and_another_is_refused(tmp_
     slides = tmp_path / "slides"
     slides.mkdir()
     tifffile.imwrite(slides / "s01.tif", picture, **how)
-    found = draw_heat_maps(one, tmp_path / "maps.png", slides)
-    assert [path.name for path, _ in found] == ["maps.png", "maps_large.png"]
-    assert all(path.is_file() for path, _ in found) and "the slide, in grey" in found[0][1]
+    result = draw_heat_maps(one, tmp_path / "maps.png", slides)
+    assert [path.name for path, _ in result] == ["maps.png", "maps_large.png"]
+    assert all(path.is_file() for path, _ in result) and "the slide, in grey" in result[0][1]
     bare = draw_heat_maps(replace(one, truth=None), tmp_path / "bare.png", slides)
     assert [line[0] for line in titles] == ["annotated", "slide"] and "Lines" not in bare[0][1]
-    with pytest.raises(CarmilError, match="has no file of 's02'"):
+    with pytest.raises(CarmilError, match="has no file of the slide 's02'"):
         draw_heat_maps(SlideMaps("s02", one.corners, one.size, one.unit, maps, None), tmp_path / "x.png", slides)
     with pytest.raises(CarmilError, match="expected the slide that they were cut from"):
         draw_heat_maps(SlideMaps("s01", one.corners * 3, one.size, one.unit, maps, None), tmp_path / "x.png", slides)

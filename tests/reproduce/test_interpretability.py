@@ -17,7 +17,7 @@ def table(tmp_path_factory):
     return request, cohorts, run_interpretability(cohorts, digit_methods(MODELS), request)
 
 
-def test_every_explainer_of_the_model_has_a_row_that_names_its_rule(table):
+def test_every_explainer_has_a_row_per_negative_rule(table):
     rows = rows_of(table[2])
     for model in MODELS:
         kinds = [
@@ -29,48 +29,48 @@ def test_every_explainer_of_the_model_has_a_row_that_names_its_rule(table):
         assert len(kinds) == len(expected) and set(kinds) == expected
 
 
-def test_the_papers_figures_stand_in_columns_of_their_own_and_intervals_hold_the_mean(table):
-    request, _, found = table
-    assert "AUPRC± paper" in found.tables[0].heads and "AUROC±" in found.tables[0].heads
-    row = next(row for row in rows_of(found) if (row["model"], row["evidence"]) == ("abmil", "path"))
+def test_table_has_paper_columns_and_intervals_that_contain_the_mean(table):
+    request, _, result = table
+    assert "AUPRC± paper" in result.tables[0].heads and "AUROC±" in result.tables[0].heads
+    row = next(row for row in rows_of(result) if (row["model"], row["evidence"]) == ("abmil", "path"))
     low, high = map(float, row["AUPRC± interval"].split(" to "))
     assert low < float(row["AUPRC± ours"].split(" ")[0]) < high
     text = (request.out / "interpretability.md").read_text()
     assert "| abmil | lrp | mirror |" in text and "bootstrap over test bags" in text
 
 
-def test_models_that_table1_has_trained_are_used_again(table, monkeypatch):
-    request, cohorts, found = table
+def test_interpretability_and_table1_share_trained_models(table, monkeypatch):
+    request, cohorts, result = table
     monkeypatch.setattr("carmil.studies.train.train_protocol", None)
     first = run_table1(cohorts, digit_methods(MODELS), request)
-    ours = {(row["model"], row["evidence"], row["negative rule"]): row["AUPRC± ours"] for row in rows_of(found)}
+    ours = {(row["model"], row["evidence"], row["negative rule"]): row["AUPRC± ours"] for row in rows_of(result)}
     for row in rows_of(first):
         assert ours[row["model"], row["evidence"], row["negative rule"]] == row["AUPRC± ours"]
 
 
-def test_a_grid_leaves_out_what_takes_many_passes(tmp_path):
+def test_slow_explainers_are_omitted_in_a_grid(tmp_path):
     cohorts = small_cohorts(tmp_path, ["adjacent_pairs"], epochs=2)
-    found = run_interpretability(cohorts, digit_methods(["car/abmil"], alpha=(0.0, 0.8)), request_for(tmp_path))
-    rows = [row for row in rows_of(found) if row["note"] != "not asked for"]
-    assert {row["weights"] for row in rows} == {"alpha 0", "alpha 0.8"}
+    result = run_interpretability(cohorts, digit_methods(["car/abmil"], alpha=(0.0, 0.8)), request_for(tmp_path))
+    rows = [row for row in rows_of(result) if row["note"] != "not asked for"]
+    assert {row["model"] for row in rows} == {"car/abmil (alpha 0)", "car/abmil (alpha 0.8)"}
     assert not {row["evidence"] for row in rows} & set(SLOW)
-    assert any("not asked in a grid: single, integrated_gradients" in line for line in found.conditions)
+    assert any("not asked in a grid: single, integrated_gradients" in line for line in result.conditions)
 
 
-def test_only_the_explainers_that_are_named_are_computed(table):
+def test_only_named_explainers_are_computed(table):
     request, cohorts, _ = table
-    found = run_interpretability(cohorts, digit_methods(["abmil"]), request, explainers=("lrp", "path"))
-    assert [row["evidence"] for row in rows_of(found) if row["note"] != "not asked for"] == ["path", "lrp"]
+    result = run_interpretability(cohorts, digit_methods(["abmil"]), request, explainers=("lrp", "path"))
+    assert [row["evidence"] for row in rows_of(result) if row["note"] != "not asked for"] == ["path", "lrp"]
     with pytest.raises(CarmilError, match="unknown explainer 'lpr'"):
         run_interpretability(cohorts, digit_methods(["abmil"]), request, explainers=("lpr",))
 
 
-def test_an_explainer_that_fits_no_model_is_refused_and_nothing_is_overwritten(tmp_path, said, monkeypatch):
+def test_explainer_that_fits_no_model_exits_with_an_error_and_overwrites_nothing(tmp_path, run_cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "interpretability.md").write_text("of another time")
     words = ("--models", "abmil,mean", "--tasks", "four_bags", "--explainers", "path,rollout", "--out", "out")
-    status, out, err = said("reproduce", "interpretability", *words)
+    status, out, err = run_cli("reproduce", "interpretability", *words)
     assert (status, out) == (2, "")
     assert err.strip().splitlines()[-1].startswith("carmil: --explainers rollout: fits none of abmil, mean;")
     assert not (tmp_path / "out" / "runs").exists()
@@ -86,7 +86,7 @@ def test_an_explainer_that_fits_no_model_is_refused_and_nothing_is_overwritten(t
         (["--alpha", "much"], "--alpha much: expected numbers, separated by commas"),
     ],
 )
-def test_options_that_no_recipe_has_are_refused_in_one_line(said, tmp_path, command, words, expected):
-    status, _, err = said("reproduce", command, *words, "--out", str(tmp_path / "out"))
+def test_invalid_options_of_digit_recipes_exit_with_one_line(run_cli, tmp_path, command, words, expected):
+    status, _, err = run_cli("reproduce", command, *words, "--out", str(tmp_path / "out"))
     assert status == 2 and err.count("\n") == 1 and expected in err
     assert not (tmp_path / "out").exists()

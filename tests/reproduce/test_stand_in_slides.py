@@ -25,20 +25,20 @@ def patients_of(nuclei: Nuclei, slides) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_only_patients_whose_kinds_are_all_known_are_mixed(name: str, nuclei: Nuclei) -> None:
+def test_mixed_slides_use_only_patients_with_known_kinds(name: str, nuclei: Nuclei) -> None:
     assert {"61", "62"} < set(nuclei.patients)
     assert not patients_of(nuclei, make_slides(name, nuclei, FAST, 0)) & {"61", "62"}
 
 
 @pytest.mark.parametrize("name", ["foci", "kinds"])
-def test_no_patient_is_in_two_parts_of_an_official_split(name: str, nuclei: Nuclei) -> None:
+def test_official_split_divides_no_patient(name: str, nuclei: Nuclei) -> None:
     slides = make_slides(name, nuclei, FAST, 0)
     parts = [patients_of(nuclei, [s for s in slides if s.split == part]) for part in ("train", "val", "test")]
     assert all(parts)
     assert sum(map(len, parts)) == len(set.union(*parts))
 
 
-def test_groups_of_the_weak_cohort_share_no_patient(nuclei: Nuclei) -> None:
+def test_groups_of_the_weak_cohort_share_no_patients(nuclei: Nuclei) -> None:
     slides = make_slides("weak", nuclei, FAST, 0)
     groups = {s.patient: patients_of(nuclei, [t for t in slides if t.patient == s.patient]) for s in slides}
     assert len(groups) == FAST.groups
@@ -56,7 +56,7 @@ def test_slides_of_all_classes_have_the_same_donors_and_sizes(name: str, nuclei:
         assert len(set(map(tuple, sizes.values()))) == 1
 
 
-def test_foci_replace_what_was_there_and_nothing_else(nuclei: Nuclei) -> None:
+def test_planting_foci_changes_only_the_planted_nuclei(nuclei: Nuclei) -> None:
     places = tissue(500, np.random.default_rng(0))
     background = np.random.default_rng(1).choice(nuclei.rows(["1", "2"], NORMAL), 500)
     tumour = nuclei.rows(["1", "2"], (TUMOUR,))
@@ -66,8 +66,8 @@ def test_foci_replace_what_was_there_and_nothing_else(nuclei: Nuclei) -> None:
     assert np.isin(planted[truth == 1], tumour).all()
 
 
-def test_what_is_not_planted_is_the_same_whatever_will_be_planted(nuclei: Nuclei, monkeypatch) -> None:
-    """The background of a slide is drawn before its label is looked at: without foci, the same chance gives the same slides."""
+def test_background_of_a_slide_does_not_depend_on_planted_foci(nuclei: Nuclei, monkeypatch) -> None:
+    """The background is drawn before the label is used: without foci, the same seed gives the same slides."""
     first = make_slides("foci", nuclei, FAST, 3)[1]
     assert first.label == "tumour"
     monkeypatch.setattr("carmil.datasets.stand_in_slides.plant", lambda drawn, *_: (drawn, np.zeros_like(drawn)))
@@ -77,7 +77,7 @@ def test_what_is_not_planted_is_the_same_whatever_will_be_planted(nuclei: Nuclei
     assert np.array_equal(bare.places, first.places)
 
 
-def test_a_focus_is_a_disc_of_the_grid() -> None:
+def test_focus_is_a_connected_disc_on_the_grid() -> None:
     places = tissue(2000, np.random.default_rng(0))
     nuclei = np.zeros(2000, dtype=np.int64)
     for seed in range(5):
@@ -87,14 +87,14 @@ def test_a_focus_is_a_disc_of_the_grid() -> None:
         assert min(map(np.sum, near)) >= 1, "every planted nucleus has a planted neighbour"
 
 
-def test_places_are_a_grid_in_rows_without_a_nucleus_twice() -> None:
+def test_tissue_places_are_unique_grid_positions_in_row_order() -> None:
     places = tissue(777, np.random.default_rng(0))
     assert len(np.unique(places, axis=0)) == 777
     assert (places % 27 == 0).all()
     assert (np.diff(places[:, 1]) >= 0).all()
 
 
-def test_a_class_of_kinds_has_what_its_name_says(nuclei: Nuclei) -> None:
+def test_slides_of_the_kinds_cohort_contain_the_kinds_of_their_class(nuclei: Nuclei) -> None:
     for slide in make_slides("kinds", nuclei, FAST, 0):
         kinds = nuclei.kinds[slide.nuclei]
         assert slide.truth is not None
@@ -103,7 +103,7 @@ def test_a_class_of_kinds_has_what_its_name_says(nuclei: Nuclei) -> None:
         assert ("inflamed" in slide.label) == (INFLAMMATORY in kinds)
 
 
-def test_the_weak_cohort_differs_in_nothing_but_how_many_are_inflammatory(nuclei: Nuclei) -> None:
+def test_classes_of_the_weak_cohort_differ_in_the_share_of_inflammatory_nuclei(nuclei: Nuclei) -> None:
     slides = make_slides("weak", nuclei, FAST, 0)
     shares = {
         label: np.mean([(nuclei.kinds[s.nuclei] == INFLAMMATORY).mean() for s in slides if s.label == label])
@@ -113,7 +113,7 @@ def test_the_weak_cohort_differs_in_nothing_but_how_many_are_inflammatory(nuclei
     assert all(s.truth is None for s in slides)
 
 
-def test_the_same_seed_gives_the_same_slides_and_another_others(nuclei: Nuclei) -> None:
+def test_equal_seeds_give_equal_slides_and_different_seeds_different_slides(nuclei: Nuclei) -> None:
     one, again, other = (make_slides("foci", nuclei, FAST, seed)[0] for seed in (0, 0, 1))
     assert np.array_equal(one.nuclei, again.nuclei)
     assert not np.array_equal(one.nuclei, other.nuclei)
@@ -128,8 +128,8 @@ def test_the_same_seed_gives_the_same_slides_and_another_others(nuclei: Nuclei) 
         ("weak", "86d904110946a7bb"),
     ],
 )
-def test_the_study_is_the_one_that_was_fixed(name: str, drawn: str, nuclei: Nuclei) -> None:
-    """Another digest is another study: then `VERSION` must change, and every figure of the stand-in be measured anew."""
+def test_stand_in_slides_have_the_fixed_digests(name: str, drawn: str, nuclei: Nuclei) -> None:
+    """If a digest changes, `VERSION` must change and every figure of the stand-in must be measured again."""
     digest = hashlib.sha256()
     for slide in make_slides(name, nuclei, FAST, 0):
         digest.update(slide.nuclei.astype("<i8").tobytes())
@@ -137,7 +137,7 @@ def test_the_study_is_the_one_that_was_fixed(name: str, drawn: str, nuclei: Nucl
     assert digest.hexdigest()[:16] == drawn
 
 
-def test_too_few_patients_are_one_line(tmp_path: Path) -> None:
+def test_too_few_patients_raise_an_error(tmp_path: Path) -> None:
     few = read_nuclei(made_crc(tmp_path, patients=6))
     for name in MIXED:
         with pytest.raises(CarmilError, match="6 patients have nuclei of known kind, too few"):

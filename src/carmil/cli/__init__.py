@@ -1,7 +1,7 @@
 """The command line: parses, calls, prints. One file per group of commands, in the order of the help."""
 
 # ruff: noqa: I001
-from carmil.cli.app import app, main
+from carmil.cli.app import app, end_with_examples, main
 from carmil.cli import (
     machine,
     slides,
@@ -9,14 +9,12 @@ from carmil.cli import (
     cohorts,
     datasets,
     studies,
+    importing,
     evidence,
     viewer,
     reproduce,
-    reproduce_slides,
-    reproduce_figures,
-    reproduce_all,
+    reproduce_recipes,
 )
-from carmil.cli.examples import end_with_examples
 
 end_with_examples(app)
 
@@ -25,12 +23,11 @@ __all__ = [
     "cohorts",
     "datasets",
     "evidence",
+    "importing",
     "machine",
     "main",
     "reproduce",
-    "reproduce_all",
-    "reproduce_figures",
-    "reproduce_slides",
+    "reproduce_recipes",
     "slide_maps",
     "slides",
     "studies",

@@ -1,12 +1,18 @@
-"""The application to which each file adds its commands, and `main`, which turns errors into one line."""
+"""The application to which each file adds its commands, and `main`, which prints errors as one line.
+
+Help texts end with examples, like a man page: the docstring of a command (or the help of a group) is prose, followed
+by `Example:` or `Examples:` and one command per line.
+"""
 
 import io
+import re
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from carmil import __version__
 from carmil.errors import CarmilError, one_line
@@ -27,6 +33,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_BEGIN = re.compile(r"^Examples?:[ \t]*", re.MULTILINE)
+_NEXT_SENTENCE = re.compile(r"(?<=[.?]) (?=[A-Z])")
 
 
 def _print_version(requested: bool) -> None:
@@ -53,7 +61,7 @@ def main(commands: typer.Typer = app, program: str = "carmil") -> None:
         _check_paths(sys.argv)
         sys.exit(
             commands(prog_name=program, standalone_mode=False)
-        )  # the name for completion, also of python -m carmil
+        )  # the name for completion, also for python -m carmil
     except CarmilError as error:
         _fail(str(error), 2)
     except OSError as error:
@@ -84,3 +92,49 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 def _fail(message: str, status: int) -> None:
     typer.echo(f"carmil: {message}", err=True)
     sys.exit(status)
+
+
+def examples_in(text: str) -> tuple[str, tuple[str, ...]]:
+    """Split a help text into its prose and the lines of its examples."""
+    begin = _BEGIN.search(text)
+    if begin is None:
+        return text, ()
+    lines = (line.strip() for line in text[begin.end() :].splitlines())
+    return text[: begin.start()].rstrip(), tuple(line for line in lines if line)
+
+
+class _EndsWithExamples:
+    help: str | None
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.help, self.examples = examples_in(self.help or "")
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the complete first sentence, which wraps in a list of commands instead of being cut."""
+        words = " ".join((self.help or "").partition("\n\n")[0].split())
+        return _NEXT_SENTENCE.split(words, maxsplit=1)[0]
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{' ' * formatter.current_indent}{line}\n")
+
+
+class _Command(_EndsWithExamples, TyperCommand):
+    pass
+
+
+class _Group(_EndsWithExamples, TyperGroup):
+    pass
+
+
+def end_with_examples(app: typer.Typer) -> None:
+    """Add the examples to the help of every command and group."""
+    app.info.cls = _Group
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            end_with_examples(group.typer_instance)

@@ -1,4 +1,4 @@
-"""carmil cohort ..., carmil split: stores of features, and divisions into folds."""
+"""carmil cohort ..., carmil split: stores of features, and splits into folds."""
 
 from pathlib import Path
 from typing import Annotated
@@ -46,9 +46,9 @@ def cohort_build(
     source: Annotated[Path, typer.Argument(help="Folder or file of features, as written by CLAM, TRIDENT, STAMP, ...")],
     out: Annotated[Path, typer.Option(help="The store to create.")],
     dtype: Annotated[StoreType, typer.Option(help="Type of the stored features.")] = "float16",
-    truth: Annotated[str | None, typer.Option(help="Column or array that tells which instances are positive.")] = None,
+    truth: Annotated[str | None, typer.Option(help="Column or array with the instances that are positive.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes that read.  [default: one per core]")
+        int | None, typer.Option(min=1, help="Number of processes for reading.  [default: one per core]")
     ] = None,
     skip_broken: SkipBrokenOption = False,
 ) -> None:
@@ -85,7 +85,7 @@ def cohort_build(
 
 @cohort.command("info")
 def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None:
-    """Show what is in a store: bags, instances, features, encoder, tile geometry, labels, and what was left out.
+    """Show the contents of a store: bags, instances, features, encoder, tile geometry, labels, and what was left out.
 
     Prints a table and changes nothing.
 
@@ -97,11 +97,11 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
     from carmil.bags.store import open_store
     from carmil.tables import ResultTable, print_tables
 
-    found = open_store(store)
-    sizes = [entry.rows for entry in found.entries]
+    opened_store = open_store(store)
+    sizes = [entry.rows for entry in opened_store.entries]
     middle = f"{median(sizes):,.1f}".removesuffix(".0")
-    units = Counter(entry.unit for entry in found.entries)
-    without = examples((entry.id for entry in found.entries if entry.unit is None), 6)
+    units = Counter(entry.unit for entry in opened_store.entries)
+    without = examples((entry.id for entry in opened_store.entries if entry.unit is None), 6)
     coordinates = (
         next(iter(units)) or "none"
         if len(units) == 1
@@ -109,22 +109,24 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
             f"{unit or 'none'} ({plural(n, 'bag')}{'' if unit else f': {without}'})" for unit, n in units.most_common()
         )
     )
-    labelled = sum(entry.truth for entry in found.entries)
-    truth = {0: "no", len(found.entries): "yes"}.get(labelled, f"of {labelled} of {plural(len(found.entries), 'bag')}")
+    labelled = sum(entry.truth for entry in opened_store.entries)
+    truth = {0: "no", len(opened_store.entries): "yes"}.get(
+        labelled, f"of {labelled} of {plural(len(opened_store.entries), 'bag')}"
+    )
     lines = (
-        ("bags", f"{len(found.entries):,}"),
-        ("instances", f"{found.rows:,}; {min(sizes):,} to {max(sizes):,} per bag, median {middle}"),
-        ("features", f"{found.width} per instance, {found.dtype}"),
-        ("encoder", found.encoder or "not known"),
-        ("pooling", found.pooling or "not known"),
-        ("tiles", str(found.geometry)),
+        ("bags", f"{len(opened_store.entries):,}"),
+        ("instances", f"{opened_store.rows:,}; {min(sizes):,} to {max(sizes):,} per bag, median {middle}"),
+        ("features", f"{opened_store.width} per instance, {opened_store.dtype}"),
+        ("encoder", opened_store.encoder or "not known"),
+        ("pooling", opened_store.pooling or "not known"),
+        ("tiles", str(opened_store.geometry)),
         ("coordinates", coordinates),
         ("instance labels", truth),
-        ("labels", "labels.csv" if found.labels else "none"),
-        ("packed from", found.index.origin),
-        ("empty slides", ", ".join(found.index.empty) or "none"),
-        ("left out", ", ".join(found.index.left_out) or "none"),
-        ("fingerprint", found.fingerprint),
+        ("labels", "labels.csv" if opened_store.labels else "none"),
+        ("packed from", opened_store.index.origin),
+        ("empty slides", ", ".join(opened_store.index.empty) or "none"),
+        ("left out", ", ".join(opened_store.index.left_out) or "none"),
+        ("fingerprint", opened_store.fingerprint),
     )
     print_tables([ResultTable(str(store), ("what", "value"), lines, names=2)])
 
@@ -136,8 +138,8 @@ def cohort_check(
     slide: SlideColumn = None,
     patient: PatientColumn = None,
     label: LabelColumn = None,
-    truth: Annotated[str | None, typer.Option(help="Column that tells which instances are positive.")] = None,
-    dtype: Annotated[StoreType, typer.Option(help="Type of the store that these features are meant for.")] = "float16",
+    truth: Annotated[str | None, typer.Option(help="Column with the instances that are positive.")] = None,
+    dtype: Annotated[StoreType, typer.Option(help="Type of the store for which the features are checked.")] = "float16",
     allow_duplicates: AllowDuplicates = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of processes that read.  [default: one per core]")
@@ -170,26 +172,22 @@ def cohort_check(
         if is_store(source):
             store = open_store(source)
             ids, problems = store.ids, check_store(store, on_bag=on_bag)
-            checksums = store.checksums
-            for line in remarks_on(store.entries, store.dtype):
-                log(line)
+            checksums, remarks = store.checksums, remarks_on(store.entries, store.dtype)
         else:
-            found = find_bags(source, truth=truth)
-            for line in found.notes:
+            files = find_bags(source, truth=truth)
+            for line in files.notes:
                 log(line)
-            ids = tuple(bag.id for bag in found.sources)
-            checked = check_bags(found, dtype=dtype, workers=workers, on_bag=on_bag)
-            problems, checksums = list(checked.problems), checked.checksums
-            for line in checked.remarks:
-                log(line)
+            ids = tuple(bag.id for bag in files.sources)
+            checked = check_bags(files, dtype=dtype, workers=workers, on_bag=on_bag)
+            problems, checksums, remarks = list(checked.problems), checked.checksums, list(checked.remarks)
     if labels is not None:
         table = read_labels(labels, slide=slide, patient=patient, label=label)
-        more, remarks = check_labels(table, ids, checksums, allow_duplicates=allow_duplicates)
-        problems += more
-        for line in remarks:
-            log(line)
+        of_labels, notes = check_labels(table, ids, checksums, allow_duplicates=allow_duplicates)
+        problems, remarks = problems + of_labels, remarks + notes
     elif twins := duplicates_note(checksums):
-        log(twins)
+        remarks.append(twins)
+    for line in remarks:
+        log(line)
     if not problems:
         typer.echo(f"{plural(len(ids), 'bag')}, no problems")
         return
@@ -215,21 +213,20 @@ def cohort_export(
 ) -> None:
     """Write the bags of a store as files for other tools.
 
-    Writes one file per bag under OUT, in the layout of that tool. A bag whose name is no valid file name is listed in
-    OUT/carmil_names.json. Existing files that were not exported from this store are not replaced.
+    Writes one file per bag under OUT, in the layout of that tool. A bag whose name is not a valid file name is listed
+    in OUT/carmil_names.json. Existing files that were not exported from this store are not replaced.
 
     Example: carmil cohort export cohort --out features --layout trident
     """
-    from carmil.bags.exporting import begin_export
     from carmil.bags.store import open_store
-    from carmil.bags.writers import write_bag
+    from carmil.bags.writers import begin_export, write_bag
     from carmil.progress import progress_bar
 
-    found = open_store(store)
-    names = begin_export(found, folder_for(out), layout)
-    for i in progress_bar(range(len(found.entries)), f"writing {layout}"):
-        write_bag(found.bag(i), out, layout, names=names)
-    typer.echo(f"written: {plural(len(found.entries), 'bag')} as {layout} under {out}")
+    opened_store = open_store(store)
+    names = begin_export(opened_store, folder_for(out), layout)
+    for i in progress_bar(range(len(opened_store.entries)), f"writing {layout}"):
+        write_bag(opened_store.bag(i), out, layout, names=names)
+    typer.echo(f"written: {plural(len(opened_store.entries), 'bag')} as {layout} under {out}")
 
 
 @app.command()
@@ -242,7 +239,7 @@ def split(
     folds: Annotated[int, typer.Option(min=2, help="Number of folds.")] = 5,
     inner: Annotated[int, typer.Option(min=1, help="Inner folds, for nested cross-validation.")] = 1,
     validation: Annotated[float, typer.Option(help="Share of the training patients for validation.")] = 0.15,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the division.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the folds.")] = 0,
     form: Annotated[SplitForm, typer.Option(help="Layout of the files.")] = "carmil",
     slide: SlideColumn = None,
     patient: PatientColumn = None,
@@ -251,7 +248,7 @@ def split(
         str | None, typer.Option(help="Column of the site (or 'tcga'), which must not be in two folds.")
     ] = None,
     bags: Annotated[
-        Path | None, typer.Option(help="The store, to refuse the same features under two patients.")
+        Path | None, typer.Option(help="The store, to check for the same features under two patients.")
     ] = None,
     allow_duplicates: AllowDuplicates = False,
 ) -> None:
@@ -265,7 +262,7 @@ def split(
       carmil split --labels tcga.csv --site tcga --form clam --out splits
       carmil split --labels labels.csv --audit splits_0.csv
     """
-    from carmil.bags.duplicates import judge_duplicates, labelled_duplicates
+    from carmil.bags.checking import judge_duplicates, labelled_duplicates
     from carmil.bags.labels import match, read_labels
     from carmil.bags.split_files import read_splits, replaced_files, write_splits
     from carmil.bags.splits import audit, make_splits

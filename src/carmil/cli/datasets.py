@@ -1,4 +1,4 @@
-"""carmil dataset ...: the paper's cohorts of slides, the files that are expected of them, and their label tables."""
+"""carmil dataset ...: the paper's cohorts of slides, their expected files, and their label tables."""
 
 from pathlib import Path
 from typing import Annotated
@@ -97,7 +97,7 @@ def dataset_check(
 ) -> None:
     """Check which cohorts are present, their counts and those of the paper, and what is missing.
 
-    A count that differs is no error, nor is a missing cohort.
+    Differing counts and missing cohorts are reported, but are not errors.
 
     Example: carmil dataset check data
     """

@@ -15,7 +15,10 @@ from carmil.words import plural
 def explain(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
     bags: Annotated[
-        Path | None, typer.Option(help="New slides, explained by all models.  [default: the run's own, as tested]")
+        Path | None,
+        typer.Option(
+            help="New slides, explained by all models.  [default: the run's own, by the models tested on them]"
+        ),
     ] = None,
     methods: Annotated[
         str,
@@ -39,8 +42,7 @@ def explain(
       carmil explain run --methods attention,leave_one_out --searched
       carmil explain run --bags new_features --out new_evidence
     """
-    from carmil.studies.explain import explain_run
-    from carmil.studies.summary import agreement_table, summary_lines
+    from carmil.studies.explain import agreement_table, explain_run, summary_lines
 
     if out is not None:
         folder_for(out)
@@ -69,21 +71,31 @@ def faithfulness(
     ] = "",
     steps: Annotated[int, typer.Option(help="Number of steps in which all tiles are removed.")] = 100,
     random_orders: Annotated[int, typer.Option(help="Random orders to compare with.")] = 10,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence at which the smallest number of tiles must keep the answer (MSK).")
+    ] = 0.9,
+    regions: Annotated[
+        bool, typer.Option("--regions", help="Also remove regions of neighbouring tiles; needs coordinates.")
+    ] = False,
+    region_tiles: Annotated[int, typer.Option(min=1, help="Largest number of tiles in a region.")] = 16,
     bags: Annotated[
-        Path | None, typer.Option(help="Where the runs' own cohort has moved to.  [default: where it was]")
+        Path | None, typer.Option(help="Present path of the runs' cohort, if it was moved.  [default: as recorded]")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder.  [default: RUN/faithfulness of one run; faithfulness of several]")
+        Path | None,
+        typer.Option(help="Folder for the results.  [default: RUN/faithfulness for one run; faithfulness for several]"),
     ] = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Measure whether the models rely on what their maps show: curves and figures of several runs and maps.
 
-    Tiles are removed, or added, in each map's order; and the weights are shuffled, to see whether the map changes.
-    Writes OUT/faithfulness.html, faithfulness.png, faithfulness.md and faithfulness.json. If interrupted, run the
-    same command again to resume.
+    Tiles are removed, or added, in the order of each map; and the weights are shuffled, to test whether the map
+    changes. Writes OUT/faithfulness.html, faithfulness.png, faithfulness.md and faithfulness.json. If interrupted,
+    run the same command again to resume.
 
-    Example: carmil faithfulness run_abmil run_car --methods path,attention,random
+    Examples:
+      carmil faithfulness run_abmil run_car --methods path,attention,random
+      carmil faithfulness run --regions
     """
     from carmil.report.faithfulness import remarks, write_faithfulness
     from carmil.studies.faithfulness import measure_faithfulness
@@ -99,11 +111,15 @@ def faithfulness(
         methods=names_in(methods),
         steps=steps,
         random_orders=random_orders,
+        confidence=confidence,
+        region_tiles=region_tiles if regions else 0,
         device=device_named(device),
         log=log,
     )
     words = [*(run.name for run in results), "--steps", str(steps), "--random-orders", str(random_orders)]
     words += ["--methods", methods] if methods else []
+    words += ["--confidence", str(confidence)] if confidence != 0.9 else []
+    words += ["--regions", "--region-tiles", str(region_tiles)] if regions else []
     tables = write_faithfulness(results, out, command=shlex.join(["carmil", "faithfulness", *words]))
     written = (out / "faithfulness.html", "faithfulness.png", "faithfulness.md", "faithfulness.json")
     print_results(tables, remarks(results), written)
@@ -111,6 +127,6 @@ def faithfulness(
 
 
 def _mention_report(run: Path, folder: Path) -> None:
-    """The report of a run shows only what lies in the run's folder."""
+    """Note that the report of a run shows only results in the run's folder."""
     if folder.parent == run:
         typer.echo(f"{shlex.join(['carmil', 'report', str(run)])} shows it in {run / 'report.html'}")

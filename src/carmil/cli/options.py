@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are parsed and checked."""
+"""Options that several commands share, the parsing and validation of their values, and the printing of results."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +12,8 @@ import typer
 from carmil.errors import CarmilError, unknown
 
 if TYPE_CHECKING:
+    from carmil.report.paper import Finding
+    from carmil.reproduce.recipes import Request
     from carmil.tables import ResultTable
 
 
@@ -21,12 +23,15 @@ Distance = Literal["relative", "l1", "cosine"]
 Precision = Literal["bfloat16", "float32"]
 Init = Literal["xavier", "own"]
 Scale = Literal["none", "common", "halfway", "own"]
+Kind = Literal["classes", "ordinal", "labels", "value", "survival"]
+TargetLoss = Literal["cox", "discrete", "squared", "huber"]
 StoreType = Literal["float16", "float32", "bfloat16"]
 Layout = Literal["clam", "trident"]
 SplitForm = Literal["carmil", "clam", "patho-bench", "stamp"]
 
 FILES_OF_A_RUN = (
     *("run.json", "models.json", "metrics.json", "history.json", "weights.safetensors", "card.md"),
+    *("scope.safetensors", "calibration.json"),
     *("predictions.*", "splits*.tsv"),
 )
 SlideColumn = Annotated[str | None, typer.Option(help="Column of the slide names.  [default: guessed]")]
@@ -38,6 +43,10 @@ SkipBrokenOption = Annotated[
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for the output.")]
 EncoderOption = Annotated[str, typer.Option(help="Encoder of the slide features, in DATA/COHORT/ENCODER.")]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed of bags, folds and initialisations.")]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(help="Output of `carmil evaluate --conformal`, for prediction sets.  [default: those of the run]"),
+]
 DeviceOption = Annotated[Device, typer.Option(help="Device; auto uses a GPU if there is one.")]
 
 
@@ -46,7 +55,7 @@ def shared_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command the options of `parse` before its own.
 
-    The command is called with what `parse` returns, under these names.
+    The command is called with the values that `parse` returns, under these names.
     """
     shared = signature(parse).parameters
 
@@ -85,12 +94,12 @@ def print_results(
 
 
 def names_in(words: str) -> tuple[str, ...]:
-    """Names in a list that is separated by commas."""
+    """Return the names in a list separated by commas."""
     return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
 def tasks_in(words: str) -> tuple[str, ...]:
-    """Names of digit tasks, at least one, separated by commas."""
+    """Return the names of digit tasks, at least one, separated by commas."""
     from carmil.datasets.digits import TASKS
 
     for name in names_in(words):
@@ -116,7 +125,7 @@ def device_named(device: Device) -> str:
     if device == "auto":
         return "cuda" if available else "cpu"
     if device == "cuda" and not available:
-        raise CarmilError("--device cuda: torch sees no GPU here; use --device cpu or auto")
+        raise CarmilError("--device cuda: torch finds no GPU; use --device cpu or auto")
     return device
 
 
@@ -133,7 +142,7 @@ def folder_for(out: Path) -> Path:
 
 
 def file_for(out: Path, *inputs: Path | None) -> Path:
-    """Check the one file that a command writes: it must be none of its inputs, and no file of a run."""
+    """Check the one file that a command writes, which must not be one of its inputs or a file of a run."""
     if out.is_dir():
         raise CarmilError(f"--out {out} is a folder: expected the name of a file")
     for path in inputs:
@@ -142,3 +151,38 @@ def file_for(out: Path, *inputs: Path | None) -> Path:
     if (out.parent / "run.json").exists() and any(fnmatch(out.name, name) for name in FILES_OF_A_RUN):
         raise CarmilError(f"--out {out} is a file of the run in {out.parent}: choose another name")
     return out
+
+
+def _parse_recipe(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with any of mnist, crc and the cohorts of slides."),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Use few bags and epochs, for a quick trial; the figures are meaningless.")
+    ] = False,
+    seed: SeedOption = 0,
+    encoder: EncoderOption = "uni",
+    device: DeviceOption = "auto",
+) -> tuple[dict[str, Any]]:
+    """Return the fields of a Request other than its folders."""
+    if data is not None and not data.is_dir():
+        raise CarmilError(f"--data {data} is not a folder: expected one that contains mnist, crc or cohorts of slides")
+    return ({"data": data, "fast": fast, "seed": seed, "encoder": encoder, "device": device_named(device)},)
+
+
+# The command is called with `words`, the arguments of request_in.
+of_a_recipe = shared_options(_parse_recipe, "words")
+
+
+def request_in(out: Path, words: dict[str, Any]) -> "Request":
+    """Return the request of a single recipe, whose trained models and results are in the same folder."""
+    from carmil.reproduce.recipes import Request
+
+    out = folder_for(out)
+    return Request(out=out, shared=out, **words)
+
+
+def show_finding(name: str, request: "Request", finding: "Finding") -> None:
+    files = [request.out / f"{name}.md", request.out / f"{name}.json", *(picture.path for picture in finding.pictures)]
+    print_results(finding.tables, (*finding.lines, *finding.conditions), files)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.findings import request_in, show_finding
 from carmil.cli.options import (
     DeviceOption,
     Distance,
@@ -18,7 +17,9 @@ from carmil.cli.options import (
     folder_for,
     names_in,
     numbers_in,
+    request_in,
     shared_options,
+    show_finding,
     tasks_in,
 )
 from carmil.errors import CarmilError
@@ -73,7 +74,7 @@ def _parse_digits(
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> "tuple[DigitOptions]":
-    """Options of every command about digit bags."""
+    """Return the options of every command about digit bags."""
     data = DigitOptions(
         tasks=tasks_in(tasks),
         protocol={"seeds": repetitions, "lr": lr, "epochs": epochs},
@@ -97,7 +98,7 @@ def _parse_digits(
 
 @dataclass(frozen=True)
 class DigitOptions:
-    """protocol: what differs from that of digit bags. points: of CAR's objective. source: for load_digits."""
+    """protocol: differences from that of digit bags. points: of CAR's objective. source: for load_digits."""
 
     tasks: tuple[str, ...]
     protocol: dict[str, Any]
@@ -126,7 +127,7 @@ class DigitOptions:
         return [digits.cohort(task, request.shared / "cohorts", protocol) for task in self.tasks]
 
 
-# A command about digit bags is called with its options as `digits`.
+# Commands about digit bags are called with these options as `digits`.
 _of_digits = shared_options(_parse_digits, "digits")
 
 
@@ -142,10 +143,10 @@ def table1(
     ] = "abmil,car/abmil,targeted/abmil",
     out: OutOption = Path("table1"),
 ) -> None:
-    """Table 1: digit bags with known truth; our figures beside the paper's, every negative rule named.
+    """Table 1: digit bags with known truth; our figures and the paper's, with the negative rule of every row.
 
-    Writes OUT/table1.md, table1.json, the cohorts, OUT/cohorts, and an ordinary run per task and model, OUT/runs. If interrupted,
-    run the same command again to resume.
+    Writes OUT/table1.md, table1.json, the cohorts, OUT/cohorts, and an ordinary run per task and model, OUT/runs. If
+    interrupted, run the same command again to resume.
 
     Examples:
       carmil reproduce table1
@@ -167,18 +168,18 @@ def interpretability(
     explainers: Annotated[str, typer.Option(help="Names, separated by commas.  [default: all that fit a model]")] = "",
     out: OutOption = Path("interpretability"),
 ) -> None:
-    """The interpretability table: every explainer that fits a model, every negative rule named.
+    """The interpretability table: every explainer that fits a model, with the negative rule of every row.
 
-    Writes OUT/interpretability.md, interpretability.json and OUT/runs. Models that table1 has trained with the same options are
-    used again if --out is its folder. If interrupted, run the same command again to resume.
+    Writes OUT/interpretability.md, interpretability.json and OUT/runs. Models that table1 has trained with the same
+    options are used again if --out is its folder. If interrupted, run the same command again to resume.
 
     Example: carmil reproduce interpretability --mnist DIR --features FILE.npy --pool shared --out table1
     """
     from carmil.reproduce.interpretability import run_interpretability
 
     methods, request = digits.methods(models), digits.request(out)
-    found = run_interpretability(digits.cohorts(request), methods, request, explainers=names_in(explainers))
-    show_finding("interpretability", request, found)
+    finding = run_interpretability(digits.cohorts(request), methods, request, explainers=names_in(explainers))
+    show_finding("interpretability", request, finding)
 
 
 @reproduce.command()
@@ -187,7 +188,7 @@ def faithfulness(
     digits: DigitOptions,
     models: Annotated[str, typer.Option(help="Names, separated by commas.")] = "abmil,cia/abmil,car/abmil",
     crc: Annotated[
-        Path | None, typer.Option(help="Folder with crc's features.npy and instances.csv: on these bags too.")
+        Path | None, typer.Option(help="Folder with crc's features.npy and instances.csv, to include these bags.")
     ] = None,
     crc_models: Annotated[
         str, typer.Option(help="Names, separated by commas.")
@@ -195,10 +196,10 @@ def faithfulness(
     crc_epochs: Annotated[int, typer.Option(help="Maximum number of epochs.")] = 100,
     out: OutOption = Path("faithfulness"),
 ) -> None:
-    """The deletion figure: how sure a model stays as its most relevant instances go, and the cohort's AUC meanwhile.
+    """The deletion figure: the model's confidence and the cohort's AUC as the most relevant instances are removed.
 
-    Writes OUT/faithfulness.md, faithfulness.json, faithfulness.png and cohort_auc.png. Models that table1 has trained with the
-    same options are used again if --out is its folder. If interrupted, run the same command again to resume.
+    Writes OUT/faithfulness.md, faithfulness.json, faithfulness.png and cohort_auc.png. Models that table1 has trained
+    with the same options are used again if --out is its folder. If interrupted, run the same command again to resume.
 
     Example: carmil reproduce faithfulness --mnist DIR --features FILE.npy --pool shared --crc DIR
     """
@@ -207,14 +208,14 @@ def faithfulness(
     from carmil.reproduce.faithfulness import run_faithfulness
 
     methods, request = digits.methods(models), digits.request(out)
-    found = run_faithfulness(
+    finding = run_faithfulness(
         digits.cohorts(request),
         methods,
         request,
         nuclei=[] if crc is None else [crc_cohort(crc, request, epochs=crc_epochs)],
         nuclei_methods=[] if crc is None else digit_methods(names_in(crc_models)),
     )
-    show_finding("faithfulness", request, found)
+    show_finding("faithfulness", request, finding)
 
 
 @reproduce.command()
@@ -278,3 +279,25 @@ def crc_evidence(
 
     request = request_in(out, {"seed": seed, "device": device_named(device)})
     show_finding("crc_evidence", request, run_crc_evidence(data, names_in(models), request, seeds=seeds, epochs=epochs))
+
+
+@reproduce.command()
+def targets(
+    crc: Annotated[Path | None, typer.Option(help="Folder with crc's features.npy and instances.csv.")] = None,
+    ki67: Annotated[Path | None, typer.Option(help="Folder with ki67's patients.csv and cells.npz.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Initialisations of every fold, trained together.")] = 5,
+    seed: SeedOption = 0,
+    fast: Annotated[bool, typer.Option("--fast", help="Few bags and epochs, for a quick trial.")] = False,
+    out: OutOption = Path("targets"),
+    device: DeviceOption = "auto",
+) -> None:
+    """Survival, grades, several labels and a number: planted hazards with known truth, and patients with Ki67 of every cell.
+
+    Writes OUT/targets.md and targets.json. If interrupted, run the same command again to resume.
+
+    Example: carmil reproduce targets --crc DIR --ki67 DIR --out targets
+    """
+    from carmil.reproduce.targets import run_targets
+
+    request = request_in(out, {"seed": seed, "device": device_named(device), "fast": fast})
+    show_finding("targets", request, run_targets(crc, ki67, request, seeds=seeds))

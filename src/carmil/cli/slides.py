@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from carmil.cli.app import app
-from carmil.cli.options import DeviceOption, Layout, OutOption, device_named, folder_for, log, names_in
+from carmil.cli.options import (
+    CalibrationOption,
+    DeviceOption,
+    Layout,
+    OutOption,
+    Precision,
+    device_named,
+    folder_for,
+    log,
+    names_in,
+)
 from carmil.errors import CarmilError, unknown
 from carmil.words import plural
 
@@ -30,12 +40,24 @@ SlidesArgument = Annotated[list[Path], typer.Argument(metavar="SLIDE...", help="
 SmoothOption = Annotated[
     str,
     typer.Option(
-        help="Smooth the drawn maps over a radius in tiles (2) or micrometres (300um); keeps their total. Regions and classes "
-        "in GeoJSON are those of the smoothed map; evidence files do not change.  [default: 0]"
+        help="Smooth the drawn maps over a radius in tiles (2) or micrometres (300um), preserving their "
+        "total. Regions and classes in GeoJSON are those of the smoothed map; evidence files do not "
+        "change."
     ),
 ]
 MppOption = Annotated[
-    float | None, typer.Option(help="Micrometres per pixel of the slides, instead of the value in their files.")
+    float | None,
+    typer.Option(
+        help="Micrometres per pixel of slides whose files record none; it never overrides a file's own value."
+    ),
+]
+MppTableOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--slides-table",
+        help="Table with a column wsi (or slide) and a column mpp: micrometres per pixel slide by slide, in place of their "
+        "files' values; empty cells leave them.",
+    ),
 ]
 
 
@@ -59,12 +81,21 @@ WeightsOption = Annotated[
     Path | None, typer.Option(help="File of the encoder's weights (.safetensors, .pt).  [default: downloaded]")
 ]
 
+PrecisionOption = Annotated[
+    Precision,
+    typer.Option(
+        help="In which a CPU computes features. bfloat16 is faster on processors that have it (avx512_bf16, amx), and "
+        "changes features slightly: they have their own encoder name, and are not mixed with others."
+    ),
+]
+
 
 @slides.command("tile")
 def slides_tile(
     paths: SlidesArgument,
     out: OutOption = Path("tiles"),
     mpp: MppOption = None,
+    slides_table: MppTableOption = None,
     pixels: Annotated[int, typer.Option(help="Pixels of a tile's side.")] = 256,
     tile_mpp: Annotated[float, typer.Option(help="Micrometres per pixel of a tile: 0.5 is 20x.")] = 0.5,
     overlap: Annotated[float, typer.Option(help="Share of the side by which neighbouring tiles overlap.")] = 0.0,
@@ -82,26 +113,29 @@ def slides_tile(
 
     Examples:
       carmil slides tile scans --out tiles
-      carmil slides tile biopsy.tif --mpp 0.25 --preset biopsy --pixels 224 --keep pen --out tiles
+      carmil slides tile biopsy.png --mpp 0.25 --preset biopsy --pixels 224 --keep pen --out tiles
+      carmil slides tile scans --slides-table slides.csv --out tiles
     """
     need_slides()
     from carmil.progress import count_progress
+    from carmil.slides.mpp_table import read_mpps
     from carmil.slides.opening import find_slides
     from carmil.slides.tile_cohort import TileSettings, tile_slides
 
     settings = TileSettings(pixels, tile_mpp, overlap, rule, preset, names_in(keep))
     settings.check()
     found = find_slides(paths, log=log)
+    mpps = None if slides_table is None else read_mpps(slides_table, found)
     with count_progress("cutting", "slides") as on_slide:
-        outcomes = tile_slides(found, folder_for(out), settings, mpp=mpp, on_slide=on_slide)
-    _print_outcomes(outcomes)
+        outcomes = tile_slides(found, folder_for(out), settings, mpp=mpp, mpps=mpps, on_slide=on_slide)
+    _print_outcomes(outcomes, mpp)
     typer.echo(f"written: {out / 'tiles.csv'}, contact_sheet.png, patches/, sheets/")
     if any(outcome.tiles is None for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _print_outcomes(outcomes: "list[Outcome]") -> None:
-    """Print a table of the slides, then those that were skipped and those whose mpp was overridden."""
+def _print_outcomes(outcomes: "list[Outcome]", given_mpp: float | None) -> None:
+    """Print a table of the slides, then the skipped slides and those whose mpp was overridden, or differs from a given one."""
     from carmil.slides.quality import RULES
     from carmil.tables import ResultTable, print_tables
 
@@ -118,6 +152,11 @@ def _print_outcomes(outcomes: "list[Outcome]") -> None:
         )
         if each.mpp_from.startswith("given; the file says"):
             log(f"{each.name}: {each.tiles.slide_mpp:g} um/px {each.mpp_from}")
+        elif given_mpp is not None and not each.mpp_from.startswith("given") and each.tiles.slide_mpp != given_mpp:
+            log(
+                f"{each.name}: {each.tiles.slide_mpp:g} um/px from {each.mpp_from}; --mpp {given_mpp:g} is for slides that record "
+                "none: to correct a file's value, use --slides-table"
+            )
     skipped = [each for each in outcomes if each.tiles is None]
     heads = ("slide", "tiles", "tissue mm2", *RULES, "one tile", "slide um/px", "resumed")
     total = sum(len(each.tiles) for each in outcomes if each.tiles is not None)
@@ -142,6 +181,7 @@ def slides_encode(
             "--h5", metavar="LAYOUT DIR", help="Also write files for other tools: trident or clam, and a folder."
         ),
     ] = None,
+    precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
 ) -> None:
     """Encode tiles into features, and pack them into a store for training; status 1 if a slide was skipped.
@@ -158,31 +198,32 @@ def slides_encode(
     from carmil.slides.features import encode_slides, tiles_of
     from carmil.slides.opening import find_slides
 
-    found, broken = tiles_of(find_slides(paths, log=log), tiles)
+    tiles_by_slide, broken = tiles_of(find_slides(paths, log=log), tiles)
     where = device_named(device)
     folder_for(out)
     if h5 is not None and h5[0] not in get_args(Layout):
         raise CarmilError(f"--h5: {unknown('layout', h5[0], get_args(Layout))}")
     files = None if h5 is None else (h5[0], folder_for(h5[1]))
-    made = encode_slides(
-        found, out, load_encoder(encoder, weights=weights, log=log), device=where, files=files, say=log
-    )
-    typer.echo(made.times.summary())
-    if made.kept:
-        typer.echo(f"{plural(len(made.kept), 'slide was', 'slides were')} already in the store")
-    if made.store is not None:
-        store = made.store
+    loaded = load_encoder(encoder, weights=weights, precision=precision, log=log)
+    encoded = encode_slides(tiles_by_slide, out, loaded, device=where, files=files, say=log)
+    typer.echo(encoded.times.summary())
+    if encoded.kept:
+        typer.echo(f"{plural(len(encoded.kept), 'slide was', 'slides were')} already in the store")
+    if encoded.store is not None:
+        store = encoded.store
         typer.echo(
             f"written: {out}, {plural(len(store.entries), 'bag')} of {plural(store.rows, 'tile')} x {store.width}, {store.encoder}"
         )
-    _skipped(broken | made.broken)
+    _skipped(broken | encoded.broken)
 
 
 @slides.command("encoders")
 def slides_encoders() -> None:
-    """List the published encoders that carmil knows: features, input, pooling, magnification, and the source of each row.
+    """List the published encoders that carmil knows: features, input, pooling, magnification, and the source of each
+    row.
 
-    Prints a table and changes nothing. Any other model of timm or of the hub is pooled as timm does it, and `encode` says so.
+    Prints a table and changes nothing. Any other model of timm or of the hub is pooled by timm's own rule, which
+    `encode` logs.
 
     Example: carmil slides encoders
     """
@@ -204,13 +245,19 @@ def slides_run(
     encoder: EncoderOption,
     weights: WeightsOption = None,
     tiles: Annotated[
-        Path | None, typer.Option(help="Folder of tiles of the run's size.  [default: cut now, like those of the run]")
+        Path | None,
+        typer.Option(
+            help="Folder of tiles of the run's size.  [default: cut by this command; give the --preset of the run's tiles]"
+        ),
     ] = None,
     preset: PresetOption = "default",
     mpp: MppOption = None,
+    slides_table: MppTableOption = None,
     longest: Annotated[int, typer.Option(help="Maximum number of pixels of a map's longer side.")] = 4000,
     smooth: SmoothOption = "0",
+    calibration: CalibrationOption = None,
     out: OutOption = Path("answers"),
+    precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
 ) -> None:
     """Predict slides with a run and draw maps that explain the predictions: tiles, features, evidence, pictures, GeoJSON.
@@ -222,37 +269,42 @@ def slides_run(
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
     """
     need_slides()
-    from carmil.maps.smoothing import Smoothing
+    from carmil.maps.tile_maps import Smoothing
+    from carmil.runs.run import read_run
     from carmil.slides.encoders import load_encoder
+    from carmil.slides.mpp_table import read_mpps
     from carmil.slides.opening import find_slides
-    from carmil.studies.decisions import RULE, distinct_rules, rule_lines
+    from carmil.studies.predictions import answers_text
     from carmil.studies.slide_pipeline import check_encoder_name, run_slides
+    from carmil.studies.subjects import RULE, distinct_rules, rule_lines
 
     found, where = find_slides(paths, log=log), device_named(device)
-    check_encoder_name(model, encoder)
-    made = run_slides(
+    check_encoder_name(model, encoder, precision)
+    results = run_slides(
         found,
         model,
         folder_for(out),
-        load_encoder(encoder, weights=weights, log=log),
+        load_encoder(encoder, weights=weights, precision=precision, log=log),
         tiles=tiles,
         preset=preset,
         mpp=mpp,
+        mpps=None if slides_table is None else read_mpps(slides_table, found),
         longest=longest,
         smoothing=Smoothing.parse(smooth),
+        calibration=calibration,
         device=where,
         log=log,
     )
-    typer.echo(made.answers.drop(columns=RULE).to_string(index=False))
-    for line in rule_lines(distinct_rules(made.answers)):
+    typer.echo(answers_text(results.answers.drop(columns=RULE), read_run(model).target))
+    for line in rule_lines(distinct_rules(results.answers)):
         typer.echo(f"- {line}")
-    typer.echo(made.times.summary())
+    typer.echo(results.times.summary())
     typer.echo(
-        f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {plural(len(made.maps), 'slide')}:"
+        f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {plural(len(results.maps), 'slide')}:"
     )
-    for folder in made.maps.values():
+    for folder in results.maps.values():
         typer.echo(f"         {folder}")
-    _skipped(made.broken)
+    _skipped(results.broken)
 
 
 def _skipped(broken: dict[Path, str]) -> None:

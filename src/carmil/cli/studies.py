@@ -7,10 +7,12 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import (
+    CalibrationOption,
     Device,
     DeviceOption,
     Distance,
     Init,
+    Kind,
     LabelColumn,
     OutOption,
     PatientColumn,
@@ -18,6 +20,7 @@ from carmil.cli.options import (
     Scale,
     SkipBrokenOption,
     SlideColumn,
+    TargetLoss,
     device_named,
     file_for,
     folder_for,
@@ -25,6 +28,7 @@ from carmil.cli.options import (
     print_results,
     shared_options,
 )
+from carmil.errors import CarmilError
 from carmil.words import plural
 
 
@@ -49,7 +53,7 @@ def _parse_study(
     inner: Annotated[int | None, typer.Option(help="Inner folds, for nested cross-validation.  [default: 1]")] = None,
     reshuffle: Annotated[bool | None, typer.Option("--reshuffle", help="Draw new folds for every seed.")] = None,
     splits: Annotated[
-        Path | None, typer.Option(help="An existing split, as carmil, CLAM, Patho-Bench or STAMP wrote it.")
+        Path | None, typer.Option(help="An existing split, as written by carmil, CLAM, Patho-Bench or STAMP.")
     ] = None,
     official: Annotated[
         bool | None, typer.Option("--official", help="Use the train/val/test column of the table of labels.")
@@ -69,17 +73,51 @@ def _parse_study(
     slide: SlideColumn = None,
     patient: PatientColumn = None,
     label: LabelColumn = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Column to predict, in place of --label: a time (with --event), a number, grades, or several labels "
+            "separated by commas."
+        ),
+    ] = None,
+    event: Annotated[
+        str | None, typer.Option(help="Column of the event, 1 or 0 (censored), if --target is a time.")
+    ] = None,
+    kind: Annotated[
+        Kind | None,
+        typer.Option(help="What --target is: classes, ordinal, labels, value, survival.  [default: guessed]"),
+    ] = None,
+    ordinal: Annotated[
+        bool | None, typer.Option("--ordinal", help="The same as --kind ordinal: ordered grades.")
+    ] = None,
+    grades: Annotated[
+        str | None,
+        typer.Option(
+            help="Ordered grades of --target, the lowest first, such as low,medium,high. Not needed for numbers."
+        ),
+    ] = None,
+    loss: Annotated[
+        TargetLoss | None,
+        typer.Option(help="Loss of a time: cox or discrete; of a number: squared or huber.  [default: the first]"),
+    ] = None,
+    adjust: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns known without the slide, separated by commas, such as age,node,grade: what the risk adds to Cox's "
+            "model of them."
+        ),
+    ] = None,
     site: Annotated[
         str | None, typer.Option(help="Column of the site (or 'tcga'), which must not be in two folds.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Column of the official train/val/test split.")] = None,
     positive: Annotated[str | None, typer.Option(help="The class that counts as positive.")] = None,
-    truth: Annotated[str | None, typer.Option(help="Column that tells which instances are positive.")] = None,
+    truth: Annotated[str | None, typer.Option(help="Column with the instances that are positive.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Maximum number of epochs.  [default: 100]")] = None,
     patience: Annotated[
         int | None, typer.Option(help="Stop after this many epochs without improvement.  [default: 20]")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Bags per step.  [default: 1]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Bags per step.  [default: 1, of a time 32]")] = None,
     lr: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +144,10 @@ def _parse_study(
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="L2 penalty of the weights.  [default: 1e-2]")] = None,
     label_smoothing: Annotated[
-        float | None, typer.Option(help="Share of a label that is spread over all classes.  [default: 0.1]")
+        float | None,
+        typer.Option(
+            help="Share of a label that is spread over all classes.  [default: 0.1, 0 for targets without classes]"
+        ),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="Use the defaults of an earlier version: 0.1 (the paper's objective).")
@@ -123,6 +164,12 @@ def _parse_study(
     ] = None,
     abstain: Annotated[
         float | None, typer.Option(help="Share of validation cases on which to abstain.  [default: 0]")
+    ] = None,
+    conformal: Annotated[
+        float | None,
+        typer.Option(
+            help="Coverage of prediction sets, such as 0.9: they are calibrated on patients set aside from all folds."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of folds and initialisations.  [default: 0]")] = None,
     device: Annotated[Device | None, typer.Option(help="Device: auto, cpu or cuda.  [default: auto]")] = None,
@@ -141,6 +188,10 @@ def _parse_study(
         for name, value in locals().copy().items()
         if name in (*Settings.__dataclass_fields__, "preset", "standardise") and value is not None
     }
+    if ordinal:
+        if kind not in (None, "ordinal"):
+            raise CarmilError(f"--ordinal and --kind {kind}: give one of them")
+        options["kind"] = "ordinal"
     for name in ("lr", "alpha", "lambda_"):
         if name in options and "," in options[name]:
             options[name] = [part.strip() for part in options[name].split(",")]
@@ -148,7 +199,7 @@ def _parse_study(
     return {**settings, **options}, "command line" if config is None else str(config)
 
 
-# The command is called with `given`, the settings of the study, and `where` they come from.
+# Commands are called with `given`, the settings of the study, and `where`, their origin.
 _study_options = shared_options(_parse_study, "given", "where")
 
 
@@ -165,12 +216,15 @@ def train(given: dict[str, Any], where: str) -> None:
       carmil train --bags cohort --labels labels.csv --out run
       carmil train --bags cohort --labels labels.csv --model car/abmil.gated --folds 5 --seeds 5 --out run
       carmil train --bags cohort --labels labels.csv --lr 1e-4,2e-4 --alpha 0.2,0.8 --inner 3 --out nested
+      carmil train --bags cohort --labels labels.csv --target months --event recurrence --out risk_run
+      carmil train --bags cohort --labels labels.csv --target grade --ordinal --out grade_run
+      carmil train --bags cohort --labels labels.csv --conformal 0.9 --out set_run
       carmil train --config study.yaml --device cpu
     """
     from carmil.report.run import write_report
     from carmil.runs.settings import Settings
     from carmil.studies.figures import run_table
-    from carmil.studies.tables import figures_lines
+    from carmil.studies.tables import adjustment_tables, figures_lines, sets_tables
     from carmil.studies.train import run_study
 
     settings = Settings.of(given, where=where)
@@ -179,7 +233,7 @@ def train(given: dict[str, Any], where: str) -> None:
     run = run_study(settings, log=log)
     write_report(run, settings.out / "report.html")
     written = (settings.out / "report.html", "predictions.csv", "predictions.parquet", "metrics.json", "card.md")
-    print_results([run_table(run)], figures_lines(run), written)
+    print_results([run_table(run), *adjustment_tables(run), *sets_tables(run)], figures_lines(run), written)
 
 
 @app.command()
@@ -218,6 +272,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
     bags: Annotated[Path, typer.Option(help="New slides: a store, or a folder of features of the same encoder.")],
     out: OutOption = Path("predictions"),
+    calibration: CalibrationOption = None,
     skip_broken: SkipBrokenOption = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -227,13 +282,27 @@ def predict(
     tile geometry than those of the run are refused. Writes OUT/predictions.csv and predictions.parquet, with the decision rule
     of each prediction.
 
-    Example: carmil predict run --bags new_features --out predictions
-    """
-    from carmil.studies.decisions import RULE, distinct_rules, rule_lines
-    from carmil.studies.evaluate import predict_bags
+    Prediction sets are those of the run (`carmil train --conformal`), or of an external cohort with --calibration.
 
-    frame = predict_bags(run, bags, folder_for(out), device=device_named(device), log=log, skip_broken=skip_broken)
-    typer.echo(frame.drop(columns=RULE).head(10).to_string(index=False))
+    Examples:
+      carmil predict run --bags new_features --out predictions
+      carmil predict run --bags new_features --calibration evaluation --out predictions
+    """
+    from carmil.runs.run import read_run
+    from carmil.studies.evaluate import predict_bags
+    from carmil.studies.predictions import answers_text
+    from carmil.studies.subjects import RULE, distinct_rules, rule_lines
+
+    frame = predict_bags(
+        run,
+        bags,
+        folder_for(out),
+        device=device_named(device),
+        log=log,
+        skip_broken=skip_broken,
+        calibration=calibration,
+    )
+    typer.echo(answers_text(frame.drop(columns=RULE).head(10), read_run(run).target))
     if len(frame) > 10:
         typer.echo(f"... and {len(frame) - 10} more")
     written = (out / "predictions.csv", f"predictions.parquet ({plural(len(frame), 'slide')})")
@@ -253,19 +322,25 @@ def evaluate(
         list[str] | None,
         typer.Option("--map", help="LABEL=CLASS of the run, or LABEL= to leave its slides out; repeat for each label."),
     ] = None,
+    conformal: Annotated[
+        float | None,
+        typer.Option(help="Calibrate prediction sets of this coverage, such as 0.9, on this cohort."),
+    ] = None,
     skip_broken: SkipBrokenOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Evaluate a run on an external cohort. Nothing is fitted: thresholds are those of the run's validation bags.
 
-    Writes OUT/evaluation.json, predictions.csv and predictions.parquet.
+    Writes OUT/evaluation.json, predictions.csv and predictions.parquet; with --conformal also OUT/calibration.json, for
+    `carmil predict --calibration OUT`.
 
     Examples:
       carmil evaluate run --bags other_cohort --labels other.csv --out evaluation
       carmil evaluate run --bags other_cohort --labels other.csv --map tumor=carcinoma --map normal=benign --map unknown=
+      carmil evaluate run --bags other_cohort --labels other.csv --conformal 0.9 --out evaluation
     """
-    from carmil.studies.decisions import rule_lines
     from carmil.studies.evaluate import evaluate_run, parse_map
+    from carmil.studies.subjects import rule_lines
     from carmil.studies.tables import evaluation_lines, evaluation_table
 
     named = {"slide": slide, "patient": patient, "label": label}
@@ -279,16 +354,18 @@ def evaluate(
         log=log,
         mapping=parse_map(map_ or []),
         skip_broken=skip_broken,
+        conformal=conformal,
     )
     notes = [*evaluation_lines(evaluation), *rule_lines(evaluation.rules)]
-    written = (out / "evaluation.json", "predictions.csv", "predictions.parquet")
+    further = () if conformal is None else ("calibration.json",)
+    written = (out / "evaluation.json", "predictions.csv", "predictions.parquet", *further)
     print_results([evaluation_table(evaluation)], notes, written)
 
 
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more runs on the same cases.")],
-    out: Annotated[Path | None, typer.Option(help="Also write the table as markdown.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the tables as markdown to this file.")] = None,
 ) -> None:
     """Compare runs pair by pair: difference of the means over folds, its interval over patients, tests with Holm's correction.
 
@@ -317,16 +394,23 @@ def compare(
 def report(
     run: Annotated[Path, typer.Argument(help="A run that `carmil train` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The page.  [default: RUN/report.html]")] = None,
+    slides: Annotated[
+        Path | None, typer.Option(help="Folder of the slide files: maps are drawn over the tissue, not as squares.")
+    ] = None,
+    mpp: Annotated[
+        float | None, typer.Option(help="Micrometres per pixel of the slides, instead of the value in their files.")
+    ] = None,
 ) -> None:
     """Write the report of a run again, as one HTML file, from the files of the run.
 
     Examples:
       carmil report run
+      carmil report run --slides slides
       carmil report run --out page.html
     """
     from carmil.report.run import write_report
     from carmil.runs.run import read_run
 
     page = file_for(out or run / "report.html")
-    write_report(read_run(run), page)
+    write_report(read_run(run), page, slides_folder=slides, mpp=mpp)
     typer.echo(f"written: {page}")

@@ -1,11 +1,13 @@
-"""Section 6 and Figure 6: how alike are ABMIL's attention, CAR-MIL's factual (F) and its counterfactual attention (CF)?
+"""Section 6 and Figure 6: correlations of ABMIL's attention with CAR-MIL's factual (F) and counterfactual attention
+(CF).
 
-On the test slides of a cohort with several classes, and on Four Bags; both distances. Raw scores u, before any softmax.
+They are computed on the test slides of a cohort with several classes, and on Four Bags, for both distances, from
+raw scores u before any softmax. r models, b test bags of each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from math import isnan
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,112 +16,100 @@ from carmil.errors import CarmilError
 from carmil.evidence.counterfactual_change import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
-from carmil.reproduce.branch_outputs import BranchOutputs, models_of_run, predict_branches
+from carmil.report.paper import Finding, Picture
+from carmil.reproduce.branch_outputs import models_of_run, predict_branches
 from carmil.reproduce.digits import Point, digit_cohorts, training_lines
 from carmil.reproduce.method_runs import Method, MethodRun, train_methods
-from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
+from carmil.reproduce.paper import figure, figure_text
+from carmil.reproduce.recipes import Request, write_finding
 from carmil.reproduce.slide_cohorts import several_classes
-from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, uninformed_lines
+from carmil.reproduce.slide_table import ABMIL, CAR_COSINE, CAR_L1, caution_lines
 from carmil.runs.run import Run
 from carmil.tables import ResultTable
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    import pandas as pd
 
 TASK = "four_bags"
-DISTANCES = {"l1": "L1", "cosine": "cosine"}
+DISTANCES = {"L1": "l1", "cosine": "cosine"}
 MAPS = ("ABMIL", "F", "CF")
-PAIRS = (("ABMIL", "F"), ("ABMIL", "CF"), ("F", "CF"))
+PAIRS = ("ABMIL–F", "ABMIL–CF", "F–CF")
 KINDS = ("spearman", "pearson")
 PAPERS = (
     "the paper, on BRACS with UNI features, has Spearman 0.69 ± 0.05 (L1) and 0.69 ± 0.03 (cosine) between F and ABMIL, and "
-    "-0.67 ± 0.02 (L1) and 0.20 ± 0.63 (cosine) between F and CF; what its ± is over it does not say"
+    "-0.67 ± 0.02 (L1) and 0.20 ± 0.63 (cosine) between F and CF; the paper does not state what ± is computed over"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class MapCorrelations:
-    """Correlations of attention maps: kind -> pair -> one array (test bags) per model, NaN where a map is constant."""
-
-    data: str
-    distance: str
-    values: Mapping[str, Mapping[tuple[str, str], Sequence[Floats]]]
-
-    def by_model(self, kind: str, pair: tuple[str, str]) -> Floats:
-        """(r) the mean over each model's bags."""
-        bags = self.values[kind][pair]
-        return np.array([np.nan if np.isnan(of_model).all() else np.nanmean(of_model) for of_model in bags])
-
-    def mean(self, kind: str, pair: tuple[str, str]) -> float:
-        means = self.by_model(kind, pair)
-        return float("nan") if np.isnan(means).all() else float(np.nanmean(means))
-
-    def figure(self, kind: str, pair: tuple[str, str]) -> str:
-        means = self.by_model(kind, pair)
-        means = means[~np.isnan(means)]
-        if not len(means):
-            return "–"
-        return f"{means.mean():.2f}" + (f" ± {means.std(ddof=1):.2f}" if len(means) > 1 else "")
-
-    def over_bags(self, kind: str, pair: tuple[str, str]) -> str:
-        bags = np.concatenate(self.values[kind][pair])
-        return f"{np.nanstd(bags, ddof=1):.2f}" if (~np.isnan(bags)).sum() > 1 else "–"
 
 
 def reproduce(request: Request) -> Finding:
     digits = digit_cohorts(request, [TASK])
-    points = [Point(distance=distance).method for distance in DISTANCES]
+    points = [Point(distance=distance).method for distance in DISTANCES.values()]
     digit_rows = train_methods(digits, [Method("abmil", "abmil"), *points], request)
-    results = _correlate(digit_rows, request)
+    tables = _correlate(digit_rows, request)
     cohort, notes = several_classes(request)
     warnings: list[str] = []
     if cohort is not None:
         rows = train_methods([cohort], (ABMIL, CAR_L1, CAR_COSINE), request)
-        results = [*_correlate(rows, request), *results]
-        warnings = uninformed_lines(rows)
-        notes = [f"{cohort.title}: {line}" for line in cohort.notes]
-    picture = draw_matrices(
-        [_matrix(result, "spearman") for result in results],
-        request.out / "correlations.png",
-        low=-1,
-        high=1,
-        bar="Spearman, mean over bags and models",
-        signed=True,
+        tables = _correlate(rows, request) | tables
+        warnings, notes = caution_lines(rows), [f"{cohort.title}: {line}" for line in cohort.notes]
+    bar, matrices = "Spearman, mean over bags and models", [_matrix(*names, one) for names, one in tables.items()]
+    picture = draw_matrices(matrices, request.out / "correlations.png", low=-1, high=1, bar=bar, signed=True)
+    caption = (
+        f"Correlations of attention scores: {', '.join(dict.fromkeys(data for data, _ in tables))}; both distances."
     )
     data = "other data" if cohort is None or cohort.stand_in else "the same slides"
-    caption = (
-        f"Correlations of attention scores: {', '.join(dict.fromkeys(one.data for one in results))}; both distances."
-    )
-    finding = Finding(
-        tuple(_table(results, kind) for kind in KINDS),
-        (Picture(picture, caption),),
-        (*map(_summary, results), f"{PAPERS}. Ours are of {data}: they stand in no column with them", *warnings),
-        (
+    by_model = [
+        {"data": title, "distance": DISTANCES[distance]}
+        | {kind: {pair: of_models(one, kind, pair).tolist() for pair in PAIRS} for kind in KINDS}
+        for (title, distance), one in tables.items()
+    ]
+    return write_finding(
+        "correlations",
+        request,
+        {"found": by_model},
+        tables=[_table(tables, kind) for kind in KINDS],
+        pictures=(Picture(picture, caption),),
+        lines=(f"{PAPERS}. Ours are of {data}: they stand in no column with them", *warnings),
+        conditions=(
             "attention scores u, before the softmax; ABMIL and CAR-MIL of the same seed and fold are compared, on their test bags",
             "±: deviation over models (initialisations and folds) of the mean over test bags; `over bags`: that of single bags",
             *training_lines(digits, [row.run for row in digit_rows]),
             *notes,
         ),
     )
-    return write_finding("correlations", request, finding, {"found": [_as_json(result) for result in results]})
 
 
-def _correlate(rows: Sequence[MethodRun], request: Request) -> list[MapCorrelations]:
-    """ABMIL with CAR by each distance: models of the same fold and seed, on the slides that both were tested on."""
+def of_models(found: "pd.DataFrame", kind: str, pair: str) -> "pd.Series":
+    """Return (r) the mean over each model's bags."""
+    return found[kind, pair].groupby(level=0).mean()
+
+
+def cells(found: "pd.DataFrame", kind: str, pair: str) -> tuple[str, str]:
+    """Format the mean with its deviation over models, and the deviation over all bags."""
+    over_bags = float(found[kind, pair].std())
+    return figure_text(figure(of_models(found, kind, pair), 1), ".2f"), "–" if isnan(over_bags) else f"{over_bags:.2f}"
+
+
+def _correlate(rows: Sequence[MethodRun], request: Request) -> "dict[tuple[str, str], pd.DataFrame]":
+    """Correlate the maps of ABMIL with those of CAR by each distance.
+
+    The result has one table per data and distance, with one row per model and bag, and one column per kind and pair
+    of maps.
+    """
+    import pandas as pd
+
     plain, *cars = rows
-    results = []
+    tables = {}
     for distance, car in zip(DISTANCES, cars, strict=True):
-        values: dict[str, dict[tuple[str, str], list[Floats]]] = {kind: {pair: [] for pair in PAIRS} for kind in KINDS}
-        with console.status(f"comparing maps on {plain.cohort.title}, {DISTANCES[distance]}"):
-            for first, second in _views(plain.run, car.run, request.device):
-                maps = dict(zip(MAPS, (first.scores, second.scores, second.branch[0]), strict=True))
-                found = correlations({name: u.unsqueeze(-1) for name, u in maps.items()}, second.offsets)
-                for kind, pair in product(KINDS, PAIRS):
-                    values[kind][pair].append(getattr(found[pair], kind)[:, 0].numpy())
-        results.append(MapCorrelations(plain.cohort.title, distance, values))
-    return results
+        with console.status(f"comparing maps on {plain.cohort.title}, {distance}"):
+            compared = enumerate(_compare(plain.run, car.run, request.device))
+            frames = {i: pd.DataFrame(one) for i, one in compared}
+        tables[plain.cohort.title, distance] = pd.concat(frames)
+    return tables
 
 
-def _views(plain: Run, car: Run, device: str) -> Iterator[tuple[BranchOutputs, BranchOutputs]]:
+def _compare(plain: Run, car: Run, device: str) -> Iterator[dict[tuple[str, str], NDArray[np.float64]]]:
+    """Yield correlations (b) of the models of the same fold and seed, on the slides that both were tested on."""
     bags, models = models_of_run(plain, device)
     others = {(one.fold, one.seed): one for one in models_of_run(car, device)[1]}
     for one in models:
@@ -128,49 +118,24 @@ def _views(plain: Run, car: Run, device: str) -> Iterator[tuple[BranchOutputs, B
             raise CarmilError(
                 f"{plain.folder} and {car.folder} were tested on different slides: remove one and run again"
             )
-        yield predict_branches(one.model, bags, one.places), predict_branches(other.model, bags, one.places)
+        first, second = (predict_branches(each.model, bags, one.places) for each in (one, other))
+        maps = zip(MAPS, (first.scores, second.scores, second.counterfactual_scores), strict=True)
+        pairs = correlations({name: u.unsqueeze(-1) for name, u in maps}, second.offsets).items()
+        yield {(kind, "–".join(pair)): getattr(both, kind)[:, 0].numpy() for pair, both in pairs for kind in KINDS}
 
 
-def _matrix(result: MapCorrelations, kind: str) -> Matrix:
-    values, cells = np.eye(len(MAPS)), [["1"] * len(MAPS) for _ in MAPS]
+def _matrix(data: str, distance: str, found: "pd.DataFrame") -> Matrix:
+    values, texts = np.eye(len(MAPS)), [["1"] * len(MAPS) for _ in MAPS]
     for pair in PAIRS:
-        y, x = (MAPS.index(name) for name in pair)
-        values[y, x] = values[x, y] = result.mean(kind, pair)
-        cells[y][x] = cells[x][y] = result.figure(kind, pair)
-    return Matrix(f"{result.data}\n{DISTANCES[result.distance]}", MAPS, MAPS, values, tuple(map(tuple, cells)))
+        y, x = (MAPS.index(name) for name in pair.split("–"))
+        values[y, x] = values[x, y] = of_models(found, "spearman", pair).mean()
+        texts[y][x] = texts[x][y] = cells(found, "spearman", pair)[0]
+    return Matrix(f"{data}\n{distance}", MAPS, MAPS, values, tuple(map(tuple, texts)))
 
 
-def _table(results: Sequence[MapCorrelations], kind: str) -> ResultTable:
-    heads = ("data", "distance", *(word for pair in PAIRS for word in ("–".join(pair), "over bags")))
+def _table(found: "Mapping[tuple[str, str], pd.DataFrame]", kind: str) -> ResultTable:
+    heads = ("data", "distance", *(word for pair in PAIRS for word in (pair, "over bags")))
     lines = tuple(
-        (
-            result.data,
-            DISTANCES[result.distance],
-            *(cell for pair in PAIRS for cell in (result.figure(kind, pair), result.over_bags(kind, pair))),
-        )
-        for result in results
+        (*names, *(cell for pair in PAIRS for cell in cells(one, kind, pair))) for names, one in found.items()
     )
     return ResultTable(f"{kind.capitalize()} between attention maps", heads, lines, names=2)
-
-
-def _summary(result: MapCorrelations) -> str:
-    """The Spearman correlations in words."""
-
-    def word(pair: tuple[str, str]) -> str:
-        mean = result.mean("spearman", pair)
-        sizes = ((0.8, "nearly the same order"), (0.4, "alike"), (0.2, "a little alike"), (-0.2, "unrelated"))
-        text = next((words for least, words in sizes if mean >= least), "opposed")
-        return f"{'no order to compare' if np.isnan(mean) else text} ({result.figure('spearman', pair)})"
-
-    return (
-        f"{result.data}, {DISTANCES[result.distance]}: F and ABMIL are {word(('ABMIL', 'F'))}, F and CF {word(('F', 'CF'))}, "
-        f"CF and ABMIL {word(('ABMIL', 'CF'))} (Spearman)"
-    )
-
-
-def _as_json(result: MapCorrelations) -> dict[str, object]:
-    return {
-        "data": result.data,
-        "distance": result.distance,
-        **{kind: {"–".join(pair): result.by_model(kind, pair).tolist() for pair in PAIRS} for kind in KINDS},
-    }

@@ -1,6 +1,7 @@
-"""Which maps find the cancerous nuclei? Every explainer on crc, five folds by patient and several seeds, against ABMIL's attention.
+"""Evaluate every explainer on crc: how well its map finds the cancerous nuclei, compared with ABMIL's attention.
 
-Intervals and p values are those of `carmil compare`: of means over folds, over patients. f folds.
+Five folds by patient and several seeds. Intervals and p values are those of `carmil compare`: of means over folds,
+over patients. f folds.
 """
 
 from collections import Counter
@@ -14,18 +15,20 @@ import numpy as np
 from carmil.errors import CarmilError
 from carmil.evidence import EXPLAINERS
 from carmil.report.dots import write_dots
-from carmil.reproduce.crc import PROTOCOL, conditions, crc_cohort, measured_on
-from carmil.reproduce.method_runs import Method, train_methods
-from carmil.reproduce.paper import Figure, figure, figure_text
-from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
+from carmil.report.paper import Finding, Picture
+from carmil.reproduce.crc import PROTOCOL, crc_cohort, crc_conditions
+from carmil.reproduce.method_runs import Method, measured_on, train_methods
+from carmil.reproduce.paper import Figure, figure, figure_text, interval_text
+from carmil.reproduce.recipes import Request, write_finding
 from carmil.runs.run import Run
 from carmil.statistics.bootstrap import Interval
 from carmil.statistics.intervals import Estimate, FoldAnswers, difference_interval, difference_p, estimate
 from carmil.studies.agreement import MapAgreement, run_agreement
-from carmil.studies.predictions import class_numbers, probabilities
+from carmil.studies.predictions import outcomes, predicted
 from carmil.studies.subjects import open_run_store
 from carmil.studies.train import check_model
 from carmil.tables import ResultTable
+from carmil.targets import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,35 +51,25 @@ Map = tuple[str, str]  # a model and an explainer
 
 @dataclass(frozen=True, eq=False)
 class MapFigures:
-    """A map: AUPRC+ of every test slide, fold and seed beside the prediction (`tests`), and MEASURES by seed and fold (s, f).
+    """The figures of a map.
 
-    test and validation: of the bags of each part.
+    `tests`: AUPRC+ and the prediction of every test slide, fold and seed. test, validation: each of MEASURES by seed
+    and fold (s, f), over the bags of the part.
     """
 
     name: Map
-    classes: tuple[str, ...]
+    target: Target
     tests: "pd.DataFrame"
     test: Mapping[str, np.ndarray]
     validation: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A map: its figures in per cent over the seeds, its AUPRC+ and the difference from the baseline's over patients."""
-
-    model: str
-    evidence: str
-    test: dict[str, Figure]
-    validation: dict[str, Figure]
-    auprc: Interval
-    difference: Interval
-
-
-@dataclass(frozen=True)
 class Contrast:
-    """The map of each fold, how it was fixed, and these maps and their models against the baseline, in per cent."""
+    """A choice of map per fold with its models: figures in per cent with intervals over patients, and differences
+    from the baseline.
+    """
 
-    fixed: str
     maps: tuple[Map, ...]
     auprc: Interval
     auprc_difference: Interval
@@ -84,41 +77,48 @@ class Contrast:
     auc_difference: Interval
 
 
-@dataclass(frozen=True)
-class Result:
-    rows: list[Row]
-    contrasts: list[Contrast]
-    aucs: dict[str, Figure]
-
-
 def run_crc_evidence(
     folder: Path, models: Sequence[str], request: Request, *, seeds: int = SEEDS, epochs: int = PROTOCOL.epochs
 ) -> Finding:
-    """Train and measure what is not there yet, and write crc_evidence.md, .json and .png."""
+    """Train and measure whatever is missing, and write crc_evidence.md, .json and .png."""
     for model in models:
         check_model(model)
     for needed, why in ((BASELINE[0], "whose attention maps are compared with"), (DEFAULT[0], "the default model")):
         if needed not in models:
-            raise CarmilError(f"--models {','.join(models)}: expected {needed!r}, {why}, among them")
+            raise CarmilError(f"--models {','.join(models)}: expected {needed!r} among them, {why}")
     cohort = crc_cohort(folder, request, epochs=epochs, seeds=seeds)
-    runs = train_methods([cohort], [Method(model, model) for model in dict.fromkeys(models)], request)
-    rows, contrasts = compare_maps([one for row in runs for one in map_figures(row.run, request.device)])
-    result = Result(rows, contrasts, {row.method.model: figure(_seed_aucs(row.run)) for row in runs})
-    machines = dict.fromkeys(measured_on(row.run) for row in runs)
-    lines = (*conditions(cohort, request.seed), *LINES, f"measured on {'; and on '.join(machines)}")
+    trained = train_methods([cohort], [Method(model, model) for model in dict.fromkeys(models)], request)
+    runs = [one.run for one in trained]
+    maps = [one for run in runs for one in map_figures(run, request.device)]
+    contrasts, fixed = compare_maps(maps)
+    aucs = {run.settings.model: _seed_auc(run) for run in runs}
+    every, rows = _every_map(maps, contrasts, aucs)
+    facts = {"rows": rows, "contrasts": [{"fixed": how, **asdict(one)} for how, one in fixed.items()], "aucs": aucs}
     path = request.out / "crc_evidence.png"
     groups: dict[str, dict[str, Interval]] = {}
-    for row in result.rows:
-        groups.setdefault(row.model, {})[row.evidence] = row.auprc
+    for (model, evidence), one in contrasts.items():
+        groups.setdefault(model, {})[evidence] = one.auprc
     axis = "AUPRC+ on test bags, per cent, with 95 % intervals over patients"
-    write_dots(groups, path, axis=axis, guide=groups[BASELINE[0]][BASELINE[1]].value, note="ABMIL's attention")
-    finding = Finding(tables(result), (Picture(path, f"{axis}."),), conditions=lines)
-    heading = "CRC nuclei: which maps find them"
-    return write_finding("crc_evidence", request, finding, asdict(result), heading=heading)
+    write_dots(groups, path, axis=axis, guide=contrasts[BASELINE].auprc.value, note="ABMIL's attention")
+    return write_finding(
+        "crc_evidence",
+        request,
+        facts,
+        tables=(_fixed_table(fixed), every),
+        pictures=(Picture(path, f"{axis}."),),
+        conditions=(*crc_conditions(cohort, request.seed), *LINES, measured_on(runs)),
+        heading="CRC nuclei: which maps find them",
+    )
+
+
+def _seed_auc(run: Run) -> Figure:
+    """Return the bag AUC over the seeds, each the mean over its folds."""
+    folds = sorted(run.metrics.by_fold, key=lambda one: (one.seed, one.fold))
+    return figure(np.reshape([one.figures["auc"] for one in folds], (run.settings.seeds, -1)).mean(1))
 
 
 def map_figures(run: Run, device: str) -> list[MapFigures]:
-    """Every explainer of the run's model on the test and the validation bags of its folds."""
+    """Return the figures of every explainer of the run's model on the test and the validation bags of its folds."""
     place = {name: i for i, name in enumerate(open_run_store(run).ids)}
     row = {(fold, model.seed): i for i, (fold, model) in enumerate(zip(run.tested_folds, run.models, strict=True))}
     frame = run.predictions()
@@ -127,7 +127,7 @@ def map_figures(run: Run, device: str) -> list[MapFigures]:
     return [
         MapFigures(
             (run.settings.model, test.explainer),
-            run.classes,
+            run.target,
             frame.assign(auprc=test.measures["auprc_plus"][..., 0].numpy()[at]),
             _by_fold(run, test),
             _by_fold(run, validation),
@@ -137,31 +137,23 @@ def map_figures(run: Run, device: str) -> list[MapFigures]:
 
 
 def _by_fold(run: Run, agreement: MapAgreement) -> dict[str, np.ndarray]:
-    """(s, f) of each measure: the mean over the model's bags."""
+    """Return (s, f) of each measure: the mean over the model's bags."""
     order = sorted(range(len(run.models)), key=lambda i: (run.models[i].seed, run.models[i].fold))
-    found = {}
+    figures = {}
     for measure in MEASURES:
         values = agreement.measures[measure].nanmean((1, 2)).numpy()[order].reshape(run.settings.seeds, -1)
         if np.isnan(values).any():
             fold = int(np.isnan(values).any(0).argmax())
             raise CarmilError(
-                f"{run.folder}: no validation or test patient of fold {fold} has nuclei of both kinds, cancerous and not; expected "
-                "at least one, to measure maps on: try another --seed"
+                f"{run.folder}: no validation or test patient of fold {fold} has both cancerous and other "
+                "nuclei; expected at least one, to evaluate maps on: try another --seed"
             )
-        found[measure] = values
-    return found
+        figures[measure] = values
+    return figures
 
 
-def _seed_aucs(run: Run) -> list[float]:
-    """Bag AUC of each seed, the mean over its folds."""
-    by_seed: dict[int, list[float]] = {}
-    for fold in run.metrics.by_fold:
-        by_seed.setdefault(fold.seed, []).append(fold.figures["auc"])
-    return [float(np.mean(aucs)) for aucs in by_seed.values()]
-
-
-def compare_maps(maps: Sequence[MapFigures]) -> tuple[list[Row], list[Contrast]]:
-    """One row per map; and the maps that are fixed without test bags against ABMIL's attention."""
+def compare_maps(maps: Sequence[MapFigures]) -> tuple[dict[Map, Contrast], dict[str, Contrast]]:
+    """Compare every map with ABMIL's attention, and likewise the maps selected without test bags, by the rule of selection."""
     by_name = {one.name: one for one in maps}
     folds = by_name[BASELINE].test["auprc_plus"].shape[1]
     eligible = [name for name in by_name if _eligible(*name)]
@@ -172,115 +164,98 @@ def compare_maps(maps: Sequence[MapFigures]) -> tuple[list[Row], list[Contrast]]
         "validation, all folds": (eligible[int(validation.mean(1).argmax())],) * folds,
         "validation, fold by fold": tuple(eligible[i] for i in validation.argmax(0)),
     }
-    baseline = _estimates([BASELINE] * folds, by_name)
-    rows, contrasts = [], []
-    for name, one in by_name.items():
-        auprc, _ = _estimates([name] * folds, by_name)
-        test, validated = (
-            {measure: figure(values.mean(1).tolist()) for measure, values in part.items()}
-            for part in (one.test, one.validation)
-        )
-        rows.append(Row(*name, test, validated, _percent(auprc.interval()), _difference(auprc, baseline[0])))
-    for fixed, chosen in ways.items():
+    baseline = _estimates(ways["baseline"], by_name)
+
+    def contrast(chosen: tuple[Map, ...]) -> Contrast:
         figures = zip(_estimates(chosen, by_name), baseline, strict=True)
-        spans = [span for own, other in figures for span in (_percent(own.interval()), _difference(own, other))]
-        contrasts.append(Contrast(fixed, chosen, *spans))
-    return rows, contrasts
+        return Contrast(chosen, *(span for own, other in figures for span in _spans(own, other)))
+
+    return {name: contrast((name,) * folds) for name in by_name}, {how: contrast(way) for how, way in ways.items()}
 
 
 def _eligible(model: str, method: str) -> bool:
-    """May it be the default: a map of CAR's that is signed and of a class, and not chance?"""
+    """Return whether a map may become the default: a signed map of one class by CAR, and not the random map."""
     explainer = EXPLAINERS[method]
     return model.startswith("car/") and explainer.signed and explainer.class_conditional and method != "random"
 
 
 def _estimates(maps: Sequence[Map], by_name: Mapping[Map, MapFigures]) -> tuple[Estimate, Estimate]:
-    """AUPRC+ and bag AUC, each fold by its own map and that map's model."""
+    """Return AUPRC+ and bag AUC, each fold by its own map and that map's model."""
     import pandas as pd
 
-    classes = by_name[maps[0]].classes
+    target = by_name[maps[0]].target
     frame = pd.concat([by_name[name].tests.query("fold == @fold") for fold, name in enumerate(maps)])
 
     def answers(rows: "pd.DataFrame", scores: np.ndarray) -> FoldAnswers:
-        whose = {f"{name}s": rows[name].to_numpy() for name in ("fold", "seed", "patient")}
-        return FoldAnswers.of(class_numbers(rows, classes), scores, cases=rows["slide"].to_numpy(), **whose)
+        identities = {f"{name}s": rows[name].to_numpy() for name in ("fold", "seed", "patient")}
+        return FoldAnswers.of(outcomes(rows, target), scores, cases=rows["slide"].to_numpy(), **identities)
 
     mixed = frame.dropna(subset=["auprc"])
     return (
         estimate("mean", answers(mixed, mixed["auprc"].to_numpy())),
-        estimate("auc", answers(frame, probabilities(frame, classes))),
+        estimate("auc", answers(frame, predicted(frame, target))),
     )
 
 
-def _percent(interval: Interval) -> Interval:
-    return replace(interval, value=100 * interval.value, low=100 * interval.low, high=100 * interval.high)
-
-
-def _difference(own: Estimate, other: Estimate) -> Interval:
-    return replace(_percent(difference_interval(own, other)), p=difference_p(own, other))
-
-
-def tables(result: Result) -> tuple[ResultTable, ResultTable]:
-    fixed = tuple(
-        (
-            one.fixed,
-            _maps_text(one.maps),
-            _span(one.auprc),
-            *_less(one, one.auprc_difference),
-            _span(one.auc),
-            *_less(one, one.auc_difference),
-        )
-        for one in result.contrasts
+def _spans(own: Estimate, other: Estimate) -> tuple[Interval, Interval]:
+    """Return the interval of a figure, and of its difference from another, in per cent."""
+    found = own.interval(), replace(difference_interval(own, other), p=difference_p(own, other))
+    own_span, difference = (
+        replace(one, value=100 * one.value, low=100 * one.low, high=100 * one.high) for one in found
     )
+    return own_span, difference
+
+
+def _fixed_table(fixed: Mapping[str, Contrast]) -> ResultTable:
+    less = "less the baseline's"
     lines = tuple(
         (
-            row.model,
-            row.evidence,
-            _kind(row.evidence),
-            figure_text(row.test["auprc_plus"]),
-            "–" if (row.model, row.evidence) == BASELINE else _span(row.difference, sign="+z"),
-            *(figure_text(row.test[name]) for name in ("auroc", "ndcg")),
-            figure_text(row.validation["auprc_plus"]),
-            figure_text(result.aucs[row.model]),
+            how,
+            _maps_text(one.maps),
+            _span(one.auprc),
+            *_difference(one, one.auprc_difference),
+            _span(one.auc),
+            *_difference(one, one.auc_difference),
         )
-        for row in result.rows
+        for how, one in fixed.items()
     )
-    less = "less the baseline's"
-    return (
-        ResultTable(
-            f"The default map against the attention of {BASELINE[0]}",
-            ("fixed by", "map", "AUPRC+", less, "p", "bag AUC", f"{less} AUC", "p of AUC"),
-            fixed,
-        ),
-        ResultTable(
-            "Every explainer",
-            ("model", "map", "kind", "AUPRC+", less, "AUROC", "NDCG", "AUPRC+ validation", "bag AUC"),
-            lines,
-            names=3,
-        ),
-    )
+    heads = ("fixed by", "map", "AUPRC+", less, "p", "bag AUC", f"{less} AUC", "p of AUC")
+    return ResultTable(f"The default map against the attention of {BASELINE[0]}", heads, lines)
 
 
-def _less(one: Contrast, difference: Interval) -> tuple[str, str]:
-    """The difference from the baseline, and p; dashes for the baseline itself."""
-    return ("–", "–") if set(one.maps) == {BASELINE} else (_span(difference, sign="+z"), f"{difference.p:.2g}")
+def _every_map(
+    maps: Sequence[MapFigures], contrasts: Mapping[Map, Contrast], aucs: Mapping[str, Figure]
+) -> tuple[ResultTable, list[dict[str, object]]]:
+    """Return the table of all maps, figures in per cent over the seeds, and its rows for the JSON file."""
+    lines, rows = [], []
+    for one in maps:
+        model, evidence = one.name
+        contrast, explainer = contrasts[one.name], EXPLAINERS[evidence]
+        kind = f"{'signed' if explainer.signed else 'unsigned'}, {'a class' if explainer.class_conditional else 'all classes'}"
+        test, validation = (
+            {name: figure(values.mean(1)) for name, values in part.items()} for part in (one.test, one.validation)
+        )
+        auprc, auroc, ndcg = (figure_text(test[name]) for name in MEASURES)
+        less, _ = _difference(contrast, contrast.auprc_difference)
+        chosen_by, auc = figure_text(validation["auprc_plus"]), figure_text(aucs[model])
+        lines.append((model, evidence, kind, auprc, less, auroc, ndcg, chosen_by, auc))
+        names: dict[str, object] = {"model": model, "evidence": evidence, "test": test, "validation": validation}
+        rows.append(names | {"auprc": contrast.auprc, "difference": contrast.auprc_difference})
+    heads = ("AUPRC+", "less the baseline's", "AUROC", "NDCG", "AUPRC+ validation", "bag AUC")
+    return ResultTable("Every explainer", ("model", "map", "kind", *heads), tuple(lines), names=3), rows
+
+
+def _difference(one: Contrast, difference: Interval) -> tuple[str, str]:
+    """Format the difference from the baseline, and p; dashes for the baseline itself."""
+    return ("–", "–") if set(one.maps) == {BASELINE} else (_span(difference, "+z.1f"), f"{difference.p:.2g}")
 
 
 def _maps_text(maps: Sequence[Map]) -> str:
-    """The maps by model, with the number of folds where they differ."""
+    """List the maps, with the number of folds if folds have different maps."""
     folds = Counter(maps)
-    named = {name: f"{count} × {name[1]}" if len(folds) > 1 else name[1] for name, count in folds.items()}
-    models = dict.fromkeys(model for model, _ in folds)
-    return "; ".join(
-        ", ".join(text for name, text in named.items() if name[0] == model) + f" of {model}" for model in models
-    )
+    counts = {one: f"{n} × " if len(folds) > 1 else "" for one, n in folds.items()}
+    return ", ".join(f"{counts[model, method]}{method} of {model}" for model, method in folds)
 
 
-def _kind(method: str) -> str:
-    explainer = EXPLAINERS[method]
-    classes = "a class" if explainer.class_conditional else "all classes"
-    return f"{'signed' if explainer.signed else 'unsigned'}, {classes}"
-
-
-def _span(one: Interval, sign: str = "") -> str:
-    return f"{one.value:{sign}.1f} [{one.low:{sign}.1f}, {one.high:{sign}.1f}]"
+def _span(one: Interval, form: str = ".1f") -> str:
+    return interval_text(one.value, one.low, one.high, form)

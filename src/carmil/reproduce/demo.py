@@ -1,4 +1,4 @@
-"""The demo: digit bags, ABMIL and CAR-MIL as ordinary runs, and the report of what speaks for and against each answer."""
+"""The demo: digit bags, ABMIL and CAR-MIL as ordinary runs, and the report of the evidence for and against each answer."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from carmil.datasets.digit_cohorts import DIGITS, FAST_SIZES, load_digits
 from carmil.report.run import write_report
 from carmil.reproduce.digits import digit_methods
-from carmil.reproduce.method_runs import MethodRun, quietly, train_methods
+from carmil.reproduce.method_runs import quietly, train_methods
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.table1 import MEASURES, agreement_rows, maps_of, row_table
 from carmil.studies.explain import explain_run
@@ -14,14 +14,14 @@ from carmil.tables import ResultTable
 
 MODELS = ("abmil", "car/abmil")
 TASKS = ("four_bags", "adjacent_pairs")
-SIZES = (2000, 500, 200)  # of the test bags every one is explained
+SIZES = (2000, 500, 200)  # all test bags are explained
 PROTOCOL = replace(DIGITS, seeds=3, epochs=100, patience=20, lr=4e-3)
 FAST = replace(PROTOCOL, seeds=2, epochs=12, patience=10, warmup=2)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo wrote: one report per CAR-MIL run, that of Four Bags first, and one table per task."""
+    """The output of the demo: one report per CAR-MIL run, that of Four Bags first, and one table per task."""
 
     reports: tuple[Path, ...]
     tables: tuple[ResultTable, ...]
@@ -30,7 +30,7 @@ class Demo:
 def run_demo(out: Path, *, fast: bool = False, device: str = "cpu") -> Demo:
     """Train, explain and report; everything is written under `out`.
 
-    fast: fewer bags and epochs, for a look at the machinery; the answers are worse.
+    fast: fewer bags and epochs, for a quick trial; the answers are worse.
     """
     request, protocol = Request(out=out, shared=out, device=device), FAST if fast else PROTOCOL
     data = load_digits(sizes=FAST_SIZES if fast else SIZES)
@@ -41,15 +41,13 @@ def run_demo(out: Path, *, fast: bool = False, device: str = "cpu") -> Demo:
     tables = []
     for cohort in cohorts:
         here = [one for one in runs if one.cohort == cohort]
-        rows = [row for one in here for row in agreement_rows(one, maps_of(one.method.model), request, MEASURES)]
-        # The demo's bags are not the paper's, so the paper's figures stay out of its table.
+        rows = [row for one in here for row in agreement_rows(one, maps_of(one.method.model), request)]
+        # The demo's bags differ from the paper's, so its table leaves out the paper's figures.
         tables.append(row_table(cohort, [replace(row, paper={}) for row in rows], MEASURES))
-    reports = tuple(_report(one, out, device) for one in runs if one.method.model.startswith("car/"))
-    return Demo(reports, tuple(tables))
-
-
-def _report(one: MethodRun, out: Path, device: str) -> Path:
-    explain_run(one.run.folder, None, bags=None, methods=(), searched=False, device=device, log=quietly)
-    path = out / ("report.html" if one.cohort.name == TASKS[0] else f"report_{one.cohort.name}.html")
-    write_report(one.run, path)
-    return path
+    reports = []
+    for one in runs:
+        if one.method.model.startswith("car/"):
+            explain_run(one.run.folder, None, bags=None, methods=(), searched=False, device=device, log=quietly)
+            reports.append(out / ("report.html" if one.cohort.name == TASKS[0] else f"report_{one.cohort.name}.html"))
+            write_report(one.run, reports[-1])
+    return Demo(tuple(reports), tuple(tables))

@@ -1,4 +1,4 @@
-"""`carmil reproduce all`: every recipe, one page. A recipe that cannot run says why on the page, and the others go on."""
+"""`carmil reproduce all`: every recipe, one page. If a recipe cannot run, the page has the reason, and the others continue."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def reproduce_all(
     command: str,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Section]:
-    """Runs the recipes under request.out and writes the page, anew after each."""
+    """Run the recipes under request.out, and write the page again after each."""
     sections = [Section(one.name, one.of, one.title, one.needs) for one in recipes]
     for i, recipe in enumerate(recipes):
         say(f"{i + 1}/{len(recipes)} {recipe.name}: {recipe.title}")
@@ -35,21 +35,14 @@ def reproduce_all(
 def _run(recipe: Recipe, section: Section, request: Request) -> Section:
     started = time.perf_counter()
     try:
-        found = recipe.reproduce(request)
+        finding = recipe.reproduce(request)
     except CarmilError as error:
         return replace(section, trouble=str(error))
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not out_of_memory(error):
             raise
         return replace(section, trouble=f"memory was not enough: {' '.join(str(error).split())[:200]}")
-    return replace(
-        section,
-        tables=found.tables,
-        pictures=tuple((picture.path, picture.caption) for picture in found.pictures),
-        lines=found.lines,
-        conditions=found.conditions,
-        took=f"{time.perf_counter() - started:.0f} s",
-    )
+    return replace(section, finding=finding, took=f"{time.perf_counter() - started:.0f} s")
 
 
 def _facts(request: Request) -> dict[str, str]:

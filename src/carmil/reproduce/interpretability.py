@@ -1,24 +1,25 @@
 """The paper's interpretability table, and ours: every explainer that fits a model, on digit bags.
 
-The runs are table1's: with the same --out and settings they are used again, and only maps are computed.
+With the same --out and settings as table1, its runs are used again, and only maps are computed.
 """
 
 from collections.abc import Sequence
 from itertools import product
 
 from carmil.datasets.study_cohort import StudyCohort
-from carmil.errors import CarmilError, unknown
-from carmil.evidence import EXPLAINERS, explainers_of
+from carmil.errors import CarmilError
+from carmil.evidence.explainers import EXPLAINERS, check_explainers, explainers_of
 from carmil.progress import console
+from carmil.report.paper import Finding
 from carmil.reproduce import table1
 from carmil.reproduce.digits import build, digit_cohorts, digit_methods
 from carmil.reproduce.method_runs import Method, train_methods
-from carmil.reproduce.recipes import Finding, Request
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.table1 import agreement_rows, digit_table
 
 MODELS = ("abmil", "car/abmil")
 MEASURES = {**table1.MEASURES, "auroc": "AUROC±", "ndcg": "NDCG"}
-SLOW = ("single", "integrated_gradients")  # many passes: left out where a grid has several points
+SLOW = ("single", "integrated_gradients")  # explainers with many passes: left out for a grid of several points
 COLUMNS = (
     "AUPRC+, AUPRC±, AUROC± and NDCG are means over (bag, class) pairs with instances of both kinds; AUROC± takes its negatives "
     "by the rule too, NDCG is of the map alone, with gains truth + 1",
@@ -27,16 +28,16 @@ COLUMNS = (
 
 
 def reproduce(request: Request) -> Finding:
-    """ABMIL and CAR-MIL with every explainer that fits them."""
+    """Evaluate ABMIL and CAR-MIL with every explainer that fits them."""
     return run_interpretability(digit_cohorts(request), digit_methods(MODELS), request)
 
 
 def run_interpretability(
     cohorts: Sequence[StudyCohort], methods: Sequence[Method], request: Request, *, explainers: Sequence[str] = ()
 ) -> Finding:
-    """Train and explain what is not there yet; write interpretability.md and interpretability.json.
+    """Train and explain whatever is missing; write interpretability.md and interpretability.json.
 
-    explainers: only these; by default all that fit a model, without the slow ones if a model has several weights.
+    explainers: by default all that fit a model, without the slow ones if a model has several weights.
     """
     _check(cohorts, methods, explainers)
     several = len(methods) > len({method.model for method in methods})
@@ -44,7 +45,7 @@ def run_interpretability(
     runs, rows = train_methods(cohorts, methods, request), []
     for one in runs:
         with console.status(f"maps of {one.method.title} on {one.cohort.title}"):
-            rows += agreement_rows(one, names, request, MEASURES, intervals=True)
+            rows += agreement_rows(one, names, request, intervals=True)
     left_out = [name for name in EXPLAINERS if name not in names]
     lines = (
         [f"explainers that were not asked{' in a grid' * (not explainers)}: {', '.join(left_out)}"] if left_out else []
@@ -54,10 +55,9 @@ def run_interpretability(
 
 def _check(cohorts: Sequence[StudyCohort], methods: Sequence[Method], explainers: Sequence[str]) -> None:
     """Refuse, before any training, an explainer that is unknown or fits none of the models."""
+    check_explainers(explainers)
     fitting = {method.model: explainers_of(build(method, cohort)) for cohort, method in product(cohorts, methods)}
     for name in explainers:
-        if name not in EXPLAINERS:
-            raise CarmilError(unknown("explainer", name, EXPLAINERS))
         if not any(name in names for names in fitting.values()):
             raise CarmilError(
                 f"--explainers {name}: fits none of {', '.join(fitting)}; "

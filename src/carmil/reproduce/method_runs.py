@@ -1,6 +1,7 @@
-"""Methods on cohorts: ordinary runs of `carmil train`, kept where all recipes find them.
+"""Methods on cohorts as ordinary runs of `carmil train`, in folders shared by all recipes.
 
-A recipe names cohorts and methods; what is not there yet is trained by `studies.train`, and every figure comes from the runs.
+A recipe names cohorts and methods; missing runs are trained by `studies.train`, and every figure is computed from the
+runs.
 """
 
 import threading
@@ -12,26 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from carmil.datasets.study_cohort import Protocol, StudyCohort
 from carmil.files import safe_name
-from carmil.reproduce.parallel import run_parallel
+from carmil.parallel import run_parallel
 from carmil.reproduce.recipes import Request
 from carmil.runs.facts import FoldFigures
 from carmil.runs.run import Run, finished
 from carmil.runs.settings import Settings
-from carmil.statistics.calibration import cross_entropies
-from carmil.studies.cautions import informed
+from carmil.studies.cautions import answer_cautions, readings
 from carmil.studies.cohort import open_bags, open_material
 from carmil.studies.compare import ComparedRun, each_fold
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.point_selection import Choice, choose
-from carmil.studies.predictions import class_numbers, probabilities
+from carmil.studies.predictions import outcomes, predicted
 from carmil.studies.train import PER_MODEL_SETTINGS, check, check_fit, run_study, run_together
 from carmil.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LONG = ("transmil", "rrt", "weno")  # what takes longest begins first, so that nothing waits for it alone
-# What takes minutes on a CPU, made small where only the machinery is looked at.
+LONG = ("transmil", "rrt", "weno")  # the slowest models start first, so that nothing waits for them at the end
+# Models that take minutes on a CPU, reduced in size for a quick trial.
 FAST_OPTIONS: dict[str, dict[str, Any]] = {
     "transmil": {"hidden": 128, "landmarks": 16},
     "rrt": {"hidden": 128},
@@ -42,14 +42,14 @@ PROTOCOL = tuple(one.name for one in fields(Protocol) if one.name not in ("fast_
 
 @dataclass(frozen=True)
 class Method:
-    """A row of a table. settings: of `carmil train`, where they differ from the cohort's protocol."""
+    """A row of a table. settings: those of `carmil train` that differ from the cohort's protocol."""
 
     title: str
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def figure(self, measure: str) -> str:
-        """The figure that a measure means for this model: the map of TransMIL is its rollout, as in the paper."""
+        """Return the figure of a measure for this model: as in the paper, the map of TransMIL is its rollout."""
         rolled = measure == "auprc_attention" and self.model.endswith("transmil")
         return "auprc_rollout" if rolled else measure
 
@@ -69,22 +69,15 @@ class MethodRun:
         return cls(cohort, method, run, run.predictions(), run.metrics.by_fold)
 
     @cached_property
-    def _cross_entropies(self) -> tuple[float, float]:
-        together = mean_over_seeds(self.predictions, self.run.classes)
-        return cross_entropies(probabilities(together, self.run.classes), class_numbers(together, self.run.classes))
-
-    @property
-    def informed(self) -> bool:
-        """Whether its probabilities, the mean over seeds, predict the test cases better than the class frequencies do."""
-        return informed(*self._cross_entropies)
-
-    @property
-    def chance(self) -> float:
-        """The cross-entropy of always predicting the class frequencies of the test cases."""
-        return self._cross_entropies[1]
+    def cautions(self) -> list[str]:
+        """Return one line if the probabilities, averaged over seeds, are no better than always predicting the class frequencies."""
+        target = self.run.target
+        together = mean_over_seeds(self.predictions, target)
+        measurements = readings(target, predicted(together, target), outcomes(together, target))
+        return answer_cautions(target, measurements, None, "test slides")
 
     def values(self, measure: str) -> list[float]:
-        """The figure of each fold, or of each seed where there is one split; none if the method has no such figure."""
+        """Return the figure of each fold, or of each seed if there is one split; empty if the method has no such figure."""
         name = self.method.figure(measure)
         return list(each_fold(self.by_fold, name).values()) if self.has(measure) else []
 
@@ -96,14 +89,14 @@ class MethodRun:
 
 
 def train_methods(cohorts: Sequence[StudyCohort], methods: Sequence[Method], request: Request) -> list[MethodRun]:
-    """Every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
+    """Train every method on every cohort, cohort by cohort. On a GPU several small populations are trained at once."""
     populations = [(cohort, together) for cohort in cohorts for together in _populations(methods)]
     populations.sort(key=lambda pair: not pair[1][0].model.endswith(LONG))
     jobs = [
         partial(train_together, cohort, together[0].model, [method.settings for method in together], request)
         for cohort, together in populations
     ]
-    small = all(cohort.stand_in for cohort in cohorts)  # each of the paper's fills a GPU's memory
+    small = all(cohort.stand_in for cohort in cohorts)  # a cohort of the paper fills a GPU's memory by itself
     trained = run_parallel(jobs, request.device, None if small else 1)
     runs = {
         (cohort.name, method.title): run
@@ -114,7 +107,9 @@ def train_methods(cohorts: Sequence[StudyCohort], methods: Sequence[Method], req
 
 
 def _populations(methods: Sequence[Method]) -> list[list[Method]]:
-    """The methods that can be trained as one population: the same model; only loss weights, distance or rate differ."""
+    """Group methods that can be trained as one population: with the same model, and different loss weights, distance
+    or rate only.
+    """
     groups: dict[tuple[str, str], list[Method]] = {}
     for method in methods:
         others = {name: value for name, value in method.settings.items() if name not in PER_MODEL_SETTINGS}
@@ -123,7 +118,7 @@ def _populations(methods: Sequence[Method]) -> list[list[Method]]:
 
 
 def select_by_fold(alternatives: Sequence[MethodRun], title: str) -> tuple[MethodRun, Choice]:
-    """One row of several: every fold and seed takes the alternative of its own lowest validation loss."""
+    """Merge several rows into one: each fold and seed takes the alternative with its lowest validation loss."""
     import pandas as pd
 
     choice = choose([row.run for row in alternatives])
@@ -138,9 +133,9 @@ def select_by_fold(alternatives: Sequence[MethodRun], title: str) -> tuple[Metho
 
 
 def train_model(cohort: StudyCohort, model: str, request: Request, **settings: Any) -> Run:
-    """Train the model on the cohort, or read the run that is there.
+    """Train the model on the cohort, or read the existing run.
 
-    settings: of `carmil train`, where they differ from the cohort's protocol; they are part of the run's name.
+    settings: those of `carmil train` that differ from the cohort's protocol; they are part of the run's name.
     """
     (run,) = train_together(cohort, model, [settings], request)
     return run
@@ -149,7 +144,7 @@ def train_model(cohort: StudyCohort, model: str, request: Request, **settings: A
 def train_together(
     cohort: StudyCohort, model: str, variants: Sequence[Mapping[str, Any]], request: Request
 ) -> list[Run]:
-    """One run per variant of the settings, which differ in PER_MODEL_SETTINGS; missing ones are trained as one population."""
+    """Return one run per variant of settings that differ in PER_MODEL_SETTINGS; missing runs are trained as one population."""
     studies = []
     for settings in variants:
         name = "-".join([model.replace("/", "-"), *(f"{key.rstrip('_')}_{value}" for key, value in settings.items())])
@@ -164,12 +159,12 @@ def train_together(
             check(study)
             check_fit(study, material)
         run_together(studies, material, checkpoint=checkpoint, log=quietly)
-    left.remove()  # interrupted after the last of them
+    left.remove()  # interrupted after all runs were complete
     return [run_study(study, log=quietly) for study in studies]
 
 
 def study_settings(cohort: StudyCohort, model: str, request: Request, name: str, **settings: Any) -> dict[str, Any]:
-    """The settings of `carmil train` for a model on the cohort, in a folder of this name among the cohort's runs."""
+    """Return the settings of `carmil train` for a model on the cohort, with this folder name among the cohort's runs."""
     protocol = cohort.protocol.fast if request.fast else cohort.protocol
     fixed = protocol.of_model(model)
     options = {**fixed.options, **(FAST_OPTIONS.get(model.rpartition("/")[2], {}) if request.fast else {})}
@@ -178,7 +173,6 @@ def study_settings(cohort: StudyCohort, model: str, request: Request, name: str,
         "labels": cohort.labels,
         "out": runs_folder(cohort, request) / name,
         "model": model,
-        "preset": "0.1",
         "seed": request.seed,
         "device": request.device,
         **{setting: getattr(protocol, setting) for setting in PROTOCOL},
@@ -189,7 +183,7 @@ def study_settings(cohort: StudyCohort, model: str, request: Request, name: str,
 
 
 def store_of(cohort: StudyCohort, request: Request) -> Path:
-    """The store of a cohort's features: a folder of files is packed once, for all methods and recipes."""
+    """Return the store of a cohort's features; a folder of files is packed once, for all methods and recipes."""
     home = request.shared / "cohorts" / safe_name(f"{cohort.name}-{cohort.encoder}")
     with _PACKING:  # parallel trainings need the same store
         return open_bags(cohort.bags, home, dtype="float16", truth=None, log=quietly).path
@@ -199,10 +193,15 @@ _PACKING = threading.Lock()
 
 
 def runs_folder(cohort: StudyCohort, request: Request) -> Path:
-    """Where the runs on a cohort lie. A look at the machinery and another seed are other runs."""
+    """Return the folder of the runs on a cohort. Quick trials and other seeds have folders of their own."""
     kind = "fast_runs" if request.fast else "runs"
     return request.shared / kind / (cohort.folder or safe_name(f"{cohort.name}-{cohort.encoder}-seed{request.seed}"))
 
 
+def measured_on(runs: Sequence[Run]) -> str:
+    machines = (", ".join(f"{name} {value}" for name, value in run.machine.items()) for run in runs)
+    return f"measured on {'; and on '.join(dict.fromkeys(machines))}"
+
+
 def quietly(line: str) -> None:
-    """What was guessed is in the run's card."""
+    """Discard a log line, since guesses are recorded in the run's card."""

@@ -1,12 +1,13 @@
-"""The paper's tables and figures, one recipe each: what each is of, what it needs, and what it hands to the page.
+"""The paper's tables and figures, one recipe each: what it reproduces, what data it needs, and what it returns for
+the page.
 
-A recipe is a module here with `reproduce(request) -> Finding`, imported when it is needed. What is trained is found again: an
-interrupted recipe resumes when it is run again, and so does `carmil reproduce all`.
+A recipe is a module of this package with `reproduce(request) -> Finding`, imported when needed. Trained models
+are kept: an interrupted recipe resumes when run again, and so does `carmil reproduce all`.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,19 +15,20 @@ from pathlib import Path
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text
 from carmil.provenance import to_json
+from carmil.report.paper import Finding, Picture
 from carmil.tables import ResultTable
 
-FAST = "--fast: few bags and epochs, to see that it runs; the figures mean nothing"
+FAST = "--fast: few bags and epochs, for a quick trial; the figures are meaningless"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a recipe works with.
+    """The input of a recipe.
 
     data: the user's folder, if any: `mnist`, `crc` and a folder for each cohort of slides (`slide_cohorts`)
-    out: where this recipe writes; shared: where runs and cohorts lie that several recipes use
-    fast: a look at the machinery; the figures mean nothing
-    encoder: whose features of slides
+    out: the folder for the results; shared: the folder for runs and cohorts that several recipes use
+    fast: a quick trial whose figures are meaningless
+    encoder: that of the slides' features
     """
 
     out: Path
@@ -38,37 +40,23 @@ class Request:
     encoder: str = "uni"
 
     def folder(self, name: str) -> Path | None:
-        """The folder of this name in the user's data, if it is there."""
-        found = None if self.data is None else self.data / name
-        return found if found is not None and found.is_dir() else None
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A file that was written, and what one sees on it."""
-
-    path: Path
-    caption: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a recipe found. `lines`: in words what came out; `conditions`: what it depends on, every deviation from the paper."""
-
-    tables: tuple[ResultTable, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    lines: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
+        """Return the folder of this name in the user's data, if it exists."""
+        path = None if self.data is None else self.data / name
+        return path if path is not None and path.is_dir() else None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """name: its command; of: where the paper has it; needs: what it runs on, and what without."""
+    """name: its command; of: its place in the paper; needs: the data it runs on, and the substitute without them."""
 
     name: str
     of: str
     title: str
     needs: str
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.of})"
 
     @property
     def reproduce(self) -> Callable[[Request], Finding]:
@@ -107,25 +95,33 @@ def recipe_named(name: str) -> Recipe:
 
 
 def write_finding(
-    name: str, request: Request, finding: Finding, facts: Mapping[str, object], *, heading: str | None = None
+    name: str,
+    request: Request,
+    facts: Mapping[str, object],
+    *,
+    tables: Sequence[ResultTable],
+    pictures: Sequence[Picture] = (),
+    lines: Sequence[str] = (),
+    conditions: Sequence[str] = (),
+    heading: str = "",
 ) -> Finding:
     """Write NAME.md for people and NAME.json for programs to request.out.
 
-    facts: what JSON has more than the page. heading: of the page; that of the recipe of this name unless given.
+    facts: additional contents of the JSON file. heading: title of the page, by default that of the recipe of this name.
     """
-    if heading is None:
-        recipe = recipe_named(name)
-        heading = f"{recipe.title} ({recipe.of})"
-    lines = [*([FAST] if request.fast else []), *finding.lines]
-    parts = [f"# {heading}", "", *(f"- {line}" for line in lines), ""]
-    for picture in finding.pictures:
+    finding = Finding(tuple(tables), tuple(pictures), tuple(lines), tuple(conditions))
+    lines = [*([FAST] if request.fast else []), *lines]
+    parts = [f"# {heading or recipe_named(name).heading}", "", *(f"- {line}" for line in lines), ""]
+    for picture in pictures:
         where = os.path.relpath(picture.path, request.out)
         parts += [f"![{picture.caption}]({where})", "", picture.caption, ""]
-    parts += [table.markdown() for table in finding.tables]
-    if finding.conditions:
-        parts += ["## How this was measured", "", *(f"- {line}" for line in finding.conditions), ""]
+    parts += [table.markdown() for table in tables]
+    if conditions:
+        parts += ["## How this was measured", "", *(f"- {line}" for line in conditions), ""]
     write_text(request.out / f"{name}.md", "\n".join(parts))
-    tables = [{"title": table.title, "heads": table.heads, "lines": table.lines} for table in finding.tables]
-    content = {"lines": lines, "tables": tables, "conditions": finding.conditions, **facts}
-    write_text(request.out / f"{name}.json", json.dumps(to_json(content), indent=2))
+    content = {"tables": [{"title": one.title, "heads": one.heads, "lines": one.lines} for one in tables], **facts}
+    write_text(
+        request.out / f"{name}.json",
+        json.dumps(to_json({"lines": lines, "conditions": conditions, **content}), indent=2),
+    )
     return finding

@@ -1,11 +1,12 @@
-"""Table 2: five pathology tasks, all methods; and its claim that no attention-based method does significantly better than CAR."""
+"""Table 2: five pathology tasks, all methods; and the claim that no attention-based method is significantly better than CAR."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from carmil.errors import CarmilError, unknown
+from carmil.report.paper import Finding
 from carmil.reproduce.method_runs import Method, train_methods
-from carmil.reproduce.paper_slides import TABLE2, paper_table
-from carmil.reproduce.recipes import Finding, Request
+from carmil.reproduce.paper import TABLE2, paper_table
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.slide_cohorts import find_cohorts
 from carmil.reproduce.slide_table import (
     ABMIL,
@@ -13,9 +14,7 @@ from carmil.reproduce.slide_table import (
     CAR_L1,
     MEASURES,
     Difference,
-    MethodComparison,
     differences,
-    pairs_of,
     write_slide_finding,
 )
 from carmil.tables import ResultTable
@@ -34,80 +33,56 @@ METHODS = (
     ABMIL,
     *CARS,
 )
-CHAMPIONS = (*CARS, ABMIL)  # the last, without CAR, is a control
+CHAMPIONS = (*CARS, ABMIL)  # the last one, without CAR, is a control
 SIGNIFICANCE = 0.05
-CONTROL = (
-    "ABMIL stands in that table beside CAR as a control: where nothing does significantly better than ABMIL either, the claim "
-    "shows the power of these tests, not the worth of CAR"
+CLAIM = (
+    "the paper's claim is that no attention-based method is significantly better than CAR, by the paired t-test. ABMIL is a "
+    "control: where no method is better than ABMIL either, the claim shows the power of these tests, not the worth of CAR. Left "
+    "out are comparisons of two methods that predict no better than the class frequencies"
 )
 
 
 def reproduce(request: Request, *, models: Sequence[str] = ()) -> Finding:
-    """models: some of METHODS, by model or title; all if none is named."""
+    """Reproduce the table. models: some of METHODS, by model or title; by default all."""
     for name in models:
         if not any(name in (method.title, method.model) for method in METHODS):
             raise CarmilError(unknown("model", name, list(dict.fromkeys(method.model for method in METHODS))))
     methods = [method for method in METHODS if not models or method.title in models or method.model in models]
-    found = find_cohorts(request)
-    rows = train_methods(found.cohorts, methods, request)
-    beside = MethodComparison.of(rows, pairs_of(rows, CARS, (ABMIL,)))
-    rivals = [method for method in methods if method not in (*POOLING, *CARS)]
+    cohort_set = find_cohorts(request)
+    rows = train_methods(cohort_set.cohorts, methods, request)
+    rivals = [method for method in METHODS if method not in (*POOLING, *CARS)]
     claims = {
-        champion.title: differences(pairs_of(rows, (champion,), [rival for rival in rivals if rival != champion]))
+        champion.title: differences(rows, [(champion, rival) for rival in rivals if rival != champion])
         for champion in CHAMPIONS
     }
+    tested = any(claims[car.title] for car in CARS)
     return write_slide_finding(
         "table2",
         request,
-        found,
+        cohort_set,
         rows,
-        [*beside.differences, *(one for claim in claims.values() for one in claim)],
-        tables=(*beside.tables, *claim_tables(claims), paper_table(TABLE2)),
-        lines=(*beside.lines, *claim_lines(claims)),
+        differences(rows, [(car, ABMIL) for car in CARS]),
+        others=[one for claim in claims.values() for one in claim],
+        tables=(*([claim_table(claims)] if tested else []), paper_table(TABLE2)),
+        conditions=(CLAIM,) if tested else (),
     )
 
 
-def claim_tables(claims: Mapping[str, Sequence[Difference]]) -> list[ResultTable]:
-    """The methods that do better than each champion: by the paper's test, and by the interval over test cases."""
-    known = {champion: compared for champion, compared in claims.items() if compared}
-    lines = []
-    for title, measure in {(one.cohort.title, one.measure): None for compared in known.values() for one in compared}:
-        cells = []
-        for compared in known.values():
-            own = [one for one in compared if one.informed and (one.cohort.title, one.measure) == (title, measure)]
-            names = [", ".join(_better(own, test)) or "none" for test in ("t", "cases")]
-            cells.append("; ".join(names) if own else "–")
-        lines.append((title, MEASURES[measure], *cells))
-    heads = ("cohort", "measure", *(f"better than {champion}" for champion in known))
-    title = "Attention-based methods that do better: by paired t (5 %, Holm); by the 95 % interval over test cases (not corrected)"
-    return [ResultTable(title, heads, tuple(lines), names=2 + len(known))] if lines else []
-
-
-def claim_lines(claims: Mapping[str, Sequence[Difference]]) -> list[str]:
-    """The paper's claim by our runs, for each champion."""
+def claim_table(claims: Mapping[str, Sequence[Difference]]) -> ResultTable:
+    """Tabulate one row per champion: the methods that are better by the paper's test, and by the interval over test cases."""
     lines = []
     for champion, compared in claims.items():
-        if not compared:
-            continue
         counted = [one for one in compared if one.informed]
-        by_t, by_cases = (_better(counted, test, where=True) for test in ("t", "cases"))
-        left = len(compared) - len(counted)
-        idle = f" ({left} more, of two that predict no better than the class frequencies, are left out)" if left else ""
-        better = f"in {len(by_t)} the other better ({', '.join(by_t)})" if by_t else "in none the other better"
-        lines.append(
-            f"of {len(counted)} comparisons of {champion} with attention-based methods{idle} the paired t-test, corrected, finds "
-            f"{better}; the interval over test cases, which is not corrected, in {len(by_cases) or 'none'}"
-        )
-    if claims.get(ABMIL.title) and any(claims[car.title] for car in CARS):
-        lines.append(CONTROL)
-    return lines
+        by_t = _better(counted, lambda one: one.comparison.holm_t < SIGNIFICANCE and one.comparison.difference < 0)
+        by_cases = _better(counted, lambda one: one.comparison.high < 0)
+        lines.append((champion, str(len(counted)), str(len(compared) - len(counted)), by_t, by_cases))
+    tests = ("better by paired t (5 %, Holm)", "better by the 95 % interval over test cases (not corrected)")
+    heads = ("method", "compared", "left out", *tests)
+    return ResultTable("Attention-based methods that do better than CAR, or ABMIL", heads, tuple(lines))
 
 
-def _better(compared: Sequence[Difference], test: str, *, where: bool = False) -> list[str]:
-    """The second methods that are significantly better by a test; `where`: with cohort and measure."""
-    names = []
-    for one in compared:
-        pair = one.comparison
-        if (pair.holm_t < SIGNIFICANCE and pair.difference < 0) if test == "t" else pair.high < 0:
-            names.append(f"{pair.second} on {one.cohort.title} by {MEASURES[one.measure]}" if where else pair.second)
-    return names
+def _better(compared: Sequence[Difference], test: Callable[[Difference], bool]) -> str:
+    names = [
+        f"{one.comparison.second} on {one.cohort.title} by {MEASURES[one.measure]}" for one in compared if test(one)
+    ]
+    return ", ".join(names) or "none"

@@ -1,10 +1,11 @@
-"""Table 3: CAR on ABMIL, DSMIL and TransMIL. The paper shows the better of two distances; here validation bags choose."""
+"""Table 3: CAR on ABMIL, DSMIL and TransMIL. The paper reports the better of two distances; here validation bags decide."""
 
+from carmil.report.paper import Finding
 from carmil.reproduce.method_runs import Method, MethodRun, select_by_fold, train_methods
-from carmil.reproduce.paper_slides import TABLE3, paper_table
-from carmil.reproduce.recipes import Finding, Request
+from carmil.reproduce.paper import TABLE3, paper_table
+from carmil.reproduce.recipes import Request
 from carmil.reproduce.slide_cohorts import find_cohorts
-from carmil.reproduce.slide_table import ABMIL, MethodComparison, write_slide_finding
+from carmil.reproduce.slide_table import ABMIL, differences, write_slide_finding
 from carmil.tables import ResultTable
 
 BASES = {"CAR-MIL": ABMIL, "CAR-DSMIL": Method("DSMIL", "dsmil"), "CAR-TransMIL": Method("TransMIL", "transmil")}
@@ -16,35 +17,32 @@ SELECTION = (
 
 
 def reproduce(request: Request) -> Finding:
-    found = find_cohorts(request)
-    variants = {
-        title: [Method(f"{title} ({name})", f"car/{base.model}", settings) for name, settings in DISTANCES.items()]
+    cohort_set = find_cohorts(request)
+    families = {
+        title: [base, *(Method(f"{title} ({name})", f"car/{base.model}", given) for name, given in DISTANCES.items())]
         for title, base in BASES.items()
     }
-    methods = [method for title, base in BASES.items() for method in (base, *variants[title])]
-    runs = {(row.cohort.name, row.method.title): row for row in train_methods(found.cohorts, methods, request)}
+    methods = [method for family in families.values() for method in family]
+    runs = {(row.cohort.name, row.method.title): row for row in train_methods(cohort_set.cohorts, methods, request)}
     rows: list[MethodRun] = []
-    pairs, choices = [], []
-    for title, base in BASES.items():
+    choices = []
+    for title, family in families.items():
         counts = []
-        for cohort in found.cohorts:
-            plain, *alternatives = (runs[cohort.name, method.title] for method in (base, *variants[title]))
+        for cohort in cohort_set.cohorts:
+            plain, *alternatives = (runs[cohort.name, method.title] for method in family)
             row, choice = select_by_fold(alternatives, title)
             rows += [plain, row]
-            pairs.append((row, plain))
             taken = list(choice.taken.values())
             counts.append(", ".join(f"{name} {taken.count(i)}" for i, name in enumerate(DISTANCES)))
         choices.append((title, *counts))
-    compared = MethodComparison.of(rows, pairs)
-    heads = ("model", *(cohort.title for cohort in found.cohorts))
+    heads = ("model", *(cohort.title for cohort in cohort_set.cohorts))
     chosen = ResultTable("Folds, or runs, whose validation bags chose each distance", heads, tuple(choices))
     return write_slide_finding(
         "table3",
         request,
-        found,
+        cohort_set,
         rows,
-        compared.differences,
-        tables=(*compared.tables, chosen, paper_table(TABLE3)),
-        lines=compared.lines,
+        differences(rows, [(Method(title, base.model), base) for title, base in BASES.items()]),
+        tables=(chosen, paper_table(TABLE3)),
         conditions=(SELECTION,),
     )

@@ -1,144 +1,221 @@
-"""The paper's appendix on trained models: does u_cf - u follow -g, and by how much? On digit bags, for both distances."""
+"""The paper's appendix on trained models: how well delta = u_cf - u follows -g. On digit bags, for both distances.
 
-from collections.abc import Sequence
+    g = d(F_y - F_k)/du          the margin's sensitivity, y the bag's class, k its rival (or the mean of several)
+    m = (F_y - F_k)(u) - (F_y - F_k)(u_cf), to first order -g . delta; the largest m of all delta with the same |delta|_1 is
+    m = |delta|_1 max|g|, with all of delta on the instance with the largest |g|
 
+A constant added to all of a bag's scores changes no softmax: g sums to zero by itself. The mean is subtracted from
+delta for correlations, and the median for its L1 length, which thereby becomes minimal. n instances, b bags, k
+classes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from carmil.bags.bags import Bags
+from carmil.evidence.rank_correlation import bag_places, pearson, spearman
+from carmil.evidence.sensitivity import logit_sensitivity
+from carmil.models.contract import BagModel, one_hot
+from carmil.models.pooling import Offsets, bag_max, bag_sum
 from carmil.progress import console
-from carmil.reproduce.branch_outputs import models_of_run
+from carmil.report.paper import Finding, Picture
+from carmil.report.theory_figure import TheoryPanels, draw_theory
+from carmil.reproduce.branch_outputs import BranchOutputs, TestedModel, models_of_run, predict_branches
 from carmil.reproduce.digits import TASKS, Point, digit_cohorts, training_lines
 from carmil.reproduce.method_runs import train_methods
-from carmil.reproduce.recipes import Finding, Picture, Request, write_finding
-from carmil.reproduce.theory_picture import Row, draw_theory
-from carmil.reproduce.theory_reading import MEASURES, RIVALS, TENTH, Followed, followed
+from carmil.reproduce.paper import figure, figure_text, interval_text
+from carmil.reproduce.recipes import Request, write_finding
+from carmil.statistics.bootstrap import mean_intervals
 from carmil.tables import ResultTable
 
-MAIN = "all others"  # of RIVALS: it needs no choice
+Floats = NDArray[np.float64]
+
+RIVALS = {
+    "all others": "the mean of all other classes: -g is then the way that the loss L_diff falls steepest from u_cf = u",
+    "runner-up": "the class with the next largest F(u), known before u_cf is looked at",
+    "weighed most": "the class whose logit fell most beside the bag's own, which the appendix calls the most competitive; chosen "
+    "after u_cf is known, as the one with the smallest margin",
+}
+MEASURES = {
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "on_largest": "share on the largest g",
+    "efficiency": "share of the best gain",
+    "with_u": "Pearson with u",
+}
+SHUFFLED = "_shuffled"  # added to the name of a measure
+TENTH = 10  # one instance in this many, and at least one, counts as having the largest |g|
+MAIN = "all others"  # the rival, of RIVALS, that needs no choice
 DISTANCES = {"l1": "L1", "cosine": "cosine"}
+CAPTION = (
+    "One row per task. The correlation in each bag, dotted where u_cf - u is shuffled; then for each distance the density of "
+    "the instances of all test bags and models, -g across and u_cf - u up, both centred and scaled in their bag, and the "
+    "margin's change against its first-order prediction, one dot per bag."
+)
+HOW = (
+    "g: gradient of the margin F_y - F_k by the scores at u, y the bag's class, k the rival; exact for these classifiers. u_cf - u "
+    "is taken less its mean where it is correlated and less its median where its length counts: a constant changes no attention",
+    *(f"rival: {name}: {which}" for name, which in RIVALS.items()),
+    f"share on the largest g: of the L1 length of u_cf - u what lies on one instance of {TENTH} with the largest |g|; the optimum "
+    "under an L1 budget has all of it on the largest. Share of the best gain: of what that optimum gains, from -1 to 1",
+    "Pearson with u: where it is near 1 or -1, u_cf is u on another scale, which a cosine distance does not see",
+    "mean over all test bags and initialisations, in brackets its 95 % interval: bootstrap over bags and initialisations "
+    "together; shuffled: u_cf - u at other instances of its bag",
+    "the branch is trained for a mean over training bags, by one attention module for all bags, and its L1 term weighs the length "
+    "rather than bounding it: that it should be the optimum bag by bag is not claimed",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """Of r models in b bags: MEASURES (r, b) of delta as it is, and shuffled within its bag; margins m and -g .
+    delta (r, b).
+
+    instances (r, n, 2): -g and delta of every instance, each centred and scaled to unit length in its bag.
+    """
+
+    measures: dict[str, Floats]
+    margin: Floats
+    promised: Floats
+    instances: Floats
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float, float]]:
+        """Return the mean of every measure, and its 95 % interval over jointly resampled bags and models, from the
+        same resamples.
+        """
+        columns = np.stack([*self.measures.values()], axis=-1)
+        models, bags = np.indices(columns.shape[:2])
+        means = mean_intervals(columns.reshape(-1, len(self.measures)), bags.ravel(), models.ravel())
+        return dict(zip(self.measures, zip(*(column.tolist() for column in means), strict=True), strict=True))
+
+    @property
+    def r2(self) -> list[float]:
+        """Return, for each model, R2 of -g . delta as a prediction of m; NaN if m is constant."""
+        left, spread = ((self.margin - self.promised) ** 2).sum(1), _deviations(self.margin)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(spread.any(1), 1 - left / (spread**2).sum(1), np.nan).tolist()
+
+    @property
+    def slope(self) -> list[float]:
+        """Return, for each model, the slope of m on -g . delta; NaN if -g . delta is constant."""
+        away, spread = _deviations(self.promised), _deviations(self.margin)
+        with np.errstate(invalid="ignore"):
+            return ((away * spread).sum(1) / (away**2).sum(1)).tolist()
 
 
 def reproduce(request: Request, *, tasks: Sequence[str] = TASKS) -> Finding:
-    """Both distances; of more than two classes every way to name the rival."""
+    """Test both distances and, with more than two classes, every definition of the rival."""
     cohorts = digit_cohorts(request, tasks)
-    found = train_methods(cohorts, [Point(distance=distance).method for distance in DISTANCES], request)
-    rows: list[Row] = []
+    trained = train_methods(cohorts, [Point(distance=distance).method for distance in DISTANCES], request)
+    results: dict[tuple[str, str, str], Followed] = {}  # by task, distance and rival
     with console.status("comparing u_cf - u with -g"):
-        for one in found:
-            several, distance = len(one.run.classes) > 2, DISTANCES[one.run.settings.distance or "l1"]
-            for rival in RIVALS if several else [MAIN]:
+        for one in trained:
+            for rival in RIVALS if len(one.run.outputs) > 2 else [MAIN]:
                 following = followed(*models_of_run(one.run, request.device), rival=rival, seed=request.seed)
-                rows.append(Row(one.cohort.title, distance, rival, following, several))
-    main = [row for row in rows if row.rival == MAIN]
-    picture = draw_theory(main, request.out / "theory.png")
-    caption = (
-        "Each task a row. The correlation in each bag, dotted where u_cf - u is shuffled; then for each distance the density of "
-        "the instances of all test bags and models, -g across and u_cf - u up, both centred and scaled in their bag, and the "
-        "margin's change against what the first order promises, a dot a bag."
-    )
-    lines = [
-        *(_said(row) for row in main),
-        *(_rival_said(row) for row in rows if row.rival != MAIN),
+                results[one.cohort.title, DISTANCES[one.run.settings.distance or "l1"], rival] = following
+    panels = [
+        TheoryPanels(
+            task,
+            distance,
+            interval_text(*one.intervals["pearson"], ".2f"),
+            one.measures["pearson"],
+            one.measures["pearson" + SHUFFLED],
+            one.instances,
+            one.promised,
+            one.margin,
+        )
+        for (task, distance, rival), one in results.items()
+        if rival == MAIN
     ]
-    conditions = [
-        "a constant added to all scores of a bag changes no attention: g sums to zero by itself, u_cf - u is taken less its mean "
-        "where it is correlated (a cosine is then the same as Pearson's correlation) and less its median where its length counts",
-        "g is the gradient of the margin F_y - F_k by the scores at u, exact for these classifiers with a hidden layer too; y is "
-        f"the bag's class, k {RIVALS[MAIN]}",
-        f"share on the largest g: of the L1 length of u_cf - u what lies on one instance of {TENTH} with the largest |g|; the "
-        "optimum under an L1 budget has all of it on the single largest. Share of the best gain: -g . (u_cf - u) of what that "
-        "optimum of the same length gains, from -1 to 1",
-        "Pearson with u: where it is near 1 or -1, u_cf is u on another scale, which a cosine distance does not see",
-        "mean over all test bags and initialisations, in brackets its 95 % interval: bootstrap over bags and initialisations "
-        "together; shuffled: u_cf - u at other instances of its bag",
-        "the branch is trained for a mean over training bags and by one attention module for all bags, and its L1 term weighs "
-        "the length rather than bounding it: that it should be the optimum bag by bag is not claimed",
-        *training_lines(cohorts, [one.run for one in found]),
-    ]
-    finding = Finding(tuple(_tables(rows)), (Picture(picture, caption),), tuple(lines), tuple(conditions))
-    return write_finding("theory", request, finding, {"rows": [_facts(row) for row in rows]})
-
-
-def _tables(rows: list[Row]) -> list[ResultTable]:
+    picture = Picture(draw_theory(panels, request.out / "theory.png"), CAPTION)
     names = ("task", "distance", "rival")
-    return [
-        ResultTable(
-            "u_cf - u against -g, bag by bag",
-            (*names, *(head for title in MEASURES.values() for head in (title, "shuffled"))),
-            tuple(
-                (*_names(row), *(_bounds(row.found, name, shuffled) for name in MEASURES for shuffled in (False, True)))
-                for row in rows
-            ),
-            names=3,
-        ),
-        ResultTable(
-            "The margin's change, and what -g . (u_cf - u) promises: mean ± standard deviation over initialisations",
-            (*names, "R2 of the promise", "slope", "mean change", "mean promise"),
-            tuple((*_names(row), *_first_order(row.found)) for row in rows),
-            names=3,
-        ),
-    ]
-
-
-def _names(row: Row) -> tuple[str, str, str]:
-    return row.task, row.distance, row.rival if row.several else "the other class"
-
-
-def _bounds(found: Followed, name: str, shuffled: bool) -> str:
-    mean, low, high = found.interval(name, shuffled=shuffled)
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def _first_order(found: Followed) -> tuple[str, ...]:
-    r2, slope = found.explained()
-    means = (found.margin.mean(1).tolist(), found.promised.mean(1).tolist())
-    return tuple(_spread(values) for values in (r2, slope, *means))
-
-
-def _spread(values: list[float]) -> str:
-    import numpy as np
-
-    known = np.array([value for value in values if value == value])
-    if not len(known):
-        return "–"
-    return f"{known.mean():.2f}" + (f" ± {known.std(ddof=1):.2f}" if len(known) > 1 else "")
-
-
-def _said(row: Row) -> str:
-    """In words, from the figures: does it follow, does the first order hold, is it concentrated?"""
-    found = row.found
-    mean, low, high = found.interval("pearson")
-    by_chance = found.interval("pearson", shuffled=True)[0]
-    if low > 0.5:
-        word = "follows -g"
-    elif low > 0:
-        word = "leans towards -g, and no more"
-    elif high < 0:
-        word = "goes against -g"
-    else:
-        word = "cannot be told from chance"
-    _, slopes = found.explained()
-    share, gain = found.interval("on_largest"), found.interval("efficiency")
-    chance, with_u = found.interval("on_largest", shuffled=True)[0], found.interval("with_u")[0]
-    scale = f". It is mostly u on another scale: its correlation with u is {with_u:.2f}" if abs(with_u) > 0.9 else ""
-    return (
-        f"{row.task}, {row.distance}: u_cf - u {word}: correlation {mean:.2f} [{low:.2f}, {high:.2f}] in a bag, shuffled "
-        f"{by_chance:.2f}. The first order promises the margin's change with R2 {_first_order(found)[0]} and slope "
-        f"{_spread(slopes)}. {share[0]:.0%} of the change lies on the tenth of largest |g| ({chance:.0%} by chance), and it gains "
-        f"{gain[0]:.0%} of what the L1 optimum of its length would{scale}"
+    columns = {name + end: title + end.replace("_", ", ") for name, title in MEASURES.items() for end in ("", SHUFFLED)}
+    follows, first_order, rows = [], [], []
+    for key, each in results.items():
+        follows.append((*key, *(interval_text(*each.intervals[name], "+.3f") for name in columns)))
+        spreads = (each.r2, each.slope, each.margin.mean(1), each.promised.mean(1))
+        first_order.append((*key, *(figure_text(figure(values, 1), ".2f") for values in spreads)))
+        rows.append(dict(zip(names, key, strict=True)) | each.intervals | {"r2": each.r2, "slope": each.slope})
+    promise = "The margin's change, and the change that -g . (u_cf - u) promises: mean ± standard deviation over initialisations"
+    heads = ("R2 of the promise", "slope", "mean change", "mean promise")
+    tables = (
+        ResultTable("u_cf - u against -g, bag by bag", (*names, *columns.values()), tuple(follows), names=3),
+        ResultTable(promise, (*names, *heads), tuple(first_order), names=3),
     )
+    conditions = (*HOW, *training_lines(cohorts, [one.run for one in trained]))
+    return write_finding("theory", request, {"rows": rows}, tables=tables, pictures=(picture,), conditions=conditions)
 
 
-def _rival_said(row: Row) -> str:
-    mean, low, high = row.found.interval("pearson")
-    return f"{row.task}, {row.distance}, against {RIVALS[row.rival]}: correlation {mean:.2f} [{low:.2f}, {high:.2f}]"
+def _deviations(values: Floats) -> Floats:
+    return values - values.mean(1, keepdims=True)
 
 
-def _facts(row: Row) -> dict[str, object]:
-    r2, slope = row.found.explained()
-    return {
-        "task": row.task,
-        "distance": row.distance,
-        "rival": row.rival,
-        **{name: row.found.interval(name) for name in MEASURES},
-        **{f"{name}_shuffled": row.found.interval(name, shuffled=True) for name in MEASURES},
-        "r2": r2,
-        "slope": slope,
-    }
+def followed(cohort: Bags, models: Iterable[TestedModel], *, rival: str = "all others", seed: int = 0) -> Followed:
+    """Measure how delta, and a shuffled delta, follow -g on the test bags of the models, which are the same for all."""
+    generator = torch.Generator().manual_seed(seed)
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("measures", "margin", "promised", "instances")}
+    for one in models:
+        bags, labels, model = cohort[one.places], one.labels, one.model
+        outputs = predict_branches(model, bags)
+        offsets, against = outputs.offsets, margins(outputs, labels, rival)
+        g = margin_gradient(model, bags, outputs, against)
+        u = outputs.scores.double()
+        delta = (outputs.counterfactual_scores - outputs.scores).double()
+        parts["margin"].append(((outputs.logits - outputs.counterfactual_logits).double() * against).sum(1))
+        parts["promised"].append(-bag_sum((g * delta).unsqueeze(-1), offsets)[:, 0])
+        shuffled = _shuffled(delta, offsets, generator)
+        parts["measures"].append(torch.cat([_measured(g, each, u, offsets) for each in (delta, shuffled)], dim=-1))
+        parts["instances"].append(torch.stack([_unit(-g, offsets), _unit(delta, offsets)], dim=-1))
+    measures, margin, promised, instances = (torch.stack(values).numpy() for values in parts.values())
+    names = [*MEASURES, *(name + SHUFFLED for name in MEASURES)]
+    return Followed(dict(zip(names, np.moveaxis(measures, -1, 0), strict=True)), margin, promised, instances)
+
+
+def margin_gradient(model: BagModel, bags: Bags, seen: BranchOutputs, margin: Tensor) -> Tensor:
+    """Return g (n) of the margin of each bag."""
+    first = next(model.parameters())
+    s = logit_sensitivity(model, bags.features.to(first), Offsets(bags.offsets, first.device)).double().cpu()
+    return (s * margin[seen.offsets.bag_of]).sum(1)
+
+
+def margins(seen: BranchOutputs, labels: Tensor, rival: str) -> Tensor:
+    """Return (b, k) the coefficients of the logits in the margin: 1 for the bag's class, -1 shared by its rivals."""
+    classes = seen.logits.shape[1]
+    own = one_hot(labels, classes).double()
+    if rival == "all others":
+        return own - (1 - own) / (classes - 1)
+    of = seen.logits if rival == "runner-up" else seen.logits - seen.counterfactual_logits
+    return own - one_hot(of.masked_fill(own.bool(), -torch.inf).argmax(1), classes).double()
+
+
+def _measured(g: Tensor, delta: Tensor, u: Tensor, offsets: Offsets) -> Tensor:
+    """Return the measures (b, measures), in the order of MEASURES."""
+    column, against = delta.unsqueeze(-1), -g.unsqueeze(-1)
+    medians = torch.tensor([np.median(part) for part in delta.split(offsets.sizes.tolist())])
+    length = (column - medians[offsets.bag_of].unsqueeze(-1)).abs()
+    total, largest = bag_sum(length, offsets), bag_max(against.abs(), offsets)
+    counted = (offsets.sizes // TENTH).clamp_min(1)[offsets.bag_of].unsqueeze(-1)
+    on_largest = bag_sum(length * (bag_places(against.abs(), offsets) < counted), offsets) / total
+    gained = bag_sum(against * column, offsets) / (total * largest)
+    alike = [pearson(column, against, offsets), spearman(column, against, offsets)]
+    return torch.cat([*alike, on_largest, gained, pearson(column, u.unsqueeze(-1), offsets)], dim=-1)
+
+
+def _unit(values: Tensor, offsets: Offsets) -> Tensor:
+    """Return the values, centred and with a mean square of 1 in each bag."""
+    column, sizes = values.unsqueeze(-1), offsets.sizes.unsqueeze(-1)
+    centred = column - (bag_sum(column, offsets) / sizes)[offsets.bag_of]
+    return (centred / (bag_sum(centred**2, offsets) / sizes).sqrt()[offsets.bag_of]).squeeze(-1)
+
+
+def _shuffled(values: Tensor, offsets: Offsets, generator: torch.Generator) -> Tensor:
+    """Return the values in random order within each bag."""
+    keys = torch.rand(len(values), generator=generator, dtype=torch.float64) + offsets.bag_of
+    return values[keys.argsort()]
