@@ -20,11 +20,14 @@ from carmil.bags.bags import Bags
 from carmil.datasets.crc_nuclei import read_nuclei
 from carmil.datasets.digits import TASKS, sample_study
 from carmil.datasets.stand_in_slides import FAST, FULL, make_slides
+from carmil.targets import Classes
 from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
 
 FOLDS, VALIDATION_SHARE = 5, 0.15
 SLIDES, MOLECULES, DIGITS = ("crc", "foci", "kinds", "weak"), ("musk1", "musk2"), ("adjacent_pairs", "four_bags")
 NAMES = (*SLIDES, *MOLECULES, *DIGITS)
+# Cohorts on which maps are measured, and how many models of the default's are kept for it: three seeds, or five folds.
+KEEP, KEPT = ("crc", "foci", "four_bags", "adjacent_pairs"), 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,10 @@ class Cohort:
     bags: Bags
     groups: np.ndarray
     parts: np.ndarray | None = None
+
+    @property
+    def target(self) -> Classes:
+        return Classes(names=tuple(str(c) for c in range(self.bags.classes)))
 
     def roles(self, seed: int) -> tuple[Tensor, Tensor]:
         """Roles of the bags in each fold (f, b), in which test bags are unused; and which bags are tested (f, b) bool."""
@@ -82,9 +89,17 @@ def _slides(name: str, crc: Path, fast: bool) -> Cohort:
         torch.from_numpy(offsets),
         torch.tensor([labels.index(slide.label) for slide in slides]),
         tuple(slide.name for slide in slides),
+        instance_labels=_joined([slide.truth for slide in slides]),
+        coordinates=_joined([slide.places for slide in slides]),
+        coordinate_unit=None if slides[0].places is None else "level0_px",
     )
     parts = np.array([slide.split for slide in slides])
     return Cohort(name, bags, np.array([slide.patient for slide in slides]), parts if parts[0] else None)
+
+
+def _joined(parts: list[np.ndarray | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.from_numpy(np.concatenate(known)) if len(known) == len(parts) else None
 
 
 def _molecules(name: str, path: Path) -> Cohort:

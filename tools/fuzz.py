@@ -29,6 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' makers of files
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch

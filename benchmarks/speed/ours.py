@@ -79,6 +79,7 @@ def our_step(
                 fed.offsets,
                 fed.rows,
                 share,
+                share > 0,
                 learners,
                 feeder.graph_key(positions) if recorded else None,
             )

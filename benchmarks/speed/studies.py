@@ -114,7 +114,7 @@ def trained(bench: Bench) -> Iterator[Fact]:
                 .select()
                 .population
             )
-        probabilities = predict(models, bags, maps=False).probabilities
+        probabilities = predict(models, bags, maps=False).values
         folds = zip(probabilities, tested.repeat(SEEDS, 1), strict=True)
         aucs = torch.tensor([bag_auc(row[test], labels[test]) for row, test in folds])
         means.append(100 * float(aucs.mean()))

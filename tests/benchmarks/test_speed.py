@@ -1,4 +1,4 @@
-"""The benchmark compares like with like, counts operations as documented, and writes its results. No test asserts a time."""
+"""The benchmark compares equal work, counts operations as documented, and writes its results; no time is asserted."""
 
 import json
 import sys
@@ -45,8 +45,8 @@ def _no_long_rounds(monkeypatch):
     monkeypatch.setattr(studies, "_copy_speed", lambda *_: 1.0)
 
 
-def test_the_plain_module_is_our_architecture_to_the_last_gradient():
-    ours = create_model(MODEL, 1024, 2).eval()  # eval: the two would not drop the same
+def test_plain_module_has_the_same_loss_and_gradients_as_the_model():
+    ours = create_model(MODEL, 1024, 2).eval()  # eval: their dropout masks would differ
     twin = plain_twin(ours.state_dict()).eval()
     assert sum(p.numel() for p in twin.parameters()) == sum(p.numel() for p in ours.parameters())
     bag, label = torch.randn(50, 1024), torch.tensor([1])
@@ -60,18 +60,18 @@ def test_the_plain_module_is_our_architecture_to_the_last_gradient():
         torch.testing.assert_close(parameter.grad, wanted.detach(), atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_the_plain_modules_drop_out_as_ours_do():
+def test_plain_module_has_the_same_dropout_as_the_model():
     ours = [module.p for module in create_model(MODEL, 8, 2).modules() if type(module).__name__ == "Dropout"]
     plain = [module.p for module in PlainCAR(8).modules() if isinstance(module, torch.nn.Dropout)]
     assert [p for p in ours if p] == plain == [0.25]
 
 
-def test_a_step_of_the_plain_loop_changes_the_weights_by_the_next_bag():
+def test_plain_loop_trains_on_one_bag_per_step():
     model = PlainCAR(8, 2)
-    seen = []
+    recorded = []
 
     def loss(bag, label):
-        seen.append((len(bag), label.item()))
+        recorded.append((len(bag), label.item()))
         return model.loss(bag, label)
 
     before = model.classifier.weight.detach().clone()
@@ -79,20 +79,20 @@ def test_a_step_of_the_plain_loop_changes_the_weights_by_the_next_bag():
     step = one_bag_loop(model, loss, bags, "cpu")
     for _ in range(3):
         step()
-    assert seen == [(5, 0), (7, 1), (5, 0)]
+    assert recorded == [(5, 0), (7, 1), (5, 0)]
     assert not torch.equal(before, model.classifier.weight)
 
 
-def test_the_formula_is_the_hand_count():
-    embedding = 2 * 1024 * 512  # multiply-adds of an instance: forward, and to the weights
-    attention = 3 * 512 * 256  # of V and U: forward, to the weights, to the input
+def test_operation_formula_equals_count_by_hand():
+    embedding = 2 * 1024 * 512  # multiply-adds per instance: forward and gradient of weights
+    attention = 3 * 512 * 256  # V and U: forward, gradient of weights, gradient of input
     assert abmil_operations(10_000, gates=2) == 2 * 10_000 * (embedding + attention) == 28_835_840_000
     assert work(MODEL, 10_000).operations == 28_835_840_000
     assert work(MODEL, 10_000).counted_by == "formula"
 
 
 @pytest.mark.parametrize("name", ["abmil", "abmil.gated", "car/abmil.gated"])
-def test_the_counter_sees_the_formula_and_little_more(name, monkeypatch):
+def test_operation_counter_slightly_exceeds_the_formula(name, monkeypatch):
     formula = work(name, 1000).operations
     monkeypatch.setattr("benchmarks.speed.arithmetic.GATES", {})
     work.cache_clear()
@@ -100,27 +100,27 @@ def test_the_counter_sees_the_formula_and_little_more(name, monkeypatch):
     work.cache_clear()
 
 
-def test_mean_pooling_is_counted_by_hand_too():
+def test_operations_of_mean_pooling_equal_count_by_hand():
     n, embedding, head = 1000, 1024 * 512, 512 * 2
     assert work("mean", n).operations == 2 * n * (2 * embedding + 3 * head)
 
 
 @pytest.mark.parametrize("name", ["acmil", "additive", "clam.mb", "car/dsmil", "max", "rrt", "transmil", "weno"])
-def test_every_kind_of_model_can_be_counted(name):
+def test_operations_of_every_kind_of_model_can_be_counted(name):
     assert work(name, 300).counted_by == "counter"
     assert work(name, 300).operations > 2 * 2 * 300 * 1024 * 256
-    assert work(name, 300).kept >= 4 * 300 * 1024  # the features at least are kept for the backward pass
+    assert work(name, 300).kept >= 4 * 300 * 1024  # at least the features are kept for the backward pass
 
 
-def test_every_section_measures_and_writes_something(tmp_path):
+def test_every_section_is_measured_and_written(tmp_path):
     lines = []
     results = run_benchmark(TINY, tmp_path, device="cpu", log=lines.append)
     assert {record.section for record in results.records} == {"floors", *TINY.sections}
-    for found in results.measurements:
-        if found.note != "torchmil is not installed":
-            assert found.ms > 0
-            assert found.fastest_ms <= found.ms <= found.slowest_ms
-            assert found.tflops == pytest.approx(found.floor_ms / found.ms)  # the floors are 1 TFLOP/s here
+    for result in results.measurements:
+        if result.note != "torchmil is not installed":
+            assert result.ms > 0
+            assert result.fastest_ms <= result.ms <= result.slowest_ms
+            assert result.tflops == pytest.approx(result.floor_ms / result.ms)  # floors are 1 TFLOP/s
     facts = {(fact.section, fact.what): fact.value for fact in results.facts}
     differences = [value for (section, _), value in facts.items() if section == "agreement"]
     assert len(differences) == 4
@@ -141,33 +141,33 @@ def test_every_section_measures_and_writes_something(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_method_of_two_phases_is_measured_too(tmp_path):
+def test_model_with_two_training_phases_is_measured(tmp_path):
     plan = replace(TINY, sections=("models",), models=("weno",), instances=(20,))
     ours, plain = run_benchmark(plan, tmp_path, device="cpu").measurements
     assert ours.ours and ours.ms > 0
     assert not plain.ours and plain.ms > 0
 
 
-def test_ours_is_compared_with_others_on_the_same_bags_only():
-    def found(section, what, ms, *, instances=10, model="mean", ours=False):
+def test_ratios_compare_measurements_on_the_same_bags_only():
+    def result(section, what, ms, *, instances=10, model="mean", ours=False):
         return Measurement(section, what, model, 1, 1, instances, ours=ours, ms=ms, fastest_ms=ms / 2)
 
-    ours = found("population", "carmil", 2.0, ours=True)
-    loop = found("one-bag", "plain", 8.0)
-    others = [found("one-bag", "plain", 8.0, instances=20), found("models", "plain", 8.0), replace(loop, ms=None)]
+    ours = result("population", "carmil", 2.0, ours=True)
+    loop = result("one-bag", "plain", 8.0)
+    others = [result("one-bag", "plain", 8.0, instances=20), result("models", "plain", 8.0), replace(loop, ms=None)]
     (ratio,) = ratios([ours, loop, *others])
     assert (ratio.times, ratio.at_best) == (4.0, 4.0)
     assert ratio.other is loop
 
 
-def test_a_step_that_does_not_fit_into_memory_is_noted_and_skipped(tmp_path, monkeypatch):
+def test_step_that_does_not_fit_into_memory_is_skipped_and_noted(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.speed.sections.available_memory", lambda device: 1)
     results = run_benchmark(replace(TINY, sections=("population",), through_fit=False), tmp_path, device="cpu")
-    assert [found.ms for found in results.measurements] == [None] * 3
-    assert all(found.note.startswith("would not fit") for found in results.measurements)
+    assert [result.ms for result in results.measurements] == [None] * 3
+    assert all(result.note.startswith("would not fit") for result in results.measurements)
 
 
-def test_a_shortage_is_told_from_other_errors_even_behind_one():
+def test_out_of_memory_errors_are_recognised_when_chained():
     with pytest.raises(DoesNotFitError), refuse_shortage():
         raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(DoesNotFitError), refuse_shortage():
@@ -179,7 +179,7 @@ def test_a_shortage_is_told_from_other_errors_even_behind_one():
         raise RuntimeError("other")
 
 
-def test_steps_are_timed_in_turn(monkeypatch):
+def test_steps_are_timed_alternately(monkeypatch):
     monkeypatch.setattr(timing, "MOST_ROUNDS", 3)
     order = []
     builds = [lambda name=name: lambda: order.append(name) for name in "ab"]
@@ -188,7 +188,7 @@ def test_steps_are_timed_in_turn(monkeypatch):
     assert [timing.rounds for timing in timings] == [3, 3]
 
 
-def test_the_full_plan_has_the_sizes_of_docs_performance():
+def test_default_plan_has_the_documented_sizes():
     gpu = default_plan("cuda", quick=False)
     assert (gpu.population, gpu.together, gpu.bag, gpu.instances) == (50, 16, 10_000, (1_000, 10_000, 50_000))
     assert (gpu.study.models, gpu.study.slides, gpu.study.epochs) == (225, 300, 20)
@@ -196,8 +196,8 @@ def test_the_full_plan_has_the_sizes_of_docs_performance():
 
 
 @pytest.fixture
-def measured_by(capsys, monkeypatch):
-    """Runs `python -m benchmarks.speed` in this process: its exit status, and what it wrote on stdout and stderr."""
+def run_benchmark_command(capsys, monkeypatch):
+    """Return a function that runs `python -m benchmarks.speed` and returns exit status, stdout and stderr."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["speed", *words])
@@ -208,9 +208,9 @@ def measured_by(capsys, monkeypatch):
     return run
 
 
-def test_the_command_writes_and_prints(tmp_path, measured_by):
+def test_benchmark_command_writes_files_and_prints_results(tmp_path, run_benchmark_command):
     words = ["--quick", "--only", "population,one-bag", "--bag", "16", "--population", "2", "--device", "cpu"]
-    status, out, err = measured_by(*words, "--out", str(tmp_path / "b"))
+    status, out, err = run_benchmark_command(*words, "--out", str(tmp_path / "b"))
     assert status == 0
     assert "slides/s" in out
     assert "torch defaults" in out
@@ -233,10 +233,12 @@ def test_the_command_writes_and_prints(tmp_path, measured_by):
         (["--out", "file/x"], "--out file/x cannot be written"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(tmp_path, monkeypatch, measured_by, words, expected):
+def test_invalid_benchmark_options_exit_with_one_line_and_write_nothing(
+    tmp_path, monkeypatch, run_benchmark_command, words, expected
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    status, out, err = measured_by("--device", "cpu", *words)
+    status, out, err = run_benchmark_command("--device", "cpu", *words)
     assert (status, out) == (2, "")
     assert err.startswith("carmil: ")
     assert expected in err

@@ -1,4 +1,4 @@
-"""What the pages take to be there: features as CLAM writes them, slides, weights, tables. All made up, and small."""
+"""Small made-up files that the pages expect: features in CLAM's layout, slides, weights and tables."""
 
 import json
 import os
@@ -13,7 +13,7 @@ SLIDES = 10
 
 @pytest.fixture(scope="session")
 def material(tmp_path_factory) -> Path:
-    """A folder with everything a page may name that it does not make itself."""
+    """Return a folder with every file that pages use but do not create."""
     folder = tmp_path_factory.mktemp("material")
     rng = np.random.default_rng(0)
     _cohort(folder / "features", folder / "labels.csv", rng, slides=SLIDES)
@@ -24,6 +24,7 @@ def material(tmp_path_factory) -> Path:
     _crc(folder / "crc_files", rng)
     _musk(folder / "musk1.npz", rng)
     _tables(folder)
+    _checkpoint(folder / "s_0_checkpoint.pt")
     (folder / "study.yaml").write_text("bags: cohort\nlabels: labels.csv\n")
     return folder
 
@@ -39,7 +40,7 @@ def store(material, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(material, store, tmp_path_factory) -> Path:
-    """Runs on the features, by their names."""
+    """Return a folder with runs on the features, under the names used in the pages."""
     folder = tmp_path_factory.mktemp("runs")
     for name, model in (("run", "car/abmil"), ("run_abmil", "abmil"), ("run_car", "car/abmil")):
         _run(folder / name, store, material / "labels.csv", model)
@@ -53,7 +54,7 @@ def tiles(drawn) -> Path:
 
 @pytest.fixture(scope="session")
 def drawn(material, tmp_path_factory) -> Path:
-    """Tiles of the slides, a run on their features, and its evidence."""
+    """Return a folder with tiles of the slides, two runs on their features, and the evidence of one."""
     from carmil.slides.encoders import load_encoder
     from carmil.slides.features import encode_slides
     from carmil.slides.tile_cohort import tile_slides
@@ -64,23 +65,24 @@ def drawn(material, tmp_path_factory) -> Path:
     encoder = load_encoder("timm/test_resnet", weights=material / "test_resnet.pt")
     cut = {one.path: one.tiles for one in outcomes}
     encode_slides(cut, folder / "store", encoder, device="cpu", say=lambda line: None)
-    _run(folder / "run", folder / "store", material / "labels.csv", "car/abmil")
+    for name, model in (("run", "car/abmil"), ("run_abmil", "abmil")):
+        _run(folder / name, folder / "store", material / "labels.csv", model)
     explain_run(folder / "run", None, bags=None, methods=(), searched=False, device="cpu", log=lambda line: None)
     return folder
 
 
-def laid_out(source: Path, folder: Path) -> None:
-    """The files of `source` in `folder`; large ones, which no page writes to, as links."""
-    shutil.copytree(source, folder, copy_function=_laid, dirs_exist_ok=True)
+def copy_files(source: Path, folder: Path) -> None:
+    """Copy the files of `source` to `folder`; large files, which no page modifies, are linked."""
+    shutil.copytree(source, folder, copy_function=_copy_or_link, dirs_exist_ok=True)
 
 
-def _laid(source: str, target: str) -> None:
+def _copy_or_link(source: str, target: str) -> None:
     (os.link if Path(source).suffix in (".svs", ".pt", ".safetensors") else shutil.copy2)(source, target)
 
 
 @pytest.fixture
 def lay_out():
-    return laid_out
+    return copy_files
 
 
 def _run(out: Path, bags: Path, labels: Path, model: str) -> None:
@@ -94,7 +96,7 @@ def _run(out: Path, bags: Path, labels: Path, model: str) -> None:
 
 
 def _cohort(folder: Path, labels: Path, rng: np.random.Generator, *, slides: int) -> None:
-    """Two classes that differ in one tile of a slide; the names are those of the slides, too."""
+    """Write a cohort of two classes that differ in one tile per slide, with the names of the slides."""
     from carmil.bags.sources import Bag
     from carmil.bags.writers import write_bag
 
@@ -109,7 +111,7 @@ def _cohort(folder: Path, labels: Path, rng: np.random.Generator, *, slides: int
 
 
 def _slides(folder: Path, rng: np.random.Generator) -> None:
-    """Slides as Aperio's scanners write them, no larger than tissue must be to be found; new.svs and my_slide.svs too."""
+    """Write slides like those of Aperio scanners, just large enough for tissue detection, and new.svs and my_slide.svs."""
     import tifffile
 
     (folder / "slides").mkdir()
@@ -141,7 +143,7 @@ def _slides(folder: Path, rng: np.random.Generator) -> None:
 
 
 def _weights(folder: Path) -> None:
-    """Encoders as chance made them: a tiny one, a small one, and ResNet50 up to its third stage."""
+    """Write random weights of a tiny encoder, a small encoder, and ResNet50 up to its third stage."""
     import timm
     import torch
     from safetensors.torch import save_file
@@ -154,8 +156,17 @@ def _weights(folder: Path) -> None:
     save_file(kept, folder / "resnet50.safetensors")
 
 
+def _checkpoint(path: Path) -> None:
+    """Write a checkpoint as CLAM does, with random weights."""
+    import torch
+    from tests.models.made_checkpoints import clam_state
+
+    torch.manual_seed(0)
+    torch.save(clam_state(width=16), path)
+
+
 def _crc(folder: Path, rng: np.random.Generator) -> None:
-    """One matrix and a table of its rows, laid out as crc's."""
+    """Write a feature matrix and a table of its rows in the layout of crc."""
     folder.mkdir()
     np.save(folder / "features.npy", rng.normal(size=(120, 16)).astype(np.float16))
     lines = ["instance_id,patient_id,cell_type,is_cancerous"]
@@ -165,7 +176,7 @@ def _crc(folder: Path, rng: np.random.Generator) -> None:
 
 
 def _tables(folder: Path) -> None:
-    """Labels of the paper's cohorts as people have them."""
+    """Write label tables of the paper's cohorts in common formats."""
     texts = {
         "tcga_brca.csv": "TCGA-E2-A154,IDC\nTCGA-AO-A0J6,ILC\n",
         "luad.tsv": "case\tsex\nTCGA-05-0001\tM\n",

@@ -1,8 +1,8 @@
-"""Every code block of the pages and of the README is run, in the order of its page and in a folder of its own.
+"""Every code block of the README and the pages is run in page order, in a separate folder per page.
 
-Python goes into one namespace a page. Of a shell block the lines `carmil ...` are run, what sets a machine up is compared with
-the Makefile and pyproject.toml, and any other line fails. A YAML block becomes the file that its first line names. A block that
-cannot be run here has `<!-- not run: REASON -->` above it; there is a bound on how many do.
+Python shares one namespace per page. In shell blocks, `carmil ...` lines are run, setup commands are compared with
+the Makefile and pyproject.toml, and any other line fails. YAML blocks are written to the file named in their first line.
+A block that cannot be run here has `<!-- not run: REASON -->` above it; the number of such blocks is limited.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from carmil.viewer import serve
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = ("python", "sh", "yaml", "text")
-MOST_NOT_RUN = 16
+MOST_NOT_RUN = 17
 
-# What a page shows is meant for real cohorts. Here it runs with these words behind it; a later word wins.
+# Pages show commands for real cohorts. Here they run with these arguments appended; later arguments override earlier ones.
 SMALL_ENCODER = "--encoder timm/test_resnet --weights test_resnet.pt"
 FASTER = {
     "carmil demo": "--fast",
@@ -38,6 +38,7 @@ FASTER = {
     "carmil slides encode": SMALL_ENCODER,
     "carmil slides run": f"{SMALL_ENCODER} --longest 300",
     "carmil slides draw": "--longest 300",
+    "carmil view new.svs": SMALL_ENCODER,
 }
 SMALLER = {
     "alpha=0,0.2,0.8,1": "alpha=0,0.2",
@@ -47,10 +48,10 @@ SMALLER = {
     "encode slides --tiles tiles --encoder timm": "encode slides/p01.svs --tiles tiles --encoder timm",
     "slides draw slides ": "slides draw slides/p01.svs ",
 }
-# Said as they stand, since what they say is the point.
+# Run unchanged, since these arguments are what the page demonstrates.
 AS_IT_STANDS = ("--weights resnet50.safetensors", "--weights resnet10t.pt")
 
-# What pages have been given before they begin, beside the material; all others make what they need.
+# Fixtures that pages need besides the material; all other pages create what they need.
 GIVEN = {
     "sweep.md": ("store",),
     "choosing.md": ("store",),
@@ -59,7 +60,7 @@ GIVEN = {
     "maps.md": ("drawn",),
     "viewer.md": ("drawn", "demo"),
     "tutorial.md": ("demo",),
-    "README.md": ("tiles",),  # cut already, as the tutorial and own-slides.md do from the start
+    "README.md": ("tiles",),  # cut in advance; the tutorial and own-slides.md cut their own tiles
     "slides.md": ("tiles",),
 }
 BLOCK = re.compile(
@@ -81,28 +82,28 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    text, found = page.read_text(encoding="utf-8"), []
+    text, result = page.read_text(encoding="utf-8"), []
     for one in BLOCK.finditer(text):
         body = re.sub(rf"^{one['indent']}", "", one["body"], flags=re.MULTILINE)
         line = text.count("\n", 0, one.start("language")) + 1
-        found.append(Block(page.name, line, one["language"], body, one["why"]))
-    return found
+        result.append(Block(page.name, line, one["language"], body, one["why"]))
+    return result
 
 
-def test_every_fence_is_a_block_of_a_known_language():
+def test_every_code_fence_has_a_known_language():
     for page in PAGES:
         fences = re.findall(r"^ *```", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert len(fences) == 2 * len(blocks_of(page)), page.name
         assert [str(block) for block in blocks_of(page) if block.language not in LANGUAGES] == []
 
 
-def test_no_page_has_code_that_is_only_indented():
+def test_no_page_has_indented_code_without_a_fence():
     for page in PAGES:
         prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
         assert re.findall(r"\n\n {4,}(?:carmil|pip|make|python|import|from) .*", prose) == [], page.name
 
 
-def test_few_blocks_are_not_run_and_each_says_why(capsys):
+def test_few_code_blocks_are_skipped_and_each_has_a_reason(capsys):
     left = [block for page in PAGES for block in blocks_of(page) if block.not_run]
     with capsys.disabled():
         print(f"\n{len(left)} code blocks are not run:", *(f"  {block}: {block.not_run}" for block in left), sep="\n")
@@ -111,7 +112,7 @@ def test_few_blocks_are_not_run_and_each_says_why(capsys):
 
 
 def lines_of(body: str) -> list[list[str]]:
-    """The words of each command; a backslash continues a line, # begins a comment."""
+    """Return the words of each command; a backslash continues a line, # begins a comment."""
     return [words for line in body.replace("\\\n", " ").splitlines() if (words := shlex.split(line, comments=True))]
 
 
@@ -124,7 +125,7 @@ def with_faster(words: list[str]) -> list[str]:
 
 
 def check_setup(words: list[str]) -> None:
-    """Targets of make and extras of pip are there; what else a page has one type to get going is known."""
+    """Check that make targets and pip extras exist, and that any other setup command is expected."""
     match words:
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
@@ -137,12 +138,12 @@ def check_setup(words: list[str]) -> None:
         case ["mkdir" | "cd", "../try"]:
             pass
         case _:
-            raise AssertionError(f"nobody runs this line: {shlex.join(words)}")
+            raise AssertionError(f"this line is never run: {shlex.join(words)}")
 
 
 @pytest.fixture
 def visited(monkeypatch):
-    """`carmil view` answers one visitor, who asks for the page and the cohort, and ends."""
+    """Make `carmil view` serve one visitor, who requests the page and the cohort, and exit."""
     answered, run, bound = [], uvicorn.Server.run, serve.bound
 
     def run_for_one(server, sockets):
@@ -171,7 +172,7 @@ def _registered_for_one_page_only():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, request, material, lay_out, said, visited):
+def test_code_blocks_of_a_page_run(page, tmp_path, monkeypatch, request, material, lay_out, run_cli, visited):
     lay_out(material, tmp_path)
     for given in GIVEN.get(page.name, ()):
         source = request.getfixturevalue({"demo": "demo_folder"}.get(given, given))
@@ -194,10 +195,10 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, request, material,
                 exec(compile("\n" * block.line + body, page.name, "exec"), namespace)
         else:
             for words in lines_of(body):
-                if words[:2] == ["python", "my_carmil.py"]:  # the page's own Python, which ends with carmil's main
+                if words[:2] == ["python", "my_carmil.py"]:  # the Python of the page, which ends with carmil's main
                     words = ["carmil", *words[2:]]
                 if words[0] == "carmil":
-                    status, out, err = said(*with_faster(words)[1:])
+                    status, out, err = run_cli(*with_faster(words)[1:])
                     assert status == 0, f"{block}: {shlex.join(words)}\n{out}\n{err}"
                 else:
                     check_setup(words)

@@ -1,4 +1,4 @@
-"""The rooms that the documents name are the folders there are."""
+"""The documents name exactly the subpackages and pages that exist."""
 
 import re
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def rooms() -> set[str]:
+def subpackages() -> set[str]:
     return {path.parent.name for path in (ROOT / "src" / "carmil").glob("*/__init__.py")}
 
 
-def test_contributing_names_every_room_and_no_other():
+def test_contributing_names_every_subpackage_and_no_other():
     named = re.findall(r"^(\w+)/ {2,}\S", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    assert sorted(named) == sorted(rooms())
+    assert sorted(named) == sorted(subpackages())
 
 
-def test_the_architecture_s_table_and_picture_have_every_room_once():
+def test_architecture_page_names_every_subpackage_once():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(rooms())
-    assert sorted(re.findall(r'<text class="room"[^>]*>(\w+)<', page)) == sorted(rooms())
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(subpackages())
+    assert sorted(re.findall(r'<text class="room"[^>]*>(\w+)<', page)) == sorted(subpackages())
 
 
 def test_every_page_is_in_the_navigation():
@@ -26,14 +26,14 @@ def test_every_page_is_in_the_navigation():
     assert sorted(named) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
-def test_the_api_page_has_what_the_package_exports():
+def test_api_page_lists_every_public_name():
     import carmil
 
     page = (ROOT / "docs" / "api.md").read_text()
     assert [name for name in carmil.__all__ if not re.search(rf"\.{name}(\W|$)", page, re.MULTILINE)] == []
 
 
-def test_the_readme_counts_models_and_explainers_right():
+def test_readme_states_the_number_of_models_and_explainers():
     from carmil.evidence import EXPLAINERS
     from carmil.models import registered_models
 
@@ -43,7 +43,7 @@ def test_the_readme_counts_models_and_explainers_right():
     assert f"{words[len(EXPLAINERS)]} explainers" in readme
 
 
-def test_the_page_of_recipes_has_every_recipe():
+def test_reproducing_page_lists_every_recipe():
     from carmil.cli.reproduce import reproduce
 
     page = (ROOT / "docs" / "reproducing.md").read_text()

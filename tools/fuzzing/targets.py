@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,52 @@ def _make_svs(folder: Path) -> None:
                 file.write(picture, photometric="rgb", tile=(32, 32), description=description, metadata=None, **how)
 
 
+def _make_dicom(folder: Path) -> None:
+    from tests.dicom_files import write_series
+
+    write_series(folder / "one", _picture(), container="S1")
+    write_series(folder / "levels", _picture(), container="S2", description="H&E", levels=2)
+
+
+def _read_dicom(folder: Path, file: Path) -> None:
+    from carmil.slides.dicom_series import slide_name
+    from carmil.slides.opening import find_slides
+
+    for path in find_slides([folder]):
+        slide_name(path)
+        _read_slide(folder, path)
+
+
+def _make_pictures(folder: Path) -> None:
+    from PIL import Image
+
+    for name, mode in (("a.png", "RGB"), ("b.png", "RGBA"), ("c.png", "P"), ("d.jpg", "RGB"), ("e.jpg", "L")):
+        path = folder / f"mpp-{name.replace('.', '-')}" / name
+        path.parent.mkdir(parents=True)
+        Image.fromarray(_picture()).convert(mode).save(path)
+
+
+def _make_deep_tiffs(folder: Path) -> None:
+    import tifffile
+
+    deep = _picture().astype(np.uint16) * 257
+    how: dict[str, Any] = {"photometric": "minisblack", "tile": (32, 32)}
+    metadata = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5}
+    for name, pixels, more in (
+        ("channels", _picture(), {"Channel": {"Name": ["Red", "Green", "Blue"]}}),
+        ("deep", deep, {"SignificantBits": 16}),
+    ):
+        (folder / name).mkdir(parents=True)
+        tifffile.imwrite(
+            folder / name / "s.ome.tif", pixels.transpose(2, 0, 1), ome=True, metadata=metadata | more, **how
+        )
+
+
 def _read_slide(folder: Path, file: Path) -> None:
     from carmil.slides.opening import open_slide
 
     with open_slide(file, mpp=0.5 if "mpp" in folder.name else None) as slide:
-        slide.thumbnail(64)
+        slide.read(0, 0, slide.width, slide.height, (64, 64))
         slide.read(slide.width / 3, slide.height / 3, 48, 48, (48, 48))
         slide.read(-10, -10, 64, 64, (32, 32))
 
@@ -157,6 +198,39 @@ def _make_annotations(folder: Path) -> None:
     for name, text in written.items():
         (folder / name.replace(".", "_")).mkdir(parents=True)
         (folder / name.replace(".", "_") / name).write_text(text, encoding="utf-8")
+
+
+def _make_histomics(folder: Path) -> None:
+    outline = [[10, 10, 0], [900, 10, 0], [900, 800, 0], [10, 800, 0]]
+    box = {"center": [500, 400, 0], "width": 300, "height": 200, "rotation": 0.4}
+    elements = [
+        {"type": "polyline", "points": outline, "closed": True, "group": "tumour", "holes": [outline[:3]]},
+        {"type": "rectangle", **box, "label": {"value": "stroma"}},
+        {"type": "ellipse", **box},
+        {"type": "circle", "center": [300, 300, 0], "radius": 90},
+        {"type": "arrow", "points": outline[:2]},
+    ]
+    for name, document in (
+        ("list", [{"annotation": {"name": "a", "elements": elements}}]),
+        ("one", {"name": "a", "elements": elements}),
+    ):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "s.json").write_text(json.dumps(document))
+
+
+def _make_png_masks(folder: Path) -> None:
+    from PIL import Image
+
+    mask = np.zeros((100, 150), np.uint8)
+    mask[10:60, 20:90], mask[30:40, 30:50] = 1, 0
+    for name, picture in (
+        ("numbers", Image.fromarray(mask)),
+        ("deep", Image.fromarray(mask.astype(np.uint16))),
+        ("colours", Image.fromarray(np.stack([mask * 255, mask, mask], axis=-1))),
+        ("palette", Image.fromarray(mask).convert("P")),
+    ):
+        (folder / name).mkdir(parents=True)
+        picture.save(folder / name / "mask.png")
 
 
 def _make_masks(folder: Path) -> None:
@@ -362,13 +436,10 @@ def _read_run(folder: Path, file: Path) -> None:
     Which of these is decided by the mutant: a tenth of them gets a report, which takes longest.
     """
     from carmil.report import run as report
-    from carmil.report import run_tables
     from carmil.runs.run import read_run
-    from carmil.statistics.bootstrap import bootstrap
     from carmil.studies import card, evaluate
-    from carmil.viewer.run_cases import read_cases
+    from carmil.viewer.cases import read_cases
 
-    run_tables.bootstrap = partial(bootstrap, repeats=20)  # type: ignore[attr-defined]
     run = read_run(folder)
     run.predictions()
     run.history()
@@ -383,6 +454,36 @@ def _read_run(folder: Path, file: Path) -> None:
                 read_cases(folder)
             case _:
                 card.card(run)
+
+
+def _make_imported(folder: Path) -> None:
+    """Runs of an imported model: measured on slides, and without slides."""
+    import torch
+
+    from carmil.studies.import_checkpoint import import_checkpoint
+
+    with tempfile.TemporaryDirectory() as name:
+        checkpoint = Path(name) / "clam.pt"
+        torch.save(_clam_weights(WIDTH), checkpoint)
+        given: dict[str, Any] = {"classes": CLASSES, "device": "cpu"}
+        slides = {"bags": study() / "run" / "cohort", "labels": study() / "labels.csv"}
+        import_checkpoint(checkpoint, "clam", folder / "measured", **slides, **given)
+        import_checkpoint(checkpoint, "clam", folder / "plain", **given)
+
+
+def _read_imported(folder: Path, file: Path) -> None:
+    """Read the run as `carmil report` and `predict` do; every fifth mutant predicts, which takes longest."""
+    from carmil.runs.run import read_run
+    from carmil.studies import card, evaluate, tables
+
+    run = read_run(folder)
+    run.predictions()
+    run.population()
+    card.card(run)
+    tables.figures_lines(run)
+    if zlib.crc32(file.read_bytes()) % 5 == 0:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+            evaluate.predict_bags(folder, study() / "run" / "cohort", Path(name), device="cpu", log=lambda line: None)
 
 
 def _make_evidence(folder: Path) -> None:
@@ -430,13 +531,13 @@ def _read_evidence_figures(folder: Path, file: Path) -> None:
     """As the report of a run reads them. What is wrong with a file of faithfulness is written into the report."""
     from unittest.mock import patch
 
-    from carmil.report import run_evidence
+    from carmil.report import run as run_report
 
     with patch.object(
-        run_evidence, "gallery", lambda *_, **__: []
+        run_report, "gallery", lambda *_, **__: []
     ):  # drawn from the slides' files, a target of their own
-        run_evidence.evidence_part(*_run_and_cases(folder))
-    found = run_evidence.measured_faithfulness(_run_and_cases(folder)[0])
+        run_report.evidence_part(*_run_and_cases(folder))
+    found = run_report.measured_faithfulness(_run_and_cases(folder)[0])
     if isinstance(found, str):
         raise CarmilError(found)
 
@@ -454,6 +555,7 @@ def _make_requests(folder: Path) -> None:
     (folder / "a").mkdir(parents=True)
     bodies = (
         {"remove": [0, 3, 5]},
+        {"keep": [0, 3, 5]},
         {"top": 0.3, "map": "evidence", "class": 1},
         {"polygon": [[0, 0], [300, 0], [300, 200.5], [0, 200]]},
     )
@@ -472,6 +574,9 @@ def _make_requests(folder: Path) -> None:
             "/api/case/2/top?class=0&count=5",
             "/api/case/0/map/factual",
             "/api/case/3/zoom/3/0_0.jpeg",
+            "/api/case/1/annotations",
+            "/api/case/1/annotations.geojson",
+            "/api/case/1/tiles.csv",
             "/?token=abcdef",
         ),
         *("/api/case/0/instance/0.jpeg", "/api/case/0/deletion?class=1"),
@@ -484,9 +589,9 @@ def _make_requests(folder: Path) -> None:
 def _viewer() -> tuple[Any, asyncio.Runner]:
     """The viewer's application, made once per process."""
     from carmil.viewer.app import guarded_app
+    from carmil.viewer.cases import read_cases
     from carmil.viewer.guard import known_hosts
     from carmil.viewer.responses import Responses
-    from carmil.viewer.run_cases import read_cases
     from carmil.viewer.slide_files import SlideFiles
 
     run = read_cases(study() / "run")
@@ -579,8 +684,47 @@ def _read_weights(folder: Path, file: Path) -> None:
     fingerprint(network)
 
 
+def _clam_weights(width: int) -> dict[str, Any]:
+    gates = {f"attention_net.3.attention_{gate}.0": (2, 4) for gate in "ab"}
+    heads = {f"instance_classifiers.{c}": (2, 4) for c in range(2)}
+    layers = {"attention_net.0": (4, width), **gates, "attention_net.3.attention_c": (1, 2), "classifiers": (2, 4)}
+    return _linear_layers(layers | heads)
+
+
+def _linear_layers(sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    import torch
+
+    parts = {"weight": torch.ones, "bias": lambda rows, _: torch.zeros(rows)}
+    return {f"{name}.{part}": make(*size) for name, size in sizes.items() for part, make in parts.items()}
+
+
+def _make_checkpoints(folder: Path) -> None:
+    """Checkpoints as CLAM and xMIL write them, with what they hold besides weights."""
+    import torch
+
+    xmil = {"linear_layers.0.0": (4, 3), "attention.0": (2, 4), "attention.2": (1, 2), "classifier": (2, 4)}
+    state = {
+        "model_state_dict": _linear_layers(xmil),
+        "epoch": 3,
+        "auc": {"auc": np.float64(0.5)},
+        "where": folder.name,
+    }
+    contents = {"clam": _clam_weights(3) | {"instance_loss_fn.labels": torch.tensor([0, 1])}, "xmil": state}
+    for name, content in contents.items():
+        for form in ("zip", "old"):
+            (folder / f"{name}-{form}").mkdir()
+            torch.save(content, folder / f"{name}-{form}" / "model.pt", _use_new_zipfile_serialization=form == "zip")
+
+
+def _read_checkpoint(folder: Path, file: Path) -> None:
+    from carmil.models.checkpoint_layouts import recognise
+    from carmil.torch_files import read_state_dicts
+
+    recognise(folder.name.partition("-")[0], read_state_dicts(file), file)
+
+
 def _make_classifier(folder: Path) -> None:
-    from carmil.studies.estimator import MILClassifier
+    from carmil import MILClassifier
 
     rng = np.random.default_rng(0)
     bags = [rng.normal(size=(5, 4)).astype(np.float32) for _ in range(12)]
@@ -590,7 +734,7 @@ def _make_classifier(folder: Path) -> None:
 
 
 def _read_classifier(folder: Path, file: Path) -> None:
-    from carmil.studies.estimator import MILClassifier
+    from carmil import MILClassifier
 
     MILClassifier.from_pretrained(folder, device="cpu").predict_proba([FEATURES])
 
@@ -602,9 +746,14 @@ TARGETS = {
     for target in (
         Target("slides-tifffile", _make_tiffs, _read_slide),
         Target("slides-openslide", _make_svs, _read_slide),
+        Target("slides-dicom", _make_dicom, _read_dicom),
+        Target("slides-pictures", _make_pictures, _read_slide),
+        Target("slides-deep", _make_deep_tiffs, _read_slide),
         Target("tiles-h5", _make_tiles, _read_tiles),
         Target("annotations", _make_annotations, _read_annotations),
+        Target("histomics", _make_histomics, _read_annotations),
         Target("masks", _make_masks, _read_annotations),
+        Target("png-masks", _make_png_masks, _read_annotations),
         Target("labels", _make_labels, _read_labels),
         Target("splits", _make_splits, _read_splits),
         Target("settings-yaml", _make_settings, _read_settings),
@@ -616,11 +765,13 @@ TARGETS = {
         Target("bags-matrix", _make_matrices, _read_bags),
         Target("stores", _make_store, _read_store),
         Target("runs", _make_run, _read_run, _HEADS),
+        Target("runs-imported", _make_imported, _read_imported, _HEADS),
         Target("evidence", _make_evidence, _read_evidence),
         Target("evidence-figures", _make_evidence_figures, _read_evidence_figures, _FIGURES),
         Target("viewer-requests", _make_requests, _read_request),
         Target("mnist-idx", _make_idx, _read_idx),
         Target("encoder-weights", _make_weights, _read_weights),
+        Target("checkpoints", _make_checkpoints, _read_checkpoint),
         Target("classifiers", _make_classifier, _read_classifier),
     )
 }
