@@ -24,6 +24,7 @@ ROOMS = (
     "maps",
     "runs",
     "studies",
+    "explanations",
     "estimators",
     "report",
     "viewer",

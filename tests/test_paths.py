@@ -55,7 +55,7 @@ ALLOWED = {
     "slides/tiling.py": {"folder / 'patches' / f'{slide}_patches.h5'"},  # read only, if it is one name
     "runs/evidence.py": {"folder / f'{kind}.json'"},
     "studies/agreement.py": {"run.folder / 'agreement' / f'{bags}-{name}.json'"},  # a map of the source, a checksum
-    "studies/faithfulness.py": {"cache / f'{safe_name(name)}-{i}.npz'"},
+    "explanations/faithfulness.py": {"cache / f'{safe_name(name)}-{i}.npz'"},
     "runs/writing.py": {"folder / f'{kind}.json'"},
     "runs/unit_tests.py": {"files('carmil.runs').joinpath(FILE)"},  # a constant
     "viewer/opening.py": {"beside.parent / f'{beside.name}-annotations'"},  # the folder that the user named

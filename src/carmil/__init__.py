@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from carmil.estimators.regressor import MILRegressor
     from carmil.estimators.survival import MILSurvival
     from carmil.evidence import EXPLAINERS, bag_performance, evidence_agreement, explain
+    from carmil.explanations.audit import Audit, audit
     from carmil.models import BagModel, Prediction
-    from carmil.studies.audit import Audit, audit
     from carmil.training import Member, Population, Recipe, fit
 
 __version__ = "0.2.0.dev0"
@@ -37,8 +37,8 @@ _HOMES = {
     "open_store": "bags.store",
     "BagModel": "models",
     "Prediction": "models",
-    "Audit": "studies.audit",
-    "audit": "studies.audit",
+    "Audit": "explanations.audit",
+    "audit": "explanations.audit",
     "Member": "training",
     "Population": "training",
     "Recipe": "training",

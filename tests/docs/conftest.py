@@ -55,10 +55,10 @@ def tiles(drawn) -> Path:
 @pytest.fixture(scope="session")
 def drawn(material, tmp_path_factory) -> Path:
     """Return a folder with tiles of the slides, two runs on their features, and the evidence of one."""
+    from carmil.explanations.explain import explain_run
     from carmil.slides.encoders import load_encoder
     from carmil.slides.features import encode_slides
     from carmil.slides.tile_cohort import tile_slides
-    from carmil.studies.explain import explain_run
 
     folder = tmp_path_factory.mktemp("drawn")
     outcomes = tile_slides(sorted((material / "slides").iterdir()), folder / "tiles")

@@ -9,7 +9,7 @@ import carmil
 SOURCE = Path(carmil.__file__).parent
 NEEDED = ("bags", "models", "counterfactual", "training", "evidence", "maps", "studies", "report")
 OPTIONAL = ("openslide", "tifffile", "timm", "torchvision", "skimage", "starlette", "uvicorn", "ray", "huggingface_hub")
-WITH_SLIDES = "carmil.studies.slide_pipeline"  # `carmil slides run`
+WITH_SLIDES = "carmil.explanations.slide_pipeline"  # `carmil slides run`
 SCRIPT = """
 import importlib, sys
 for name in sys.argv[1].split(","):

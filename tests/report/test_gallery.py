@@ -158,8 +158,8 @@ def test_colour_scale_uses_the_colours_of_the_maps():
 def test_report_overlays_and_viewer_show_the_same_values_with_the_same_title(tmp_path):
     from carmil.bags.bags import Bags
     from carmil.counterfactual import create_model
+    from carmil.explanations.bag_evidence import explain_bag
     from carmil.runs.slide_evidence import read_slide_evidence
-    from carmil.studies.bag_evidence import explain_bag
     from carmil.targets.decision import Decision
     from carmil.training.population import Member, Population
     from carmil.viewer.cases import Case, RunCases

@@ -14,13 +14,13 @@ from PIL import Image
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.explanations.explain import explain_run
 from carmil.report.cases import decide_cases
 from carmil.report.gallery import select_examples
 from carmil.report.run import write_report
 from carmil.runs.faithfulness import read_faithfulness, write_faithfulness_file
 from carmil.runs.run import read_run
 from carmil.runs.settings import PRESETS, Settings
-from carmil.studies.explain import explain_run
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.train import run_study
 from carmil.words import probability_text

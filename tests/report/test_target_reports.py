@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.explanations.explain import explain_run
 from carmil.report.cases import Cases
 from carmil.report.gallery import select_examples
 from carmil.report.number_plots import LIMITS
@@ -23,7 +24,6 @@ from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.statistics.intervals import wilson
 from carmil.studies.card import card
-from carmil.studies.explain import explain_run
 from carmil.studies.tables import figures_lines, figures_table
 from carmil.studies.train import run_study
 from carmil.targets import Labels, Survival, Value

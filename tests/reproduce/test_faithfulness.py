@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 
 from carmil.errors import CarmilError
+from carmil.explanations.faithfulness import measure_faithfulness
 from carmil.reproduce import faithfulness
 from carmil.reproduce.crc import crc_cohort
 from carmil.reproduce.digits import digit_methods
 from carmil.reproduce.faithfulness import MODELS, run_faithfulness
 from carmil.reproduce.method_runs import train_methods
-from carmil.studies.faithfulness import measure_faithfulness
 
 from .digit_tables import request_for, rows_of, small_cohorts
 
@@ -90,7 +90,7 @@ def test_recipe_writes_pictures_and_conditions(drawn):
 def test_repeated_recipe_measures_nothing_again(drawn, monkeypatch):
     request, digits, nuclei, result = drawn
     monkeypatch.setattr("carmil.studies.train.train_protocol", None)
-    monkeypatch.setattr("carmil.studies.faithfulness.probe", None)
+    monkeypatch.setattr("carmil.explanations.faithfulness.probe", None)
     methods, of_nuclei = digit_methods(MODELS), digit_methods(["car/abmil.gated"])
     assert run_faithfulness(digits, methods, request, nuclei=nuclei, nuclei_methods=of_nuclei) == result
 

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from carmil.explanations.explain import explain_run
 from carmil.report.run import write_report
 from carmil.runs.run import read_run
 from carmil.studies.evaluate import evaluate_run, predict_bags
-from carmil.studies.explain import explain_run
 from carmil.studies.subjects import JOINT, RULE
 from carmil.studies.train import run_study
 from carmil.targets.decision import Decision, joint_decision, rule_origin

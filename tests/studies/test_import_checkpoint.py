@@ -11,11 +11,11 @@ from tests.models.made_checkpoints import clam_logits, clam_state, xmil_state
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.explanations.explain import explain_run
+from carmil.explanations.faithfulness import measure_faithfulness
 from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.studies.evaluate import evaluate_run, predict_bags
-from carmil.studies.explain import explain_run
-from carmil.studies.faithfulness import measure_faithfulness
 from carmil.studies.import_checkpoint import import_checkpoint
 from carmil.studies.train import run_study
 from carmil.viewer.cases import read_cases

@@ -10,9 +10,9 @@ import torch
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
+from carmil.explanations.slide_pipeline import run_slides
 from carmil.runs.settings import Settings
 from carmil.slides.encoders import Encoder, load_encoder
-from carmil.studies.slide_pipeline import run_slides
 from carmil.studies.train import run_study
 
 from ..conftest import draw_tissue, write_slide

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from carmil.studies.explain import explain_run
+from carmil.explanations.explain import explain_run
 from carmil.viewer import maps
 from carmil.viewer.cases import read_cases
 from carmil.viewer.maps import CaseMaps

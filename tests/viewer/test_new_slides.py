@@ -6,9 +6,9 @@ import threading
 import pandas as pd
 import pytest
 
+from carmil.explanations import slide_pipeline
 from carmil.progress import Progressed, count_progress
 from carmil.slides import encoders
-from carmil.studies import slide_pipeline
 from carmil.viewer import serve
 from carmil.viewer.app import guarded_app
 from carmil.viewer.guard import known_hosts

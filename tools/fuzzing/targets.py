@@ -487,7 +487,7 @@ def _read_imported(folder: Path, file: Path) -> None:
 
 
 def _make_evidence(folder: Path) -> None:
-    from carmil.studies.explain import explain_run
+    from carmil.explanations.explain import explain_run
 
     with tempfile.TemporaryDirectory() as name:
         explain_run(
@@ -506,9 +506,9 @@ def _make_evidence(folder: Path) -> None:
 
 def _make_evidence_figures(folder: Path) -> None:
     """A run with the figures of `carmil explain` and `carmil faithfulness`."""
+    from carmil.explanations.explain import explain_run
+    from carmil.explanations.faithfulness import measure_faithfulness
     from carmil.report.faithfulness import write_faithfulness
-    from carmil.studies.explain import explain_run
-    from carmil.studies.faithfulness import measure_faithfulness
 
     _make_run(folder)
     run = folder / "run"

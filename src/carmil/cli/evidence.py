@@ -42,7 +42,7 @@ def explain(
       carmil explain run --methods attention,leave_one_out --searched
       carmil explain run --bags new_features --out new_evidence
     """
-    from carmil.studies.explain import agreement_table, explain_run, summary_lines
+    from carmil.explanations.explain import agreement_table, explain_run, summary_lines
 
     if out is not None:
         folder_for(out)
@@ -97,8 +97,8 @@ def faithfulness(
       carmil faithfulness run_abmil run_car --methods path,attention,random
       carmil faithfulness run --regions
     """
+    from carmil.explanations.faithfulness import measure_faithfulness
     from carmil.report.faithfulness import remarks, write_faithfulness
-    from carmil.studies.faithfulness import measure_faithfulness
 
     if out is None:
         out = runs[0] / "faithfulness" if len(runs) == 1 else Path("faithfulness")

@@ -84,8 +84,8 @@ def unit_test(
       carmil unit-test abmil.gated
       carmil unit-test --all --out unit_tests.json
     """
+    from carmil.explanations.unit_tests import models_under_test, unit_test_results, unit_test_tables, verdicts_table
     from carmil.runs.unit_tests import read_unit_tests, write_unit_tests
-    from carmil.studies.unit_tests import models_under_test, unit_test_results, unit_test_tables, verdicts_table
 
     if every == bool(model):
         raise CarmilError("expected the name of one model, or --all; `carmil models` lists them")

@@ -269,13 +269,13 @@ def slides_run(
     Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
     """
     need_slides()
+    from carmil.explanations.slide_pipeline import check_encoder_name, run_slides
     from carmil.maps.tile_maps import Smoothing
     from carmil.runs.run import read_run
     from carmil.slides.encoders import load_encoder
     from carmil.slides.mpp_table import read_mpps
     from carmil.slides.opening import find_slides
     from carmil.studies.predictions import answers_text
-    from carmil.studies.slide_pipeline import check_encoder_name, run_slides
     from carmil.studies.subjects import RULE, distinct_rules, rule_lines
 
     found, where = find_slides(paths, log=log), device_named(device)

@@ -224,11 +224,11 @@ def _show_slides(
 ) -> None:
     """Check everything before the viewer starts, and load the encoder if a slide is not answered yet."""
     need_slides()
+    from carmil.explanations.slide_pipeline import are_answered, check_encoder_name, check_pipeline
     from carmil.runs.run import read_run
     from carmil.slides.dicom_series import slide_name
     from carmil.slides.encoders import Precision, encoder_in_store, load_encoder, may_be_encoder
     from carmil.slides.opening import find_slides
-    from carmil.studies.slide_pipeline import are_answered, check_encoder_name, check_pipeline
     from carmil.viewer.opening import NewSlides, prepare_slides
 
     found, run, where = find_slides(paths, log=log), read_run(model), device_named(device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from carmil.evidence.faithfulness import DROPPED, FRACTION
+from carmil.explanations.faithfulness_probe import BY_REGION, EXPLAINED, FOLLOWED, TWINS
 from carmil.files import write_text
 from carmil.plot_style import COLOURS, SOFT, STYLE, save_figure
 from carmil.provenance import machine
@@ -32,7 +33,6 @@ from carmil.runs.faithfulness import (
     write_faithfulness_file,
 )
 from carmil.studies import card
-from carmil.studies.faithfulness_probe import BY_REGION, EXPLAINED, FOLLOWED, TWINS
 from carmil.studies.figures import mean_text
 from carmil.tables import ResultTable
 

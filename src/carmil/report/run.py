@@ -14,6 +14,7 @@ import pandas as pd
 
 from carmil.bags.pictures import Pictures
 from carmil.errors import CarmilError
+from carmil.explanations.explain import agreement_table
 from carmil.maps.tile_maps import LEAST_LOGITS
 from carmil.report.cases import Cases, TestedCases, answer_rows, decide_cases, folds_table, one_row_per_slide
 from carmil.report.faithfulness import faithfulness_part
@@ -24,7 +25,6 @@ from carmil.runs.evidence import EvidenceSummary, NoEvidenceError, read_run_evid
 from carmil.runs.faithfulness import read_faithfulness
 from carmil.runs.run import Run
 from carmil.studies import card
-from carmil.studies.explain import agreement_table
 from carmil.studies.figures import mean_over_seeds, mean_text, percent, run_table
 from carmil.studies.predictions import merge_patients
 from carmil.studies.subjects import open_run_store

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carmil.datasets.digit_cohorts import DIGITS, FAST_SIZES, load_digits
+from carmil.explanations.explain import explain_run
 from carmil.report.run import write_report
 from carmil.reproduce.digits import digit_methods
 from carmil.reproduce.method_runs import quietly, train_methods
 from carmil.reproduce.recipes import Request
 from carmil.reproduce.table1 import MEASURES, agreement_rows, maps_of, row_table
-from carmil.studies.explain import explain_run
 from carmil.tables import ResultTable
 
 MODELS = ("abmil", "car/abmil")

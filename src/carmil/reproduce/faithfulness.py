@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError
 from carmil.evidence import explainers_of
+from carmil.explanations.faithfulness import measure_faithfulness
 from carmil.report.deletion import draw_deletion
 from carmil.report.faithfulness import ALL_FIGURES
 from carmil.report.paper import Finding, Picture
@@ -18,7 +19,6 @@ from carmil.reproduce.method_runs import Method, MethodRun, quietly, train_metho
 from carmil.reproduce.paper import figure, figure_text
 from carmil.reproduce.recipes import Request, write_finding
 from carmil.runs.faithfulness import MapFaithfulness, RunFaithfulness
-from carmil.studies.faithfulness import measure_faithfulness
 from carmil.studies.figures import mean_text
 from carmil.tables import ResultTable
 

@@ -22,6 +22,7 @@ from carmil.datasets.stand_in import build_stand_in
 from carmil.datasets.study_cohort import ModelProtocol, StudyCohort
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import EXPLAINERS, check_explainers, default_explainer, explain, explainers_of
+from carmil.explanations.faithfulness import measure_faithfulness
 from carmil.progress import count_progress
 from carmil.report.dots import write_dots
 from carmil.report.paper import Finding, Picture, Section, write_paper
@@ -34,7 +35,6 @@ from carmil.runs.faithfulness import PASSED
 from carmil.runs.run import Run, weights_key
 from carmil.statistics.bootstrap import Interval
 from carmil.studies.agreement import run_agreement
-from carmil.studies.faithfulness import measure_faithfulness
 from carmil.studies.figures import mean_interval, mean_text
 from carmil.studies.subjects import open_run_store, own_subjects
 from carmil.studies.train import check_model

@@ -14,9 +14,9 @@ from torch import Tensor
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.evidence.faithfulness import deletion_logits, deletion_orders
+from carmil.explanations.bag_evidence import BagEvidence, explain_bag
 from carmil.maps.tile_maps import Kind, TileMap, logits_apart
 from carmil.models.contract import Ability
-from carmil.studies.bag_evidence import BagEvidence, explain_bag
 from carmil.viewer.cases import RunCases
 from carmil.viewer.limits import BoundedCache
 

@@ -85,7 +85,7 @@ def prepare_slides(new: NewSlides, *, log: Log) -> Preparation:
     """Return the preparation that answers slides and opens the folder of their answers."""
 
     def answer_and_open() -> list[Responses]:
-        from carmil.studies.slide_pipeline import answer_slides  # imports what runs alone do not need
+        from carmil.explanations.slide_pipeline import answer_slides  # imports what runs alone do not need
 
         results = answer_slides(
             new.slides, new.run, new.out, new.encoder, preset=new.preset, mpp=new.mpp, device=new.device, log=log

@@ -12,12 +12,12 @@ from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.evidence import explain
+from carmil.explanations.explain import agreement_table, explain_run, summary_lines
 from carmil.runs.evidence import read_run_evidence
 from carmil.runs.run import read_run
 from carmil.runs.slide_evidence import read_slide_evidence
-from carmil.studies.explain import agreement_table, explain_run, summary_lines
 
-from .made_targets import NAMES, TARGETS, WIDTH, train, write_cohort
+from ..studies.made_targets import NAMES, TARGETS, WIDTH, train, write_cohort
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ import torch
 
 from carmil.datasets.unit_tests import UNIT_TESTS
 from carmil.errors import CarmilError
+from carmil.explanations.unit_tests import models_under_test, unit_test_results, unit_test_tables, verdicts_table
 from carmil.models import registry
 from carmil.models.contract import Prediction
 from carmil.models.max import MaxMIL
 from carmil.models.pooling import Offsets
 from carmil.runs.facts import Range
 from carmil.runs.unit_tests import NOT_LEARNED, PASSES, UNDECIDED, UnitTestResult, known_results
-from carmil.studies.unit_tests import models_under_test, unit_test_results, unit_test_tables, verdicts_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -104,7 +104,7 @@ def test_models_command_shows_the_verdicts(run_cli):
 
 
 def test_command_prints_a_table_writes_json_and_resumes(run_cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("carmil.studies.unit_tests.UNIT_TESTS", {"threshold": UNIT_TESTS["threshold"]})
+    monkeypatch.setattr("carmil.explanations.unit_tests.UNIT_TESTS", {"threshold": UNIT_TESTS["threshold"]})
     out = tmp_path / "mean.json"
     status, text, _ = run_cli("unit-test", "mean", "--seeds", "1", "--out", str(out))
     assert status == 0 and "FAILS: learns" in text

@@ -19,12 +19,12 @@ from carmil.bags.bags import Bags
 from carmil.bags.geometry import Unit
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import check_explainers, explain, explainers_of
+from carmil.explanations.faithfulness import curve_words, summarise_maps
+from carmil.explanations.faithfulness_probe import TWINS, Accumulator, Explained, Floats, ProbeSettings, probe
 from carmil.models.outside import Function, OutsideFunctions, OutsideModel, wrap_module
 from carmil.models.pooling import Offsets
 from carmil.progress import count_progress
 from carmil.runs.faithfulness import RunFaithfulness
-from carmil.studies.faithfulness import curve_words, summarise_maps
-from carmil.studies.faithfulness_probe import TWINS, Accumulator, Explained, Floats, ProbeSettings, probe
 from carmil.studies.figures import mean_text
 from carmil.tables import ResultTable, as_text
 from carmil.targets import Classes, Labels, Survival, Target, Value

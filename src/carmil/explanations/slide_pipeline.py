@@ -18,6 +18,7 @@ from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import slide_file_at
 from carmil.bags.store import is_store, open_store
 from carmil.errors import CarmilError
+from carmil.explanations.explain import explain_run
 from carmil.files import atomic_folder, safe_name
 from carmil.maps.drawing import LONGEST, draw_maps
 from carmil.maps.tile_maps import Smoothing
@@ -36,7 +37,6 @@ from carmil.slides.tile_cohort import TileSettings, is_cut, tile_slides
 from carmil.slides.tiling import tiles_file
 from carmil.studies.cohort import log_once
 from carmil.studies.evaluate import check_encoder, check_tiles, predict_bags
-from carmil.studies.explain import explain_run
 
 
 @dataclass

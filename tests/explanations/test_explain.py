@@ -16,12 +16,12 @@ from carmil.bags.writers import write_bag
 from carmil.counterfactual import create_model
 from carmil.evidence import explain
 from carmil.evidence.explainers import default_explainer
+from carmil.explanations import explain as command
+from carmil.explanations.bag_evidence import explain_bag
+from carmil.explanations.explain import explain_run
 from carmil.runs.run import read_run
 from carmil.runs.settings import PRESETS, Settings
 from carmil.runs.slide_evidence import read_slide_evidence
-from carmil.studies import explain as command
-from carmil.studies.bag_evidence import explain_bag
-from carmil.studies.explain import explain_run
 from carmil.studies.subjects import find_run_store, own_subjects, validation_places
 from carmil.studies.train import run_study
 

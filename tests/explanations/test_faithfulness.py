@@ -13,17 +13,17 @@ from carmil.bags.writers import write_bag
 from carmil.evidence import bag_auc, explain
 from carmil.evidence.faithfulness import evidence_of_class, faithfulness_of
 from carmil.evidence.randomisation import shuffle_weights, similarity_over_chance
+from carmil.explanations import faithfulness as command
+from carmil.explanations.faithfulness import measure_faithfulness
+from carmil.explanations.faithfulness_probe import EXPLAINED, FOLLOWED, PREDICTIONS, TWINS, probe
 from carmil.models.pooling import Offsets
 from carmil.runs.faithfulness import ALIKE, NO_GAIN, UNLEARNED
 from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
-from carmil.studies import faithfulness as command
-from carmil.studies.faithfulness import measure_faithfulness
-from carmil.studies.faithfulness_probe import EXPLAINED, FOLLOWED, PREDICTIONS, TWINS, probe
 from carmil.studies.subjects import find_run_store
 from carmil.studies.train import run_study
 
-from .conftest import SMALL, make_files
+from ..studies.conftest import SMALL, make_files
 
 FEW = {"steps": 20, "random_orders": 3, "device": "cpu"}
 

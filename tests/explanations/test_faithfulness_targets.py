@@ -9,14 +9,14 @@ import torch
 from carmil.errors import CarmilError
 from carmil.evidence import explain
 from carmil.evidence.faithfulness import deletion_logits, deletion_orders, faithfulness_of
+from carmil.explanations.faithfulness import measure_faithfulness
 from carmil.report.faithfulness import faithfulness_part, remarks, write_faithfulness
 from carmil.runs.faithfulness import read_faithfulness
 from carmil.runs.run import read_run
-from carmil.studies.faithfulness import measure_faithfulness
 from carmil.studies.predictions import outcomes, predicted
 from carmil.studies.subjects import find_run_store, own_subjects
 
-from .made_targets import NAMES, TARGETS, train, write_cohort
+from ..studies.made_targets import NAMES, TARGETS, train, write_cohort
 
 STEPS = 10
 

@@ -28,13 +28,13 @@ from carmil.evidence.concentration import stability
 from carmil.evidence.explainers import check_explainers, default_explainer, explainers_of
 from carmil.evidence.faithfulness import CONFIDENCE
 from carmil.evidence.regions import check_coordinates
+from carmil.explanations import faithfulness_probe
+from carmil.explanations.faithfulness_probe import TWINS, Accumulator, Explained, Floats, ProbeSettings, probe
 from carmil.files import safe_name
 from carmil.progress import Log, count_progress
 from carmil.runs.compute_once import Arrays, compute_arrays_once
 from carmil.runs.faithfulness import CurveWords, MapFaithfulness, RemovalFigures, RunFaithfulness
 from carmil.runs.run import Run, read_run, weights_key
-from carmil.studies import faithfulness_probe
-from carmil.studies.faithfulness_probe import TWINS, Accumulator, Explained, Floats, ProbeSettings, probe
 from carmil.studies.figures import figure_names
 from carmil.studies.predictions import outcomes
 from carmil.studies.subjects import Subject, check_complete, group_by_models, open_run_store, own_subjects, pack_bags
