@@ -64,7 +64,7 @@ def test_slide_gets_half_of_the_window_and_more_when_columns_collapse(opened, ma
     assert page.locator("#cohort").is_visible()
     page.locator("#full").click()
     until(page, "document.fullscreenElement?.id === 'scene'")
-    assert page.locator("#full").inner_text() == "Leave full screen"
+    until(page, "document.getElementById('full').textContent === 'Leave full screen'")
     narrow = opened(f"{made_up}/{link(SLIDE)}", viewport=TABLET)
     assert narrow.locator("#cohort").is_hidden() and share_of_window(narrow) > 0.49
 
