@@ -26,8 +26,6 @@ from carmil.training.recipe import TRAIN, UNUSED, VALIDATION
 FOLDS, VALIDATION_SHARE = 5, 0.15
 SLIDES, MOLECULES, DIGITS = ("crc", "foci", "kinds", "weak"), ("musk1", "musk2"), ("adjacent_pairs", "four_bags")
 NAMES = (*SLIDES, *MOLECULES, *DIGITS)
-# Cohorts on which maps are measured, and how many models of the default's are kept for it: three seeds, or five folds.
-KEEP, KEPT = ("crc", "foci", "four_bags", "adjacent_pairs"), 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,17 +87,9 @@ def _slides(name: str, crc: Path, fast: bool) -> Cohort:
         torch.from_numpy(offsets),
         torch.tensor([labels.index(slide.label) for slide in slides]),
         tuple(slide.name for slide in slides),
-        instance_labels=_joined([slide.truth for slide in slides]),
-        coordinates=_joined([slide.places for slide in slides]),
-        coordinate_unit=None if slides[0].places is None else "level0_px",
     )
     parts = np.array([slide.split for slide in slides])
     return Cohort(name, bags, np.array([slide.patient for slide in slides]), parts if parts[0] else None)
-
-
-def _joined(parts: list[np.ndarray | None]) -> Tensor | None:
-    known = [part for part in parts if part is not None]
-    return torch.from_numpy(np.concatenate(known)) if len(known) == len(parts) else None
 
 
 def _molecules(name: str, path: Path) -> Cohort:

@@ -43,7 +43,6 @@ from carmil.training.population import Population
 from carmil.training.predict import predict
 from carmil.training.protocol import train_protocol
 from carmil.training.scaling import fit_scales
-from carmil.weights import write_tensors
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -86,11 +85,10 @@ def train_and_test(
     device: str,
     *,
     in_detail: bool,
-    keep: Path | None = None,
 ) -> Iterator[Row]:
     """Train all folds and seeds at once, as `carmil train` would, and yield the figures of each seed.
 
-    in_detail: with every answer, and what the counterfactual attention does. keep: a file for the weights of the first models.
+    in_detail: with every answer, and what the counterfactual attention does.
     """
     settings = Settings.of({"bags": "-", "out": "-", **setting, "model": method}, where=method)
     divisions = [cohort.roles(seed) for seed in seeds]
@@ -114,8 +112,6 @@ def train_and_test(
         precision=settings.precision,
     ).select()
     population = selection.population
-    if keep is not None:
-        write_tensors(keep, {name: tensor[: cohorts.KEPT] for name, tensor in population.state().items()})
     test_bags = tested.any(0).nonzero().squeeze(-1)
     shifts: list[torch.Tensor] = []  # (3, r, bags of a part): attention moved, fall of the logit, fall at random
 
@@ -158,7 +154,7 @@ def _cohort(name: str, data: Path | None, bags: Path | None, labels: Path | None
     return cohorts.load(name, data, fast=fast)
 
 
-def measure(source: tuple[Any, ...], setting: str, method: str, seeds: list[int], device: str, out: Path) -> list[Row]:
+def measure(source: tuple[Any, ...], setting: str, method: str, seeds: list[int], device: str) -> list[Row]:
     """Rows of one cohort, setting and method; none where the method is left out."""
     name, fast, start = source[0], source[-1], time.monotonic()
     cohort = _cohort(*source)
@@ -166,8 +162,7 @@ def measure(source: tuple[Any, ...], setting: str, method: str, seeds: list[int]
         return []
     words = SETTINGS[setting] | ({"epochs": 2} if fast else {})
     in_detail = setting == "default" and method in (DEFAULT, PLAIN)
-    keep = out / f"{name}.safetensors" if in_detail and method == DEFAULT and name in cohorts.KEEP else None
-    found = train_and_test(cohort, words, method, seeds, device, in_detail=in_detail, keep=keep)
+    found = train_and_test(cohort, words, method, seeds, device, in_detail=in_detail)
     rows = [
         {"cohort": name, "setting": setting, "method": method, "seed": seed, **figures}
         for seed, figures in zip(seeds, found, strict=True)
@@ -291,7 +286,7 @@ def main(
     done = {(row["cohort"], row["setting"], row["method"], row["seed"]) for row in rows}
     names = [bags.name] if bags else cohorts_.split(",")
     jobs = [
-        ((name, data, bags, labels, fast), setting, method, missing, device, out)
+        ((name, data, bags, labels, fast), setting, method, missing, device)
         for setting, method in PAIRS
         if setting in settings.split(",") and method in methods.split(",")
         for name in names
