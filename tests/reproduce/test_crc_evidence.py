@@ -102,7 +102,7 @@ def test_written_files_contain_the_finding(study):
 def test_finished_study_is_read_without_training(data, study, monkeypatch):
     finding, *_, out = study
     monkeypatch.setattr("carmil.studies.train.train_protocol", None)
-    monkeypatch.setattr("carmil.studies.agreement.explain", None)
+    monkeypatch.setattr("carmil.evidence.map_agreement.explain", None)
     assert measure(data, out) == finding
 
 

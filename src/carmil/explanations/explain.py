@@ -18,6 +18,7 @@ from carmil.errors import CarmilError
 from carmil.evidence.agreement import NEGATIVE_RULES
 from carmil.evidence.explainers import EXPLAINERS
 from carmil.explanations.bag_evidence import BagEvidence, concentration_numbers, explain_bag
+from carmil.explanations.localisation import dice_thresholds, localisation_figures
 from carmil.files import safe_names
 from carmil.maps.tile_maps import LEAST_LOGITS, LEAST_MOVED, logits_apart
 from carmil.models.contract import Ability, BagModel
@@ -36,7 +37,6 @@ from carmil.runs.evidence import (
 from carmil.runs.facts import Number, SlideMean
 from carmil.runs.run import Run, read_run, weights_key
 from carmil.runs.slide_evidence import TAKEN, Row, read_row, write_slide_evidence
-from carmil.studies.agreement import dice_thresholds, localisation_figures
 from carmil.studies.cautions import unmoved
 from carmil.studies.evaluate import check_fits
 from carmil.studies.figures import interval_words, mean_interval, percent
