@@ -7,13 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tests.dicom_files import write_series
 
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.store import open_store
+from carmil.errors import CarmilError
+from carmil.explanations.slide_pipeline import check_dicom_output
 from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.slides.encoders import load_encoder
 from carmil.slides.features import encode_slides
+from carmil.slides.opening import find_slides
 from carmil.slides.tile_cohort import tile_slides
 from carmil.slides.tiling import read_tiles, tiles_file
 from carmil.studies.train import run_study
@@ -54,13 +58,9 @@ def make_cohort_slide():
 
     def write(path, colour):
         path.parent.mkdir(parents=True, exist_ok=True)
-        rng = np.random.default_rng(list(path.stem.encode()))
-        picture = np.full((1536, 1536, 3), 245, np.uint8)
-        inner = rng.integers(-30, 30, (1180, 1180, 3)) + ((210, 60, 80) if colour == "red" else (80, 60, 210))
-        picture[180:1360, 180:1360] = np.clip(inner, 0, 255)
         tifffile.imwrite(
             path,
-            picture,
+            cohort_picture(path.stem, colour),
             tile=(256, 256),
             photometric="rgb",
             compression="deflate",
@@ -71,6 +71,14 @@ def make_cohort_slide():
         return path
 
     return write
+
+
+def cohort_picture(name, colour):
+    rng = np.random.default_rng(list(name.encode()))
+    picture = np.full((1536, 1536, 3), 245, np.uint8)
+    inner = rng.integers(-30, 30, (1180, 1180, 3)) + ((210, 60, 80) if colour == "red" else (80, 60, 210))
+    picture[180:1360, 180:1360] = np.clip(inner, 0, 255)
+    return picture
 
 
 @pytest.fixture
@@ -106,6 +114,61 @@ def test_slides_run_writes_answers_maps_and_geojson(tmp_path, run, make_cohort_s
     for colour in ("red", "blue"):
         drawn = [one["properties"]["measurements"][f"evidence for {colour}"] for one in tiles]
         assert np.allclose(drawn, evidence[f"evidence_{colour}"], rtol=1e-5, atol=1e-9)
+
+
+def test_slides_run_writes_the_evidence_as_dicom(tmp_path, run):
+    """Every tile covers two by two pixels of the segmentation, whose fractions are its evidence for and against."""
+    import highdicom
+
+    write_series(tmp_path / "series", cohort_picture("new", "red"), container="S1")
+    status, _, err = run([tmp_path / "series"], "--dicom")
+    assert status == 0, err
+    evidence = pd.read_parquet(tmp_path / "out" / "evidence" / "S1.parquet")
+    read = highdicom.seg.segread(tmp_path / "out" / "maps" / "S1" / "S1.evidence.dcm")
+    labels = [segment.SegmentLabel for segment in read.SegmentSequence]
+    assert {f"{sign} {colour}" for sign in ("for", "against") for colour in ("red", "blue")} == set(labels)
+    matrix = read.get_total_pixel_matrix(rescale_fractional=True)
+    assert matrix.shape == (12, 12, 4)
+    for colour in ("red", "blue"):
+        signed = matrix[..., labels.index(f"for {colour}")] - matrix[..., labels.index(f"against {colour}")]
+        values = evidence[f"evidence_{colour}"] / evidence[f"evidence_{colour}"].abs().max()
+        at = np.zeros((12, 12))
+        for x, y, value in zip(evidence["x"], evidence["y"], values, strict=True):
+            row, column = int(y // 128), int(x // 128)
+            at[row : row + 2, column : column + 2] = value
+        shown = np.abs(signed).max()
+        np.testing.assert_allclose(signed, at * shown, atol=1.5 / 255)
+        assert shown > 0.1
+
+
+def test_slides_run_refuses_dicom_output_of_other_slides_before_computing(tmp_path, run, make_cohort_slide):
+    write_series(tmp_path / "scans", cohort_picture("new", "red"), container="S1")
+    other = make_cohort_slide(tmp_path / "scans" / "other.tif", "red")
+    status, out, err = run([tmp_path / "scans"], "--dicom")
+    assert (status, out) == (2, "") and not (tmp_path / "out").exists()
+    assert err.strip().splitlines()[-1] == (
+        f"carmil: {other} is not DICOM, and a DICOM segmentation names the series it belongs to: leave out --dicom, or "
+        "convert the slide to DICOM first"
+    )
+
+
+def test_slides_run_refuses_dicom_output_of_a_run_without_signed_evidence(tmp_path, cohort):
+    write_series(tmp_path / "series", cohort_picture("new", "red"), container="S1")
+    settings = Settings(
+        bags=cohort / "features",
+        labels=cohort / "labels.csv",
+        out=tmp_path / "attention",
+        model="transmil",
+        options={"hidden": 8},
+        folds=2,
+        epochs=1,
+        device="cpu",
+    )
+    run_study(settings, log=lambda line: None)
+    with pytest.raises(
+        CarmilError, match=r"--dicom writes signed evidence, which 'transmil' of .* does not have: leave"
+    ):
+        check_dicom_output(find_slides([tmp_path / "series"]), tmp_path / "attention")
 
 
 @pytest.mark.finding(n=2)

@@ -10,7 +10,7 @@ import torch
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.explanations.slide_pipeline import run_slides
+from carmil.explanations.slide_pipeline import answer_slides
 from carmil.runs.settings import Settings
 from carmil.slides.encoders import Encoder, load_encoder
 from carmil.studies.train import run_study
@@ -33,7 +33,7 @@ class TinyStudy:
         return load_encoder(ENCODER, weights=self.weights)
 
     def answer(self, slides: list[Path], out: Path) -> Path:
-        run_slides(slides, self.run, out, self.encoder, longest=200, device="cpu", log=lambda line: None)
+        answer_slides(slides, self.run, out, self.encoder, device="cpu", log=lambda line: None)
         return out
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from carmil.cli.options import OutOption, folder_for, log, names_in, numbers_in
-from carmil.cli.slides import SlidesArgument, SmoothOption, slides
+from carmil.cli.slides import DicomOption, SlidesArgument, SmoothOption, slides
 from carmil.errors import CarmilError, unknown
 from carmil.words import plural
 
@@ -56,12 +56,7 @@ def slides_draw(
         typer.Option("--geojson", help="Also write GeoJSON for QuPath: tiles with values, regions for and against."),
     ] = False,
     ome_tiff: Annotated[bool, typer.Option("--ome-tiff", help="Also write pyramidal OME-TIFF.")] = False,
-    dicom: Annotated[
-        bool,
-        typer.Option(
-            "--dicom", help="Also write the evidence as a DICOM segmentation of the slide, which must be DICOM itself."
-        ),
-    ] = False,
+    dicom: DicomOption = False,
     top: Annotated[int, typer.Option(min=0, help="Number of tiles shown for each end of a map.")] = 8,
     colour: Annotated[bool, typer.Option("--colour", help="Keep the colours of the slide under the map.")] = False,
     mpp: Annotated[float | None, typer.Option(hidden=True, help="Ignored: the tiles record it.")] = None,

@@ -45,6 +45,12 @@ SmoothOption = Annotated[
         "change."
     ),
 ]
+DicomOption = Annotated[
+    bool,
+    typer.Option(
+        "--dicom", help="Also write the evidence as a DICOM segmentation of the slide, which must be DICOM itself."
+    ),
+]
 MppOption = Annotated[
     float | None,
     typer.Option(
@@ -255,6 +261,7 @@ def slides_run(
     slides_table: MppTableOption = None,
     longest: Annotated[int, typer.Option(help="Maximum number of pixels of a map's longer side.")] = 4000,
     smooth: SmoothOption = "0",
+    dicom: DicomOption = False,
     calibration: CalibrationOption = None,
     out: OutOption = Path("answers"),
     precision: PrecisionOption = "float32",
@@ -266,10 +273,12 @@ def slides_run(
     encoder, and an OUT with predictions of another run are refused. Writes OUT/predictions.csv, tiles, features
     and evidence, and a folder of maps per slide. If interrupted, run the same command again to resume.
 
-    Example: carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
+    Examples:
+      carmil slides run new.svs --model run --encoder hf-hub:MahmoodLab/UNI --out answers
+      carmil slides run series --model run --encoder hf-hub:MahmoodLab/UNI --dicom --out answers
     """
     need_slides()
-    from carmil.explanations.slide_pipeline import check_encoder_name, run_slides
+    from carmil.explanations.slide_pipeline import answer_slides, check_dicom_output, check_encoder_name, draw_answers
     from carmil.maps.tile_maps import Smoothing
     from carmil.runs.run import read_run
     from carmil.slides.encoders import load_encoder
@@ -279,8 +288,11 @@ def slides_run(
     from carmil.studies.subjects import RULE, distinct_rules, rule_lines
 
     found, where = find_slides(paths, log=log), device_named(device)
+    smoothing = Smoothing.parse(smooth)
     check_encoder_name(model, encoder, precision)
-    results = run_slides(
+    if dicom:
+        check_dicom_output(found, model)
+    results = answer_slides(
         found,
         model,
         folder_for(out),
@@ -289,22 +301,21 @@ def slides_run(
         preset=preset,
         mpp=mpp,
         mpps=None if slides_table is None else read_mpps(slides_table, found),
-        longest=longest,
-        smoothing=Smoothing.parse(smooth),
         calibration=calibration,
         device=where,
         log=log,
     )
+    maps = draw_answers(results, model, out, longest=longest, smoothing=smoothing, dicom=dicom)
     typer.echo(answers_text(results.answers.drop(columns=RULE), read_run(model).target))
     for line in rule_lines(distinct_rules(results.answers)):
         typer.echo(f"- {line}")
     typer.echo(results.times.summary())
     typer.echo(
-        f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {plural(len(results.maps), 'slide')}:"
+        f"\nwritten: {out / 'predictions.csv'}, tiles, features, evidence; maps of {plural(len(maps.folders), 'slide')}:"
     )
-    for folder in results.maps.values():
+    for folder in maps.folders.values():
         typer.echo(f"         {folder}")
-    _skipped(results.broken)
+    _skipped(results.broken | maps.broken)
 
 
 def _skipped(broken: dict[Path, str]) -> None:

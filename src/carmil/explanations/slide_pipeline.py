@@ -18,8 +18,10 @@ from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import slide_file_at
 from carmil.bags.store import is_store, open_store
 from carmil.errors import CarmilError
+from carmil.evidence.explainers import EXPLAINERS, default_explainer
 from carmil.explanations.explain import explain_run
 from carmil.files import atomic_folder, safe_name
+from carmil.maps.dicom_maps import check_dicom_slides
 from carmil.maps.drawing import LONGEST, draw_maps
 from carmil.maps.tile_maps import Smoothing
 from carmil.progress import Log, count_progress
@@ -39,61 +41,24 @@ from carmil.studies.cohort import log_once
 from carmil.studies.evaluate import check_encoder, check_tiles, predict_bags
 
 
-@dataclass
+@dataclass(frozen=True)
 class SlideResults:
-    """The results of `run_slides`. answers: one row per slide; tiles, broken: by slide file, of those that were answered, and
-    the reason of the others; maps: the folder of each slide's pictures.
+    """The results of `answer_slides`. answers: one row per slide; tiles, broken: by slide file, of those that were answered,
+    and the reason of the others.
     """
 
     answers: pd.DataFrame
     tiles: dict[Path, Tiles]
-    times: Times = field(default_factory=Times)
-    maps: dict[str, Path] = field(default_factory=dict)
+    times: Times
+    broken: dict[Path, str]
+
+
+@dataclass
+class DrawnMaps:
+    """The results of `draw_answers`. folders: of the pictures, by slide; broken: the reason by the file of the slide."""
+
+    folders: dict[str, Path] = field(default_factory=dict)
     broken: dict[Path, str] = field(default_factory=dict)
-
-
-def run_slides(
-    slides: Sequence[Path],
-    run_folder: Path,
-    out: Path,
-    encoder: Encoder,
-    *,
-    tiles: Path | None = None,
-    preset: str = "default",
-    mpp: float | None = None,
-    mpps: Mapping[Path, float] | None = None,
-    longest: int = LONGEST,
-    smoothing: Smoothing | None = None,
-    calibration: Path | None = None,
-    device: str,
-    log: Log,
-) -> SlideResults:
-    """Answer slides (see `answer_slides`) and draw their maps.
-
-    longest: pixels of a map's longer side, at most those of the slide. smoothing: of the maps that are drawn.
-    """
-    results = answer_slides(
-        slides,
-        run_folder,
-        out,
-        encoder,
-        tiles=tiles,
-        preset=preset,
-        mpp=mpp,
-        mpps=mpps,
-        calibration=calibration,
-        device=device,
-        log=log,
-    )
-    run = read_run(run_folder)
-    with count_progress("drawing", "slides") as on_slide:
-        for done, (path, cut) in enumerate(results.tiles.items(), 1):
-            try:
-                results.maps[cut.slide] = _draw(path, cut, out, run, longest, smoothing)
-            except CarmilError as error:
-                results.broken[path] = str(error)
-            on_slide(done, len(results.tiles))
-    return results
 
 
 def answer_slides(
@@ -147,7 +112,32 @@ def answer_slides(
         explain_run(run_folder, aside, bags=store, methods=(), searched=False, device=device, log=log, asked=names)
     recorded = {cut.slide: RecordedSlide(str(path.resolve()), cut.slide_mpp) for path, cut in encoded.items()}
     write_answers(out, run, recorded)
-    return SlideResults(answers[answers["slide"].isin(names)], encoded, features.times, broken=broken)
+    return SlideResults(answers[answers["slide"].isin(names)], encoded, features.times, broken)
+
+
+def draw_answers(
+    results: SlideResults,
+    run_folder: Path,
+    out: Path,
+    *,
+    longest: int = LONGEST,
+    smoothing: Smoothing | None = None,
+    dicom: bool = False,
+) -> DrawnMaps:
+    """Draw the maps of slides that `answer_slides` has just answered into `out`.
+
+    longest: pixels of a map's longer side, at most those of the slide. smoothing: of the maps that are drawn. dicom: also
+    write the evidence as DICOM segmentations, see `check_dicom_output`.
+    """
+    run, drawn = read_run(run_folder), DrawnMaps()
+    with count_progress("drawing", "slides") as on_slide:
+        for done, (path, cut) in enumerate(results.tiles.items(), 1):
+            try:
+                drawn.folders[cut.slide] = _draw(path, cut, out, run, longest, smoothing, dicom)
+            except CarmilError as error:
+                drawn.broken[path] = str(error)
+            on_slide(done, len(results.tiles))
+    return drawn
 
 
 def check_pipeline(run: Run, out: Path, encoder: Encoder, log: Log) -> None:
@@ -188,6 +178,16 @@ def are_answered(
     return all(map(is_answered, slides))
 
 
+def check_dicom_output(slides: Sequence[Path], run_folder: Path) -> None:
+    """Refuse `dicom` for slides that are not DICOM, and for a run without signed evidence, before anything is computed."""
+    check_dicom_slides(slides)
+    run = read_run(run_folder)
+    if not EXPLAINERS[default_explainer(run.model())].signed:
+        raise CarmilError(
+            f"--dicom writes signed evidence, which {run.settings.model!r} of {run_folder} does not have: leave out --dicom"
+        )
+
+
 def check_encoder_name(run_folder: Path, encoder: str, precision: Precision = "float32") -> None:
     """Refuse an encoder by its name and precision, before its weights are downloaded."""
     own_encoder = read_run(run_folder).data.encoder
@@ -212,7 +212,9 @@ def _settings(run: Run, preset: str, log: Log) -> TileSettings:
     return replace(default, pixels=geometry.tile_pixels, mpp=geometry.tile_mpp)
 
 
-def _draw(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing: Smoothing | None) -> Path:
+def _draw(
+    path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing: Smoothing | None, dicom: bool
+) -> Path:
     """Draw the evidence of the answer, the attention weights, and the evidence of the other classes."""
     maps = maps_of(out / "evidence", tiles, smoothing=smoothing)
     classes = {one.name for one in maps if one.kind == "evidence"}
@@ -222,5 +224,5 @@ def _draw(path: Path, tiles: Tiles, out: Path, run: Run, longest: int, smoothing
     with open_slide(path, mpp=tiles.slide_mpp) as slide:
         longest = min(longest, max(slide.width, slide.height))
         answers = [f"Run: {run.name}", *answer_lines(out / "evidence", tiles.slide)]
-        draw_maps(slide, tiles, maps, folder, longest=longest, geojson=True, answers=answers)
+        draw_maps(slide, tiles, maps, folder, longest=longest, geojson=True, dicom=dicom, answers=answers)
     return folder

@@ -6,7 +6,7 @@ probability. One pixel is half a tile wide, so that the edges of tiles on a grid
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,21 @@ FRAME = 256  # pixels of a side
 _LABEL = 64  # letters of a label in DICOM
 
 
-def check_dicom(slide: Slide, maps: Sequence[TileMap]) -> None:
-    """Refuse a slide that is not DICOM, and maps without evidence, before anything is drawn."""
-    if not is_dicom(slide.path):
+def check_dicom_slides(paths: Iterable[Path]) -> None:
+    """Refuse slides that are not DICOM."""
+    if others := [path for path in paths if not is_dicom(path)]:
+        more = f" (and {len(others) - 1:,} more)" if len(others) > 1 else ""
         raise CarmilError(
-            f"{slide.path} is not DICOM, and a DICOM segmentation names the series it belongs to: leave out --dicom, or "
+            f"{others[0]}{more} is not DICOM, and a DICOM segmentation names the series it belongs to: leave out --dicom, or "
             "convert the slide to DICOM first"
         )
     if find_spec("highdicom") is None:
         raise CarmilError("--dicom needs highdicom: pip install 'carmil[dicom]'")
+
+
+def check_dicom(slide: Slide, maps: Sequence[TileMap]) -> None:
+    """Refuse a slide that is not DICOM, and maps without evidence, before anything is drawn."""
+    check_dicom_slides([slide.path])
     if not any(one.kind == "evidence" for one in maps):
         raise CarmilError(f"{slide.name}: none of the maps is signed evidence, which --dicom writes")
 
