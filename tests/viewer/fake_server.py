@@ -28,6 +28,10 @@ CASES = 3000
 BROKEN = 17  # this case cannot be read
 TINY = 20  # this case's evidence is negligible
 FAINT, FILL = 24, 0.25  # this case's evidence fills a quarter of the colours
+UNIFORM = 28  # this case's attention is nearly uniform
+CAUTION = (
+    "attention is nearly uniform: on this slide it is spread over 98 % of the instances, so its maps point nowhere"
+)
 WHY_FAINT = "all tiles together change no answer"
 NEGLIGIBLE = "all tiles together change no logit"
 MAPS = [
@@ -52,11 +56,11 @@ TARGET = {
     "neither": "is neither for nor against", "first": "most supporting first", "last": "least supporting first",
 }  # fmt: skip
 MEANINGS = {
-    "factual": "How much of its attention the model gives to each tile, to answer as it does",
-    "counterfactual": "Where the model would look for its answer to change",
-    "difference": "Attention weight minus counterfactual attention weight",
-    "evidence": "contribution to the class logit; contributions add up to the total change, from what the model ignores to what "
-    "it attends",
+    "factual": "share of the slide's attention: all weights add up to 1, and 0 is none",
+    "counterfactual": "share of the attention for another answer: all weights add up to 1, and 0 is none",
+    "difference": "difference of two shares of attention: blue is more for this answer, orange more for another, 0 is equal",
+    "evidence": "blue supports, orange refutes, 0 does neither: contribution to the logit of {}; all contributions add up to its "
+    "change from reversed attention (highest where the model attends least) to the model's own attention",
 }
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -164,12 +168,13 @@ def a_map(i: int, name: str, c: int) -> dict:
         "low": -bound if diverging else float(drawn.min()),
         "high": bound if diverging else float(drawn.max()),
         "diverging": diverging,
-        "of": MEANINGS[name],
-        "unit": "logit" if name == "evidence" else "share of the slide's attention",
+        "of": MEANINGS[name].format(CLASSES[c]),
+        "unit": "logit" if name == "evidence" else "",
         "negligible": NEGLIGIBLE if i == TINY and name == "evidence" else "",
         "even": False,
         "faint": WHY_FAINT if faint else "",
         "fill": FILL if faint else 1,
+        "caution": CAUTION if i == UNIFORM and name == "factual" else "",
     }
 
 
@@ -184,9 +189,10 @@ def top(i: int, c: int, count: int) -> dict:
 
     least = 0.05 * np.abs(values).max()
     if i == TINY:
-        return {"supporting": [], "refuting": [], "negligible": NEGLIGIBLE}
+        return {"supporting": [], "refuting": [], "negligible": NEGLIGIBLE, "attention": ""}
     return {
         "negligible": "",
+        "attention": CAUTION if i == UNIFORM else "",
         "supporting": entries([j for j in order[:count] if values[j] >= least]),
         "refuting": entries([j for j in order[::-1][:count] if values[j] <= -least]),
     }

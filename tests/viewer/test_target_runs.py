@@ -135,15 +135,14 @@ def test_whatif_equals_the_prediction_of_the_models_for_the_reduced_bag(ask, run
     assert response["answer_after"] == rule.answer(after)
 
 
-def test_map_and_lists_tell_what_raises_and_what_lowers(ask, kind):
+def test_map_and_lists_tell_what_raises_and_what_lowers(ask, run, kind):
     shown = ask("/api/case/3/map/evidence").json
     values, top = np.array(shown["values"]), ask("/api/case/3/top?count=4").json
     assert shown["diverging"] and not shown["negligible"]
     unit = "logit" if kind == "labels" else UNITS[kind].removeprefix("contribution to the ")
-    of_what = "label logit" if kind == "labels" else unit
-    assert shown["unit"] == unit and shown["of"].startswith(
-        f"contribution to the {of_what}; contributions add up to the total"
-    )
+    of_what = f"logit of {run.target.outputs[ask('/api/case/3').json['class']]}" if kind == "labels" else unit
+    assert shown["unit"] == unit
+    assert f"0 does neither: contribution to the {of_what}; all contributions add up to its change" in shown["of"]
     assert [one["instance"] for one in top["supporting"]] == [j for j in np.argsort(-values)[:4] if values[j] > 0]
     assert all(one["value"] < 0 for one in top["refuting"])
 

@@ -12,6 +12,8 @@ from carmil.errors import CarmilError
 from carmil.evidence.rank_correlation import bag_ranks, pearson, spearman, top_overlap
 from carmil.models.pooling import Offsets, bag_sum
 
+UNIFORM = 0.9  # attention spread over more than this share of the instances (see `effective_share`) is nearly uniform
+
 
 @dataclass(frozen=True)
 class Concentration:
@@ -75,6 +77,16 @@ def effective_share(weights: Tensor, offsets: Offsets) -> Tensor:
     entropy = -bag_sum(torch.special.xlogy(weights, weights), offsets)
     sizes = offsets.sizes.unsqueeze(-1)
     return (entropy.exp() / sizes).where(sizes > 1, torch.nan)
+
+
+def uniform_caution(share: float, attention: str, *, where: str, maps: str) -> str:
+    """Return the caution that attention is nearly uniform; empty if it is not, or if the share is NaN.
+
+    share: see `effective_share`; attention: its name; where: such as "on this slide"; maps: those that show it.
+    """
+    if not share >= UNIFORM:
+        return ""
+    return f"{attention} is nearly uniform: {where} it is spread over {100 * share:.0f} % of the instances, so {maps} point nowhere"
 
 
 def stability(maps: Tensor, offsets: Offsets | Tensor, *, count: int = 10) -> Stability:

@@ -56,13 +56,19 @@ class Explainer:
     needs_classes: bool = False
     total: Explain | None = None
 
+    @property
+    def kind(self) -> str:
+        return f"{'signed' if self.signed else 'unsigned'}, {'a class' if self.class_conditional else 'all classes'}"
+
     def fits(self, model: BagModel) -> bool:
         return self.needs in model.abilities and not (self.needs_classes and not predicts_classes(model))
 
-    def describe(self, target: Target) -> str:
-        """Return what a value of the map is, in words of the target."""
+    def describe(self, target: Target, output: str = "") -> str:
+        """Return what a value of the map is, in words of the target: for one output, or for each."""
         word, unit = target.output_word, target.words.unit
         of_each = {"logit": f"the {word} logit", "prediction": f"the {word} probability"}
+        if output:
+            of_each = {"logit": f"the logit of {output}", "prediction": f"the probability of {output}"}
         terms = of_each if unit == "logit" else {"logit": f"the {unit}", "prediction": f"the {unit}"}
         alike = f"; {self.alike}" if self.alike and len(target.outputs) != 1 else ""
         return (self.meaning + alike).format(output=word, **terms)
@@ -105,10 +111,10 @@ def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
     return torch.randn(len(features), model.classes, generator=generator).to(features)
 
 
-def _path(reference: str, description: str, needs: Ability = Ability.NONE) -> Explainer:
+def _path(reference: str, start: str, needs: Ability = Ability.NONE) -> Explainer:
     return Explainer(
         partial(path_evidence, reference=reference),
-        f"contribution to {{logit}}; contributions add up to the total change, from {description} to what it attends",
+        f"contribution to {{logit}}; all contributions add up to its change from {start} to the model's own attention",
         class_conditional=True,
         signed=True,
         cost="1, and a few tens of gradients of the classifier",
@@ -129,10 +135,12 @@ def _coalition(size: int, others: str) -> Explainer:
 
 
 EXPLAINERS: dict[str, Explainer] = {
-    "path": _path("reversed", "what the model ignores"),
-    "path.uniform": _path("uniform", "the mean instance"),
-    "path.zero": _path("zero", "nothing"),
-    "path.counterfactual": _path("counterfactual", "what CAR's branch attends", Ability.COUNTERFACTUAL_MAP),
+    "path": _path("reversed", "reversed attention (highest where the model attends least)"),
+    "path.uniform": _path("uniform", "equal attention to every instance"),
+    "path.zero": _path("zero", "a bag without instances (all features 0)"),
+    "path.counterfactual": _path(
+        "counterfactual", "the counterfactual attention (CAR's branch)", Ability.COUNTERFACTUAL_MAP
+    ),
     "coalition": _coalition(2, "another instance"),
     "coalition.4": _coalition(4, "up to three others"),
     "attention": Explainer(

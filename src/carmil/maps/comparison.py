@@ -99,11 +99,16 @@ class _Grid:
 
 
 def _best_grid(boxes: Sequence[Box], maps: Sequence[TileMap], painter: Painter, room: tuple[int, int]) -> _Grid:
-    """Return the grid in which the slide is largest. Cells that would be too low for a picture make the page longer."""
-    grids = []
+    """Return the grid in which the slide is largest and every title fits its cell. Cells that would be too low for a picture
+    make the page longer.
+    """
+    grids: list[_Grid] = []
+    widest = max((text_width(one.title, LEGEND, bold=True) for one in maps), default=0.0)
     for columns in range(1, min(1 + len(maps), MOST_COLUMNS) + 1):
         rows = -(-(1 + len(maps)) // columns)
         width = (room[0] - (columns - 1) * MARGIN) // columns
+        if grids and width < widest:
+            break
         below = [[place for place, _ in _legend_lines(one, painter, width)] for one in maps]
         lines = max((len(places) - places.count("low") - places.count("0") for places in below), default=0)
         around = TITLE_ROW + MARGIN // 2 + round(1.3 * LEGEND) + LINE * lines
@@ -234,7 +239,8 @@ def _legend_lines(one: TileMap, painter: Painter, width: int) -> list[tuple[str,
     low, high = (f"{end} {value}" for end, value in zip(one.ends, colour_limits(one, painter.scale), strict=True))
     together = max(text_width(words, LEGEND) for words in (low, high)) <= 0.46 * width
     zero = [("0", "0")] if one.signed and together else []
-    notes = [("note", line) for line in wrap_text(f"Colours: {one.scaling(painter.scale)}", LEGEND, width)]
+    told = [("note", f"{one.meaning}. Colours: {one.scaling(painter.scale)}"), ("caution", one.why_uniform)]
+    notes = [(place, line) for place, words in told for line in wrap_text(words, LEGEND, width)]
     return [("low" if together else "low line", low), *zero, ("high", high), *notes]
 
 

@@ -19,7 +19,8 @@ def legend(one: TileMap, *, slide: str, scale: Scale, width: int, mpp: float, ou
     """Return a band of `width` pixels. mpp: micrometres per pixel of the map above; outlined: classes of the contours on it."""
     size = max(13, min(width // 55, 64))
     line = round(size * 1.65)
-    band = Image.new("RGB", (width, round(line * 7.4)), "white")
+    cautions = [one.why_uniform] if one.why_uniform else []
+    band = Image.new("RGB", (width, round(line * (8.4 + len(cautions)))), "white")
     draw, margin = ImageDraw.Draw(band), size
     draw_text(draw, (margin, line * 0.5), one.title, size, room=width * 0.7, bold=True)
     draw_text(draw, (width - margin, line * 0.5), RESEARCH, size, room=width * 0.28, bold=True, anchor="ra")
@@ -33,16 +34,18 @@ def legend(one: TileMap, *, slide: str, scale: Scale, width: int, mpp: float, ou
     if one.signed:
         draw_text(draw, (width / 2, line * 2.95), "0", size, room=half, anchor="ma")
     words = f"{one.scaling(scale)}; overlapping tiles averaged; no colour: no tile"
-    draw_text(draw, (margin, line * 4.1), words, size, room=width - 2 * margin, colour=SOFT)
-    draw_text(draw, (margin, line * 5.1), f"slide {slide}", size, room=width * 0.55, colour=SOFT)
-    _scale_bar(draw, (width - margin, line * 5.1), size, mpp, width * 0.3)
-    at = float(margin)
+    y = line * 4.1
+    for note in (one.meaning, words, *cautions):
+        draw_text(draw, (margin, y), note, size, room=width - 2 * margin, colour=INK if note in cautions else SOFT)
+        y += line
+    draw_text(draw, (margin, y), f"slide {slide}", size, room=width * 0.55, colour=SOFT)
+    _scale_bar(draw, (width - margin, y), size, mpp, width * 0.3)
+    at, y = float(margin), y + line
     for i, name in enumerate(outlined):
-        draw.line(
-            (at, line * 6.55, at + 2 * size, line * 6.55), fill=OUTLINES[i % len(OUTLINES)], width=max(2, size // 5)
-        )
+        middle = y + line * 0.45
+        draw.line((at, middle, at + 2 * size, middle), fill=OUTLINES[i % len(OUTLINES)], width=max(2, size // 5))
         room = width - margin - (at + 2.5 * size)
-        at += 2.5 * size + draw_text(draw, (at + 2.5 * size, line * 6.1), f"annotated: {name}", size, room=room) + size
+        at += 2.5 * size + draw_text(draw, (at + 2.5 * size, y), f"annotated: {name}", size, room=room) + size
         if at > width - 8 * size:
             break
     return np.asarray(band)

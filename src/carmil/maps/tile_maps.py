@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from carmil.errors import CarmilError
+from carmil.evidence.concentration import effective_share, uniform_caution
 from carmil.evidence.smoothing import smooth_map
+from carmil.models.pooling import Offsets
 from carmil.slides.slide import Tiles
 from carmil.targets.target import FOR_AND_AGAINST, EvidenceWords
 
@@ -23,8 +26,8 @@ SCALES = {
     "minmax": "from the lowest to the highest value on this slide",
     "rank": "by rank among the tiles of this slide: colours show the order, not the size",
 }
-SIGNED_SCALES = SCALES | {"minmax": "symmetric around 0, up to the largest value for or against on this slide"}
-NUMBER_SCALES = SCALES | {"minmax": "symmetric around 0, up to the largest absolute value on this slide"}
+SIGNED_SCALES = SCALES | {"minmax": "up to the largest value for or against on this slide"}
+NUMBER_SCALES = SCALES | {"minmax": "up to the largest absolute value on this slide"}
 WEIGHT_SCALES = SCALES | {"minmax": "from 0 to the largest weight on this slide"}
 LEAST_LOGITS = 0.01  # a smaller change of a logit changes its probability by less than a quarter of a percentage point
 LEAST_MOVED = 0.05  # of 2, the largest sum of |a - a_cf| on a slide
@@ -41,7 +44,8 @@ class TileMap:
     scores: whether a map of attention has scores, from before the softmax, instead of weights. apart: how far the
     tiles of a map of evidence move the logits of two classes apart (see `logits_apart`); None if only this class
     is known. turning: how far the outputs must move for another answer, in the unit of evidence; None if it is not
-    known. smoothed: a description of the radius of smoothing. words: those for evidence, of the run's target.
+    known. smoothed: a description of the radius of smoothing, `unsmoothed` the values before it. words: those for
+    evidence, of the run's target.
     """
 
     name: str
@@ -52,6 +56,7 @@ class TileMap:
     apart: float | None = None
     turning: float | None = None
     smoothed: str = ""
+    unsmoothed: NDArray[np.float64] | None = None
     words: EvidenceWords = FOR_AND_AGAINST
 
     def smooth(self, places: ArrayLike, radius: float, words: str) -> "TileMap":
@@ -64,7 +69,7 @@ class TileMap:
         known = ~np.isnan(self.values)
         values = self.values.copy()
         values[known] = smooth_map(self.values[known], np.asarray(places)[known], radius)
-        return replace(self, values=values, smoothed=words)
+        return replace(self, values=values, smoothed=words, unsmoothed=self.values)
 
     @property
     def signed(self) -> bool:
@@ -75,6 +80,18 @@ class TileMap:
     def weights(self) -> bool:
         """Return whether the values are attention weights: not negative, with a sum of 1."""
         return not self.signed and not self.scores
+
+    @property
+    def why_uniform(self) -> str:
+        """Return the caution that attention weights are nearly uniform on this slide; empty if they are not."""
+        if not self.weights:
+            return ""
+        values = self.values if self.unsmoothed is None else self.unsmoothed
+        known = torch.from_numpy(values[~np.isnan(values)])
+        shares = (known / known.sum()).unsqueeze(1)  # some tiles may have no value
+        share = float(effective_share(shares, Offsets(torch.tensor([0, len(known)]))))
+        attention = "counterfactual attention" if self.kind == COUNTERFACTUAL else "attention"
+        return uniform_caution(share, attention, where="on this slide", maps="its maps")
 
     @property
     def negligible(self) -> bool:
@@ -162,6 +179,18 @@ class TileMap:
             words = SIGNED_SCALES if self.words.of_answers else NUMBER_SCALES
         faint = f"; faint: {self.why_faint}" if self.why_faint else ""
         return words[scale] + faint + (f"; even: all tiles within {EVEN:.0%} of each other" if self.even else "")
+
+    @property
+    def meaning(self) -> str:
+        """Return what a value is, its unit, and what its sign and 0 mean."""
+        if self.scores:
+            return "attention score, before the softmax: higher is looked at more; 0 has no meaning"
+        return {
+            FACTUAL: "share of the slide's attention: all weights add up to 1, and 0 is none",
+            COUNTERFACTUAL: "share of the attention for another answer: all weights add up to 1, and 0 is none",
+            DIFFERENCE: "difference of two shares of attention: blue is more for this answer, orange more for another, 0 is equal",
+            "evidence": f"contribution to {self.words.total(self.name)}: {self.words.colours}",
+        }[self.kind]
 
     @property
     def title(self) -> str:

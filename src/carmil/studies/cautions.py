@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from carmil.evidence.concentration import uniform_caution
 from carmil.maps.tile_maps import LEAST_MOVED
 from carmil.runs.facts import Range
 from carmil.runs.run import Run
@@ -15,7 +16,6 @@ from carmil.targets import Target
 from carmil.words import plural
 
 LITTLE = 0.01  # relative to the cross-entropy of the class frequencies: a model is informed if it is lower by more than this share
-UNIFORM = 0.9  # attention spread over more than this share of a slide's instances is nearly uniform
 FEW = 5  # a class with fewer patients than this has a caution
 
 
@@ -80,12 +80,8 @@ def cautions(run: Run) -> list[str]:
     if moved < LEAST_MOVED:
         lines.append(unmoved(moved))
     spread = measurements.get("attention_spread", math.nan)
-    if spread >= UNIFORM:
-        lines.append(
-            f"attention is nearly uniform: on the median test slide it is spread over {spread:.0%} of the instances "
-            "(exp of its entropy), so attention maps of this run point nowhere"
-        )
-    return lines
+    uniform = uniform_caution(spread, "attention", where="on the median test slide", maps="attention maps of this run")
+    return [*lines, uniform] if uniform else lines
 
 
 def never_answered(run: Run) -> list[str]:

@@ -55,6 +55,12 @@ class EvidenceWords:
         """Return whether evidence is for or against an answer; otherwise it raises or lowers a number."""
         return self.positive == "for"
 
+    @property
+    def colours(self) -> str:
+        """Return what the colours of a map of evidence mean."""
+        signs = "blue supports, orange refutes" if self.of_answers else "blue raises it, orange lowers it"
+        return f"{signs}, 0 does neither"
+
     def title(self, output: str) -> str:
         """Return the name of the evidence for an output."""
         return f"evidence for {output}" if self.of_answers else f"contribution to {self.total(output)}"

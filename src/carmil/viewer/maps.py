@@ -22,7 +22,6 @@ from carmil.viewer.limits import BoundedCache
 
 KEPT = 2**27  # bytes of maps
 RANDOM_ORDERS = 5
-ATTENTION_UNIT = "share of the slide's attention"
 QUICK, SLOW = 100, 20  # steps of a deletion curve if one pass computes all of them, and if each needs a pass
 
 
@@ -38,11 +37,11 @@ class MapKind:
 
 @dataclass(frozen=True, eq=False)
 class MapResponse:
-    """The values (n) of a map, its limits low and high, their meaning as text, and their unit (empty without one).
+    """The values (n) of a map, its limits low and high, their meaning as text, and their unit (empty if the meaning names it).
 
     negligible: why the map is drawn as 0, faint: why its largest value fills only the share `fill` of the colours; both
     are empty if it is not so. even: all tiles have similar values, so that there are
-    no ranks.
+    no ranks. caution: that attention is nearly uniform; empty if it is not.
     """
 
     values: NDArray[np.float64]
@@ -55,6 +54,7 @@ class MapResponse:
     faint: str
     fill: float
     even: bool
+    caution: str
 
 
 def kinds_of(run: RunCases) -> list[MapKind]:
@@ -116,14 +116,20 @@ class CaseMaps:
         values = one.values
         largest = float(np.abs(values).max()) / ((one.fill or 1.0) if kind.diverging else 1.0)
         low = -largest if kind.diverging else min(0.0, float(values.min()))
-        words, unit = self._words(kind, self.run.outputs[of]), self._unit(kind)
+        words, unit = self._words(one, kind, self.run.outputs[of]), self._unit(kind)
         negligible = one.why_negligible if kind.diverging else ""
         faint, fill = (one.why_faint, one.fill) if kind.diverging else ("", 1.0)
-        return MapResponse(values, low, largest, kind.diverging, words, unit, negligible, faint, fill, one.even)
+        return MapResponse(
+            values, low, largest, kind.diverging, words, unit, negligible, faint, fill, one.even, one.why_uniform
+        )
 
     def negligible(self, number: int, of: int) -> str:
         """Return why the evidence of a class is negligible on this slide; empty if it is not."""
         return self.shown(number, "evidence", of).negligible
+
+    def attention_caution(self, number: int, of: int) -> str:
+        """Return the caution that the attention on this slide is nearly uniform; empty if it is not, or without attention."""
+        return self._tile_map(number, "factual", of).why_uniform if "factual" in self.kinds else ""
 
     def _tile_map(self, number: int, name: str, of: int) -> TileMap:
         """Return the map as drawings and reports have it, so that negligible maps are judged by the same rule everywhere."""
@@ -190,19 +196,15 @@ class CaseMaps:
             return columns[f"a{own}"] - columns[f"a_cf{own}"]
         return columns[f"{'a' if name == 'factual' else 'a_cf'}{own}"]
 
-    def _words(self, kind: MapKind, of: str) -> str:
-        whose = f" for {of}" if kind.of_class else ""
-        match kind.name:
-            case "factual":
-                return f"where the model looks{whose}; weights are after the softmax and add up to 1"
-            case "counterfactual":
-                return f"where the answer would change{whose}; weights are after the softmax and add up to 1"
-            case "difference":
-                return "positive: more attention for this answer; negative: more attention for another answer"
-        return self.says
+    def _words(self, one: TileMap, kind: MapKind, of: str) -> str:
+        if kind.name != "evidence":
+            return one.meaning
+        explainer, target = EXPLAINERS[self.run.method], self.run.target
+        described = explainer.describe(target, of if explainer.class_conditional else "")
+        return f"{target.words.colours}: {described}" if explainer.signed else described
 
     def _unit(self, kind: MapKind) -> str:
-        return EXPLAINERS[self.run.method].unit(self.run.target) if kind.name == "evidence" else ATTENTION_UNIT
+        return EXPLAINERS[self.run.method].unit(self.run.target) if kind.name == "evidence" else ""
 
 
 def _bytes(found: BagEvidence) -> int:

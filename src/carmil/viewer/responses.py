@@ -115,7 +115,7 @@ class Responses:
             "unit": response.unit,
         }
         head |= {"negligible": response.negligible, "even": response.even}
-        head |= {"faint": response.faint, "fill": _short(response.fill)}
+        head |= {"faint": response.faint, "fill": _short(response.fill), "caution": response.caution}
         return _json(head, values=response.values)
 
     def top(self, number: int, of: int, count: int) -> bytes:
@@ -132,8 +132,11 @@ class Responses:
             ]
             for side in self.maps.top(number, of, count)
         )
-        negligible = self.maps.negligible(number, of)
-        return _json({"supporting": supporting, "refuting": refuting, "negligible": negligible})
+        cautions = {
+            "negligible": self.maps.negligible(number, of),
+            "attention": self.maps.attention_caution(number, of),
+        }
+        return _json({"supporting": supporting, "refuting": refuting, **cautions})
 
     def deletion(self, number: int, of: int) -> bytes:
         found = self._curves.get((number, of))

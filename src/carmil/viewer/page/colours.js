@@ -122,12 +122,3 @@ export function gradient(painted) {
     .map(colour => css(colour))
     .join(", ")})`;
 }
-
-// What the ends of the colour scale mean, from left to right; `output` has the words for its evidence.
-export function meanings(name, output, { diverging }) {
-  if (name === "evidence" && diverging) return [output.negative, "neither", output.positive];
-  if (name === "difference" && diverging) return ["the counterfactual looks here", "alike", "the model looks here"];
-  if (diverging) return ["against", "neither", "for"];
-  if (name === "counterfactual") return ["low counterfactual attention weight", null, "high"];
-  return name === "factual" ? ["low attention weight", null, "high"] : ["little", null, "much"];
-}

@@ -15,7 +15,7 @@ import { inWords, Runs } from "./runs.js";
 import { Scene } from "./scene.js";
 import { read, write } from "./state.js";
 import { WhatIf } from "./whatif.js";
-import { $, element, many, options, percent, say, shown } from "./words.js";
+import { $, capital, element, many, options, percent, say, shown } from "./words.js";
 
 const TILES = 8; // on each side, for and against
 const PRESETS = [5, 10, 20, 40]; // magnifications
@@ -378,6 +378,7 @@ function showClass() {
     { info } = mine,
     flat = !mine.places;
   $("tiles-title").textContent = output.sides;
+  remark($("caution"), []);
   showAnswer($("answer"), { info, target, chosen: c, choose: chosen => change({ class: chosen }) });
   const still = () => !mine.stale() && classShown() === c;
   const fetched = async (box, path, show) => {
@@ -400,6 +401,7 @@ function showClass() {
       fly: i => scene.fly(i),
     });
     showGone($("tiles"), whatif.removed, whatif.one);
+    remark($("caution"), top.attention ? [`${capital(top.attention)}.`] : []);
   });
   // The model is asked hundreds of times for the curve: only when somebody looks.
   $("deletion").replaceChildren();

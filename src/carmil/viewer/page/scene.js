@@ -1,11 +1,11 @@
 // The middle of the page: one pane, or two side by side that move together, each with a map and its legend.
-import { gradient, meanings, paint } from "./colours.js";
+import { gradient, paint } from "./colours.js";
 import { contours, levelsOf } from "./contours.js";
 import { openSeadragon, Plane } from "./plane.js";
 import { lengthText, listenForRuler } from "./ruler.js";
 import { reachOf, smoothMap } from "./smoothing.js";
 import { Bars, Pictures } from "./strip.js";
-import { capital, element, many, notice, number as plain, pointOn, say, signed } from "./words.js";
+import { capital, element, many, meanings, notice, number as plain, pointOn, say, signed } from "./words.js";
 
 const NO_SETS = { marked: new Set(), removed: new Set() };
 const NEAR = 10; // pixels: a click this close to the first corner closes the region
@@ -476,6 +476,7 @@ function legend({ name, title, output, ofClass, painted, outlines, run }) {
       ? element("p", { class: "of negligible", text: `Negligible, drawn as 0: ${painted.negligible}.` })
       : "",
     painted.faint ? element("p", { class: "of negligible", text: `Drawn faint: ${painted.faint}.` }) : "",
+    painted.caution ? element("p", { class: "of caution", text: `${capital(painted.caution)}.` }) : "",
     element("p", { class: "of gone", hidden: true }),
   ];
 }

@@ -95,6 +95,14 @@ export const pointOn = (box, { clientX, clientY }) => {
 
 export const capital = text => text.charAt(0).toUpperCase() + text.slice(1);
 
+/** What the ends and the middle of a colour scale mean, from left to right; `output` has the words for its evidence. */
+export function meanings(name, output, { diverging }) {
+  if (name === "evidence" && diverging) return [output.negative, "neither", output.positive];
+  if (name === "difference") return ["more counterfactual attention", "equal", "more attention"];
+  if (name === "counterfactual") return ["no counterfactual attention", null, "most on this slide"];
+  return name === "factual" ? ["no attention", null, "most on this slide"] : ["little", null, "much"];
+}
+
 export const signed = value => (value > 0 ? "+" : "") + number(value);
 
 export const many = (count, one, more = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
