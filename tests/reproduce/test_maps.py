@@ -106,8 +106,8 @@ def test_page_has_the_tables_and_the_picture(found):
 
 def test_second_call_trains_and_measures_nothing(found, monkeypatch):
     request, cohort, _ = found
-    for name in ("train.train_protocol", "faithfulness.probe", "agreement.explain"):
-        monkeypatch.setattr(f"carmil.studies.{name}", None)
+    for name in ("studies.train.train_protocol", "explanations.faithfulness.probe", "evidence.map_agreement.explain"):
+        monkeypatch.setattr(f"carmil.{name}", None)
     again = run_maps([Bench(cohort, classes_of(cohort))], ["abmil", "mean"], request, explainers=NAMES)
     assert again == found[2]
 

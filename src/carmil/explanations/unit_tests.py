@@ -99,7 +99,7 @@ def _aucs(population: Population, bags: Bags) -> tuple[Range, tuple[float, ...]]
         cases=np.tile(np.arange(len(labels)), seeds),
     )
     interval = figure_interval("auc", answers)
-    return Range(interval.value, interval.low, interval.high), tuple(bag_auc(p, labels) for p in values)
+    return Range.of(interval), tuple(bag_auc(p, labels) for p in values)
 
 
 def unit_test_tables(results: Sequence[UnitTestResult]) -> list[ResultTable]:

@@ -22,9 +22,9 @@ from carmil.reproduce.paper import Figure, figure, figure_text, interval_text
 from carmil.reproduce.recipes import Request, write_finding
 from carmil.runs.run import Run
 from carmil.statistics.bootstrap import Interval
-from carmil.statistics.intervals import Estimate, FoldAnswers, difference_interval, difference_p, estimate
+from carmil.statistics.intervals import Estimate, difference_interval, difference_p, estimate
 from carmil.studies.agreement import MapAgreement, run_agreement
-from carmil.studies.predictions import outcomes, predicted
+from carmil.studies.predictions import arrange, predicted
 from carmil.studies.subjects import open_run_store
 from carmil.studies.train import check_model
 from carmil.tables import ResultTable
@@ -185,15 +185,10 @@ def _estimates(maps: Sequence[Map], by_name: Mapping[Map, MapFigures]) -> tuple[
 
     target = by_name[maps[0]].target
     frame = pd.concat([by_name[name].tests.query("fold == @fold") for fold, name in enumerate(maps)])
-
-    def answers(rows: "pd.DataFrame", scores: np.ndarray) -> FoldAnswers:
-        identities = {f"{name}s": rows[name].to_numpy() for name in ("fold", "seed", "patient")}
-        return FoldAnswers.of(outcomes(rows, target), scores, cases=rows["slide"].to_numpy(), **identities)
-
     mixed = frame.dropna(subset=["auprc"])
     return (
-        estimate("mean", answers(mixed, mixed["auprc"].to_numpy())),
-        estimate("auc", answers(frame, predicted(frame, target))),
+        estimate("mean", arrange(mixed, target, mixed["auprc"].to_numpy())),
+        estimate("auc", arrange(frame, target, predicted(frame, target))),
     )
 
 
@@ -230,15 +225,14 @@ def _every_map(
     lines, rows = [], []
     for one in maps:
         model, evidence = one.name
-        contrast, explainer = contrasts[one.name], EXPLAINERS[evidence]
-        kind = f"{'signed' if explainer.signed else 'unsigned'}, {'a class' if explainer.class_conditional else 'all classes'}"
+        contrast = contrasts[one.name]
         test, validation = (
             {name: figure(values.mean(1)) for name, values in part.items()} for part in (one.test, one.validation)
         )
         auprc, auroc, ndcg = (figure_text(test[name]) for name in MEASURES)
         less, _ = _difference(contrast, contrast.auprc_difference)
         chosen_by, auc = figure_text(validation["auprc_plus"]), figure_text(aucs[model])
-        lines.append((model, evidence, kind, auprc, less, auroc, ndcg, chosen_by, auc))
+        lines.append((model, evidence, EXPLAINERS[evidence].kind, auprc, less, auroc, ndcg, chosen_by, auc))
         names: dict[str, object] = {"model": model, "evidence": evidence, "test": test, "validation": validation}
         rows.append(names | {"auprc": contrast.auprc, "difference": contrast.auprc_difference})
     heads = ("AUPRC+", "less the baseline's", "AUROC", "NDCG", "AUPRC+ validation", "bag AUC")

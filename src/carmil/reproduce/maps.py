@@ -15,11 +15,11 @@ from functools import partial
 
 import numpy as np
 
+from carmil.bags.bags import runs_of
 from carmil.bags.labels import read_labels
 from carmil.counterfactual.branches import create_model
-from carmil.datasets.planted_hazards import build_planted_hazards
 from carmil.datasets.stand_in import build_stand_in
-from carmil.datasets.study_cohort import ModelProtocol, StudyCohort
+from carmil.datasets.study_cohort import StudyCohort
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import EXPLAINERS, check_explainers, default_explainer, explain, explainers_of
 from carmil.explanations.faithfulness import measure_faithfulness
@@ -29,12 +29,13 @@ from carmil.report.paper import Finding, Picture, Section, write_paper
 from carmil.reproduce.digits import digit_cohorts
 from carmil.reproduce.method_runs import Method, MethodRun, measured_on, quietly, train_methods
 from carmil.reproduce.recipes import Request, write_finding
+from carmil.reproduce.targets import PLANTED, planted_cohort
 from carmil.runs.compute_once import compute_once
 from carmil.runs.facts import SlideMean
 from carmil.runs.faithfulness import PASSED
 from carmil.runs.run import Run, weights_key
 from carmil.statistics.bootstrap import Interval
-from carmil.studies.agreement import run_agreement
+from carmil.studies.agreement import slide_agreement
 from carmil.studies.figures import mean_interval, mean_text
 from carmil.studies.subjects import open_run_store, own_subjects
 from carmil.studies.train import check_model
@@ -62,7 +63,6 @@ MODELS = (
     "cia/abmil",
 )
 FAST_MODELS = ("abmil", "car/abmil")
-FAST_OPTIONS = ModelProtocol({"hidden": 64, "attention": 32})  # of planted hazards in a quick trial
 STEPS, RANDOM_ORDERS = 100, 10
 FAST_STEPS, FAST_RANDOM_ORDERS = 10, 2
 HEADING = "Which maps find the truth, and which are faithful to the model"
@@ -142,11 +142,7 @@ def find_benches(request: Request, names: Sequence[str]) -> tuple[list[Bench], l
         made = build_stand_in(crc, request.shared / "stand-in", fast=request.fast, seed=request.seed)
         benches += [Bench(one, classes_of(one)) for one in made if one.name in of_nuclei]
     if "planted-hazards" in of_nuclei:
-        home = request.shared / "cohorts" / "planted-hazards"
-        cohort = build_planted_hazards(crc, home, fast=request.fast, seed=request.seed)
-        if request.fast:
-            cohort = replace(cohort, protocol=replace(cohort.protocol, of_model=lambda model: FAST_OPTIONS))
-        benches.append(Bench(cohort, Survival(columns=("time", "event")), {"target": "time", "event": "event"}))
+        benches.append(Bench(planted_cohort(crc, request), Survival(columns=("time", "event")), PLANTED))
     return benches, []
 
 
@@ -180,7 +176,7 @@ def run_maps(
         on_models(len(pairs), len(pairs))
     if not results:
         raise CarmilError("no model has any of these explainers: expected at least one map; see `carmil models`")
-    scores = {name: summarise(results, name) for name in dict.fromkeys(one.explainer for one in results)}
+    scores = summarise(results)
     axis = "share of the other maps of the same model that a map beats"
     path = request.out / "maps.png"
     write_dots(_dots(scores), path, axis=axis, guide=0.5, note="chance")
@@ -242,19 +238,19 @@ def measure_maps(one: MethodRun, request: Request, explainers: Sequence[str] = (
         device=request.device,
         log=quietly,
     )
-    agreement = _agreement(run, names, request.device)
-    seconds = _seconds(run, names, request)
+    measured = slide_agreement(run, names, device=request.device)
+    agreement = {name: measured.get(name, {}) for name in names}
     results = [
         MapResult(
             one.cohort.title,
             one.method.title,
             each.method,
             each.method == default_explainer(run.model()),
-            auprc_plus=agreement.get(each.method, {}).get("auprc_plus"),
-            auprc_both=agreement.get(each.method, {}).get("auprc_both"),
+            auprc_plus=agreement[each.method].get("auprc_plus"),
+            auprc_both=agreement[each.method].get("auprc_both"),
             srg=each.figures["srg"],
             verdict=each.verdict,
-            seconds=seconds[each.method],
+            seconds=_seconds(run, each.method, request.device),
         )
         for each in faithful.maps
     ]
@@ -272,104 +268,75 @@ def _value(one: MapResult, figure: str) -> float:
 
 def _beaten(values: Sequence[float]) -> list[float]:
     """Return the share of the other values that each is above, ties counting half; NaN for NaN, and for a single value."""
-    given = np.array(values)
-    known = ~np.isnan(given)
-    above = (given[:, None] > given) + 0.5 * (given[:, None] == given)
-    np.fill_diagonal(above, 0.0)
-    others = known.sum() - 1
-    return [
-        float(row[known].sum() / others) if own and others else float("nan")
-        for row, own in zip(above, known, strict=True)
-    ]
+    import pandas as pd
+
+    ranks = pd.Series(values, dtype=float).rank()
+    return ((ranks - 1) / (ranks.count() - 1)).tolist()
 
 
-def _agreement(run: Run, names: Sequence[str], device: str) -> dict[str, dict[str, SlideMean]]:
-    """Return AUPRC+ and AUPRC± of each map: the mean over models and classes of each test bag, then over bags."""
-    patients = {subject.place: subject.patient or subject.slide for subject in own_subjects(run, open_run_store(run))}
-    places = sorted(patients)
-    found: dict[str, dict[str, SlideMean]] = {}
-    for one in run_agreement(run, names, device=device):
-        if one.rule != "mirror":
-            continue
-        for measure in ("auprc_plus", "auprc_both"):
-            by_bag = one.measures[measure].nanmean(0).nanmean(-1).numpy()[places]
-            figure = mean_interval(by_bag, [patients[place] for place in places])
-            if figure.slides:
-                found.setdefault(one.explainer, {})[measure] = figure
-    return found
-
-
-def _seconds(run: Run, names: Sequence[str], request: Request) -> dict[str, float]:
-    """Return the seconds per 1,000 instances of each explainer, for the first model of the run; measured once."""
-    found = {}
-    for name in names:
-        key = {"weights": weights_key(run), "explainer": name, "instances": TIMED}
-        path = run.folder / "agreement" / f"seconds-{name}-{request.device}.json"
-        found[name], _ = compute_once(path, key, partial(_time, run, name, request.device), device=request.device)
-    return found
+def _seconds(run: Run, name: str, device: str) -> float:
+    """Return the seconds per 1,000 instances of an explainer, for the first model of the run; measured once."""
+    key = {"weights": weights_key(run), "explainer": name, "instances": TIMED}
+    path = run.folder / "agreement" / f"seconds-{name}-{device}.json"
+    seconds, _ = compute_once(path, key, partial(_time, run, name, device), device=device)
+    return seconds
 
 
 def _time(run: Run, name: str, device: str) -> float:
     store = open_run_store(run)
     places = [subject.place for subject in own_subjects(run, store) if 0 in subject.models]
-    model, bags, some, instances = run.population(device).member(0), store.bags(), list[int](), 0
-    for place in places:
-        if some and instances + int(bags.sizes[place]) > TIMED:
-            break
-        some.append(place)
-        instances += int(bags.sizes[place])
-    part = bags[some].to(device)
+    model, bags = run.population(device).member(0), store.bags()
+    _, count = runs_of(bags.sizes[places].tolist(), TIMED)[0]
+    part = bags[places[:count]].to(device)
     explain(model, part[0], name).cpu()
     started = time.perf_counter()
     explain(model, part, name).cpu()  # which waits for a GPU
-    return 1000 * (time.perf_counter() - started) / instances
+    return 1000 * (time.perf_counter() - started) / len(part.features)
 
 
-def summarise(results: Sequence[MapResult], explainer: str) -> dict[str, SlideMean]:
-    """Return the score of an explainer by figure: the mean over the models of a cohort, then over cohorts, with its interval."""
-    cohorts = list(dict.fromkeys(one.cohort for one in results))
-    summary = {}
-    for figure in FIGURES:
-        by_cohort = []
-        for cohort in cohorts:
-            values = [one.beaten[figure] for one in results if (one.cohort, one.explainer) == (cohort, explainer)]
-            known = [value for value in values if not np.isnan(value)]
-            by_cohort.append(float(np.mean(known)) if known else float("nan"))
-        summary[figure] = mean_interval(by_cohort)
-    return summary
+def summarise(results: Sequence[MapResult]) -> dict[str, dict[str, SlideMean]]:
+    """Return the scores of every explainer by figure, the explainer with the highest mean first.
+
+    A score is the mean over the models of a cohort, then over cohorts, with its interval.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame([{"explainer": one.explainer, "cohort": one.cohort, **one.beaten} for one in results])
+    by_cohort = frame.groupby(["explainer", "cohort"], sort=False).mean()
+    scores = {
+        str(name): {figure: mean_interval(rows[figure]) for figure in FIGURES}
+        for name, rows in by_cohort.groupby("explainer", sort=False)
+    }
+
+    def mean(by_figure: Mapping[str, SlideMean]) -> float:
+        known = [one.value for one in by_figure.values() if not np.isnan(one.value)]
+        return float(np.mean(known)) if known else -1.0
+
+    return dict(sorted(scores.items(), key=lambda item: -mean(item[1])))
 
 
 def _dots(scores: Mapping[str, Mapping[str, SlideMean]]) -> dict[str, dict[str, Interval]]:
-    """Return the known scores by figure and explainer, best explainer first; without an interval, a dot alone."""
-    ranked = sorted(scores, key=lambda name: -_order(scores[name]))
+    """Return the known scores by figure and explainer; without an interval, a dot alone."""
     dots: dict[str, dict[str, Interval]] = {}
     for figure, title in FIGURES.items():
-        for name in ranked:
-            one = scores[name][figure]
+        for name, by_figure in scores.items():
+            one = by_figure[figure]
             if not np.isnan(one.value):
                 low, high = (one.value, one.value) if np.isnan(one.low) else (one.low, one.high)
                 dots.setdefault(title, {})[name] = Interval(low, high, one.value)
     return dots
 
 
-def _order(by_figure: Mapping[str, SlideMean]) -> float:
-    """Return the number by which explainers are sorted: the mean of their known scores."""
-    known = [one.value for one in by_figure.values() if not np.isnan(one.value)]
-    return float(np.mean(known)) if known else -1.0
-
-
 def _summary_table(results: Sequence[MapResult], scores: Mapping[str, Mapping[str, SlideMean]]) -> ResultTable:
     lines = []
-    for place, (name, by_figure) in enumerate(sorted(scores.items(), key=lambda item: -_order(item[1])), start=1):
+    for place, (name, by_figure) in enumerate(scores.items(), start=1):
         own = [one for one in results if one.explainer == name]
-        explainer = EXPLAINERS[name]
-        kind = f"{'signed' if explainer.signed else 'unsigned'}, {'a class' if explainer.class_conditional else 'all classes'}"
         passed = sum(one.verdict == PASSED for one in own)
         lines.append(
             (
                 str(place),
                 f"{name} (default)" if any(one.default for one in own) else name,
-                kind,
+                EXPLAINERS[name].kind,
                 *(mean_text(by_figure[figure]) for figure in FIGURES),
                 f"{passed} of {len(own)}",
                 _time_text(float(np.median([one.seconds for one in own]))),
@@ -421,7 +388,7 @@ def _time_text(seconds: float) -> str:
 
 def _ours(results: Sequence[MapResult], scores: Mapping[str, Mapping[str, SlideMean]]) -> list[str]:
     """Return where the default maps of carmil stand."""
-    ranked = sorted(scores, key=lambda name: -_order(scores[name]))
+    ranked = list(scores)
     defaults = dict.fromkeys(one.explainer for one in results if one.default)
     return [
         f"{name}, a default map of carmil, is number {ranked.index(name) + 1} of {len(ranked)}" for name in defaults

@@ -20,15 +20,14 @@ from carmil.errors import CarmilError
 from carmil.report.paper import Finding
 from carmil.reproduce.method_runs import Method, MethodRun, measured_on, train_methods
 from carmil.reproduce.recipes import Request, write_finding
-from carmil.runs.facts import Adjustment
+from carmil.runs.facts import Range
 from carmil.statistics.bootstrap import Interval
 from carmil.statistics.hazards import fit_cox
 from carmil.statistics.intervals import FoldAnswers, resampled_interval
 from carmil.studies.adjustment import PENALIZER, Design
-from carmil.studies.agreement import run_agreement
-from carmil.studies.figures import SHOWN, figure_text, mean_interval
-from carmil.studies.predictions import outcomes, predicted
-from carmil.studies.subjects import open_run_store
+from carmil.studies.agreement import slide_agreement
+from carmil.studies.figures import SHOWN, figure_text, interval_words
+from carmil.studies.predictions import arrange, outcomes, predicted
 from carmil.table_files import read_table
 from carmil.tables import ResultTable
 from carmil.targets import Labels, Ordinal, Survival, Target, Value
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 MODELS = ("abmil.gated", "car/abmil.gated")
 MAPS = ("path", "attention")
 ORACLE = "log_hazard"  # the column of planted hazards with the true log hazard
+PLANTED = {"target": "time", "event": "event"}  # settings of a study of planted hazards
 FAST_SEEDS = 1
 CELLS = {"hidden": 64, "attention": 32}  # options of a model: a cell of ki67 has some 40 features, a tile 1,000
 CLINICAL = ("age", "node", "t_stage", "grade")
@@ -108,124 +108,92 @@ def planted(crc: Path | None, request: Request, seeds: int) -> tuple[list[Result
     """Measure planted hazards: C-index beside the true hazard's, signed evidence per nucleus, and a run on shuffled times."""
     if crc is None:
         return [], []
+    cohort, shuffled = (planted_cohort(crc, request, seeds=seeds, shuffled=shuffled) for shuffled in (False, True))
+    runs = train_methods([cohort], [Method(model, model, PLANTED) for model in MODELS], request)
+    null = train_methods([shuffled], [Method(f"{MODELS[0]}, times shuffled", MODELS[0], PLANTED)], request)
+    truth = read_table(cohort.labels).set_index("slide")[ORACLE]
+    oracle = np.array(truth.loc[runs[0].predictions["slide"]], dtype=np.float64)[:, None]
+    tables = [_figures_table("planted hazards", "Planted hazards: ", runs, {"true log hazard": oracle}, null)]
+    lines = []
+    for one in runs:
+        agreement = slide_agreement(one.run, MAPS, device=request.device)
+        for name in MAPS:
+            cells = (_span(agreement[name][measure]) for measure in ("auprc_plus", "auprc_both"))
+            lines.append((one.method.title, name, *cells))
+    title = "Planted hazards: agreement with the sign of every nucleus, per cent"
+    tables.append(ResultTable(title, ("model", "map", "AUPRC+", "AUPRC±, mirror rule"), tuple(lines), names=2))
+    return tables, [*runs, *null]
+
+
+def planted_cohort(crc: Path, request: Request, *, seeds: int = 1, shuffled: bool = False) -> StudyCohort:
+    """Return the cohort of planted hazards, made of crc's nuclei; in a quick trial its models are small."""
     home = request.shared / "cohorts" / "planted-hazards"
-    settings = {"target": "time", "event": "event"}
-    cohorts = [
-        _protocol(
-            build_planted_hazards(crc, home, fast=request.fast, shuffled=shuffled, seed=request.seed),
-            seeds,
-            ModelProtocol(CELLS if request.fast else {}),
-        )
-        for shuffled in (False, True)
-    ]
-    runs = train_methods(cohorts[:1], [Method(model, model, settings) for model in MODELS], request)
-    null = train_methods(cohorts[1:], [Method(MODELS[0], MODELS[0], settings)], request)
-    truth = read_table(cohorts[0].labels).set_index("slide")[ORACLE]
-    rows = [_figure_row(one, _answers(one)) for one in runs]
-    frame, target = runs[0].predictions, runs[0].run.target
-    oracle = _answers(runs[0], np.array(truth.loc[frame["slide"]], dtype=np.float64)[:, None])
-    rows.append(("true log hazard", *_figures(target, oracle), _difference(target, _answers(runs[0]), oracle)))
-    rows += [(f"{one.method.title}, times shuffled", *_figures(target, _answers(one)), "–") for one in null]
-    heads = ("planted hazards", SHOWN[target.key_figure], "95 % interval", f"{runs[0].method.title} minus this")
-    maps = [(one.method.title, name, *_agreement(one, name, request)) for one in runs for name in MAPS]
-    return [
-        ResultTable("Planted hazards: C-index, per cent", heads, tuple(rows)),
-        ResultTable(
-            "Planted hazards: agreement with the sign of every nucleus, per cent",
-            ("model", "map", "AUPRC+", "AUPRC±, mirror rule"),
-            tuple(maps),
-            names=2,
-        ),
-    ], [*runs, *null]
+    cohort = build_planted_hazards(crc, home, fast=request.fast, shuffled=shuffled, seed=request.seed)
+    return _with_protocol(cohort, seeds, CELLS if request.fast else {})
 
 
 def cells(ki67: Path | None, request: Request, seeds: int) -> tuple[list[ResultTable], list[MethodRun]]:
     """Measure every target of ki67 beside its baselines."""
     if ki67 is None:
         return [], []
-    cohort = _protocol(build_ki67(ki67, request.shared / "cohorts" / "ki67"), seeds, ModelProtocol(CELLS))
+    cohort = _with_protocol(build_ki67(ki67, request.shared / "cohorts" / "ki67"), seeds, CELLS)
     table = read_table(cohort.labels).set_index("slide")
     tables, runs = [], list[MethodRun]()
     for prediction in KI67:
         batch = cohort.protocol.batch if "event" in prediction.settings else PRODUCT.batch
         batched = replace(cohort, protocol=replace(cohort.protocol, batch=batch))
-        methods = [Method(model, model, prediction.settings) for model in MODELS]
-        trained = train_methods([batched], methods, request)
-        target, first = trained[0].run.target, _answers(trained[0])
-        rows = [_figure_row(one, _answers(one)) for one in trained]
-        for title, columns in prediction.baselines.items():
-            given = _answers(trained[0], fold_predictions(trained[0], table, columns))
-            rows.append((title, *_figures(target, given), _difference(target, first, given)))
-        heads = (prediction.title, SHOWN[target.key_figure], "95 % interval", f"{trained[0].method.title} minus this")
-        tables.append(
-            ResultTable(f"Ki67, {prediction.title}: {SHOWN[target.key_figure]}, per cent", heads, tuple(rows))
-        )
-        adjusted = [(one.method.title, one.run.metrics.adjustment) for one in trained]
-        if lines := [_adjusted_row(title, one) for title, one in adjusted if one is not None]:
-            columns = (
-                "risk of",
-                *(f"{', '.join(CLINICAL)}" if name == "covariates" else name for name in ADJUSTED),
-                "gain",
-            )
-            tables.append(
-                ResultTable("Ki67, recurrence: what the risk adds, C-index in per cent", columns, tuple(lines))
-            )
+        trained = train_methods([batched], [Method(model, model, prediction.settings) for model in MODELS], request)
+        baselines = {
+            title: fold_predictions(trained[0], table, columns) for title, columns in prediction.baselines.items()
+        }
+        tables.append(_figures_table(prediction.title, f"Ki67, {prediction.title}: ", trained, baselines))
+        lines = []
+        for one in trained:
+            if (found := one.run.metrics.adjustment) is not None:
+                spans = [*(found.c_index[name] for name in ("covariates", "risk", "both")), found.gain]
+                lines.append((one.method.title, *map(_span, spans)))
+        if lines:
+            heads = ("risk of", ", ".join(CLINICAL), "risk", "both", "gain")
+            title = "Ki67, recurrence: what the risk adds, C-index in per cent"
+            tables.append(ResultTable(title, heads, tuple(lines)))
         runs += trained
     return tables, runs
 
 
-ADJUSTED = ("covariates", "risk", "both")
+def _with_protocol(cohort: StudyCohort, seeds: int, options: Mapping[str, int]) -> StudyCohort:
+    protocol = replace(cohort.protocol, seeds=seeds, of_model=lambda model: ModelProtocol(options))
+    return replace(cohort, protocol=protocol)
 
 
-def _adjusted_row(title: str, one: Adjustment) -> tuple[str, ...]:
-    values = [one.c_index[name] for name in ADJUSTED] + [one.gain]
-    return title, *(_span(each.value, each.low, each.high) for each in values)
+def _figures_table(
+    what: str, title: str, runs: Sequence[MethodRun], baselines: Mapping[str, Floats], null: Sequence[MethodRun] = ()
+) -> ResultTable:
+    """Tabulate the key figure of some runs, of other predictions (c, p) of the first run's cases, and of runs on other outcomes.
+
+    Only those other predictions are compared with the first run.
+    """
+    first, target = runs[0], runs[0].run.target
+    name, measure = target.key_figure, target.measures[target.key_figure]
+    own = arrange(first.predictions, target, predicted(first.predictions, target))
+    others = {title: arrange(first.predictions, target, scores) for title, scores in baselines.items()}
+
+    def line(row: str, given: FoldAnswers, less: str = "–") -> tuple[str, ...]:
+        interval = Range.of(resampled_interval(measure, given))
+        return row, figure_text(name, interval.value), interval_words(interval, name), less
+
+    def run_line(one: MethodRun) -> tuple[str, ...]:
+        return line(one.method.title, arrange(one.predictions, target, predicted(one.predictions, target)))
+
+    lines = [run_line(one) for one in runs]
+    for row, given in others.items():
+        lines.append(line(row, given, _span(resampled_interval(measure, own, given), sign="+")))
+    lines += [run_line(one) for one in null]
+    heads = (what, SHOWN[name], "95 % interval", f"{first.method.title} minus this")
+    return ResultTable(f"{title}{SHOWN[name]}, per cent", heads, tuple(lines))
 
 
-def _protocol(cohort: StudyCohort, seeds: int, of_models: ModelProtocol) -> StudyCohort:
-    return replace(cohort, protocol=replace(cohort.protocol, seeds=seeds, of_model=lambda model: of_models))
-
-
-def _answers(one: MethodRun, scores: Floats | None = None) -> FoldAnswers:
-    """Return the predictions for every test case, fold and seed; scores (c, p): other predictions of the same cases."""
-    frame, target = one.predictions, one.run.target
-    rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient")}
-    given = predicted(frame, target) if scores is None else scores
-    nothing = np.zeros(len(frame), dtype=np.int64)
-    return FoldAnswers.of(outcomes(frame, target), given, nothing, cases=frame["slide"].to_numpy(), **rows)
-
-
-def _figure_row(one: MethodRun, given: FoldAnswers) -> tuple[str, ...]:
-    return one.method.title, *_figures(one.run.target, given), "–"
-
-
-def _figures(target: Target, given: FoldAnswers) -> tuple[str, str]:
-    """Return the key figure and its interval."""
-    interval = resampled_interval(target.measures[target.key_figure], given)
-    name = target.key_figure
-    return figure_text(name, interval.value), f"{figure_text(name, interval.low)} to {figure_text(name, interval.high)}"
-
-
-def _difference(target: Target, given: FoldAnswers, other: FoldAnswers) -> str:
-    interval: Interval = resampled_interval(target.measures[target.key_figure], given, other)
-    return _span(interval.value, interval.low, interval.high, sign="+")
-
-
-def _span(value: float, low: float, high: float, sign: str = "") -> str:
-    return f"{100 * value:{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
-
-
-def _agreement(one: MethodRun, explainer: str, request: Request) -> tuple[str, str]:
-    """Return AUPRC+ and AUPRC± of a map, the mean over models and test bags, with intervals over patients."""
-    (found,) = [found for found in run_agreement(one.run, [explainer], device=request.device) if found.rule == "mirror"]
-    patients = read_table(one.cohort.labels).set_index("slide")["patient"]
-    names = patients.reindex(open_run_store(one.run).ids).fillna("").to_numpy()
-    cells = []
-    for measure in ("auprc_plus", "auprc_both"):
-        by_bag = found.measures[measure][..., 0].nanmean(0).numpy()
-        interval = mean_interval(by_bag, names)
-        cells.append(_span(interval.value, interval.low, interval.high))
-    return cells[0], cells[1]
+def _span(one: Interval | Range, sign: str = "") -> str:
+    return f"{100 * one.value:{sign}.1f} ({100 * one.low:{sign}.1f} to {100 * one.high:{sign}.1f})"
 
 
 def fold_predictions(one: MethodRun, table: "pd.DataFrame", columns: Sequence[str]) -> Floats:

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from carmil.bags.geometry import TileGeometry
+from carmil.statistics.bootstrap import Interval
 from carmil.statistics.hazards import StepFunction
 from carmil.targets import Labels, Ordinal, Survival, Value
 
@@ -124,6 +125,10 @@ class Range:
     value: Number
     low: Number
     high: Number
+
+    @classmethod
+    def of(cls, interval: Interval) -> "Range":
+        return Range(interval.value, interval.low, interval.high)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from carmil.errors import CarmilError
 from carmil.runs.facts import Adjustment, HazardRatio, Range
 from carmil.statistics.hazards import fit_cox
-from carmil.statistics.intervals import FoldAnswers, resampled_interval
+from carmil.statistics.intervals import resampled_interval
+from carmil.studies.predictions import arrange, outcomes
 from carmil.targets.survival import Survival
 from carmil.words import examples, plural
 
@@ -57,13 +58,15 @@ class Design:
         return [*self.means, *(f"{name}: {value}" for name, values in self.categories.items() for value in values[1:])]
 
     def matrix(self, covariates: pd.DataFrame) -> Floats:
-        """Return (c, d) the design of some cases; a category that was not among the fitted ones is 0 in every column."""
+        """Return (c, d) the design of some cases. Cells that are not like the fitted ones count as unknown.
+
+        Where the fitted cells are numbers, a cell without one has their mean; a category that was not among the fitted ones
+        is 0 in every column.
+        """
         columns = []
         for name, mean in self.means.items():
-            numbers = as_numbers(covariates[name])
-            columns.append(
-                np.full(len(covariates), mean) if numbers is None else np.where(np.isnan(numbers), mean, numbers)
-            )
+            numbers = _cell_numbers(covariates[name])
+            columns.append(np.where(np.isfinite(numbers), numbers, mean))
         for name, values in self.categories.items():
             given = covariates[name].replace("", MISSING)
             columns += [(given == value).to_numpy(dtype=np.float64) for value in values[1:]]
@@ -72,9 +75,13 @@ class Design:
 
 def as_numbers(cells: pd.Series) -> Floats | None:
     """Return a column of text as numbers, NaN where empty; None if some cell is not a number, or all are empty."""
-    numbers = pd.to_numeric(cells.replace("", np.nan), errors="coerce").to_numpy(dtype=np.float64)
-    known = (cells != "").to_numpy()
+    numbers, known = _cell_numbers(cells), (cells != "").to_numpy()
     return numbers if known.any() and np.isfinite(numbers[known]).all() else None
+
+
+def _cell_numbers(cells: pd.Series) -> Floats:
+    """Return the number in each cell, NaN where there is none."""
+    return pd.to_numeric(cells.replace("", np.nan), errors="coerce").to_numpy(dtype=np.float64)
 
 
 def check_covariates(covariates: pd.DataFrame, cases: Sequence[str]) -> None:
@@ -125,15 +132,15 @@ def measure_adjustment(folds: Sequence[FoldCases], target: Survival, covariates:
         scores["risk"].append(one.test[RISK].to_numpy(dtype=np.float64))
         scores["both"].append(np.column_stack([test, one.test[RISK]]) @ weights)
     tests = pd.concat([one.test.assign(fold=one.fold, seed=one.seed) for one in folds], ignore_index=True)
-    answers = {name: _answers(tests, np.concatenate(values), target) for name, values in scores.items()}
+    answers = {name: arrange(tests, target, np.concatenate(values)[:, None]) for name, values in scores.items()}
     c_index = target.measures[target.key_figure]
     intervals = {name: resampled_interval(c_index, given) for name, given in answers.items()}
     difference = resampled_interval(c_index, answers["both"], answers["covariates"])
     return Adjustment(
         covariates=tuple(covariates),
         missing={name: int((tests.drop_duplicates("case")[name] == "").sum()) for name in covariates},
-        c_index={name: Range(one.value, one.low, one.high) for name, one in intervals.items()},
-        gain=Range(difference.value, difference.low, difference.high),
+        c_index={name: Range.of(one) for name, one in intervals.items()},
+        gain=Range.of(difference),
         hazard_ratios=hazard_ratios(tests, target, covariates),
     )
 
@@ -142,10 +149,11 @@ def hazard_ratios(tests: pd.DataFrame, target: Survival, covariates: Sequence[st
     """Return the hazard ratios of one Cox model of all test cases: of the covariates, and of one standard deviation of the risk.
 
     Risks of different models are not compared: they are standardised within each fold and seed, and the mean over the
-    seeds is taken.
+    seeds is taken. Where a model gives all cases the same risk, it is 0.
     """
     by_model = tests.groupby(["fold", "seed"])[RISK]
-    standardised = (tests[RISK] - by_model.transform("mean")) / by_model.transform("std")
+    deviation = by_model.transform("std")
+    standardised = ((tests[RISK] - by_model.transform("mean")) / deviation).where(deviation > 0, 0.0)
     cases = tests.assign(**{RISK: standardised}).groupby("case", sort=False)
     frame = cases.first().assign(**{RISK: cases[RISK].mean()})
     design = Design.of(frame[[*covariates]])
@@ -158,19 +166,5 @@ def hazard_ratios(tests: pd.DataFrame, target: Survival, covariates: Sequence[st
 
 
 def _outcomes(frame: pd.DataFrame, target: Survival) -> tuple[Floats, NDArray[np.bool_]]:
-    time, event = target.outcomes_of({name: frame[name] for name in target.label_columns}).T
+    time, event = outcomes(frame, target).T
     return time, event > 0
-
-
-def _answers(tests: pd.DataFrame, scores: Floats, target: Survival) -> FoldAnswers:
-    outcomes = target.outcomes_of({name: tests[name] for name in target.label_columns})
-    cases, nothing = tests["case"].to_numpy(), np.zeros(len(tests), dtype=np.int64)
-    return FoldAnswers.of(
-        outcomes,
-        scores[:, None],
-        nothing,
-        folds=tests["fold"].to_numpy(),
-        seeds=tests["seed"].to_numpy(),
-        cases=cases,
-        patients=tests["patient"].to_numpy(),
-    )

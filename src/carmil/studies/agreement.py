@@ -14,7 +14,9 @@ from carmil.evidence import explainers_of
 from carmil.evidence.map_agreement import MEASURES, MapAgreement, agreement
 from carmil.models.contract import BagModel
 from carmil.runs.compute_once import compute_once
+from carmil.runs.facts import SlideMean
 from carmil.runs.run import Run, weights_key
+from carmil.studies.figures import mean_interval
 from carmil.studies.subjects import open_run_store, own_subjects, validation_places
 from carmil.training.population import Population
 
@@ -64,6 +66,23 @@ def run_agreement(
         kept, _ = compute_once(path, request, measure, device=device)
         results += [_expand(one, name, places, len(store.ids)) for one in kept]
     return results
+
+
+def slide_agreement(run: Run, explainers: Sequence[str], *, device: str) -> dict[str, dict[str, SlideMean]]:
+    """Return every measure of each explainer that has a value, by the mirror rule, with intervals over patients.
+
+    The value of a test slide is the mean over its models, then over classes.
+    """
+    patients = {subject.place: subject.patient or subject.slide for subject in own_subjects(run, open_run_store(run))}
+    places = sorted(patients)
+    figures: dict[str, dict[str, SlideMean]] = {}
+    for one in run_agreement(run, explainers, device=device):
+        for measure, values in one.measures.items() if one.rule == "mirror" else ():
+            by_slide = values.nanmean(0).nanmean(-1).numpy()[places]
+            figure = mean_interval(by_slide, [patients[place] for place in places])
+            if figure.slides:
+                figures.setdefault(one.explainer, {})[measure] = figure
+    return figures
 
 
 def _by_model(models: Sequence[BagModel], bags: Bags, places: Sequence[Sequence[int]], name: str) -> list[Any]:

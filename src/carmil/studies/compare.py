@@ -13,7 +13,7 @@ from carmil.runs.run import Run
 from carmil.statistics.bootstrap import holm, paired_t
 from carmil.statistics.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
 from carmil.studies.figures import SHOWN, fold_answers
-from carmil.studies.predictions import merge_patients, outcomes
+from carmil.studies.predictions import arrange, merge_patients
 from carmil.tables import ResultTable
 
 OF_ANSWERS = ("auc", "f1_macro", "balanced_accuracy")
@@ -178,10 +178,7 @@ def _answers(judged: ComparedRun) -> FoldAnswers:
                 "cannot be compared by this measure"
             )
         frame = frame.dropna(subset=[measure])
-        rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient")}
-        return FoldAnswers.of(
-            outcomes(frame, run.target), frame[measure].to_numpy(), cases=frame["slide"].to_numpy(), **rows
-        )
+        return arrange(frame, run.target, frame[measure].to_numpy())
     thresholds = {(line.fold, line.seed): line.threshold for line in judged.by_fold}
     if measure in AT_THRESHOLDS and len(run.outputs) == 2 and None in thresholds.values():
         raise CarmilError(

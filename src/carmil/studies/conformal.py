@@ -19,7 +19,6 @@ from carmil.errors import CarmilError
 from carmil.runs.calibration_slides import CalibrationSlides, read_calibration
 from carmil.runs.facts import ClassCoverage, PredictionSets, Range
 from carmil.runs.run import PATIENT_SET, SET_LEVEL, SLIDE_SET, Run
-from carmil.statistics.bootstrap import Interval
 from carmil.statistics.conformal import (
     class_quantiles,
     expected_coverage,
@@ -129,9 +128,9 @@ class SetCalibration:
         for c, name in enumerate(self.target.answer_names):
             own = set_figures(sets[labels == c], labels[labels == c])
             expected = expected_coverage(calibrated[c], self.level)
-            by_class[name] = ClassCoverage(calibrated[c], expected, own.cases, _range(own.coverage))
+            by_class[name] = ClassCoverage(calibrated[c], expected, own.cases, Range.of(own.coverage))
         return PredictionSets(
-            self.level, whole.cases, _range(whole.coverage), whole.size, whole.singletons, whole.empty, by_class
+            self.level, whole.cases, Range.of(whole.coverage), whole.size, whole.singletons, whole.empty, by_class
         )
 
 
@@ -206,7 +205,3 @@ def check_counts(counts: Mapping[str, int], level: float, word: str, where: str)
                 f"--conformal {level:g}: {word} {name!r} has {plural(count, 'patient')} in {where}, {fewest} of every {word} are "
                 f"needed; {TOO_FEW}"
             )
-
-
-def _range(interval: Interval) -> Range:
-    return Range(interval.value, interval.low, interval.high)

@@ -11,7 +11,7 @@ from carmil.runs.run import DISTANCE, Run
 from carmil.statistics.bootstrap import draws, percentiles
 from carmil.statistics.calibration import reliability
 from carmil.statistics.intervals import FoldAnswers
-from carmil.studies.predictions import outcomes, predicted
+from carmil.studies.predictions import arrange, outcomes, predicted
 from carmil.tables import ResultTable
 from carmil.targets import Classes, Target
 from carmil.targets.decision import Decision
@@ -69,16 +69,14 @@ def fold_answers(frame: pd.DataFrame, target: Target, decisions: Sequence[Decisi
 
     decisions: the rule of each row. Where there is no answer, the leading class counts.
     """
-    p, y = predicted(frame, target), outcomes(frame, target)
-    rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient") if name in frame}
-    cases = frame["slide" if "slide" in frame else "patient"].to_numpy()
-    return FoldAnswers.of(y, p, leading_classes(p, decisions), cases=cases, **rows)
+    p = predicted(frame, target)
+    return arrange(frame, target, p, leading_classes(p, decisions))
 
 
 def intervals(target: Target, given: FoldAnswers) -> dict[str, Range]:
     """Return the 95 % intervals of the figures that have one. The value is the mean over folds of the mean over seeds."""
     estimates = target.intervals(given)
-    return {name: Range(interval.value, interval.low, interval.high) for name, interval in estimates.items()}
+    return {name: Range.of(interval) for name, interval in estimates.items()}
 
 
 def mean_interval(values: ArrayLike, patients: ArrayLike | None = None) -> SlideMean:

@@ -12,6 +12,7 @@ from carmil.evidence.concentration import effective_share
 from carmil.evidence.counterfactual_change import attention_moved
 from carmil.models.contract import Ability, Prediction
 from carmil.models.pooling import bag_softmax
+from carmil.statistics.intervals import FoldAnswers
 from carmil.targets import Target
 from carmil.training.population import Population
 from carmil.training.predict import predict
@@ -86,6 +87,17 @@ def predicted(frame: pd.DataFrame, target: Target) -> np.ndarray:
 def outcomes(frame: pd.DataFrame, target: Target) -> np.ndarray:
     """Return the outcomes (b) or (b, t) of a table."""
     return target.outcomes_of({name: frame[name] for name in target.label_columns})
+
+
+def arrange(frame: pd.DataFrame, target: Target, scores: np.ndarray, answers: np.ndarray | None = None) -> FoldAnswers:
+    """Arrange scores, one per row of a table of predictions, for intervals and tests.
+
+    A case is a `case`, slide or patient, whichever column there is first; folds, seeds and patients are known if the table has
+    these columns.
+    """
+    rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient") if name in frame}
+    cases = next(frame[name].to_numpy() for name in ("case", "slide", "patient") if name in frame)
+    return FoldAnswers.of(outcomes(frame, target), scores, answers, cases=cases, **rows)
 
 
 def answers_text(frame: pd.DataFrame, target: Target) -> str:
