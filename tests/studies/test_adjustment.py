@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from carmil.bags.labels import read_labels
 from carmil.errors import CarmilError
 from carmil.statistics.hazards import fit_cox
 from carmil.statistics.survival import concordance
-from carmil.studies.adjustment import Design, FoldCases, check_covariates, measure_adjustment
+from carmil.studies.adjustment import Design, FoldCases, check_covariates, hazard_ratios, measure_adjustment
 from carmil.targets import Survival
 
 TARGET = Survival(columns=("months", "died"))
@@ -22,6 +23,11 @@ def test_design_has_numbers_and_one_column_per_further_category():
     assert design.matrix(fitted).tolist() == [[40, 1, 0], [50, 0, 0], [60, 0, 1]]
     other = pd.DataFrame({"age": ["", "x"], "stage": ["III", "missing"]})
     assert design.matrix(other[:1]).tolist() == [[50, 0, 0]], "the mean and no category of other cases"
+
+
+def test_a_cell_without_a_number_does_not_change_the_cells_of_other_cases():
+    design = Design.of(pd.DataFrame({"stage": ["1", "2", "3"]}))
+    assert design.matrix(pd.DataFrame({"stage": ["1", "X", "3", "inf"]}))[:, 0].tolist() == [1, 2, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,21 @@ def test_weights_of_both_are_those_of_the_validation_cases():
     scores = np.column_stack([age["test"] @ slope, one.test["risk"]]) @ weights
     expected = concordance(one.test["time"], one.test["event"] > 0, scores)
     assert measure_adjustment(folds, TARGET, ["age"]).c_index["both"].value == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_fold_whose_risks_are_equal_keeps_the_hazard_ratio_of_the_risk():
+    folds = made_folds(1.0)
+    constant = folds[0].test.assign(risk=0.3)
+    tests = pd.concat([one.assign(fold=i, seed=0) for i, one in enumerate([constant, *(f.test for f in folds[1:])])])
+    age, risk = hazard_ratios(tests, TARGET, ["age"])
+    assert (age.name, risk.name) == ("age", "risk, per standard deviation")
+    assert risk.value == pytest.approx(np.e, rel=0.25)
+
+
+def test_words_for_a_missing_covariate_are_read_as_empty_cells(tmp_path):
+    (tmp_path / "labels.csv").write_text("slide,months,died,age\na,1,1,60\nb,2,0,NA\nc,3,1,nan\nd,4,1,70\n")
+    table = read_labels(tmp_path / "labels.csv", target=("months", "died"), others=("age",))
+    assert table.others == (("60",), ("",), ("",), ("70",))
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class LabelTable:
     labels   as text; several columns joined by commas
     classes  the distinct labels in order; the position of a label is its class number
     cells    the text of the target's columns for each slide, if the target was named
-    others   the text of further columns for each slide, and their names
+    others   the text of further columns for each slide, empty where a value is missing, and their names
     sites    where the slide was made, or None
     official the train, val or test part of each slide according to a column of the table, or None
     left_out slides that the table lists with an empty label, or with one that is dropped
@@ -109,8 +109,8 @@ def read_labels(
 ) -> LabelTable:
     """Read the labels of a table. Arguments name columns; columns that are not named are guessed.
 
-    `target` names the columns of a target in place of the label, `others` further columns; their cells are returned as
-    they are.
+    `target` names the columns of a target in place of the label, and its cells are returned as they are; `others` names
+    further columns.
     `site` may also be "tcga": the tissue source site in a TCGA barcode. `positive` is the class that comes last of
     two. `classes` are those of a run, which determine the order; other classes come after them. `mapping` renames
     labels; a label whose new name is "" is dropped with its slides.
@@ -129,6 +129,7 @@ def read_labels(
     )
     predicted = [named_column(table, path, "target", name) for name in target] or [columns.label]
     further = [named_column(table, path, "adjust", name) for name in others]
+    other_cells = table[further].mask(table[further].apply(_is_missing), "")
     named = columns.describe("label") if len(predicted) == 1 else f"columns {', '.join(map(repr, predicted))}"
     where = f"{path}: {named}"
     frame = _with_labels(table, predicted, path, named, notes)
@@ -156,7 +157,7 @@ def read_labels(
         labels=tuple(labels),
         classes=tuple(dict.fromkeys(labels)) if target else _classes(labels, where, positive, classes, notes),
         cells=tuple(frame.loc[rows.index, predicted].itertuples(index=False, name=None)) if target else (),
-        others=tuple(frame.loc[rows.index, further].itertuples(index=False, name=None)),
+        others=tuple(other_cells.loc[rows.index].itertuples(index=False, name=None)),
         other_names=tuple(further),
         sites=tuple(rows["site"]) if site else None,
         official=tuple(rows["split"]) if columns.split else None,
@@ -219,7 +220,7 @@ def _with_labels(
     frame: "pd.DataFrame", columns: Sequence[str], path: Path, named: str, notes: list[str]
 ) -> "pd.DataFrame":
     """Return the rows with a label in any of these columns, which messages call `named`."""
-    empty = frame[[*columns]].apply(lambda cells: cells.str.casefold().isin(_NO_LABEL)).all(axis=1)
+    empty = frame[[*columns]].apply(_is_missing).all(axis=1)
     if empty.all():
         raise CarmilError(
             f"{path}: {named} has no label in any of its {plural(len(frame), 'row')}; name another column"
@@ -231,6 +232,11 @@ def _with_labels(
         lines = _lines(frame.index[empty])
         notes.append(f"{loud}{many} an empty label in {named} and {be} left out ({lines})")
     return frame[~empty]
+
+
+def _is_missing(cells: "pd.Series") -> "pd.Series":
+    """Return whether each cell of a column holds no value."""
+    return cells.str.casefold().isin(_NO_LABEL)
 
 
 def _ids(frame: "pd.DataFrame", path: Path, columns: LabelColumns, notes: list[str]) -> tuple[list[str], list[str]]:
