@@ -150,6 +150,17 @@ def test_invalid_draw_options_or_evidence_exit_with_status_2(tmp_path, run_cli, 
     assert status == 2 and "run `carmil explain` again" in error
 
 
+def test_wrong_map_is_reported_once_before_anything_is_drawn(tmp_path, run_cli, ellipse, tiled):
+    write_evidence(tmp_path / "e", tiled, **car(tiled))
+    other = tmp_path / "other.tif"  # without tiles and evidence
+    other.symlink_to(ellipse)
+    words = ["--evidence", str(tmp_path / "e"), "--tiles", str(tmp_path / "tiles"), "--out", str(tmp_path / "maps")]
+    for slides in ([str(ellipse), str(other)], [str(other), str(ellipse)]):
+        status, _, error = run_cli("slides", "draw", *slides, *words, "--map", "factual,DCSI")
+        assert status == 2 and error.count("DCSI") == 1 and "did you mean 'DCIS'?" in error
+        assert "skipped" not in error and not (tmp_path / "maps").exists()
+
+
 @pytest.mark.finding(n=14)
 @pytest.mark.parametrize("region", ["0,0,nan,1e300", "nan,0,9,9", "0,inf,9,9", "0,0,9,1e9", "0,0,9,-1"])
 def test_impossible_region_is_rejected_before_drawing(region, tmp_path, run_cli):

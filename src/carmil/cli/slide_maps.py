@@ -76,7 +76,7 @@ def slides_draw(
     from carmil.maps.drawing import draw_maps
     from carmil.maps.tile_maps import Smoothing
     from carmil.progress import count_progress
-    from carmil.runs.slide_evidence import answer_lines, maps_of
+    from carmil.runs.slide_evidence import answer_lines, check_maps, maps_of
     from carmil.slides.dicom_series import slide_name
     from carmil.slides.opening import find_slides, open_slide
     from carmil.slides.slide import check_same_size
@@ -86,6 +86,8 @@ def slides_draw(
     smoothing = Smoothing.parse(smooth)
     wanted, skipped = names_in(maps), []
     found = find_slides(paths, log=log)
+    for of in evidence:
+        check_maps(of, [slide_name(path) for path in found], wanted)
     folder_for(out)
     with count_progress("drawing", "slides") as on_slide:
         for done, path in enumerate(found, 1):

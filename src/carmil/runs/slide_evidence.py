@@ -226,6 +226,17 @@ def maps_of(
     return [one if smoothing is None else smoothing(one, tiles) for one in maps]
 
 
+def check_maps(folder: Path, slides: Sequence[str], asked: Sequence[str]) -> None:
+    """Refuse requested maps that a folder does not have, by its first readable slide: all slides have the maps of the run."""
+    for slide in slides:
+        try:
+            evidence = read_slide_evidence(evidence_file(folder, slide))
+        except CarmilError:
+            continue  # reported when the slide is drawn
+        evidence.maps(asked)
+        return
+
+
 def answer_lines(folder: Path, slide: str, *, model: str = "") -> list[str]:
     """Return lines about the answer that the evidence in a folder explains: probability, label if known, and rule."""
     lines = read_slide_evidence(evidence_file(folder, slide)).answer_lines
