@@ -10,6 +10,7 @@ OUT/answers.json       the run, and the files of the slides
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +26,7 @@ from carmil.maps.dicom_maps import check_dicom_slides
 from carmil.maps.drawing import LONGEST, draw_maps
 from carmil.maps.tile_maps import Smoothing
 from carmil.progress import Log, count_progress
-from carmil.runs.answers import RecordedSlide, is_answers, read_answers, write_answers
+from carmil.runs.answers import RecordedSlide, forget_answers, is_answers, read_answers, write_answers
 from carmil.runs.evidence import check_same_models, read_run_evidence
 from carmil.runs.run import Run, read_run
 from carmil.runs.slide_evidence import answer_lines, maps_of
@@ -77,7 +78,8 @@ def answer_slides(
 ) -> SlideResults:
     """Cut tiles, encode, predict and explain slides.
 
-    An `out` with answers of another run is refused, as its maps would remain beside the new answers. tiles: a folder
+    An `out` with answers of another run is refused, as its maps would remain beside the new answers. Whenever the call is
+    interrupted, no answer, evidence or map in `out` is of other features than those stored there. tiles: a folder
     of existing tiles. preset: how tissue is found if tiles are cut by this call. mpp, mpps: as in `tile_slides`.
     calibration: a folder with calibration slides for prediction sets, by default those of the run.
     """
@@ -99,7 +101,14 @@ def answer_slides(
         tiles_by_slide, broken = tiles_of(slides, tiles)
         for cut in tiles_by_slide.values():
             check_tiles(run, cut.geometry, str(tiles_file(tiles, cut.slide)), log)
-    features = encode_slides(tiles_by_slide, out / "features", encoder, device=device, say=log)
+    features = encode_slides(
+        tiles_by_slide,
+        out / "features",
+        encoder,
+        device=device,
+        say=log,
+        before_change=partial(forget_answers, out),
+    )
     broken |= features.broken
     encoded = {path: cut for path, cut in tiles_by_slide.items() if path not in broken}
     names = [cut.slide for cut in encoded.values()]

@@ -11,7 +11,8 @@ Folders of earlier versions have no answers.json: their run has to be given.
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +21,11 @@ import pandas as pd
 
 from carmil import __version__
 from carmil.errors import CarmilError
-from carmil.files import write_text
+from carmil.files import safe_name, write_text
 from carmil.provenance import to_json
 from carmil.runs.run import DISTANCE, SET_LEVEL, Run, read_run, read_table
+from carmil.runs.slide_evidence import evidence_file
+from carmil.runs.writing import write_predictions
 from carmil.untrusted import read_json_as
 
 RUN_AGAIN = "run `carmil slides run` again"
@@ -105,6 +108,30 @@ def write_answers(folder: Path, run: Run, slides: Mapping[str, RecordedSlide]) -
     known = read_answers(folder).slides if (folder / "answers.json").is_file() else {}
     facts = _AnswersFile(__version__, run.key, _relative(run.folder.resolve(), folder.resolve()), {**known, **slides})
     write_text(folder / "answers.json", json.dumps(to_json(facts), indent=2))
+
+
+def forget_answers(folder: Path, kept: Collection[str]) -> None:
+    """Remove predictions, evidence and maps of all slides but `kept`, before other features are stored."""
+    pictures = {safe_name(slide) for slide in kept}
+    for place in sorted((folder / "maps").glob("*")):
+        if place.is_dir() and place.name not in pictures:
+            shutil.rmtree(place)
+    evidence = folder / "evidence"
+    others = set(evidence.glob("*.parquet")) - {evidence_file(evidence, slide) for slide in kept}
+    if others - {evidence / "summary.parquet"}:
+        for file in (*others, *evidence.glob("summary.*")):
+            file.unlink(missing_ok=True)
+    path = folder / "predictions.parquet"
+    try:
+        frame = read_table(path) if path.is_file() else pd.DataFrame()
+    except CarmilError:  # damaged
+        frame = pd.DataFrame()
+    remaining = frame[frame["slide"].isin(kept)] if "slide" in frame else frame
+    if not len(remaining):
+        for file in (folder / "predictions.csv", path):
+            file.unlink(missing_ok=True)
+    elif len(remaining) < len(frame):
+        write_predictions(folder, remaining)
 
 
 def read_answers(folder: Path) -> SlideAnswers:

@@ -8,7 +8,7 @@ STORE.encoding/ENCODER.parts  the first features of a slide that is being encode
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,14 +57,16 @@ def encode_slides(
     device: str,
     files: tuple[str, Path] | None = None,
     say: Callable[[str], None],
+    before_change: Callable[[Collection[str]], None] = lambda kept: None,
 ) -> EncodedSlides:
     """Encode the tiles of every slide (by its file) into the store `out`.
 
     files: a layout and a folder, to write files for another tool as well. All tiles have one geometry, that of the
-    store if it exists.
+    store if it exists. before_change: called before a new store takes the place of the old one, with the slides whose
+    features stay the same, so that what was computed from the others can be removed first.
     """
     with folder_lock(lock_file(out), out):
-        return _encode_slides(tiles, out, encoder, device, files, say)
+        return _encode_slides(tiles, out, encoder, device, files, say, before_change)
 
 
 def _encode_slides(
@@ -74,6 +76,7 @@ def _encode_slides(
     device: str,
     files: tuple[str, Path] | None,
     say: Callable[[str], None],
+    before_change: Callable[[Collection[str]], None],
 ) -> EncodedSlides:
     geometry = _one_geometry(tiles.values())
     store = _existing_store(out, encoder, geometry, say)
@@ -104,7 +107,7 @@ def _encode_slides(
                 write_bag(bag, work, "safetensors", names=names)
             if files is not None:
                 write_bag(bag, files[1], files[0], names=names_of_files)
-    found.store = _pack(store, work, names, out, say)
+    found.store = _pack(store, work, names, out, say, before_change)
     return found
 
 
@@ -251,7 +254,12 @@ def _first_features(file: Path, tiles: Tiles, encoder: Encoder, slide_file: Slid
 
 
 def _pack(
-    store: Store | None, work: Path, names: Mapping[str, str], out: Path, say: Callable[[str], None]
+    store: Store | None,
+    work: Path,
+    names: Mapping[str, str],
+    out: Path,
+    say: Callable[[str], None],
+    before_change: Callable[[Collection[str]], None],
 ) -> Store | None:
     """Return the store with the new slides added. The old store stays until the new one is complete."""
     new = {file.stem for file in work.glob("*.safetensors")} if work.is_dir() else set()
@@ -262,7 +270,8 @@ def _pack(
             assert store is not None
             write_bag(store.bag(i), work, "safetensors", names=names)
     with atomic_folder(out) as aside:
-        build_store(work, aside, log=say)
+        built = build_store(work, aside, log=say)
+        before_change({entry.id for entry in built.entries if store is not None and entry in store.entries})
     shutil.rmtree(work)
     with suppress(OSError):
         work.with_name(f"{work.name}.parts").rmdir()  # unless it has the part of a slide that failed

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from carmil.bags.geometry import TileGeometry
+from carmil.bags.sources import SlideFile, slide_file_at
 from carmil.csv_files import csv_text
 from carmil.errors import CarmilError
 from carmil.files import safe_name, write_text
@@ -134,10 +135,11 @@ def is_cut(path: Path, out: Path, settings: TileSettings, *, mpp: float | None =
 
 def _facts(path: Path, settings: TileSettings, mpp: GivenMpp) -> dict[str, Any]:
     """Return what the tiles of a slide depend on."""
-    size = path.stat().st_size if path.is_file() else 0
+    file = slide_file_at(path)
     # An earlier version used the mpp of all slides in place of a file's value: its tiles are cut again.
     given = {"given_mpp": mpp.slide} if mpp.missing is None else {"given_mpp": mpp.slide, "missing_mpp": mpp.missing}
-    return {"settings": {**asdict(settings), "keep": sorted(settings.keep), **given}, "bytes": size}
+    facts = {"settings": {**asdict(settings), "keep": sorted(settings.keep), **given}}
+    return {**facts, "bytes": file.slide_bytes, "mtime": file.slide_mtime}
 
 
 def _check_folder(out: Path, settings: TileSettings) -> None:
@@ -159,7 +161,8 @@ def _earlier_outcome(path: Path, out: Path, words: dict[str, Any]) -> Outcome | 
         tiles, more = read_tiles(file), read_more(file)
     except CarmilError:
         return None
-    if {name: more.get(name) for name in words} != words:
+    before, now = (SlideFile(facts.get("bytes"), facts.get("mtime")) for facts in (more, words))
+    if more.get("settings") != words["settings"] or before.differs_from(now):
         return None
     gone = tuple(more["left_out"].items())
     return Outcome(path, tiles, "", True, float(more["tissue_mm2"]), str(more["mpp_from"]), gone)
