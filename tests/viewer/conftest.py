@@ -1,7 +1,12 @@
-"""A small study with slide files, and a client that passes every byte of the address to the viewer unchanged."""
+"""A small study with slide files, a client that passes every byte of the address to the viewer unchanged, and a browser."""
 
 import asyncio
 import json
+import shutil
+import socket
+import subprocess
+import threading
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import unquote
@@ -11,15 +16,18 @@ import pytest
 import tifffile
 from tools.small_study import train_small_study
 
-from carmil.viewer.app import guarded_app
+from carmil.files import atomic_file
+from carmil.viewer.app import PAGE, guarded_app
 from carmil.viewer.cases import read_cases
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.responses import Responses
 from carmil.viewer.slide_files import SlideFiles
 
+from .fake_server import serving
 from .target_studies import train_study
 
 SECRET = "nobody may read this"
+AXE = "axe-core@4.14.0"
 
 
 @dataclass
@@ -163,3 +171,93 @@ def number_of(run):
 def asking(runner):
     """Return a function that creates a client for another application."""
     return lambda app: Client(app, runner)
+
+
+# The page in a real browser. Pages are closed before the server they ask: `opened` needs `serve`.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Yield Debian's chromium."""
+    driver = pytest.importorskip("playwright.sync_api", reason="needs playwright, from the dev group")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("needs chromium (apt-get install chromium)")
+    if not (PAGE / "openseadragon.min.js").is_file():
+        pytest.skip("needs OpenSeadragon (python tools/fetch_openseadragon.py)")
+    with driver.sync_playwright() as playwright:
+        one = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield one
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def made_up():
+    """Yield the address of a server of made-up cases."""
+    with serving() as address:
+        yield address
+
+
+@contextmanager
+def running(app):
+    """Yield the address of a server of an application on a free port."""
+    uvicorn = pytest.importorskip("uvicorn")
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+@pytest.fixture
+def serve():
+    """Return a function that serves an application until the end of the test, and returns its address."""
+    with ExitStack() as servers:
+        yield lambda app: servers.enter_context(running(app))
+
+
+@pytest.fixture
+def opened(browser, serve):
+    """Return a function that opens an address; the page must log no errors. With `refused`, failed requests are expected."""
+    from .pages import DESK, PATIENCE, settled, troubles_of
+
+    troubles = []
+    with ExitStack() as contexts:
+
+        def go(address, *, refused=False, **look):
+            context = browser.new_context(**{"viewport": DESK, "reduced_motion": "reduce", **look})
+            contexts.callback(context.close)
+            context.set_default_timeout(1000 * PATIENCE)
+            page = context.new_page()
+            troubles.append(troubles_of(page, refused=refused))
+            page.goto(address)
+            settled(page)
+            return page
+
+        yield go
+    assert not any(troubles), troubles
+
+
+@pytest.fixture(scope="session")
+def axe(pytestconfig, tmp_path_factory):
+    """Return the script of axe-core, downloaded once into the cache of pytest."""
+    if not pytestconfig.pluginmanager.hasplugin("cacheprovider"):
+        pytest.skip("needs the cache of pytest")
+    kept = pytestconfig.cache.mkdir("axe") / f"{AXE}.js"
+    if not kept.is_file():
+        npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
+        if npm is None:
+            pytest.skip("needs npm to fetch axe-core")
+        pack = [npm, "pack", "--silent", "--fetch-retries=1", AXE]
+        done = subprocess.run(pack, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"npm could not fetch {AXE}")
+        shutil.unpack_archive(folder / done.stdout.strip().splitlines()[-1], folder, filter="data")
+        with atomic_file(kept) as aside:  # other processes may read it
+            shutil.copy(folder / "package" / "axe.min.js", aside)
+    return kept.read_text()

@@ -15,12 +15,9 @@ from carmil.viewer.guard import known_hosts
 from carmil.viewer.opening import NewSlides, prepare_slides
 from carmil.viewer.preparation import Preparation, PreparationState, StoppedError, without_folders
 
-from . import test_page
 from .answered import ENCODER, train_tiny_study, write_tissue
-from .test_page import assert_accessible, until, viewing
+from .pages import PHONE, assert_accessible, expect, shows
 from .test_security import WHATIF, assert_refused
-
-axe, browser = test_page.axe, test_page.browser  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +122,7 @@ def gated(study, slide, tmp_path, monkeypatch):
     gate, encode = threading.Event(), slide_pipeline.encode_slides
 
     def wait_and_encode(*words, **named):
-        gate.wait(30)
+        assert gate.wait(600)
         return encode(*words, **named)
 
     monkeypatch.setattr(slide_pipeline, "encode_slides", wait_and_encode)
@@ -150,7 +147,7 @@ def wait_for(preparation, stage):
     for _ in range(1000):
         if preparation.state.stage == stage and preparation.state.done == preparation.state.total:
             return
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.1)
     raise AssertionError(preparation.state)
 
 
@@ -242,42 +239,29 @@ def test_folders_are_removed_from_messages():
 
 
 @pytest.fixture
-def preparing_page(browser, gated):
-    """Yield the page while slides are prepared; it must log no errors."""
+def preparing_page(gated, opened, serve):
+    """Return the page while slides are prepared."""
     gated.start()
     wait_for(gated, "cutting")
-    with viewing(guarded_app(preparation=gated, is_known=known_hosts([], any_address=False))) as address:
-        context = browser.new_context(viewport=test_page.PHONE, reduced_motion="reduce", bypass_csp=True)
-        page, troubles = context.new_page(), []
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.goto(f"{address}/#slide=new")
-        page.wait_for_selector(".preparing")
-        until(page, "document.querySelector('.preparing').textContent.includes('2 of 2 slides')")
-        yield page
-        context.close()
-    assert not troubles
+    address = serve(guarded_app(preparation=gated, is_known=known_hosts([], any_address=False)))
+    page = opened(f"{address}/#slide=new", viewport=PHONE, bypass_csp=True)
+    expect(page.locator(".preparing")).to_contain_text("2 of 2 slides")
+    return page
 
 
-needs_browser = pytest.mark.skipif(
-    any(mark.args[0] for mark in test_page.pytestmark), reason="needs chromium and OpenSeadragon"
-)
-
-
-@needs_browser
 def test_page_shows_the_progress_then_the_slide(preparing_page, gated):
     """The stage and how far it is; then the slide with its answer, and why another was skipped."""
     page = preparing_page
-    assert page.locator("#slide").inner_text() == "new"
-    assert page.locator(".stage-name").inner_text() == "Finding tissue and cutting tiles"
-    assert page.locator("progress").get_attribute("aria-label") == "Finding tissue and cutting tiles"
+    expect(page.locator("#slide")).to_have_text("new")
+    expect(page.locator(".stage-name")).to_have_text("Finding tissue and cutting tiles")
+    expect(page.locator("progress")).to_have_attribute("aria-label", "Finding tissue and cutting tiles")
     gated.gate.set()
     page.wait_for_selector("main.open")
-    until(page, "document.getElementById('slide').textContent === 'new'")
-    until(page, "document.querySelector('.chances') !== null")
-    assert "Skipped: broken.tif" in page.locator("#remarks").inner_text()
-    assert page.locator(".preparing").count() == 0
+    shows(page, "new")
+    expect(page.locator(".chances")).to_be_visible()
+    expect(page.locator("#remarks")).to_contain_text("Skipped: broken.tif")
+    expect(page.locator(".preparing")).to_have_count(0)
 
 
-@needs_browser
 def test_axe_finds_no_violation_in_the_progress(preparing_page, axe):
     assert_accessible(preparing_page, axe)

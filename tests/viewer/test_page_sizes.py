@@ -5,6 +5,7 @@ One page is opened per size and theme; every test opens a slide of its own in it
 
 import re
 from pathlib import Path
+from unittest.mock import ANY
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,13 +13,9 @@ import pandas as pd
 import pytest
 
 from carmil.evidence.smoothing import smooth_map
+from carmil.words import probability_text
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, from the dev group")
-
-from carmil.words import probability_text  # noqa: E402
-
-from . import test_page  # noqa: E402
-from .fake_server import (  # noqa: E402
+from .fake_server import (
     CLASSES,
     FAINT,
     HEIGHT,
@@ -36,25 +33,37 @@ from .fake_server import (  # noqa: E402
     top,
     whatif,
 )
-from .test_page import (  # noqa: E402
+from .pages import (
+    DESK,
+    PATIENCE,
+    PHONE,
     SVG,
+    TABLET,
     assert_accessible,
     assert_shows,
+    broken_words,
+    click_overview,
+    colour_at,
     downloaded,
+    drag,
+    drawn,
+    expect,
+    hash_of,
+    magnification,
     on_screen,
+    painted,
     points,
+    removals_compared,
     settled,
+    shows,
     tiles_within,
+    troubles_of,
     until,
+    until_equal,
+    view_of,
 )
-from .test_slide_page import magnification, painted, view_of  # noqa: E402
 
-pytestmark = test_page.pytestmark
-browser, made_up, axe = test_page.browser, test_page.made_up, test_page.axe  # fixtures
-
-SIZES = {"desk": (1440, 900), "tablet": (1024, 768), "phone": (390, 844)}
-PHONE = SIZES["phone"][0]
-WHOLE = {"size": (WIDTH, HEIGHT)}
+SIZES = {"desk": DESK, "tablet": TABLET, "phone": PHONE}
 CORNERS = [(5120, 4096), (9216, 4096), (9216, 7680), (5120, 7680)]  # edges of tiles
 LONG = "Squamous cell carcinoma of the head and neck, keratinising"
 
@@ -67,18 +76,16 @@ LONG = "Squamous cell carcinoma of the head and neck, keratinising"
 def workbench(browser, made_up, request):
     """Yield a page of one size and theme, and what it logged."""
     name, scheme = request.param
-    width, height = SIZES[name]
     context = browser.new_context(
-        viewport={"width": width, "height": height},
+        viewport=SIZES[name],
         color_scheme=scheme,
         reduced_motion="reduce",
         has_touch=name == "phone",
         bypass_csp=True,  # for axe-core
     )
-    page, troubles = context.new_page(), []
-    page.set_default_timeout(15_000)
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
+    context.set_default_timeout(1000 * PATIENCE)
+    page = context.new_page()
+    troubles = troubles_of(page)
     page.goto(f"{made_up}/{link(0)}")
     yield page, troubles
     context.close()
@@ -96,19 +103,17 @@ def page(workbench):
 def show(page, made_up, number, more=""):
     """Open a slide, with all of it in view."""
     page.goto(f"{made_up}/{link(number)}{more}")
-    until(page, f"document.getElementById('slide').textContent === '{row(number)['slide']}'")
-    settled(page)
-    until(page, "document.querySelector('.scale-bar')?.textContent !== ''")
+    shows(page, number)
     bring_slide(page)
-    page.wait_for_timeout(200)
 
 
 def bring_slide(page):
     page.locator(".stage").first.scroll_into_view_if_needed()
+    drawn(page)
 
 
 def is_phone(page):
-    return page.viewport_size["width"] == PHONE
+    return page.viewport_size == PHONE
 
 
 def press(page, name):
@@ -138,27 +143,11 @@ def apart(one, other):
     )
 
 
-def drawn_at(page, x, y):
-    """Return the mean colour (red, green, blue, alpha) of 5 x 5 pixels of the map around a place of the slide."""
-    bring_slide(page)
-    page.wait_for_timeout(100)
-    box, (u, v) = page.locator("canvas.map").first.bounding_box(), on_screen(page, x, y, **WHOLE)
-    return page.evaluate(
-        """([x, y]) => {
-            const pen = new OffscreenCanvas(5, 5).getContext("2d");
-            pen.drawImage(document.querySelector("canvas.map"), -x, -y);
-            const { data } = pen.getImageData(0, 0, 5, 5);
-            return [0, 1, 2, 3].map(c => data.filter((_, i) => i % 4 === c).reduce((sum, one) => sum + one, 0) / 25);
-        }""",
-        [round(u - box["x"]) - 2, round(v - box["y"]) - 2],
-    )
-
-
-def drag(page, here, there):
-    page.mouse.move(*here)
-    page.mouse.down()
-    page.mouse.move(*there, steps=4)
-    page.mouse.up()
+def pixels_per_micrometre(page):
+    """Return the scale of the view by its scale bar."""
+    bar = page.locator(".scale-bar")
+    length, unit = bar.inner_text().split()
+    return bar.bounding_box()["width"] / (float(length) * (1000 if unit == "mm" else 1))
 
 
 def middle_of_stage(page):
@@ -169,12 +158,13 @@ def middle_of_stage(page):
 def draw(page, corners):
     """Draw a region corner by corner, with a finger on the phone, and end with "Done"."""
     page.get_by_role("button", name="Draw a region").click()
+    drawn(page)
     assert shows_whole(page, page.locator(".stage").first.bounding_box())  # it is in the window to be drawn on
     for x, y in corners:
-        spot = on_screen(page, x, y, **WHOLE)
+        spot = on_screen(page, x, y)
         page.touchscreen.tap(*spot) if is_phone(page) else page.mouse.click(*spot, delay=20)
     page.get_by_role("button", name="Done").click()
-    assert page.get_by_role("button", name="Done").is_hidden()
+    expect(page.get_by_role("button", name="Done")).to_be_hidden()
 
 
 def test_slide_comes_first_and_columns_collapse(page, made_up):
@@ -187,11 +177,11 @@ def test_slide_comes_first_and_columns_collapse(page, made_up):
     for name, column in (("Slides", "#cohort"), ("Answer", "#why")):
         was = page.locator(column).is_visible()
         page.get_by_role("button", name=name, exact=True).click()
-        assert page.locator(column).is_visible() == (not was)
+        expect(page.locator(column)).to_be_visible(visible=not was)
     page.reload()
     settled(page)
-    assert page.locator("#cohort").is_visible() == (page.viewport_size["width"] <= 1100)
-    assert page.locator("#why").is_hidden()
+    expect(page.locator("#cohort")).to_be_visible(visible=page.viewport_size["width"] <= 1100)
+    expect(page.locator("#why")).to_be_hidden()
     for name in ("Slides", "Answer"):
         page.get_by_role("button", name=name, exact=True).click()
 
@@ -199,6 +189,7 @@ def test_slide_comes_first_and_columns_collapse(page, made_up):
     until(page, "document.fullscreenElement?.id === 'scene'")
     page.get_by_role("button", name="Leave full screen").click()
     until(page, "document.fullscreenElement === null")
+    expect(page.locator("#full")).to_have_text("Full screen")
 
 
 def test_buttons_cover_neither_each_other_nor_two_slides(page, made_up):
@@ -219,47 +210,44 @@ def test_map_is_hidden_faded_smoothed_and_outlined(page, made_up):
     shown = painted(page)
     assert shown > 5000
     page.keyboard.down(" ")
-    until(page, "document.getElementById('hide-map').getAttribute('aria-pressed') === 'true'")
-    page.wait_for_timeout(50)
-    hidden = painted(page)
+    until(page, lambda: painted(page) < 0.1 * shown)  # the outlines of annotations stay
     page.keyboard.up(" ")
-    page.wait_for_timeout(50)
-    assert painted(page) == shown and hidden < 0.1 * shown  # the outlines of annotations stay
+    until_equal(page, lambda: painted(page), shown)
     press(page, "Hide map")
-    page.wait_for_timeout(50)
-    assert painted(page) == hidden
+    until(page, lambda: painted(page) < 0.1 * shown)
     press(page, "Hide map")
 
     strongest = corners[np.abs(values).argmax()] + SIDE / 2
     for opacity in (0.2, 1):
         page.get_by_label("opacity").fill(str(opacity))
-        assert drawn_at(page, *strongest)[3] == pytest.approx(255 * opacity, abs=12)
+        bring_slide(page)
+        until_equal(page, lambda: colour_at(page, *strongest)[3], pytest.approx(255 * opacity, abs=12))
 
     page.get_by_text("More", exact=True).click()
     page.get_by_label("smoothed over").fill("2")
     page.get_by_label("contours at").fill("50")
     until(page, "location.hash.includes('smooth=2') && location.hash.includes('contours=50')")
     smoothed = smooth_map(values, corners, 2 * SIDE)
-    caption = page.locator("figcaption").inner_text()
-    assert f"{np.abs(smoothed).max():#.3g}" in caption and "the total stays the same" in caption
     assert smoothed.sum() == pytest.approx(values.sum())
-    assert "reach 50 % of the scale" in caption and page.locator(".level").count() == 2
+    for words in (f"{np.abs(smoothed).max():#.3g}", "the total stays the same", "reach 50 % of the scale"):
+        expect(page.locator("figcaption")).to_contain_text(words)
+    expect(page.locator(".level")).to_have_count(2)
     page.get_by_text("More", exact=True).click()
 
 
 def test_slide_is_magnified_measured_and_cannot_be_lost(page, made_up):
     show(page, made_up, 8)
     wide = page.locator(".stage").bounding_box()["width"]
-    assert page.locator(".overview.idle").count() == 1
+    expect(page.locator(".overview.idle")).to_have_count(1)
     for times in (5, 40, 10):
         press(page, f"{times}×")
-        until(page, f"document.getElementById('magnification').textContent === '{times}×'")
-        bar = page.locator(".scale-bar")
-        length, unit = bar.inner_text().split()
-        micrometres = float(length) * (1000 if unit == "mm" else 1)
-        assert bar.bounding_box()["width"] == pytest.approx(micrometres * times / 10, abs=1)
-        assert bar.evaluate("bar => getComputedStyle(bar).backgroundColor").startswith("rgba(255, 255, 255")
-    assert view_of(page)[2] == pytest.approx(2 * wide, rel=0.01)  # at 10x, 1 µm per pixel of the screen
+        expect(page.locator("#magnification")).to_have_text(f"{times}×")
+        until_equal(page, lambda: 10 * pixels_per_micrometre(page), pytest.approx(times, rel=0.01))
+        colour = page.locator(".scale-bar").evaluate("bar => getComputedStyle(bar).backgroundColor")
+        assert colour.startswith("rgba(255, 255, 255")
+    until_equal(
+        page, lambda: view_of(page)[2], pytest.approx(2 * wide, rel=0.01)
+    )  # at 10x, 1 µm per pixel of the screen
 
     press(page, "Ruler")
     x, y = middle_of_stage(page)
@@ -268,16 +256,15 @@ def test_slide_is_magnified_measured_and_cannot_be_lost(page, made_up):
     assert unit == "µm" and float(length) == pytest.approx(120, abs=3)
     page.get_by_role("button", name="Clear", exact=True).click()
 
-    overview = page.locator(".overview").bounding_box()
-    assert page.locator(".overview.idle").count() == 0
-    page.mouse.click(overview["x"] + 0.4 * overview["width"], overview["y"] + 0.6 * overview["height"])
-    x, y, _ = view_of(page)
-    assert (x / WIDTH, y / HEIGHT) == (pytest.approx(0.4, abs=0.02), pytest.approx(0.6, abs=0.02))
+    expect(page.locator(".overview.idle")).to_have_count(0)
+    click_overview(page, 0.4, 0.6)
+    middle = pytest.approx(0.4 * WIDTH, abs=0.02 * WIDTH), pytest.approx(0.6 * HEIGHT, abs=0.02 * HEIGHT)
+    until_equal(page, lambda: view_of(page), (*middle, ANY))
 
     press(page, "Fit")
     left, upper, right, lower = [*places(8).min(0), *(places(8).max(0) + SIDE)]
-    x, y, width = view_of(page)
-    assert (x, y) == (pytest.approx((left + right) / 2, abs=50), pytest.approx((upper + lower) / 2, abs=50))
+    middle = [pytest.approx((low + high) / 2, abs=50) for low, high in ((left, right), (upper, lower))]
+    _, _, width = until_equal(page, lambda: view_of(page), (*middle, ANY))
     assert width >= right - left
     fitted = magnification(page)
     press(page, "Zoom in")
@@ -287,11 +274,8 @@ def test_slide_is_magnified_measured_and_cannot_be_lost(page, made_up):
     step = 0.4 * wide
     for _ in range(6):
         drag(page, (x, y), (x + step, y + 200))
-    x, y, _ = view_of(page)
-    assert (x, y) == (
-        pytest.approx(left, abs=60),
-        pytest.approx(upper, abs=60),
-    )  # the corner of the tissue stays in the middle
+    corner = pytest.approx(left, abs=60), pytest.approx(upper, abs=60)
+    until_equal(page, lambda: view_of(page), (*corner, ANY))  # the corner of the tissue stays in the middle
     press(page, "Whole")
     until(page, "!location.hash.includes('view=')")
 
@@ -300,9 +284,10 @@ def test_selected_tile_is_flown_to(page, made_up):
     show(page, made_up, 12)
     before, best = magnification(page), top(12, row(12)["class"], 8)["supporting"][0]
     page.locator(".tile.for").first.click()
-    x, y, width = view_of(page)
-    assert (x, y, width) == pytest.approx((best["x"] + SIDE / 2, best["y"] + SIDE / 2, 8 * SIDE), rel=0.01)
-    assert magnification(page) > 2 * before
+    view = pytest.approx((best["x"] + SIDE / 2, best["y"] + SIDE / 2, 8 * SIDE), rel=0.01)
+    until_equal(page, lambda: view_of(page), view)
+    until(page, lambda: magnification(page) > 2 * before)
+    drawn(page)
     assert shows_whole(page, page.locator(".stage").bounding_box())
 
 
@@ -321,8 +306,9 @@ def test_region_is_drawn_named_removed_kept_undone_and_compared(page, made_up):
     remove.click()
     without = whatif(number, {"remove": inside})
     assert_shows(page, without["before"], without["after"], CLASSES)
-    assert f"the {len(inside)} removed tiles are hatched" in page.locator("figcaption").inner_text()
-    red, green, blue, alpha = drawn_at(page, 6000, 5888)
+    expect(page.locator("figcaption")).to_contain_text(f"the {len(inside)} removed tiles are hatched")
+    bring_slide(page)
+    red, green, blue, alpha = colour_at(page, 6000, 5888)
     assert min(red, green, blue) > 150 and alpha > 180  # a light hatch over a light slide, in both themes
 
     page.get_by_role("button", name="Mark its tiles: labelled macro").click()
@@ -330,14 +316,14 @@ def test_region_is_drawn_named_removed_kept_undone_and_compared(page, made_up):
     labelled = tiles_within([tuple(corner) for corner in TRUTH[:4]], places(number) + SIDE // 2)
     labelled = [j for j in labelled if j not in inside]  # what is removed stays removed
     only = whatif(number, {"keep": labelled})
-    page.wait_for_selector(".trials tbody tr:nth-child(2)")
     assert_shows(page, only["before"], only["after"], CLASSES)
     n = len(places(number))
-    assert [line.locator("th, td").all_inner_texts() for line in page.locator(".trials tbody tr").all()] == [
+    expected = [
         [name, f"{len(one['removed'])} ({100 * len(one['removed']) / n:.0f} %)", one["answer_after"],
          points(one["after"][of_class] - one["before"][of_class])]
         for name, one in (("region 1", without), (f"all but {len(labelled)} tiles", only))
     ]  # fmt: skip
+    until_equal(page, lambda: removals_compared(page), expected)
     page.get_by_role("button", name="Undo").click()
     assert_shows(page, without["before"], without["after"], CLASSES)
     page.get_by_role("button", name="Redo").click()
@@ -358,9 +344,9 @@ def test_faint_and_negligible_maps_say_so(page, made_up):
         (TINY, f"Negligible, drawn as 0: {NEGLIGIBLE}.", 0.1),
     ):
         show(page, made_up, number)
-        assert words in page.locator("figcaption").inner_text()
+        expect(page.locator("figcaption")).to_contain_text(words)
         strongest = np.abs(evidence(number)[:, row(number)["class"]]).argmax()
-        assert drawn_at(page, *(places(number)[strongest] + SIDE / 2))[3] < 255 * alpha
+        assert colour_at(page, *(places(number)[strongest] + SIDE / 2))[3] < 255 * alpha
 
 
 def test_view_is_exported_and_its_link_restores_it_with_long_names(page, made_up):
@@ -372,7 +358,7 @@ def test_view_is_exported_and_its_link_restores_it_with_long_names(page, made_up
         page.get_by_role("button", name="Slides", exact=True).click()
     page.get_by_role("searchbox").fill("patient_00")
     until(page, "location.hash.includes('find=patient_00') && location.hash.includes('removal=0')")
-    assert page.locator("#count").inner_text() == "30 of 3,000"
+    expect(page.locator("#count")).to_have_text("30 of 3,000")
 
     name, content = downloaded(page, "Picture (SVG)")
     words = " ".join("".join(text.itertext()) for text in ElementTree.fromstring(content).iter(f"{SVG}text"))
@@ -394,26 +380,12 @@ def test_view_is_exported_and_its_link_restores_it_with_long_names(page, made_up
 
     again = page.context.new_page()
     again.route("**/api/cohort", long_names)
-    again.goto(f"{made_up}/{page.evaluate('location.hash')}")
-    settled(again)
-    again.wait_for_selector(".moves")
-    assert (
-        again.locator("#slide").inner_text() == row(number)["slide"]
-        and again.locator("#map").input_value() == "factual"
-    )
-    assert again.locator(".moves td").all_inner_texts() == page.locator(".moves td").all_inner_texts()
-    assert again.get_by_role("searchbox").input_value() == "patient_00"
-    assert again.locator("#count").inner_text() == "30 of 3,000"
+    again.goto(f"{made_up}/{hash_of(page)}")
+    shows(again, number)
+    expect(again.locator("#map")).to_have_value("factual")
+    expect(again.locator(".moves td")).to_have_text(page.locator(".moves td").all_text_contents())
+    expect(again.get_by_role("searchbox")).to_have_value("patient_00")
+    expect(again.locator("#count")).to_have_text("30 of 3,000")
     assert again.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
-    broken = again.evaluate(
-        """() => [...document.querySelectorAll(".chances tbody th button, .moves tbody th")].flatMap(name => {
-            const text = name.firstChild, range = document.createRange();
-            return [...text.data.matchAll(/\\S+/g)].filter(word => {
-                range.setStart(text, word.index);
-                range.setEnd(text, word.index + word[0].length);
-                return range.getClientRects().length > 1;
-            }).map(word => word[0]);
-        })"""
-    )
-    assert broken == []
+    assert broken_words(again, ".chances tbody th button, .moves tbody th") == []
     again.close()

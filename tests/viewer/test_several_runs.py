@@ -1,7 +1,8 @@
 """Several runs in one viewer: two models side by side, each with its own slides, target and words."""
 
 import json
-from contextlib import contextmanager
+import re
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -13,21 +14,18 @@ from carmil.viewer.guard import known_hosts
 from carmil.viewer.opening import distinct_names, responses_of
 from carmil.viewer.slide_files import SlideFiles
 
-from . import test_page
-from .test_page import assert_accessible, lasso, settled, until, viewing
-
-axe, browser, opened = test_page.axe, test_page.browser, test_page.opened  # fixtures
+from .pages import assert_accessible, drawn, expect, lasso, shows, until
 
 
 @pytest.fixture(scope="module")
 def both(study_folder, run_of_kind):
     """Return the responses about a run of two classes on nine slides, and a run of three grades on eighteen."""
-    with opened_runs(study_folder, [study_folder / "run", run_of_kind("ordinal")]) as responses:
+    with opening(study_folder, [study_folder / "run", run_of_kind("ordinal")]) as responses:
         yield responses
 
 
 @contextmanager
-def opened_runs(study_folder, folders, slides=("slides", "slides")):
+def opening(study_folder, folders, slides=("slides", "slides")):
     """Yield the responses about runs. slides: the folder of each run's slides, None for a run without them."""
     runs = [read_cases(folder) for folder in folders]
     files = [
@@ -87,98 +85,82 @@ def test_names_of_runs_are_as_long_as_needed(tmp_path):
         distinct_names([tmp_path / str(i) for i in range(5)])
 
 
-needs_browser = pytest.mark.skipif(
-    any(mark.args[0] for mark in test_page.pytestmark), reason="needs chromium and OpenSeadragon"
-)
-
-
-@needs_browser
 @pytest.mark.parametrize(
     ("width", "height", "scheme"), [(1440, 900, "light"), (1024, 768, "dark"), (390, 844, "light")]
 )
-def test_axe_finds_no_violation_in_two_runs(opened, app_of_both, both, axe, width, height, scheme):
-    with viewing(app_of_both) as address:
-        look = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
-        page = opened(f"{address}/#slide=s1", bypass_csp=True, **look)
-        assert_accessible(page, axe)
-        page.context.close()  # before the server closes
+def test_axe_finds_no_violation_in_two_runs(opened, serve, app_of_both, axe, width, height, scheme):
+    look = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    page = opened(f"{serve(app_of_both)}/#slide=s1", bypass_csp=True, **look)
+    assert_accessible(page, axe)
 
 
-@needs_browser
 @pytest.mark.parametrize("width", [1440, 1024, 390])
-def test_two_runs_fit_the_screen(opened, app_of_both, width):
-    with viewing(app_of_both) as address:
-        page = opened(f"{address}/#slide=s1", viewport={"width": width, "height": 844})
-        first, second = (page.locator(".stage").nth(i).bounding_box() for i in range(2))
-        assert (first["y"] == second["y"]) == (width > 390) and first["width"] == second["width"]
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.context.close()  # before the server closes
+def test_two_runs_fit_the_screen(opened, serve, app_of_both, width):
+    page = opened(f"{serve(app_of_both)}/#slide=s1", viewport={"width": width, "height": 844})
+    first, second = (page.locator(".stage").nth(i).bounding_box() for i in range(2))
+    assert (first["y"] == second["y"]) == (width > 390) and first["width"] == second["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@needs_browser
-def test_page_shows_two_runs_side_by_side(opened, app_of_both, both):
+def test_page_shows_two_runs_side_by_side(opened, serve, app_of_both, both):
     """Answers, maps and words of both, linked views, a what-if by the first, and slides that only one has."""
     first, second = both
-    with viewing(app_of_both) as address:
-        page = opened(f"{address}/#slide=s1")
-        assert page.locator("#count").inner_text() == "18"
-        assert page.locator(".pane").count() == 2
-        captions = page.locator("figcaption").all_inner_texts()
-        for caption, answers, words in zip(captions, both, ("supports “", "raises the grade"), strict=True):
-            case = next(case for case in answers.run.cases if case.slide == "s1")
-            assert caption.startswith(f"{answers.run.name}: {case.answer}, ") and words in caption
-        assert page.get_by_role("heading", name=f"Answer of {second.run.name}").is_visible()
-        assert "mean grade" in page.locator("#other-answer").inner_text()
+    page = opened(f"{serve(app_of_both)}/#slide=s1")
+    expect(page.locator("#count")).to_have_text("18")
+    expect(page.locator(".pane")).to_have_count(2)
+    captions = page.locator("figcaption").all_inner_texts()
+    for caption, answers, words in zip(captions, both, ("supports “", "raises the grade"), strict=True):
+        case = next(case for case in answers.run.cases if case.slide == "s1")
+        assert caption.startswith(f"{answers.run.name}: {case.answer}, ") and words in caption
+    expect(page.get_by_role("heading", name=f"Answer of {second.run.name}")).to_be_visible()
+    expect(page.locator("#other-answer")).to_contain_text("mean grade")
 
-        until(page, "document.querySelectorAll('.scale-bar')[1]?.textContent !== ''")
-        page.locator(".stage").first.hover()
-        page.get_by_role("button", name="Zoom in").click()
-        until(page, "location.hash.includes('view=')")
-        rulers = page.evaluate("[...document.querySelectorAll('.scale-bar')].map(one => one.style.width)")
-        assert rulers[0] == rulers[1]
+    page.locator(".stage").first.hover()
+    page.get_by_role("button", name="Zoom in").click()
+    until(page, "location.hash.includes('view=')")
+    until(page, "new Set([...document.querySelectorAll('.scale-bar')].map(bar => bar.style.width)).size === 1")
 
-        page.get_by_role("button", name="whole").click()
-        page.wait_for_timeout(300)
-        lasso(page, [(4, 4), (200, 4), (200, 128), (4, 128)], size=(1000, 700))
-        page.get_by_role("button", name="Remove 6 tiles").click()
-        page.wait_for_selector(".moves")
-        assert page.locator(".moves tbody th").all_inner_texts() == ["a", "b"]
+    page.get_by_role("button", name="whole").click()
+    until(page, "!location.hash.includes('view=')")
+    lasso(page, [(4, 4), (200, 4), (200, 128), (4, 128)], size=(1000, 700))
+    page.get_by_role("button", name="Remove 6 tiles").click()
+    expect(page.locator(".moves tbody th")).to_have_text(["a", "b"])
 
-        page.get_by_role("button", name=f"Explain {second.run.name}").click()
-        settled(page)
-        until(page, f"document.getElementById('answer-title').textContent === 'Answer of {second.run.name}'")
-        assert page.locator("figcaption").first.inner_text().startswith(f"{second.run.name}: ")
-        until(page, "document.getElementById('tiles').textContent.includes('Raises the grade most')")
+    page.get_by_role("button", name=f"Explain {second.run.name}").click()
+    expect(page.locator("#answer-title")).to_have_text(f"Answer of {second.run.name}")
+    expect(page.locator("figcaption").first).to_have_text(re.compile(f"^{re.escape(second.run.name)}: "))
+    expect(page.locator("#tiles")).to_contain_text("Raises the grade most")
 
-        page.get_by_role("searchbox").fill("s12")
-        row = page.locator(".rows .row")
-        assert f"not in {first.run.name}" in row.inner_text()
-        row.click()
-        settled(page)
-        assert page.locator(".pane").count() == 1
-        assert page.locator("#remark").inner_text() == f"This slide is not in {first.run.name}."
-        page.context.close()  # before the server closes
+    page.get_by_role("searchbox").fill("s12")
+    row = page.locator(".rows .row")
+    expect(row).to_contain_text(f"not in {first.run.name}")
+    row.click()
+    shows(page, "s12")
+    expect(page.locator(".pane")).to_have_count(1)
+    expect(page.locator("#remark")).to_have_text(f"This slide is not in {first.run.name}.")
 
 
-@needs_browser
+@pytest.fixture
+def opened_runs(study_folder):
+    """Return a function that yields the responses about runs until the end of the test, like `opening`."""
+    with ExitStack() as runs:
+        yield lambda *words: runs.enter_context(opening(study_folder, *words))
+
+
 @pytest.mark.parametrize("slides", [("slides", "slides"), ("slides", None)])
-def test_region_is_drawn_on_panes_with_the_same_coordinates(opened, study_folder, run_of_kind, slides):
-    folders, known = [study_folder / "run", run_of_kind("ordinal")], known_hosts([], any_address=False)
-    with (
-        opened_runs(study_folder, folders, slides) as responses,
-        viewing(guarded_app(*responses, is_known=known)) as address,
-    ):
-        page = opened(f"{address}/#slide=s1")
-        until(page, "document.querySelectorAll('.openseadragon-canvas').length >= 2")
-        page.wait_for_timeout(500)
-        before = maps_painted(page)
-        lasso(page, [(4, 4), (200, 4), (200, 128), (4, 128)], size=(1000, 700))
-        page.get_by_role("button", name="Discard").wait_for()
-        page.mouse.move(2, 2)
-        page.wait_for_timeout(300)
-        changed = [one != other for one, other in zip(before, maps_painted(page), strict=True)]
-        assert changed == [True, slides[0] == slides[1]]
-        page.context.close()  # before the server closes
+def test_region_is_drawn_on_panes_with_the_same_coordinates(
+    opened_runs, opened, serve, study_folder, run_of_kind, slides
+):
+    responses = opened_runs([study_folder / "run", run_of_kind("ordinal")], slides)
+    page = opened(f"{serve(guarded_app(*responses, is_known=known_hosts([], any_address=False)))}/#slide=s1")
+    before = maps_painted(page)
+    lasso(page, [(4, 4), (200, 4), (200, 128), (4, 128)], size=(1000, 700))
+    page.get_by_role("button", name="Discard").wait_for()
+    page.mouse.move(2, 2)  # no tile is hovered
+    expect(page.locator("figcaption output").first).to_be_empty()
+    drawn(page)
+    changed = [one != other for one, other in zip(before, maps_painted(page), strict=True)]
+    assert changed == [True, slides[0] == slides[1]]
 
 
 def maps_painted(page):

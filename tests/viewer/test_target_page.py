@@ -5,19 +5,13 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("playwright.sync_api", reason="needs playwright, from the dev group")
-
 from carmil.viewer.app import guarded_app
 from carmil.viewer.cases import read_cases
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.responses import Responses
 from carmil.viewer.slide_files import SlideFiles
 
-from . import test_page
-from .test_page import settled, until, viewing
-
-pytestmark = test_page.pytestmark
-browser, opened = test_page.browser, test_page.opened  # fixtures
+from .pages import expect
 
 
 def text_of(value, decimals, *, signed=False):
@@ -36,75 +30,73 @@ def target_of(responses):
     return json.loads(responses.cohort())["target"]
 
 
-def test_page_shows_a_risk_and_what_raises_and_lowers_it(opened, run_of_kind):
+def test_page_shows_a_risk_and_what_raises_and_lowers_it(opened, serve, run_of_kind):
     """List, answer, legend, tiles, what-if and deletion curve of a survival run."""
     responses, app = viewer_of(run_of_kind("survival"))
     cases, decimals = responses.run.cases, target_of(responses)["format"]["decimals"]
     risks = [float(case.predicted[0]) for case in cases]
-    with viewing(app) as address:
-        page = opened(f"{address}/#slide={cases[4].slide}")
-        assert not page.get_by_label("errors only").is_visible() and not page.locator("#class").is_visible()
-        heading = page.locator("[role=columnheader].value button")
-        assert heading.inner_text() == "risk"
-        heading.click()
-        heading.click()
-        first = page.locator(".rows .row").first
-        highest = int(np.argmax(risks))
-        assert first.locator(".slide").inner_text() == cases[highest].slide
-        assert first.locator(".value").inner_text() == text_of(max(risks), decimals, signed=True)
-        assert first.locator(".label").inner_text() == cases[highest].label
-        assert first.locator(".answer").inner_text() == "higher risk"
+    page = opened(f"{serve(app)}/#slide={cases[4].slide}")
+    assert not page.get_by_label("errors only").is_visible() and not page.locator("#class").is_visible()
+    heading = page.locator("[role=columnheader].value button")
+    assert heading.inner_text() == "risk"
+    heading.click()
+    heading.click()
+    first = page.locator(".rows .row").first
+    highest = int(np.argmax(risks))
+    expect(first.locator(".slide")).to_have_text(cases[highest].slide)
+    expect(first.locator(".value")).to_have_text(text_of(max(risks), decimals, signed=True))
+    expect(first.locator(".label")).to_have_text(cases[highest].label)
+    expect(first.locator(".answer")).to_have_text("higher risk")
 
-        answer = page.locator("#answer")
-        assert cases[4].answer in answer.inner_text() and cases[4].label in answer.inner_text()
-        both = (risks[4], float(cases[4].counterfactual[0]))
-        shown = answer.locator(".figure").all_inner_texts()
-        assert shown == [text_of(risk, decimals, signed=True) for risk in both]
-        assert "0 is the mean of the training slides" in answer.inner_text()
+    answer = page.locator("#answer")
+    assert cases[4].answer in answer.inner_text() and cases[4].label in answer.inner_text()
+    both = (risks[4], float(cases[4].counterfactual[0]))
+    shown = answer.locator(".figure").all_inner_texts()
+    assert shown == [text_of(risk, decimals, signed=True) for risk in both]
+    assert "0 is the mean of the training slides" in answer.inner_text()
 
-        legend = page.locator("figcaption").inner_text()
-        assert "lowers the risk" in legend and "raises the risk" in legend
-        assert "Evidence: contribution to the log hazard" in legend
-        for title in ("What raises and what lowers the risk", "Raises the risk most", "Lowers the risk most"):
-            assert page.get_by_role("heading", name=title).is_visible()
+    legend = page.locator("figcaption").inner_text()
+    assert "lowers the risk" in legend and "raises the risk" in legend
+    assert "Evidence: contribution to the log hazard" in legend
+    for title in ("What raises and what lowers the risk", "Raises the risk most", "Lowers the risk most"):
+        assert page.get_by_role("heading", name=title).is_visible()
 
-        button = page.get_by_role("button", name="Remove the top 10 % of evidence")
-        assert button.get_attribute("title") == "the 10 % of the tiles that raise the risk most"
-        button.click()
-        page.wait_for_selector(".moves")
-        removed = responses._removed(4, {"top": 0.1, "map": "evidence", "class": 0})
-        before, after = (responses.whatif.answer(4, gone).factual[0] for gone in ([], removed))
-        words = [text_of(value, decimals, signed=True) for value in (before, after, after - before)]
-        assert f"{words[0]} → {words[1]}" in page.locator(".moves").inner_text()
-        assert page.locator(".moves tbody td").nth(1).inner_text() == words[2] and after < before
-        stays = responses.run.cases[4].decision.answer([after]) == cases[4].answer
-        assert f"the answer {'stays' if stays else 'changes to'}" in page.locator("#whatif").inner_text()
+    button = page.get_by_role("button", name="Remove the top 10 % of evidence")
+    assert button.get_attribute("title") == "the 10 % of the tiles that raise the risk most"
+    button.click()
+    page.wait_for_selector(".moves")
+    removed = responses._removed(4, {"top": 0.1, "map": "evidence", "class": 0})
+    before, after = (responses.whatif.answer(4, gone).factual[0] for gone in ([], removed))
+    words = [text_of(value, decimals, signed=True) for value in (before, after, after - before)]
+    expect(page.locator(".moves")).to_contain_text(f"{words[0]} → {words[1]}")
+    expect(page.locator(".moves tbody td").nth(1)).to_have_text(words[2])
+    assert after < before
+    stays = responses.run.cases[4].decision.answer([after]) == cases[4].answer
+    expect(page.locator("#whatif")).to_contain_text(f"the answer {'stays' if stays else 'changes to'}")
 
-        page.locator("#deletion").scroll_into_view_if_needed()
-        page.wait_for_selector("#deletion svg")
-        assert "Risk (log hazard)" in page.locator("#deletion").inner_text()
-        assert "what raises it most first" in page.locator("#deletion .key").inner_text()
-        assert f"instead of {words[0]}" in page.locator("#deletion").inner_text()
-        for text in ("probability", "supports", "refutes", "For and against", "class"):
-            assert text not in page.locator("main").inner_text()
+    page.locator("#deletion").scroll_into_view_if_needed()
+    page.wait_for_selector("#deletion svg")
+    assert "Risk (log hazard)" in page.locator("#deletion").inner_text()
+    assert "what raises it most first" in page.locator("#deletion .key").inner_text()
+    assert f"instead of {words[0]}" in page.locator("#deletion").inner_text()
+    for text in ("probability", "supports", "refutes", "For and against", "class"):
+        assert text not in page.locator("main").inner_text()
 
 
 @pytest.mark.parametrize("kind", ["value", "ordinal", "labels"])
-def test_page_shows_every_other_kind_of_target(opened, run_of_kind, kind):
+def test_page_shows_every_other_kind_of_target(opened, serve, run_of_kind, kind):
     responses, app = viewer_of(run_of_kind(kind))
     target = target_of(responses)
-    with viewing(app) as address:
-        page = opened(f"{address}/#slide={responses.run.cases[3].slide}")
-        assert page.get_by_label("errors only").is_visible() == (kind == "ordinal")
-        assert page.locator("#class").is_visible() == (kind == "labels")
-        assert page.locator("[role=columnheader].answer").count() == int(kind != "value")
-        rows = page.locator(".chances tbody th").all_inner_texts()
-        assert [row.replace("\n", " ") for row in rows] == [row["name"] for row in target["rows"]]
-        page.get_by_role("button", name="Remove the top 10 % of evidence").click()
-        page.wait_for_selector(".moves")
-        assert page.locator(".moves tbody tr").count() == len(target["rows"])
-        assert ("the answer" in page.locator("#whatif .verdict").inner_text()) == (kind != "value")
-        if kind == "labels":
-            page.locator("#class").select_option("her2")
-            settled(page)
-            until(page, "document.getElementById('tiles').textContent.includes('Most supporting “her2”')")
+    page = opened(f"{serve(app)}/#slide={responses.run.cases[3].slide}")
+    assert page.get_by_label("errors only").is_visible() == (kind == "ordinal")
+    assert page.locator("#class").is_visible() == (kind == "labels")
+    assert page.locator("[role=columnheader].answer").count() == int(kind != "value")
+    rows = page.locator(".chances tbody th").all_inner_texts()
+    assert [row.replace("\n", " ") for row in rows] == [row["name"] for row in target["rows"]]
+    page.get_by_role("button", name="Remove the top 10 % of evidence").click()
+    page.wait_for_selector(".moves")
+    assert page.locator(".moves tbody tr").count() == len(target["rows"])
+    assert ("the answer" in page.locator("#whatif .verdict").inner_text()) == (kind != "value")
+    if kind == "labels":
+        page.locator("#class").select_option("her2")
+        expect(page.locator("#tiles")).to_contain_text("Most supporting “her2”")
