@@ -86,6 +86,7 @@ def test_y_may_be_a_list_a_series_a_column_or_the_labels_of_the_bags():
         ([*Y[:3], -1e30, *Y[4:]], "y is -1e[+]30 at position 3: expected a finite number"),
         (np.stack([Y, Y], axis=1), r"y has shape \(60, 2\): expected one number per bag"),
         (Y[:, None, None], r"y has shape \(60, 1, 1\): expected one number per bag"),
+        (1.7e9 + SIGNAL, "y has numbers too close to each other for their size: subtract a constant"),
         (np.full(60, 3.0), "y is 3 for all bags: expected different numbers"),
         (Y[:-1], "59 labels for 60 bags"),
         (None, "no labels: give y"),

@@ -153,6 +153,7 @@ def changed(values: np.ndarray, place: int, value: float) -> np.ndarray:
         (structured(EVENT, changed(TIME, 4, -3)), "y has the time -3 at position 4: expected 0 or more"),
         (structured(EVENT, changed(TIME, 4, np.nan)), "y has the time nan at position 4"),
         (structured(EVENT, changed(TIME, 4, np.inf)), "y has the time inf at position 4"),
+        (structured(EVENT, 1.7e9 + TIME), "y has times too close to each other for their size: subtract a constant"),
         (structured(np.zeros(90, bool), TIME), "no event in y, all 90 bags are censored: expected some"),
         (structured(np.arange(90) == 3, TIME), "group 'event' has one bag"),
         (Y[:-1], "89 labels for 90 bags"),

@@ -182,11 +182,32 @@ def test_times_and_events_are_read_and_counted():
         ("Censored", "no", "yes"),
         ("censoring_status", "dead", "censored"),
         ("censor", "1:EVENT", "0:CENSORED"),
+        ("censored", "EVENT", "CENSORED"),
+        ("not_censored", "1", "0"),
+        ("non-censored", "1", "0"),
+        ("is_alive", "0", "1"),
+        ("Survived", "no", "yes"),
+        ("not_alive", "1", "0"),
+        ("alive_or_dead", "1", "0"),
+        ("overall_survival", "1", "0"),
     ],
 )
 def test_events_are_read_from_words_and_from_columns_of_censoring(column, yes, no):
     cells = {"time": ["1", "2", "3"], column: [yes, no, no]}
     assert read(TargetColumns(("time",), column, "survival"), **cells)[1][:, 1].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(("column", "name"), [("alive", "event"), ("not_censored", "event"), ("died", "died")])
+def test_an_event_is_never_named_after_its_absence(column, name):
+    assert Survival(columns=("months", column)).event_name == name
+
+
+@pytest.mark.parametrize("cells", [["0:DECEASED", "1:LIVING"], ["1:CENSORED", "0:EVENT"]])
+def test_a_number_that_contradicts_its_word_raises_an_error(cells):
+    assert refusal(SURVIVAL, time=["1", "2"], event=cells) == (
+        f"t.csv: column 'event' has {cells[0]!r} for slide 's0': expected a number that agrees with its word, such as 1:DECEASED "
+        "and 0:LIVING; remove the numbers, and keep the words"
+    )
 
 
 def test_column_that_names_censoring_is_noted():
@@ -285,6 +306,12 @@ def test_numbers_are_read():
             "t.csv: column 'x' has 'unknown' for slide 's1': expected a number, such as 12.5; correct it, or leave the slide "
             "out; use --kind classes if the column names classes",
         ),
+        (
+            VALUE,
+            ["1700000000", "1700000005", "1700000009"],
+            "t.csv: column 'x' has numbers from 1700000000 to 1700000009, too close to each other for their size: subtract a "
+            "constant, such as the smallest",
+        ),
     ],
 )
 def test_invalid_numbers_raise_an_error(named, cells, message):
@@ -308,7 +335,9 @@ def test_grades_with_numbers_numerals_or_letters_are_ordered(cells, ordered):
     assert notes == [f"grades: {' < '.join(ordered)}"]
 
 
-@pytest.mark.parametrize("cells", [["low", "high", "medium"], ["G1", "T2"], ["1", "2", "high"], ["IA", "IB", "II"]])
+@pytest.mark.parametrize(
+    "cells", [["low", "high", "medium"], ["G1", "T2"], ["1", "2", "high"], ["IA", "IB", "II"], ["II", "III", "X"]]
+)
 def test_an_unknown_order_of_grades_is_never_guessed(cells):
     message = refusal(ORDINAL, grade=cells)
     assert message.startswith("t.csv: column 'grade' has grades whose order is unknown, ")

@@ -38,6 +38,7 @@ from carmil.words import plural
 SomeBags = Bags | Sequence[Any]
 AGAIN = "save the model again"
 LARGEST = 1e15  # of numbers and times, as in label tables
+CLOSE = "too close to each other for their size: subtract a constant, such as the smallest"
 
 
 class _Parameters(TypedDict):

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
 from carmil.errors import CarmilError
-from carmil.estimators.estimator import LARGEST, MILEstimator, SomeBags, check_name, check_not_missing
+from carmil.estimators.estimator import CLOSE, LARGEST, MILEstimator, SomeBags, check_name, check_not_missing
 from carmil.targets import Value
+from carmil.targets.target import lost_in_rounding
 from carmil.targets.value import LOSSES
 
 
@@ -56,4 +57,6 @@ class MILRegressor(RegressorMixin, MILEstimator):
             )
         if np.ptp(values) == 0:
             raise CarmilError(f"y is {values[0, 0]:g} for all bags: expected different numbers")
+        if lost_in_rounding(values):
+            raise CarmilError(f"y has numbers {CLOSE}")
         return values

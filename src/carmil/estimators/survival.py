@@ -11,13 +11,14 @@ from typing_extensions import TypedDict
 
 from carmil.bags.bags import Bags
 from carmil.errors import CarmilError
-from carmil.estimators.estimator import AGAIN, LARGEST, MILEstimator, SomeBags, check_name
+from carmil.estimators.estimator import AGAIN, CLOSE, LARGEST, MILEstimator, SomeBags, check_name
 from carmil.runs.facts import Baseline
 from carmil.statistics.hazards import StepFunction, mean_of_steps, survival_probabilities
 from carmil.statistics.survival import concordance
 from carmil.studies.baseline_hazards import baseline_hazards
 from carmil.targets import Survival
 from carmil.targets.survival import LOSSES
+from carmil.targets.target import lost_in_rounding
 from carmil.training.recipe import TRAIN
 from carmil.untrusted import parse_as
 from carmil.words import plural
@@ -107,6 +108,8 @@ class MILSurvival(MILEstimator):
             raise CarmilError(
                 f"no event in y, all {plural(len(outcomes), 'bag')} are censored: expected some; is the event inverted?"
             )
+        if lost_in_rounding(outcomes[:, 0]):
+            raise CarmilError(f"y has times {CLOSE}")
         return outcomes
 
     def _check_parameters(self) -> None:

@@ -14,7 +14,7 @@ from carmil.targets import survival, value
 from carmil.targets.labels import Labels
 from carmil.targets.ordinal import Ordinal
 from carmil.targets.survival import Survival
-from carmil.targets.target import Target, check_loss
+from carmil.targets.target import Target, check_loss, lost_in_rounding
 from carmil.targets.value import Value
 from carmil.words import examples, plural
 
@@ -27,11 +27,10 @@ MOST_GRADES = 20
 _MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "null"}
 _YES = {"1", "1.0", "true", "yes", "y", "dead", "deceased", "died", "event", "recurred", "progressed", "positive"}
 _NO = {"0", "0.0", "false", "no", "n", "alive", "living", "censored", "none", "negative"}
-_CODED = re.compile(r"([01]):.*")  # cBioPortal's 1:DECEASED
+_CODED = re.compile(r"([01]):(.*)")  # cBioPortal's 1:DECEASED
 _PLAIN = {"1", "1.0", "true", "yes", "y", "0", "0.0", "false", "no", "n"}  # words that say nothing about what happened
 _NUMBERED = re.compile(r"(.*?)(\d+|[IVX]+|[A-Z])", re.IGNORECASE)  # G2, grade 2, Stage II, B
-_ROMAN = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6, "VII": 7, "VIII": 8, "IX": 9, "X": 10}
-_CENSORING = re.compile(r"(?<!un)(?<!non)censor", re.IGNORECASE)
+_ROMAN = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6, "VII": 7, "VIII": 8, "IX": 9}  # stage X is unknown
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ def _events(texts: Sequence[str], slides: Sequence[str], column: str, where: str
     It has if its name says censoring, unless its words say what happened, such as "dead".
     """
     events = np.array([_yes_or_no(text, slide, column, where) for text, slide in zip(texts, slides, strict=True)])
-    inverted = _CENSORING.search(column) is not None and {text.casefold() for text in texts} <= _PLAIN
+    inverted = survival.names_no_event(column) and {text.casefold() for text in texts} <= _PLAIN
     return (1 - events if inverted else events), inverted
 
 
@@ -334,10 +333,15 @@ def _number(text: str) -> float | None:
 
 
 def _check_spread(numbers: NDArray[np.float64], where: str) -> None:
-    """Refuse numbers that are all equal, from which nothing can be learned."""
+    """Refuse numbers that are all equal, or so in single precision, from which nothing can be learned."""
     if np.ptp(numbers) == 0:
         raise CarmilError(
             f"{where} is {numbers[0]:g} for every slide: expected different numbers; name another column with --target"
+        )
+    if lost_in_rounding(numbers):
+        raise CarmilError(
+            f"{where} has numbers from {numbers.min():.12g} to {numbers.max():.12g}, too close to each other for their size: "
+            "subtract a constant, such as the smallest"
         )
 
 
@@ -349,7 +353,13 @@ def _whole(text: str) -> str:
 def _yes_or_no(text: str, slide: str, column: str, where: str) -> float:
     word = text.strip().casefold()
     if coded := _CODED.fullmatch(word):
-        word = coded[1]
+        number, meaning = coded.groups()
+        if (number == "1" and meaning in _NO) or (number == "0" and meaning in _YES):
+            raise CarmilError(
+                f"{where}: column {column!r} has {text!r} for slide {slide!r}: expected a number that agrees with its word, "
+                "such as 1:DECEASED and 0:LIVING; remove the numbers, and keep the words"
+            )
+        word = number
     if word not in _YES | _NO:
         raise CarmilError(
             f"{where}: column {column!r} has {text!r} for slide {slide!r}: expected 1 or 0, or words such as yes, no, dead or "

@@ -1,5 +1,6 @@
 """A time to an event, or to the end of follow-up without one (censored)."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -18,6 +19,9 @@ from carmil.targets.target import EvidenceWords, Floats, Measure, Quantity, Targ
 TIMES = 20  # times at which survival is compared with the outcome
 LOSSES = ("cox", "discrete")
 UNITS = ("days", "weeks", "months", "years")  # with which a column of times may end
+_CENSORED = re.compile(r"(?<!un)(?<!non)(?<!not)censor|^(alive|living|survived)$")
+_NOT = {"no", "non", "not", "un"}
+_BOTH = {"dead", "death", "died", "status"}  # a column "alive or dead" may have 1 for either
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ class Survival(Target):
 
     @property
     def event_name(self) -> str:
-        """Return the name of an event: that of its column, unless the column is named after censoring."""
-        return "event" if "censor" in self.columns[1].casefold() else self.columns[1]
+        """Return the name of an event: that of its column, unless the column is named after censoring or survival."""
+        name = self.columns[1]
+        return "event" if "censor" in name.casefold() or names_no_event(name) else name
 
     @property
     def time_unit(self) -> str:
@@ -189,6 +194,14 @@ class Survival(Target):
         figures["ibs"] = integrated_brier(*reference, survival, horizons)
         figures["ibs_population"] = integrated_brier(*reference, np.tile(population, (len(time), 1)), horizons)
         return figures
+
+
+def names_no_event(column: str) -> bool:
+    """Return whether a 1 in a column of this name means that there was no event: "censored", "alive", but not "non_censored"."""
+    words = re.findall("[a-z]+", column.casefold())
+    if "censor" not in column.casefold() and not _BOTH.isdisjoint(words):
+        return False
+    return any(_CENSORED.search(word) and _NOT.isdisjoint(words[:i]) for i, word in enumerate(words))
 
 
 def horizons_within(time: Floats, event: NDArray[np.bool_], known: NDArray[np.bool_]) -> Floats:

@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 Measure = Callable[[Floats, Floats], float]  # predictions (b, p), outcomes (b) or (b, t)
 WITH_INTERVAL = ("auc", "f1_macro", "balanced_accuracy", "accuracy", "sensitivity", "specificity")
 OF_TWO_CLASSES = ("sensitivity", "specificity")
+ROUNDED = 1e-3  # of the standard deviation of numbers: the largest error that rounding may cause
 LEAST_OF_RANGE = 20  # values in each range by which folds of numbers are stratified
 
 
@@ -59,7 +60,7 @@ class EvidenceWords:
     def colours(self) -> str:
         """Return what the colours of a map of evidence mean."""
         signs = "blue supports, orange refutes" if self.of_answers else "blue raises it, orange lowers it"
-        return f"{signs}, 0 does neither"
+        return f"{signs}, 0 neither"
 
     def title(self, output: str) -> str:
         """Return the name of the evidence for an output."""
@@ -425,6 +426,12 @@ def quantile_strata(values: Floats) -> tuple[list[int], tuple[str, ...]]:
     parts = int(numbers.max()) + 1
     members = [values[numbers == part] for part in range(parts)]
     return numbers.tolist(), tuple(f"{member.min():.4g} to {member.max():.4g}" for member in members)
+
+
+def lost_in_rounding(numbers: Floats) -> bool:
+    """Return whether the differences between numbers are lost in single precision, in which models are trained."""
+    rounded = numbers.astype(np.float32).astype(np.float64)
+    return bool(np.ptp(numbers) > 0 and np.abs(rounded - numbers).max() > ROUNDED * np.std(numbers))
 
 
 def check_loss(loss: str | None, known: Sequence[str], kind: str) -> str:
