@@ -7,7 +7,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from carmil.counterfactual.branches import create_model
 from carmil.errors import CarmilError
-from carmil.evidence.counterfactual_change import class_shift, correlations, counterfactual_change
+from carmil.evidence.counterfactual_change import correlations, count_choices, counterfactual_change
 from carmil.models.contract import Counterfactual, Prediction
 from carmil.models.pooling import Offsets
 
@@ -81,7 +81,7 @@ def test_change_supports_learned_branches_and_scores_without_softmax():
 def test_class_shift_counts_largest_logit_increases_of_correct_bags():
     logits = torch.randn(2, 40, 3)
     cf, labels = torch.randn(2, 40, 3), torch.randint(0, 3, (40,))
-    result = class_shift(logits, cf, labels)
+    result = count_choices((cf - logits).argmax(-1), logits, labels)
     for r in range(2):
         expected = np.zeros((3, 3), dtype=int)
         for b in range(40):

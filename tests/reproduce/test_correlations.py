@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
+from carmil.evidence.branch_outputs import predict_branches
 from carmil.reproduce import correlations, digits, slide_cohorts
-from carmil.reproduce.branch_outputs import models_of_run, predict_branches
-from carmil.reproduce.method_runs import train_model
+from carmil.reproduce.method_runs import models_of_run, train_model
 from carmil.reproduce.recipes import Request
 from carmil.studies import cautions
 

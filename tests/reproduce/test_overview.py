@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from carmil.counterfactual import create_model
+from carmil.evidence.branch_outputs import predict_branches
 from carmil.report.overview_figure import stages_of
 from carmil.reproduce import overview
-from carmil.reproduce.branch_outputs import models_of_run, predict_branches
+from carmil.reproduce.method_runs import models_of_run
 from carmil.reproduce.overview import CLASSES, MODEL, WIDTH
 from carmil.reproduce.recipes import Request
 from carmil.runs.run import read_run

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from carmil.errors import CarmilError
+from carmil.evidence.branch_outputs import BranchOutputs
 from carmil.models.pooling import Offsets
 from carmil.reproduce import digits, shift, slide_cohorts
-from carmil.reproduce.branch_outputs import BranchOutputs
 from carmil.reproduce.digits import Point
 from carmil.reproduce.method_runs import runs_folder
 from carmil.reproduce.recipes import Request

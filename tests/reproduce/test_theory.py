@@ -7,12 +7,12 @@ import torch
 
 from carmil.counterfactual import theory as closed_forms
 from carmil.counterfactual.branches import create_model
+from carmil.evidence.branch_outputs import predict_branches
+from carmil.evidence.counterfactual_direction import _measured, followed, margin_gradient, margins
 from carmil.models.pooling import Offsets, bag_softmax
 from carmil.reproduce import digits, theory
-from carmil.reproduce.branch_outputs import models_of_run, predict_branches
-from carmil.reproduce.method_runs import train_model
+from carmil.reproduce.method_runs import models_of_run, train_model
 from carmil.reproduce.recipes import Request
-from carmil.reproduce.theory import _measured, followed, margin_gradient, margins
 
 
 @pytest.fixture

@@ -78,16 +78,11 @@ def counterfactual_change(
     )
 
 
-def class_shift(logits: Tensor, counterfactual_logits: Tensor, labels: Tensor) -> Tensor:
-    """Count, over correctly predicted bags, the class whose logit grows most: (..., k, k), one row per true class.
-
-    logits F(u) and F(u_cf) (..., b, k), labels (b).
-    """
-    return count_choices((counterfactual_logits - logits).argmax(-1), logits, labels)
-
-
 def count_choices(choices: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the chosen classes (..., b) over correctly predicted bags: (..., k, k), one row per true class."""
+    """Count the chosen classes (..., b) over correctly predicted bags: (..., k, k), one row per true class.
+
+    logits F(u) (..., b, k), labels (b).
+    """
     classes = logits.shape[-1]
     right = one_hot(labels, classes) * (logits.argmax(-1) == labels).unsqueeze(-1)
     return (right.mT @ one_hot(choices, classes)).long()

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmil.errors import CarmilError
+from carmil.evidence.branch_outputs import predict_branches
 from carmil.evidence.counterfactual_change import correlations
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
 from carmil.report.paper import Finding, Picture
-from carmil.reproduce.branch_outputs import models_of_run, predict_branches
 from carmil.reproduce.digits import Point, digit_cohorts, training_lines
-from carmil.reproduce.method_runs import Method, MethodRun, train_methods
+from carmil.reproduce.method_runs import Method, MethodRun, models_of_run, train_methods
 from carmil.reproduce.paper import figure, figure_text
 from carmil.reproduce.recipes import Request, write_finding
 from carmil.reproduce.slide_cohorts import several_classes

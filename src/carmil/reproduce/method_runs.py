@@ -5,13 +5,17 @@ runs.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from carmil.bags.bags import Bags
 from carmil.datasets.study_cohort import Protocol, StudyCohort
+from carmil.evidence.branch_outputs import TestedModel
 from carmil.files import safe_name
 from carmil.parallel import run_parallel
 from carmil.reproduce.recipes import Request
@@ -24,6 +28,7 @@ from carmil.studies.compare import ComparedRun, each_fold
 from carmil.studies.figures import mean_over_seeds
 from carmil.studies.point_selection import Choice, choose
 from carmil.studies.predictions import outcomes, predicted
+from carmil.studies.subjects import open_run_store, own_subjects
 from carmil.studies.train import PER_MODEL_SETTINGS, check, check_fit, run_study, run_together
 from carmil.training.checkpoint import Checkpoint
 
@@ -196,6 +201,25 @@ def runs_folder(cohort: StudyCohort, request: Request) -> Path:
     """Return the folder of the runs on a cohort. Quick trials and other seeds have folders of their own."""
     kind = "fast_runs" if request.fast else "runs"
     return request.shared / kind / (cohort.folder or safe_name(f"{cohort.name}-{cohort.encoder}-seed{request.seed}"))
+
+
+def models_of_run(run: Run, device: str) -> tuple[Bags, Iterator[TestedModel]]:
+    """Return the cohort of a run, and an iterator over its models with the slides that each was tested on."""
+    store = open_run_store(run)
+    subjects, population = own_subjects(run, store), run.population(device)
+
+    def each() -> Iterator[TestedModel]:
+        for row, model in enumerate(run.models):
+            mine = [one for one in subjects if row in one.models]
+            yield TestedModel(
+                population.member(row),
+                model.fold,
+                model.seed,
+                torch.tensor([one.place for one in mine], dtype=torch.long),
+                torch.tensor([run.outputs.index(str(one.label)) for one in mine], dtype=torch.long),
+            )
+
+    return store.bags(), each()
 
 
 def measured_on(runs: Sequence[Run]) -> str:

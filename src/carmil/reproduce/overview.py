@@ -14,12 +14,12 @@ from carmil.counterfactual import create_model
 from carmil.counterfactual.branches import branch_coefficients
 from carmil.counterfactual.objective import evidence_differential_loss, l1_distance
 from carmil.datasets.digit_cohorts import DIGITS, load_digits
+from carmil.evidence.branch_outputs import predict_branches
 from carmil.models.contract import BagModel
 from carmil.models.pooling import bag_softmax
 from carmil.report.overview_figure import BagView, draw_overview, stages_of
 from carmil.report.paper import Finding, Picture
-from carmil.reproduce.branch_outputs import models_of_run, predict_branches
-from carmil.reproduce.method_runs import train_model
+from carmil.reproduce.method_runs import models_of_run, train_model
 from carmil.reproduce.recipes import Request, write_finding
 from carmil.studies.subjects import open_run_store
 from carmil.tables import ResultTable

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from carmil.bags.bags import Bags
 from carmil.evidence import explain
-from carmil.evidence.counterfactual_change import class_shift, count_choices
+from carmil.evidence.branch_outputs import TestedModel, predict_branches
+from carmil.evidence.counterfactual_change import count_choices
 from carmil.models.contract import one_hot
 from carmil.models.pooling import bag_softmax, bag_sum
 from carmil.progress import console
 from carmil.report.matrices import Matrix, draw_matrices
 from carmil.report.paper import Finding, Picture
-from carmil.reproduce.branch_outputs import TestedModel, models_of_run, predict_branches
 from carmil.reproduce.digits import Point, digit_cohorts, training_lines
-from carmil.reproduce.method_runs import MethodRun, train_methods
+from carmil.reproduce.method_runs import MethodRun, models_of_run, train_methods
 from carmil.reproduce.paper import figure, figure_text
 from carmil.reproduce.recipes import Request, write_finding
 from carmil.reproduce.slide_cohorts import several_classes
@@ -205,14 +205,14 @@ def shift_of(answers: Iterable[Answers]) -> Shift:
     for before, after, labels in answers:
         own = one_hot(labels, before.shape[-1]).bool()
         choices = {
-            "is answered": after.argmax(-1),
-            "strongest other": after.masked_fill(own, -torch.inf).argmax(-1),
-            "falls most beside": (before - after).masked_fill(own, -torch.inf).argmax(-1),
-            "runner-up": before.masked_fill(own, -torch.inf).argmax(-1),
+            "grows most": after - before,
+            "is answered": after,
+            "strongest other": after.masked_fill(own, -torch.inf),
+            "falls most beside": (before - after).masked_fill(own, -torch.inf),
+            "runner-up": before.masked_fill(own, -torch.inf),
         }
-        counts["grows most"].append(class_shift(before, after, labels))
-        for name, chosen in choices.items():
-            counts[name].append(count_choices(chosen, before, labels))
+        for name, values in choices.items():
+            counts[name].append(count_choices(values.argmax(-1), before, labels))
         changes.append(_by_class(after - before, before, labels))
     return Shift({name: _stacked(one) for name, one in counts.items()}, _stacked(changes))
 

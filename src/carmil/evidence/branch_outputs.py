@@ -1,6 +1,5 @@
 """Outputs of both branches of a CAR model: attention scores and logits. n instances of all bags together, b bags, k classes."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +8,6 @@ from torch import Tensor
 from carmil.bags.bags import Bags
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
-from carmil.runs.run import Run
-from carmil.studies.subjects import open_run_store, own_subjects
 
 AT_ONCE = 2**16  # instances in memory
 
@@ -55,22 +52,3 @@ def predict_branches(model: BagModel, bags: Bags, chosen: Tensor | None = None) 
     ends = torch.cat(sizes).cumsum(0)
     u, logits, u_cf, cf_logits = (torch.cat(column) if column else torch.empty(0) for column in columns)
     return BranchOutputs(u, logits, u_cf, cf_logits, Offsets(torch.cat([ends.new_zeros(1), ends])))
-
-
-def models_of_run(run: Run, device: str) -> tuple[Bags, Iterator[TestedModel]]:
-    """Return the cohort of a run, and an iterator over its models with the slides that each was tested on."""
-    store = open_run_store(run)
-    subjects, population = own_subjects(run, store), run.population(device)
-
-    def each() -> Iterator[TestedModel]:
-        for row, model in enumerate(run.models):
-            mine = [one for one in subjects if row in one.models]
-            yield TestedModel(
-                population.member(row),
-                model.fold,
-                model.seed,
-                torch.tensor([one.place for one in mine], dtype=torch.long),
-                torch.tensor([run.outputs.index(str(one.label)) for one in mine], dtype=torch.long),
-            )
-
-    return store.bags(), each()
