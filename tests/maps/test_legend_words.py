@@ -65,11 +65,11 @@ def test_tiles_without_a_value_do_not_count():
 def test_legend_tells_what_a_value_is(painted, texts, tmp_path):
     maps = painted({"DCIS": np.linspace(-3, 1, 18), "factual": np.full(18, 1 / 18)})
     write_pngs(maps, [tmp_path / "a.png", tmp_path / "b.png"], longest=1200)
-    assert "contribution to the logit of DCIS: blue supports, orange refutes, 0 does neither" in texts
+    assert "contribution to the logit of DCIS: blue supports, orange refutes, 0 neither" in texts
     assert "share of the slide's attention: all weights add up to 1, and 0 is none" in texts
 
 
 def test_colours_of_a_number_raise_and_lower_it():
     words = EvidenceWords("raises", "lowers", "log hazard")
     risk = TileMap("risk", np.ones(3), "evidence", words=words)
-    assert risk.meaning == "contribution to the log hazard: blue raises it, orange lowers it, 0 does neither"
+    assert risk.meaning == "contribution to the log hazard: blue raises it, orange lowers it, 0 neither"

@@ -59,8 +59,8 @@ MEANINGS = {
     "factual": "share of the slide's attention: all weights add up to 1, and 0 is none",
     "counterfactual": "share of the attention for another answer: all weights add up to 1, and 0 is none",
     "difference": "difference of two shares of attention: blue is more for this answer, orange more for another, 0 is equal",
-    "evidence": "blue supports, orange refutes, 0 does neither: contribution to the logit of {}; all contributions add up to its "
-    "change from reversed attention (highest where the model attends least) to the model's own attention",
+    "evidence": "blue supports, orange refutes, 0 neither: contribution to the logit of {}; all add up to its change from what "
+    "is attended least",
 }
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 

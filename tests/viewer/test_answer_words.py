@@ -49,8 +49,8 @@ def test_concentrated_attention_has_no_caution(run, number_of, with_attention):
 def test_legend_of_evidence_tells_unit_sign_zero_and_sum(run, number_of):
     shown = CaseMaps(run).shown(number_of["s3"], "evidence", 1)
     assert shown.of == (
-        "blue supports, orange refutes, 0 does neither: contribution to the logit of b; all contributions add up to its "
-        "change from reversed attention (highest where the model attends least) to the model's own attention"
+        "blue supports, orange refutes, 0 neither: contribution to the logit of b; all add up to its change from what is "
+        "attended least"
     )
     weights = CaseMaps(run).shown(number_of["s3"], "factual", 1)
     assert weights.of == "share of the slide's attention: all weights add up to 1, and 0 is none" and weights.low == 0
@@ -73,7 +73,7 @@ def test_page_says_that_attention_is_nearly_uniform(opened, made_up):
 def test_legends_name_both_ends_and_zero(opened, made_up):
     page = opened(f"{made_up}/{link(SLIDE)}&class=2")
     ends = page.locator(".ends span")
-    meaning = f"Blue supports, orange refutes, 0 does neither: contribution to the logit of {CLASSES[2]};"
+    meaning = f"Blue supports, orange refutes, 0 neither: contribution to the logit of {CLASSES[2]};"
     expect(page.locator("figcaption .of").first).to_contain_text(meaning)
     expect(ends.nth(1)).to_have_text("0 neither")
     page.locator("#map").select_option("factual")

@@ -88,7 +88,7 @@ def test_evidence_map_is_the_mean_over_models_tested_on_the_slide(ask, study_fol
         assert response["high"] == -response["low"] == pytest.approx(np.abs(expected[:, c]).max(), rel=1e-3)
         assert response["diverging"] and response["unit"] == "logit"
         assert response["of"].startswith(
-            f"blue supports, orange refutes, 0 does neither: contribution to the logit of {'ab'[c]};"
+            f"blue supports, orange refutes, 0 neither: contribution to the logit of {'ab'[c]};"
         )
 
 

@@ -142,7 +142,7 @@ def test_map_and_lists_tell_what_raises_and_what_lowers(ask, run, kind):
     unit = "logit" if kind == "labels" else UNITS[kind].removeprefix("contribution to the ")
     of_what = f"logit of {run.target.outputs[ask('/api/case/3').json['class']]}" if kind == "labels" else unit
     assert shown["unit"] == unit
-    assert f"0 does neither: contribution to the {of_what}; all contributions add up to its change" in shown["of"]
+    assert f"0 neither: contribution to the {of_what}; all add up to its change" in shown["of"]
     assert [one["instance"] for one in top["supporting"]] == [j for j in np.argsort(-values)[:4] if values[j] > 0]
     assert all(one["value"] < 0 for one in top["refuting"])
 

@@ -114,7 +114,7 @@ def _random(model: BagModel, features: Tensor, offsets: Offsets) -> Tensor:
 def _path(reference: str, start: str, needs: Ability = Ability.NONE) -> Explainer:
     return Explainer(
         partial(path_evidence, reference=reference),
-        f"contribution to {{logit}}; all contributions add up to its change from {start} to the model's own attention",
+        f"contribution to {{logit}}; all add up to its change from {start}",
         class_conditional=True,
         signed=True,
         cost="1, and a few tens of gradients of the classifier",
@@ -135,9 +135,9 @@ def _coalition(size: int, others: str) -> Explainer:
 
 
 EXPLAINERS: dict[str, Explainer] = {
-    "path": _path("reversed", "reversed attention (highest where the model attends least)"),
-    "path.uniform": _path("uniform", "equal attention to every instance"),
-    "path.zero": _path("zero", "a bag without instances (all features 0)"),
+    "path": _path("reversed", "what is attended least"),
+    "path.uniform": _path("uniform", "equal attention"),
+    "path.zero": _path("zero", "an empty bag (features 0)"),
     "path.counterfactual": _path(
         "counterfactual", "the counterfactual attention (CAR's branch)", Ability.COUNTERFACTUAL_MAP
     ),

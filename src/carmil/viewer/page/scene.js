@@ -458,7 +458,7 @@ function legend({ name, title, output, ofClass, painted, outlines, run }) {
         element("span", {
           children: [
             element("strong", { text: capital(ofClass ? `${title}: ${output.caption}` : title) }),
-            painted.unit && !output.caption.includes(painted.unit) ? element("span", { class: "soft unit", text: ` (${painted.unit})` }) : null,
+            painted.unit && !painted.of.includes(painted.unit) ? element("span", { class: "soft unit", text: ` (${painted.unit})` }) : null,
             element("span", { class: "soft of", text: ` ${capital(meaning)}.${contourText(outlines)}` }),
           ],
         }),
