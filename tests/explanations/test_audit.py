@@ -49,6 +49,10 @@ def predict(module, x):
     return module(x)[0]
 
 
+def first(module, x):
+    return predict(module, x)[:1]
+
+
 ATTENTION = {
     "embed": lambda module, x: module.body(x),
     "attend": lambda module, z: module.gaze(z),
@@ -205,8 +209,6 @@ def test_abilities_are_those_that_the_functions_were_seen_to_have():
     assert model.abilities == small and not model.permutation_invariant and "order of the instances" in notes[0]
     model, notes = tried(Attending(), predict=lambda module, x: module(x.detach())[0])
     assert model.abilities == Ability.SMALL_BAGS and "no gradients" in notes[0]
-    model, notes = tried(Attending(), predict=lambda module, x: predict(module, x.topk(3, 0).values))
-    assert model.abilities == Ability.GRADIENTS and "one or two instances are refused" in notes[0]
 
 
 def test_without_an_embedding_path_evidence_needs_attend_alone():
@@ -313,6 +315,13 @@ def test_table_text_and_tiles_show_the_maps(trained):
         ({"predict": lambda module, x: module(x)}, "predict returned a tuple: expected one tensor"),
         ({"predict": lambda module, x: module(x)[0] * math.nan}, "predict returned NaN or infinity for bag '0'"),
         ({"predict": lambda module, x: module(x)[0].softmax(0)}, "predict returned probabilities.* before the softmax"),
+        ({"predict": lambda module, x: module(x)[0].sigmoid()}, r"from 0 to 1 .* before the sigmoid"),
+        ({"predict": lambda module, x: module(x)[0][:1].sigmoid()}, r"from 0 to 1 .* before the sigmoid"),
+        ({"predict": lambda module, x: module(x)[0].sigmoid(), "target": "labels"}, r"from 0 to 1 .* before the sigmoid"),
+        ({"predict": lambda module, x: predict(module, x.topk(3, 0).values)}, "no answer for a bag of one instance .*out of range"),
+        ({"predict": lambda module, x: predict(module, x) + x.std(0, correction=min(1, len(x) - 1)).sum() / (len(x) - 1)},
+         "no answer for a bag of one instance .it returns NaN"),
+        ({"predict": lambda module, x: predict(module, x / x.norm(dim=1, keepdim=True))}, "no answer for a bag of zeros"),
         ({"predict": lambda module, x: module(x)[0] + torch.rand(2)}, "the same bag gives different outputs"),
         ({"predict": lambda module, x: OUTSIDE(x)[0]}, "predict uses your module directly"),
         ({"predict": predict, "attend": lambda module, x: OUTSIDE.gaze(OUTSIDE.body(x))}, "attend uses your module directly"),
@@ -324,6 +333,11 @@ def test_table_text_and_tiles_show_the_maps(trained):
         ({"predict": predict, "target": "grades"}, "unknown target 'grades'"),
         ({"predict": predict, "labels": [0, 1]}, r"labels have shape \(2,\) for 3 bags"),
         ({"predict": predict, "labels": [0, 1, 2]}, "labels must be the numbers of the 2 classes"),
+        ({"predict": predict, "target": "labels", "labels": [[0, 2]] * 3}, "must be 0, 1 or NaN"),
+        ({"predict": first, "target": "survival", "labels": [[3, 2]] * 3}, "1 for an event or 0"),
+        ({"predict": first, "target": "survival", "labels": [[-3, 1]] * 3}, "a time of 0 or more"),
+        ({"predict": predict, "coordinates": [torch.zeros(n, 2) for n in (8, 7, 9)]}, "bag '0' has 7 .* coordinates of 8"),
+        ({"predict": predict, "device": "gpu"}, "device 'gpu' cannot be used"),
         ({"predict": predict, "patients": ["a"]}, "1 patient for 3 bags"),
         ({"predict": predict, "outputs": ("a", "b", "c")}, "3 names in outputs: expected 2"),
         ({"predict": predict, "methods": ("path",)}, "'path' does not fit this module: expected one of"),
@@ -345,9 +359,21 @@ def test_what_cannot_be_audited_is_one_line(given, message):
     assert "\n" not in str(refused.value)
 
 
+def test_logits_that_happen_to_be_between_0_and_1_are_not_taken_for_probabilities():
+    torch.manual_seed(0)
+    module = Attending(outputs=1)
+    with torch.no_grad():
+        module.answer.weight.mul_(0.05)
+        module.answer.bias.fill_(0.5)
+    found = carmil.audit(module, planted(3)[0], predict=predict, methods=("single",), **FAST)
+    assert (found.predictions[:, 1] > 0.5).all() and (found.predictions[:, 1] < 0.73).all()
+
+
 def test_a_function_is_not_a_module():
     with pytest.raises(CarmilError, match="with parameters, whose shuffling tests the maps"):
         carmil.audit(lambda x: x, planted(2)[0])
+    with pytest.raises(CarmilError, match=r"bag 0 is a str: expected an array or tensor \(n, d\) of numbers"):
+        carmil.audit(Attending(), "features", predict=predict)
     with pytest.raises(CarmilError, match="bags is one array"):
         carmil.audit(Attending(), planted(2)[0][0], predict=predict)
 

@@ -73,6 +73,13 @@ class Bags:
                     f"bag {name!r} has {bag.shape[1]} features per instance, the first bag "
                     f"{features[0].shape[1]}: expected the same number of features in all bags"
                 )
+        for what, given in (("coordinates", coordinates), ("instance labels", instance_labels)):
+            for i, (bag, own) in enumerate(zip(features, given or (), strict=False)):
+                if len(own) != len(bag):
+                    name = ids[i] if i < len(ids) else str(i)
+                    raise CarmilError(
+                        f"bag {name!r} has {len(bag)} instances and {what} of {len(own)}: expected as many"
+                    )
         sizes = torch.tensor([len(bag) for bag in features])
         return cls(
             features=torch.cat(features),

@@ -19,6 +19,7 @@ from carmil.bags.bags import Bags
 from carmil.bags.geometry import Unit
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import check_explainers, explain, explainers_of
+from carmil.evidence.randomisation import shuffle_weights
 from carmil.explanations.faithfulness import curve_words, summarise_maps
 from carmil.explanations.faithfulness_probe import TWINS, Accumulator, Explained, Floats, ProbeSettings, probe
 from carmil.models.outside import Function, OutsideFunctions, OutsideModel, wrap_module
@@ -148,10 +149,8 @@ def audit(
     what = _target(target, tuple(outputs), wrapped)
     wrapped.link = what.link()
     logits = _all_outputs(wrapped, given)
-    if target == "classes" and not wrapped.paired and _are_probabilities(logits):
-        raise CarmilError(
-            "predict returned probabilities, which sum to 1 for every bag: expected the outputs before the softmax (or their log)"
-        )
+    if target in ("classes", "labels"):
+        _refuse_probabilities(wrapped, logits, tried)
     _centre(wrapped, logits)
     predicted = wrapped.link.predictions(_all_outputs(wrapped, given).double().cpu()).detach().numpy()
     chosen = _fitting(wrapped, methods, notes)
@@ -192,9 +191,16 @@ def _as_bags(bags: Any, coordinates: Any, unit: Unit) -> Bags:
         raise CarmilError(
             f"bags is one array of shape {tuple(bags.shape)}: expected a list of them, one (n, d) per bag"
         )
-    arrays = [bag.detach().cpu() if isinstance(bag, Tensor) else torch.as_tensor(np.asarray(bag)) for bag in bags]
+    arrays = [_as_tensor(bag, i) for i, bag in enumerate(bags)]
     arrays = [bag.float() if not bag.is_floating_point() or bag.dtype == torch.float64 else bag for bag in arrays]
     return Bags.from_list(arrays, coordinates=coordinates, coordinate_unit=None if coordinates is None else unit)
+
+
+def _as_tensor(bag: Any, i: int) -> Tensor:
+    try:
+        return bag.detach().cpu() if isinstance(bag, Tensor) else torch.as_tensor(np.asarray(bag))
+    except (TypeError, ValueError):
+        raise CarmilError(f"bag {i} is a {type(bag).__name__}: expected an array or tensor (n, d) of numbers") from None
 
 
 def _target(kind: str, names: tuple[str, ...], model: OutsideModel) -> Target:
@@ -232,8 +238,33 @@ def _all_outputs(model: OutsideModel, bags: Bags) -> Tensor:
     return outputs
 
 
-def _are_probabilities(outputs: Tensor) -> bool:
-    return bool((outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all())
+def _refuse_probabilities(model: OutsideModel, logits: Tensor, bags: Sequence[Tensor]) -> None:
+    """Refuse outputs that are probabilities already: that sum to 1, or that no weights bring out of 0 to 1."""
+    outputs = 2 * logits[:, 1:] if model.paired else logits
+    if not _within_01(outputs):
+        return
+    if outputs.shape[1] > 1 and bool(((outputs.sum(1) - 1).abs() < 1e-3).all()):
+        raise CarmilError(
+            "predict returned probabilities, which sum to 1 for every bag: expected the outputs before the softmax (or their log)"
+        )
+    answers = [outputs.flatten()]
+    with torch.no_grad():
+        for seed in range(TWINS):
+            twin = shuffle_weights(model, seed=seed)
+            assert isinstance(twin, OutsideModel)
+            for parameter in twin.parameters():
+                parameter.mul_(-10)  # logits leave the range from 0 to 1, a sigmoid does not
+            answers += [twin.ask("predict", bag.to(parameter)).flatten() for bag in bags]
+    tried = torch.cat(answers)
+    if _within_01(tried) and tried.min() < tried.max():
+        raise CarmilError(
+            "predict returned numbers from 0 to 1 for every bag, also with shuffled and enlarged weights, so they are "
+            "probabilities: expected the outputs before the sigmoid (or torch.logit of them)"
+        )
+
+
+def _within_01(values: Tensor) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
 
 
 def _centre(model: OutsideModel, outputs: Tensor) -> None:
@@ -281,6 +312,12 @@ def _outcomes(labels: ArrayLike, target: Target, bags: int) -> NDArray[Any]:
     if numbers.shape[1] != width or (not isinstance(target, Labels) and not np.isfinite(numbers).all()):
         raise CarmilError(
             f"labels have shape {given.shape} for target={target.kind!r}: expected ({bags}, {width}) finite numbers"
+        )
+    if isinstance(target, Labels) and not np.isin(numbers[~np.isnan(numbers)], (0, 1)).all():
+        raise CarmilError("labels of target='labels' must be 0, 1 or NaN: found other numbers")
+    if isinstance(target, Survival) and not ((numbers[:, 0] >= 0) & np.isin(numbers[:, 1], (0, 1))).all():
+        raise CarmilError(
+            "labels of target='survival' must be a time of 0 or more, and 1 for an event or 0: found others"
         )
     return numbers
 

@@ -65,7 +65,7 @@ class OutsideModel(BagModel):
         self.module, self.functions, self.paired = module, functions, paired
         self.classes = 2 if paired else outputs
         self.outputs = outputs
-        self.abilities = Ability.NONE
+        self.abilities = Ability.SMALL_BAGS
         self.together: frozenset[str] = frozenset()
         self.register_buffer("middle", torch.zeros(1))
         self.eval()
@@ -238,7 +238,12 @@ def wrap_module(
 
     pair: whether a single output is the logit of two classes. device: by default that of the module.
     """
-    asked = OutsideModel(_copied(module).to(device), functions, 0)
+    try:
+        asked = OutsideModel(_copied(module).to(device), functions, 0)
+    except RuntimeError as error:
+        raise CarmilError(
+            f"device {str(device)!r} cannot be used ({str(error).splitlines()[0]}): expected 'cpu', or 'cuda' with an NVIDIA GPU"
+        ) from error
     bags = [bag.to(next(asked.parameters())) for bag in bags]
     with torch.no_grad():
         own = [*module.parameters(), *module.buffers()]
@@ -252,11 +257,13 @@ def wrap_module(
                 f"the same bag gives different outputs, up to {(outputs - again).abs().max():.3g} apart, in eval mode: does "
                 "predict sample instances, or does the module use dropout that eval() does not turn off? Make it deterministic"
             )
+        if outputs.isfinite().all():
+            _check_least_bags(model, bags[0])
         model.permutation_invariant = _close(outputs, model.ask("predict", bags[0].flip(0)))
     notes = (
         [] if model.permutation_invariant else ["the output depends on the order of the instances: bags keep theirs"]
     )
-    notes += _find_small_bags(model, bags) + _find_gradients(model, bags[0])
+    notes += _find_gradients(model, bags[0])
     if functions.attend is not None:
         notes += _find_attention(model, bags, own)
     model.together = frozenset(name for name in ("predict", "classify") if _vmaps(model, name, bags))
@@ -275,15 +282,22 @@ def _own_module(model: OutsideModel, name: str, values: Tensor, own: Sequence[Te
     return result
 
 
-def _find_small_bags(model: OutsideModel, bags: Sequence[Tensor]) -> list[str]:
-    try:
-        small = [model.ask("predict", bags[0][:count]) for count in (1, 2)]
-    except CarmilError as error:
-        return [f"no Single or coalition evidence: bags of one or two instances are refused ({error})"]
-    if not all(one.isfinite().all() for one in small):
-        return ["no Single or coalition evidence: bags of one or two instances have outputs that are not numbers"]
-    model.abilities |= Ability.SMALL_BAGS
-    return []
+def _check_least_bags(model: OutsideModel, bag: Tensor) -> None:
+    """Refuse a module that has no answer for a bag of one or two instances, or of zeros: removal curves end with these."""
+    for words, x in (
+        ("a bag of one instance", bag[:1]),
+        ("a bag of two instances", bag[:2]),
+        ("a bag of zeros", torch.zeros_like(bag)),
+    ):
+        try:
+            trouble = "" if model.ask("predict", x).isfinite().all() else "it returns NaN or infinity"
+        except CarmilError as error:
+            trouble = str(error).partition(": expected ")[0]
+        if trouble:
+            raise CarmilError(
+                f"predict has no answer for {words} ({trouble}), but instances are removed one after the other, until a bag of "
+                "zeros is left: let predict answer these too, for instance by repeating the instances of a small bag"
+            )
 
 
 def _find_gradients(model: OutsideModel, bag: Tensor) -> list[str]:
@@ -315,8 +329,6 @@ def _find_attention(model: OutsideModel, bags: Sequence[Tensor], own: Sequence[T
         pool = bag_weighted_sum(bag_softmax(u, whole), z, whole).to(z.dtype)
         if functions.classify is None and (functions.embed is not None or model.heads > 1):
             return ["no path evidence: give classify, the function of the pool (heads, e)"]
-        if functions.classify is None and Ability.SMALL_BAGS not in model.abilities:
-            return ["no path evidence: give classify, as bags of one instance are refused"]
         if functions.classify is not None:
             _own_module(model, "classify", pool[0], own)
         try:
