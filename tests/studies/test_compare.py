@@ -11,8 +11,10 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from carmil.errors import CarmilError
 from carmil.runs.facts import FoldFigures
-from carmil.studies.compare import ComparedRun, compare_pairs, comparison_table, each_fold
-from carmil.targets import Classes
+from carmil.studies.compare import ComparedRun, compare_pairs, compare_runs, comparison_table, each_fold
+from carmil.studies.predictions import outcomes as given
+from carmil.studies.predictions import predicted
+from carmil.targets import Classes, Labels, Ordinal, Survival, Value
 
 
 def compared_run(name, measure, p, labels, by_fold, **columns):
@@ -143,3 +145,58 @@ def test_zero_difference_is_printed_with_a_plus_sign():
     (result,) = compare_pairs([(run_with_folds("a", GOOD), run_with_folds("b", GOOD))])
     line = comparison_table([replace(result, difference=-0.0, low=-0.0004, high=0.0004)]).lines[0]
     assert line[2:4] == ("+0.0", "+0.0 to +0.0")
+
+
+TIMES = RNG.exponential(np.exp(-RNG.normal(size=40)))
+RISKS = {"first": -np.log(TIMES) + RNG.normal(0, 0.5, 40), "second": RNG.normal(size=40)}
+EVENTS = (RNG.random(40) < 0.7).astype(int)
+
+
+def run_of(target, name, frame, outcomes):
+    """Return a run of 2 folds with these predictions, each case a patient of its own."""
+    slides = [f"s{i:02d}" for i in range(len(frame))]
+    cases = pd.DataFrame({"fold": np.arange(len(frame)) % 2, "seed": 0, "slide": slides, "patient": slides, **outcomes})
+    whole = pd.concat([cases, frame], axis=1)
+    by_fold = [
+        FoldFigures(fold, 0, {target.key_figure: target.key_measure(predicted(part, target), given(part, target))})
+        for fold, part in whole.groupby("fold")
+    ]
+    data = SimpleNamespace(splits=(((0,), (1,)),))
+    return SimpleNamespace(
+        name=name,
+        target=target,
+        outputs=target.outputs,
+        data=data,
+        merges_slides=False,
+        predictions=lambda: whole,
+        metrics=SimpleNamespace(by_fold=by_fold),
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "outcomes", "predictions"),
+    [
+        (Survival(), {"time": TIMES, "event": EVENTS}, lambda r: {"risk": r}),
+        (Value(columns=("age",)), {"label": -TIMES}, lambda r: {"predicted": r}),
+        (
+            Labels(columns=("node", "her2")),
+            {"label_node": EVENTS, "label_her2": TIMES < 1},
+            lambda r: {"p_node": np.exp(r) / (1 + np.exp(r)), "p_her2": np.exp(r) / (1 + np.exp(r))},
+        ),
+        (
+            Ordinal(columns=("grade",), names=("a", "b")),
+            {"label": np.where(TIMES < 1, "b", "a")},
+            lambda r: {"p_a": 1 / (1 + np.exp(r)), "p_b": np.exp(r) / (1 + np.exp(r))},
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_runs_of_every_target_are_compared_by_its_key_figure(target, outcomes, predictions):
+    runs = [run_of(target, name, pd.DataFrame(predictions(risk)), outcomes) for name, risk in RISKS.items()]
+    (result,) = compare_runs(runs)
+    means = [np.mean([one.figures[target.key_figure] for one in run.metrics.by_fold]) for run in runs]
+    assert result.measure == target.key_figure
+    assert result.difference == pytest.approx(means[0] - means[1])
+    assert result.low < result.difference < result.high
+    assert 0 < result.p_patients < 0.2 and np.isnan(result.p_delong)
+    assert not np.isnan(result.p_t)

@@ -11,7 +11,14 @@ from carmil.errors import CarmilError
 from carmil.runs.facts import FoldFigures
 from carmil.runs.run import Run
 from carmil.statistics.bootstrap import holm, paired_t
-from carmil.statistics.intervals import FoldAnswers, delong, difference_interval, difference_p, estimate
+from carmil.statistics.intervals import (
+    FoldAnswers,
+    delong,
+    difference_interval,
+    difference_p,
+    estimate,
+    resampled_interval,
+)
 from carmil.studies.figures import SHOWN, fold_answers
 from carmil.studies.predictions import arrange, merge_patients
 from carmil.tables import ResultTable
@@ -26,7 +33,8 @@ TESTS = ("t", "patients", "delong")
 class ComparedRun:
     """A run to compare: its answers to test cases, the figures of each fold and seed, and the measure to compare by.
 
-    The measure is one of OF_ANSWERS, or a figure per slide such as AUPRC+ of a map.
+    The measure is one of OF_ANSWERS, of targets other than classes one of `Target.measures`, or a figure per slide such as
+    AUPRC+ of a map.
     """
 
     name: str
@@ -36,8 +44,9 @@ class ComparedRun:
     by_fold: Sequence[FoldFigures]
 
     @classmethod
-    def of(cls, run: Run, measure: str = "auc", *, name: str | None = None) -> "ComparedRun":
-        return cls(name or run.name, measure, run, run.predictions(), run.metrics.by_fold)
+    def of(cls, run: Run, measure: str | None = None, *, name: str | None = None) -> "ComparedRun":
+        """Return a run to compare, by default by the key figure of its target."""
+        return cls(name or run.name, measure or run.target.key_figure, run, run.predictions(), run.metrics.by_fold)
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,15 @@ class Comparison:
     holm_delong: float = float("nan")
 
 
-def compare_runs(runs: Sequence[Run], *, measure: str = "auc") -> list[Comparison]:
-    """Compare every run with every other."""
+def compare_runs(runs: Sequence[Run]) -> list[Comparison]:
+    """Compare every run with every other, by the key figure of their target."""
     if len(runs) < 2:
         raise CarmilError("one run cannot be compared: expected two or more")
     if (without := next((run for run in runs if not run.data.splits), None)) is not None:
         raise CarmilError(f"{without.folder} was imported without slides: import it again with --bags and --labels")
     if len({run.name for run in runs}) < len(runs):
         raise CarmilError("two runs have the same folder name, which identifies them in the table: rename one of them")
-    return compare_pairs(list(combinations([ComparedRun.of(run, measure) for run in runs], 2)))
+    return compare_pairs(list(combinations([ComparedRun.of(run) for run in runs], 2)))
 
 
 def compare_pairs(pairs: Sequence[tuple[ComparedRun, ComparedRun]]) -> list[Comparison]:
@@ -140,20 +149,16 @@ def _compare(a: ComparedRun, b: ComparedRun) -> Comparison:
             f"{a.name} and {b.name} were not tested on the same cases ({len(cases[0])} and {len(cases[1])}, "
             f"{len(cases[0] & cases[1])} in common): compare runs of one cohort and label table"
         )
-    first, second = (
-        estimate(judged.measure if judged.measure in OF_ANSWERS else "mean", one)
-        for judged, one in zip((a, b), given, strict=True)
-    )
-    spread, exact = difference_interval(first, second), float("nan")
-    whose = dict(zip(given[0].cases.tolist(), given[0].patients.tolist(), strict=True))
-    of_own = len(set(whose.values())) == len(whose)
-    if (
-        a.measure == "auc"
-        and len(a.run.outputs) == 2
-        and of_own
-        and np.bincount(given[0].labels, minlength=2).min() > 1
-    ):
-        exact = delong(first, second).p
+    if (measure := a.run.target.measures.get(a.measure)) is not None:
+        spread = resampled_interval(measure, *given)
+        p_patients, exact = spread.p, float("nan")
+    else:
+        first, second = (
+            estimate(judged.measure if judged.measure in OF_ANSWERS else "mean", one)
+            for judged, one in zip((a, b), given, strict=True)
+        )
+        spread, p_patients = difference_interval(first, second), difference_p(first, second)
+        exact = delong(first, second).p if a.measure == "auc" and _has_delong(a.run, given[0]) else float("nan")
     return Comparison(
         a.name,
         b.name,
@@ -161,17 +166,24 @@ def _compare(a: ComparedRun, b: ComparedRun) -> Comparison:
         spread.low,
         spread.high,
         _paired_t_p(a, b),
-        difference_p(first, second),
+        p_patients,
         exact,
         measure=a.measure,
         pairs="folds" if len({line.fold for line in (*a.by_fold, *b.by_fold)}) > 1 else "seeds",
     )
 
 
+def _has_delong(run: Run, given: FoldAnswers) -> bool:
+    """Return whether DeLong's test applies: two classes with more than one case each, and every case is a patient of its own."""
+    whose = dict(zip(given.cases.tolist(), given.patients.tolist(), strict=True))
+    own = len(set(whose.values())) == len(whose)
+    return len(run.outputs) == 2 and own and int(np.bincount(given.labels, minlength=2).min()) > 1
+
+
 def _answers(judged: ComparedRun) -> FoldAnswers:
     """Return one row per patient (or slide), fold and seed, as in the run's figures; for a map, one row per slide with a value."""
     run, measure, frame = judged.run, judged.measure, judged.answers
-    if measure not in OF_ANSWERS:
+    if measure not in OF_ANSWERS and measure not in run.target.measures:
         if measure not in frame:
             raise CarmilError(
                 f"{judged.name} has no {SHOWN.get(measure, measure)} per slide, so that it "
