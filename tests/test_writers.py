@@ -8,12 +8,12 @@ import pytest
 
 from carmil.bags.building import build_store
 from carmil.bags.finding import find_bags
-from carmil.bags.packing import regroup
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import NAMES_TABLE, Bag, names_for, write_names
 from carmil.bags.split_files import write_splits
 from carmil.bags.splits import make_splits
 from carmil.bags.writers import files_of, write_bag
+from carmil.datasets.packing import regroup
 from carmil.errors import CarmilError
 from carmil.maps.drawing import file_names
 from carmil.maps.tile_labels import TileLabels, write_truth

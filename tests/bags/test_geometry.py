@@ -10,11 +10,11 @@ from carmil.bags.building import build_store
 from carmil.bags.checking import check_bags
 from carmil.bags.finding import find_bags
 from carmil.bags.geometry import UNKNOWN, TileGeometry, check_geometry
-from carmil.bags.packing import regroup
 from carmil.bags.readers import read_bag, read_header
 from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
+from carmil.datasets.packing import regroup
 from carmil.errors import CarmilError
 
 AT_10X = TileGeometry(256, 1.0)

@@ -14,11 +14,11 @@ import torch
 from carmil.bags.building import build_store
 from carmil.bags.checking import check_bags, check_store
 from carmil.bags.finding import find_bags
-from carmil.bags.packing import regroup
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag
 from carmil.bags.store import is_store, open_store
 from carmil.bags.writers import write_bag
+from carmil.datasets.packing import regroup
 from carmil.errors import CarmilError
 from carmil.truth import UNKNOWN
 

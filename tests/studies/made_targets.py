@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from carmil.bags.packing import write_store
 from carmil.bags.sources import Bag
+from carmil.datasets.packing import write_store
 from carmil.runs.settings import Settings
 from carmil.studies.train import run_study
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from carmil.bags.bags import Bags
-from carmil.bags.packing import is_made_from, write_store
 from carmil.bags.pictures import Pictures
 from carmil.bags.sources import Bag
 from carmil.csv_files import csv_text
 from carmil.datasets.digit_features import array_features, pixel_features, resnet18_features
 from carmil.datasets.digit_images import DigitImages, bundled_digits, download_mnist, mnist_from_folder
 from carmil.datasets.digits import BAG_SIZE, TASKS, DigitStudy, pools, sample_study
+from carmil.datasets.packing import is_made_from, write_store
 from carmil.datasets.study_cohort import ModelProtocol, Protocol, StudyCohort
 from carmil.errors import CarmilError
 from carmil.files import write_text

@@ -21,10 +21,10 @@ from scipy.spatial import cKDTree
 from scipy.stats import rankdata
 
 from carmil.array_files import open_arrays
-from carmil.bags.packing import is_made_from, write_store
 from carmil.bags.sources import Bag
 from carmil.bags.store import checksum
 from carmil.csv_files import csv_text
+from carmil.datasets.packing import is_made_from, write_store
 from carmil.datasets.study_cohort import SURVIVAL, StudyCohort
 from carmil.errors import CarmilError
 from carmil.files import write_text

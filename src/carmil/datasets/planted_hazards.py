@@ -22,10 +22,10 @@ from zlib import crc32
 
 import numpy as np
 
-from carmil.bags.packing import is_made_from, write_store
 from carmil.bags.sources import Bag
 from carmil.csv_files import csv_text
 from carmil.datasets.crc_nuclei import ENCODERS, INFLAMMATORY, STROMA, TUMOUR, Nuclei, read_nuclei
+from carmil.datasets.packing import is_made_from, write_store
 from carmil.datasets.study_cohort import SURVIVAL, StudyCohort
 from carmil.errors import CarmilError, unknown
 from carmil.files import write_text

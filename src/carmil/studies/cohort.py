@@ -17,10 +17,10 @@ from carmil.bags.bags import Bags
 from carmil.bags.building import build_store
 from carmil.bags.checking import judge_duplicates, labelled_duplicates
 from carmil.bags.labels import LabelTable, match, read_labels
-from carmil.bags.packing import regroup
 from carmil.bags.split_files import read_splits
 from carmil.bags.splits import CALIBRATION, TEST, Splits, audit, draw_calibration, make_splits, official_splits
 from carmil.bags.store import Dtype, Store, is_store, open_store
+from carmil.datasets.packing import regroup
 from carmil.errors import CarmilError
 from carmil.progress import Log, count_progress
 from carmil.runs.settings import Settings

@@ -1,4 +1,4 @@
-"""Write a store from bags in memory, for cohorts that carmil generates. `building` packs the files of other tools."""
+"""Write a store from bags in memory, for cohorts that carmil generates. `bags.building` packs the files of other tools."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from carmil.bags.finding import find_bags
-from carmil.bags.packing import is_made_from, regroup, write_store
 from carmil.bags.pictures import Pictures
 from carmil.bags.readers import read_bag
 from carmil.bags.sources import Bag
 from carmil.bags.store import open_store
 from carmil.bags.writers import write_bag
+from carmil.datasets.packing import is_made_from, regroup, write_store
 from carmil.errors import CarmilError
 from carmil.truth import UNKNOWN
 
