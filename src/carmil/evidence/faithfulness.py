@@ -43,6 +43,7 @@ SINGLE, GROWTH = 10, 1.25  # single instances at each end; after them, each coun
 FRACTION = 0.1  # of the instances, for necessity and sufficiency
 CONFIDENCE = 0.9  # tau, at which the smallest number of instances must keep the answer
 DROPPED = 0.5  # of the instances, for robustness
+ROUNDING = 1e-6  # of p; smaller changes are rounding errors of single precision, neither falls nor rises
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,13 @@ class Faithfulness:
     @property
     def monotonicity(self) -> Tensor:
         """Return (e, b) falls / (falls + rises) of p, the most relevant removed first: 1 if p never rises; NaN if p
-        is constant.
+        is constant, up to rounding.
 
         The step to the bag of zeros is left out: it depends on how the model treats zeros, not on the map.
         """
-        steps = self.most_first[..., :-1].diff(dim=-1)
+        p = self.most_first[..., :-1]
+        steps = p.diff(dim=-1)
+        steps = steps.where(steps.abs() > ROUNDING * p.abs().amax(-1, keepdim=True), 0.0)
         return -steps.clamp_max(0).sum(-1) / steps.abs().sum(-1)
 
     def necessity(self, fraction: float) -> Tensor:
