@@ -352,6 +352,81 @@ def test_slides_run_supports_tissue_presets(tmp_path, run, cohort):
     assert status == 2 and "leave one out" in err
 
 
+@pytest.fixture
+def biopsy_run(tmp_path, cohort):
+    """Return a copy of the run whose tiles were cut by the biopsy preset."""
+    folder = shutil.copytree(cohort / "run", tmp_path / "biopsies")
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["tilings"] == ["--preset default --rule centre --overlap 0"]
+    biopsy = "--preset biopsy --rule four-point --overlap 0.25 --keep blurred,pen"
+    (folder / "run.json").write_text(json.dumps(facts | {"tilings": [biopsy]}))
+    return folder
+
+
+def test_slides_run_cuts_tiles_by_the_preset_and_rules_of_the_run(tmp_path, run, cohort, biopsy_run):
+    status, _, err = run([cohort / "scans" / "s3.tif"], "--model", str(biopsy_run))
+    assert status == 0, err
+    tiles = read_tiles(tiles_file(tmp_path / "out" / "tiles", "s3"))
+    assert tiles.tiling == "--preset biopsy --rule four-point --overlap 0.25 --keep blurred,pen"
+    assert np.diff(np.unique(tiles.corners[:, 0])).tolist()[0] == 192
+    assert open_store(tmp_path / "out" / "features").tilings == (tiles.tiling,)
+    assert "preset" not in err and "chosen" not in err
+
+
+def test_slides_run_warns_in_one_line_of_tiles_chosen_in_another_way(tmp_path, run, cohort, biopsy_run):
+    own = "--preset biopsy --rule four-point --overlap 0.25 --keep blurred,pen"
+    slide = cohort / "scans" / "s3.tif"
+    for words, other in (
+        (["--preset", "default"], own.replace("biopsy", "default")),
+        (["--tiles", str(cohort / "tiles")], "--preset default --rule centre --overlap 0"),
+    ):
+        out = tmp_path / words[0][2:]
+        status, _, err = run([slide], "--model", str(biopsy_run), "--out", str(out), *words)
+        assert status == 0, err
+        (warning,) = (line for line in err.splitlines() if "chosen by" in line)
+        assert warning.endswith(
+            f"WARNING: {out / 'features'} has tiles chosen by {other}, the run {biopsy_run} was trained on tiles chosen by "
+            f"{own}: other tiles can change the answers; cut them as the run's were, unless these slides need it"
+        )
+
+
+def test_predict_warns_of_features_of_tiles_chosen_in_another_way(tmp_path, run_cli, cohort, biopsy_run):
+    words = ["--bags", str(cohort / "features"), "--out", str(tmp_path / "answers"), "--device", "cpu"]
+    status, _, err = run_cli("predict", str(biopsy_run), *words)
+    assert status == 0, err
+    assert (
+        f"WARNING: {cohort / 'features'} has tiles chosen by --preset default --rule centre --overlap 0, the run" in err
+    )
+    status, _, err = run_cli("predict", str(cohort / "run"), *words[:3], str(tmp_path / "own"), *words[4:])
+    assert status == 0 and "chosen" not in err
+
+
+def test_slides_run_says_with_what_it_cuts_if_the_run_does_not_record_it(run, cohort, biopsy_run):
+    facts = json.loads((biopsy_run / "run.json").read_text())
+    del facts["tilings"]
+    (biopsy_run / "run.json").write_text(json.dumps(facts))
+    status, _, err = run([cohort / "scans" / "s3.tif"], "--model", str(biopsy_run))
+    assert status == 0, err
+    (line,) = (line for line in err.splitlines() if "chosen" in line)
+    assert line.endswith(
+        f"the run {biopsy_run} does not record how its tiles were chosen: they are cut with --preset default --rule centre "
+        "--overlap 0; if another preset was used, give it with --preset"
+    )
+
+
+def test_tilings_of_a_run_that_are_no_options_are_refused_in_one_line(run, cohort, biopsy_run):
+    facts = json.loads((biopsy_run / "run.json").read_text())
+    for wrong, reason in (
+        ("--preset huge --rule centre --overlap 0", "'huge'"),
+        ("--preset default --rule", "expected options of `carmil slides tile`"),
+        ("--preset default --rule centre --overlap 7", "an overlap of 7"),
+        ("--preset default --rule centre --overlap much", "expected options of `carmil slides tile`"),
+    ):
+        (biopsy_run / "run.json").write_text(json.dumps(facts | {"tilings": [wrong]}))
+        status, _, err = run([cohort / "scans" / "s3.tif"], "--model", str(biopsy_run))
+        assert status == 2 and reason in err.strip().splitlines()[-1]
+
+
 def test_slides_run_on_a_real_slide_writes_a_map(shared_data, tmp_path, run_cli):
     """Use the real weights and a run trained on features that were computed with them."""
     settings = Settings(

@@ -41,6 +41,23 @@ def scans(tmp_path, make_slide, grid_of_tiles):
     return make
 
 
+CHOSEN = {
+    "a": ("biopsy", "--preset biopsy --rule centre --overlap 0 --keep blank,pen"),
+    "b": ("default", "--preset default --rule centre --overlap 0 --keep blank,pen"),
+}
+
+
+@pytest.fixture
+def chosen(tmp_path, scans):
+    """Return two slides whose tiles record that they were chosen by different presets."""
+    paths = scans(*CHOSEN)
+    for name, (preset, _) in CHOSEN.items():
+        settings = {"preset": preset, "rule": "centre", "overlap": 0.0, "keep": ["pen", "blank"]}
+        tiles = read_tiles(tiles_file(tmp_path / "tiles", name))
+        write_tiles(tiles, tmp_path / "tiles", more={"settings": settings})
+    return paths
+
+
 @pytest.fixture
 def encode(run_cli, tmp_path, small_weights):
     """Return a function that runs `carmil slides encode` on slides."""
@@ -79,6 +96,23 @@ def test_encoding_writes_tile_features_to_a_store(tmp_path, scans, encode):
     assert store.bags()[0].coordinates.tolist() == [[x, y] for y in (0, 128) for x in (0, 128, 256)]
     assert "12 tiles in" in out and "limited by the" in out
     assert not (tmp_path / "store.encoding").exists()
+
+
+def test_store_records_how_its_tiles_were_chosen_and_encode_names_several_ways(tmp_path, chosen, encode, run_cli):
+    a, b = (text for _, text in CHOSEN.values())
+    status, _, err = encode(chosen[:1])
+    assert status == 0 and "chosen" not in err
+    assert open_store(tmp_path / "store").tilings == (a,)
+    _, _, err = encode(chosen)
+    assert err.strip().endswith(f"the tiles of {tmp_path / 'store'} were chosen in several ways: {a}; {b}")
+    assert {entry.id: entry.tiling for entry in open_store(tmp_path / "store").entries} == {"a": a, "b": b}
+    rows = run_cli("cohort", "info", str(tmp_path / "store"))[1].splitlines()
+    assert sum("tiles chosen by" in row and (a in row or b in row) for row in rows) == 2
+
+
+def test_tiles_without_recorded_settings_leave_the_store_without_them(tmp_path, scans, encode):
+    encode(scans("a"))
+    assert open_store(tmp_path / "store").tilings == ()
 
 
 def test_slides_are_encoded_once_and_new_slides_are_added_to_the_store(tmp_path, scans, encode, computed):

@@ -51,7 +51,7 @@ def read_header(source: Source) -> BagHeader:
     with open_arrays(source.path, source.key) as file:
         bag = _BagFile.open(file, source)
         layout = feature_layout(bag.features)
-        return BagHeader(*layout, bag.encoder(), bag.pooling(), bag.geometry())
+        return BagHeader(*layout, bag.encoder(), bag.recorded("pooling"), bag.geometry())
 
 
 def read_bag(source: Source) -> Bag:
@@ -64,7 +64,8 @@ def read_bag(source: Source) -> Bag:
         bag = _BagFile.open(file, source)
         features = read_features(bag.features)
         place, labels = bag.place(len(features)), bag.instance_labels(len(features))
-        return Bag(source.id, features, *place, bag.encoder(), labels, bag.pooling(), bag.geometry(), bag.slide_file())
+        encoder, pooling, tiling = bag.encoder(), bag.recorded("pooling"), bag.recorded("tiling")
+        return Bag(source.id, features, *place, encoder, labels, pooling, bag.geometry(), bag.slide_file(), tiling)
 
 
 def _read_registered(source: Source) -> Bag:
@@ -168,8 +169,9 @@ class _BagFile:
         names = (as_text(attribute(name)) for attribute in owners for name in ("encoder", "extractor"))
         return next((name for name in names if name is not None), None)
 
-    def pooling(self) -> str | None:
-        return as_text(self.features.attribute("pooling")) or as_text(self.file.attribute("pooling"))
+    def recorded(self, name: str) -> str | None:
+        """Return a text that only files of carmil record: pooling, tiling."""
+        return as_text(self.features.attribute(name)) or as_text(self.file.attribute(name))
 
     def geometry(self) -> TileGeometry:
         """Return the geometry recorded by the coordinates, the file, or the files beside it, in this order of precedence."""

@@ -62,6 +62,7 @@ class Bag:
     pooling         how the encoder reduced a tile's tokens to one vector, or None where the file does not record it
     geometry        pixels of a tile and micrometres per pixel, as far as they are recorded
     slide_file      the slide that the features were made from, as far as it is recorded
+    tiling          how the tiles were chosen, as options of `carmil slides tile`, or None where it is not recorded
     """
 
     id: str
@@ -74,6 +75,7 @@ class Bag:
     pooling: str | None = None
     geometry: TileGeometry = UNKNOWN
     slide_file: SlideFile = NOT_RECORDED
+    tiling: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ STORE/
                           of each, if the cohort has pictures
   labels.csv              if the files of the cohort contain the labels
 
-`building` packs the files of a cohort, `packing` packs bags in memory, `checking` checks files and stores.
+`building` packs the files of a cohort, `datasets.packing` packs bags in memory, `checking` checks files and stores.
 """
 
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
@@ -63,6 +64,7 @@ class Entry:
     slide_mtime: float | None = None
     slide_width: int | None = None
     slide_height: int | None = None
+    tiling: str | None = None
 
     @classmethod
     def of(cls, bag: Bag, stored: np.ndarray, vanished: float = 0.0) -> "Entry":
@@ -77,6 +79,7 @@ class Entry:
             checksum=checksum(stored.tobytes()),
             vanished=vanished,
             pooling=bag.pooling,
+            tiling=bag.tiling,
             **asdict(bag.geometry),
             **asdict(bag.slide_file),
         )
@@ -176,6 +179,11 @@ class Store:
         return next((entry.pooling for entry in self.entries if entry.pooling is not None), None)
 
     @property
+    def tilings(self) -> tuple[str, ...]:
+        """Return how the tiles were chosen, the most frequent way first; bags that do not record it are left out."""
+        return tuple(text for text, _ in Counter(entry.tiling for entry in self.entries if entry.tiling).most_common())
+
+    @property
     def labels(self) -> Path | None:
         """Return the path of the cohort's own label table, if it has one."""
         return self.path / "labels.csv" if (self.path / "labels.csv").is_file() else None
@@ -231,6 +239,7 @@ class Store:
             pooling=first.pooling,
             geometry=first.geometry,
             slide_file=slide_file,
+            tiling=first.tiling,
         )
 
     def pictures(self) -> Pictures | None:

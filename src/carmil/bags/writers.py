@@ -90,7 +90,7 @@ def _write_trident(bag: Bag, folder: Path, name: str) -> Path:
             name=attribute_text(bag.id),
             savetodir=str(path.parent),
             encoder=attribute_text(str(bag.encoder)),
-            **_known(pooling=bag.pooling),
+            **_known(pooling=bag.pooling, tiling=bag.tiling),
         )
         if places is not None:
             coords = file.create_dataset("coords", data=places, chunks=(1, 2), maxshape=(None, 2))
@@ -117,7 +117,7 @@ def _write_stamp(bag: Bag, folder: Path, name: str) -> Path:
             extractor=attribute_text(bag.encoder or "unknown"),
             unit="um",
             feat_type="tile",
-            **_known(pooling=bag.pooling),
+            **_known(pooling=bag.pooling, tiling=bag.tiling),
         )
         tile = {"tile_size_px": bag.geometry.tile_pixels, "tile_size_um": bag.tile_size}
         file.attrs.update(_known(**asdict(bag.geometry), **tile))
@@ -202,7 +202,8 @@ def _arrays(bag: Bag) -> dict[str, np.ndarray]:
 def _words(bag: Bag) -> dict[str, Any]:
     """Return all known attributes of the bag."""
     words = {"coordinate_unit": bag.coordinate_unit, "tile_size": bag.tile_size, "encoder": bag.encoder}
-    return _known(**words, pooling=bag.pooling, **asdict(bag.geometry), **asdict(bag.slide_file))
+    words |= {"pooling": bag.pooling, "tiling": bag.tiling}
+    return _known(**words, **asdict(bag.geometry), **asdict(bag.slide_file))
 
 
 def _known(**attributes: Any) -> dict[str, Any]:

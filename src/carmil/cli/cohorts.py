@@ -120,6 +120,7 @@ def cohort_info(store: Annotated[Path, typer.Argument(help="A store.")]) -> None
         ("encoder", opened_store.encoder or "not known"),
         ("pooling", opened_store.pooling or "not known"),
         ("tiles", str(opened_store.geometry)),
+        *(("tiles chosen by", tiling) for tiling in opened_store.tilings),
         ("coordinates", coordinates),
         ("instance labels", truth),
         ("labels", "labels.csv" if opened_store.labels else "none"),

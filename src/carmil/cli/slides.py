@@ -77,6 +77,10 @@ def need_slides() -> None:
 
 
 PresetOption = Annotated[str, typer.Option(help="Preset for finding tissue: default, biopsy, resection.")]
+RunPresetOption = Annotated[
+    str | None,
+    typer.Option(help="Preset for finding tissue: default, biopsy, resection.  [default: that of the run's tiles]"),
+]
 EncoderOption = Annotated[
     str,
     typer.Option(
@@ -253,10 +257,10 @@ def slides_run(
     tiles: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of tiles of the run's size.  [default: cut by this command; give the --preset of the run's tiles]"
+            help="Folder of tiles of the run's size.  [default: cut by this command, as the run's tiles were]"
         ),
     ] = None,
-    preset: PresetOption = "default",
+    preset: RunPresetOption = None,
     mpp: MppOption = None,
     slides_table: MppTableOption = None,
     longest: Annotated[int, typer.Option(help="Maximum number of pixels of a map's longer side.")] = 4000,
@@ -269,7 +273,8 @@ def slides_run(
 ) -> None:
     """Predict slides with a run and draw maps that explain the predictions: tiles, features, evidence, pictures, GeoJSON.
 
-    Tiles are cut like those of the run: the same pixels and micrometres per pixel, within 5 %. Tiles of another size, another
+    Tiles are cut like those of the run: the same pixels and micrometres per pixel, within 5 %, and the same preset, rule, overlap
+    and quality rules. Tiles of another size, another
     encoder, and an OUT with predictions of another run are refused. Writes OUT/predictions.csv, tiles, features
     and evidence, and a folder of maps per slide. If interrupted, run the same command again to resume.
 

@@ -11,7 +11,7 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import Device, DeviceOption, device_named, folder_for, log
-from carmil.cli.slides import PresetOption, WeightsOption, need_slides
+from carmil.cli.slides import RunPresetOption, WeightsOption, need_slides
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def view(
         typer.Option(help="For slides: the encoder of the run's features.  [default: as the run records it]"),
     ] = None,
     weights: WeightsOption = None,
-    preset: PresetOption = "default",
+    preset: RunPresetOption = None,
     out: Annotated[
         Path | None, typer.Option(help="For slides: folder for tiles, features and answers.  [default: RUN-answers]")
     ] = None,
@@ -109,7 +109,7 @@ def view(
         "--encoder": encoder,
         "--weights": weights,
         "--out": out,
-        "--preset": None if preset == "default" else preset,
+        "--preset": preset,
     }
     if surplus := [name for name, value in given.items() if value is not None]:
         raise CarmilError(f"{surplus[0]} is for slides, but {paths[0]} is not a slide: leave it out, or give a slide")
@@ -216,7 +216,7 @@ def _show_slides(
     *,
     encoder: str | None,
     weights: Path | None,
-    preset: str,
+    preset: str | None,
     mpp: float | None,
     out: Path | None,
     annotations: Path | None,

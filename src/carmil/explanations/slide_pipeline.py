@@ -39,7 +39,7 @@ from carmil.slides.slide import Tiles
 from carmil.slides.tile_cohort import TileSettings, is_cut, tile_slides
 from carmil.slides.tiling import tiles_file
 from carmil.studies.cohort import log_once
-from carmil.studies.evaluate import check_encoder, check_tiles, predict_bags
+from carmil.studies.evaluate import check_encoder, check_tiles, check_tiling, predict_bags
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def answer_slides(
     encoder: Encoder,
     *,
     tiles: Path | None = None,
-    preset: str = "default",
+    preset: str | None = None,
     mpp: float | None = None,
     mpps: Mapping[Path, float] | None = None,
     calibration: Path | None = None,
@@ -79,11 +79,11 @@ def answer_slides(
     """Cut tiles, encode, predict and explain slides.
 
     An `out` with answers of another run is refused, as its maps would remain beside the new answers. Whenever the call is
-    interrupted, no answer, evidence or map in `out` is of other features than those stored there. tiles: a folder
-    of existing tiles. preset: how tissue is found if tiles are cut by this call. mpp, mpps: as in `tile_slides`.
-    calibration: a folder with calibration slides for prediction sets, by default those of the run.
+    interrupted, no answer, evidence or map in `out` is of other features than those stored there. tiles: a folder of existing
+    tiles. preset: how tissue is found if tiles are cut by this call, by default as for the run's tiles. mpp, mpps: as in
+    `tile_slides`. calibration: a folder with calibration slides for prediction sets, by default those of the run.
     """
-    if tiles is not None and preset != "default":
+    if tiles is not None and preset is not None:
         raise CarmilError(
             f"--preset {preset} is for cutting tiles, but --tiles {tiles} gives tiles that are cut already: "
             "leave one out"
@@ -93,6 +93,7 @@ def answer_slides(
     check_pipeline(run, out, encoder, log)
     if tiles is None:
         settings = _settings(run, preset, log)
+        check_tiling(run, [settings.tiling], str(out / "features"), log)
         with count_progress("cutting", "slides") as on_slide:
             outcomes = tile_slides(slides, out / "tiles", settings, mpp=mpp, mpps=mpps, on_slide=on_slide)
         tiles_by_slide = {one.path: one.tiles for one in outcomes if one.tiles is not None}
@@ -101,6 +102,7 @@ def answer_slides(
         tiles_by_slide, broken = tiles_of(slides, tiles)
         for cut in tiles_by_slide.values():
             check_tiles(run, cut.geometry, str(tiles_file(tiles, cut.slide)), log)
+        check_tiling(run, [cut.tiling for cut in tiles_by_slide.values()], str(out / "features"), log)
     features = encode_slides(
         tiles_by_slide,
         out / "features",
@@ -156,7 +158,7 @@ def check_pipeline(run: Run, out: Path, encoder: Encoder, log: Log) -> None:
 
 
 def are_answered(
-    slides: Sequence[Path], run: Run, out: Path, *, preset: str = "default", mpp: float | None = None
+    slides: Sequence[Path], run: Run, out: Path, *, preset: str | None = None, mpp: float | None = None
 ) -> bool:
     """Return whether `out` has the run's answers for these files, which have not changed since; refuse another run's answers."""
     check_same_models(out / "evidence", run, out)
@@ -207,16 +209,32 @@ def check_encoder_name(run_folder: Path, encoder: str, precision: Precision = "f
         )
 
 
-def _settings(run: Run, preset: str, log: Log) -> TileSettings:
-    """Return settings to cut tiles as the run's tiles were cut, with defaults for what the run does not record."""
-    default = TileSettings(preset=preset)
+def _settings(run: Run, preset: str | None, log: Log) -> TileSettings:
+    """Return settings to cut tiles as the run's tiles were cut, with defaults for what the run does not record.
+
+    preset: how tissue is found, in place of the run's. If the run's tiles were chosen in several ways, the most frequent counts.
+    """
+    default = TileSettings()
+    if run.data.tilings:
+        default = default.with_tiling(run.data.tilings[0])
+    if preset is not None:
+        default = replace(default, preset=preset)
     geometry = run.data.geometry.filled_from(TileGeometry(default.pixels, default.mpp))
     if not run.data.geometry.known:
         log(
             f"the run {run.folder} does not record the size of its tiles: they are cut as {geometry}; if it was trained on "
             "others, cut them with `carmil slides tile` and give them with --tiles"
         )
-    log(f"tissue is found with --preset {preset}: expected the preset with which the tiles of the run were cut")
+    if not run.data.tilings:
+        log(
+            f"the run {run.folder} does not record how its tiles were chosen: they are cut with {default.tiling}; if another "
+            "preset was used, give it with --preset"
+        )
+    elif len(run.data.tilings) > 1 and preset is None:
+        log(
+            f"the tiles of the run {run.folder} were chosen in several ways, here by {default.tiling}; others: "
+            f"{'; '.join(run.data.tilings[1:])}; give another --preset if these slides need it"
+        )
     assert geometry.tile_pixels is not None and geometry.tile_mpp is not None
     return replace(default, pixels=geometry.tile_pixels, mpp=geometry.tile_mpp)
 

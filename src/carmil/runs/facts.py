@@ -44,8 +44,8 @@ class Data:
     fingerprint: of features, labels and patients; store: of the features alone. trained_on: the slides that train
     or validate in any fold, with a short checksum of their features; None in runs of 0.1.0. target: None if classes are
     predicted. classes: of another target, the strata of its folds, such as events and censored slides; its outcomes are
-    (slides, t). An imported run was measured on all its slides as one test fold, which `trained_on` lists, or has no slides
-    and no splits.
+    (slides, t). tilings: how the tiles were chosen, see `Store.tilings`. An imported run was measured on all its slides as one
+    test fold, which `trained_on` lists, or has no slides and no splits.
     """
 
     fingerprint: Annotated[str, Field(validation_alias="data")]
@@ -64,6 +64,7 @@ class Data:
     target: NamedTarget | None = None
     outcomes: tuple[tuple[Number, ...], ...] | None = None
     geometry: TileGeometry = field(default_factory=TileGeometry)
+    tilings: tuple[str, ...] = ()
     imported: Imported | None = None
 
 

@@ -108,6 +108,8 @@ def _encode_slides(
             if files is not None:
                 write_bag(bag, files[1], files[0], names=names_of_files)
     found.store = _pack(store, work, names, out, say, before_change)
+    if found.store is not None and len(found.store.tilings) > 1:
+        say(f"the tiles of {out} were chosen in several ways: {'; '.join(found.store.tilings)}")
     return found
 
 
@@ -220,6 +222,7 @@ def _encode_slide(
             pooling=encoder.encoder.pooling,
             geometry=tiles.geometry,
             slide_file=slide_file,
+            tiling=tiles.tiling,
         )
 
     def save(features: NDArray[np.float16]) -> None:

@@ -72,7 +72,8 @@ class Tiles:
     """Square tiles of a slide, n of them. corners (n, 2): x, y of their upper left corners, whole level-0 pixels.
 
     A side is `size` level-0 pixels (possibly a fraction), resized to `pixels` tile pixels of `mpp` micrometres. width, height and
-    slide_mpp are those of the slide, so that tiles can be drawn without it.
+    slide_mpp are those of the slide, so that tiles can be drawn without it. tiling: how they were chosen, see `tiling_text`;
+    None if it is not recorded.
     """
 
     slide: str
@@ -83,6 +84,7 @@ class Tiles:
     width: int
     height: int
     slide_mpp: float
+    tiling: str | None = None
 
     def __len__(self) -> int:
         return len(self.corners)

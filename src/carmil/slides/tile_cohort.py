@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from carmil.slides.opening import open_slide
 from carmil.slides.overview import read_overview
 from carmil.slides.quality import RULES, apply_rules, check_rules
 from carmil.slides.slide import GivenMpp, Tiles
-from carmil.slides.tiling import check_tiles, cut, geometries_in, read_more, read_tiles, tiles_file, write_tiles
+from carmil.slides.tiling import (
+    check_tiles,
+    cut,
+    geometries_in,
+    read_more,
+    read_tiles,
+    tiles_file,
+    tiling_text,
+    write_tiles,
+)
 from carmil.slides.tissue import find_tissue, preset
 
 
@@ -35,6 +44,25 @@ class TileSettings:
     @property
     def geometry(self) -> TileGeometry:
         return TileGeometry(self.pixels, self.mpp)
+
+    @property
+    def tiling(self) -> str:
+        return tiling_text(preset=self.preset, rule=self.rule, overlap=self.overlap, keep=self.keep)
+
+    def with_tiling(self, tiling: str) -> "TileSettings":
+        """Return settings that choose tiles as a text of `tiling_text` says."""
+        words = tiling.split()
+        try:
+            named = dict(zip(words[::2], words[1::2], strict=True))
+            keep = tuple(name for name in named.pop("--keep", "").split(",") if name)
+            preset, rule, overlap = (named.pop(f"--{name}") for name in ("preset", "rule", "overlap"))
+            settings = replace(self, preset=preset, rule=rule, overlap=float(overlap), keep=keep)
+        except (KeyError, ValueError):
+            raise CarmilError(
+                f"{tiling!r}: expected options of `carmil slides tile`, such as {self.tiling!r}"
+            ) from None
+        settings.check()
+        return settings
 
     def check(self) -> None:
         check_tiles(self.pixels, self.mpp, self.overlap, self.rule)
@@ -113,7 +141,7 @@ def tile_slide(
         found = cut(
             slide, tissue, pixels=settings.pixels, mpp=settings.mpp, overlap=settings.overlap, rule=settings.rule
         )
-        tiles, left_out = apply_rules(found, overview, tissue, keep=settings.keep)
+        tiles, left_out = apply_rules(replace(found, tiling=settings.tiling), overview, tissue, keep=settings.keep)
     gone = {name: len(some) for name, some in left_out.items()}
     if not len(tiles):
         side = f"{settings.pixels * settings.mpp:g} um"

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,12 @@ def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
         raise CarmilError(unknown("rule for tiles", rule, POINTS))
 
 
+def tiling_text(*, preset: str, rule: str, overlap: float, keep: Iterable[str]) -> str:
+    """Return how tiles of one geometry are chosen, as options of `carmil slides tile`."""
+    kept = ",".join(sorted(keep))
+    return f"--preset {preset} --rule {rule} --overlap {overlap:.9g}{f' --keep {kept}' if kept else ''}"
+
+
 def tiles_file(folder: Path, slide: str) -> Path:
     """Return the path of a slide's tiles in a folder with TRIDENT's layout: carmil's file, or TRIDENT's if only that exists."""
     ours = folder / "patches" / f"{safe_name(slide)}_patches.h5"
@@ -135,7 +141,17 @@ def read_tiles(path: Path) -> Tiles:
             width=int(number("level0_width")),
             height=int(number("level0_height")),
             slide_mpp=number("slide_mpp") if "slide_mpp" in attributes else 10 / number("level0_magnification"),
+            tiling=_recorded_tiling(_more(attributes)),
         )
+
+
+def _recorded_tiling(more: Mapping[str, Any]) -> str | None:
+    """Return how carmil chose the tiles of a file; None for other tools, which do not record all of it."""
+    try:
+        settings = more["settings"]
+        return tiling_text(**{name: settings[name] for name in ("preset", "rule", "overlap", "keep")})
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def geometries_in(folder: Path) -> dict[Path, TileGeometry]:
@@ -151,9 +167,12 @@ def geometries_in(folder: Path) -> dict[Path, TileGeometry]:
 
 def read_more(path: Path) -> dict[str, Any]:
     """Return the `more` passed to `write_tiles`; empty if another tool wrote the file."""
-    content = _read(path)[1].get("carmil", "{}")
+    return _more(_read(path)[1])
+
+
+def _more(attributes: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        more = json.loads(content)
+        more = json.loads(attributes.get("carmil", "{}"))
     except (TypeError, ValueError, RecursionError):
         return {}
     return more if isinstance(more, dict) else {}

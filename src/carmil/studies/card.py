@@ -139,7 +139,7 @@ def data(run: Run) -> dict[str, str]:
         "features": PurePath(run.settings.bags).name,
         "labels": PurePath(run.settings.labels).name if run.settings.labels else "stored with the features",
         "encoder": encoder + (f", pooled by {data.pooling}" if data.pooling else ""),
-        "tiles": str(run.data.geometry),
+        "tiles": "; ".join((str(data.geometry), *data.tilings)),
         "fingerprint": f"{data.fingerprint} (features, labels and patients); {data.store} (features)",
     }
 

@@ -1,7 +1,7 @@
 """`carmil evaluate` and `carmil predict`: apply the models of a run to other bags."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -285,6 +285,8 @@ def check_fits(run: Run, store: Store, bags: Path, log: Log, asked: Collection[s
     """Refuse bags that do not fit the run's models, and log which of the slides `asked` may have been used in training."""
     check_encoder(run, store.encoder, store.width, str(bags), log, pooling=store.pooling)
     check_tiles(run, store.geometry, str(bags), log)
+    tilings = [entry.tiling for entry in store.entries if asked is None or entry.id in asked]
+    check_tiling(run, tilings, str(bags), log)
     for line in _known_slides(run, store, set(store.ids if asked is None else asked)):
         log(line)
 
@@ -329,6 +331,24 @@ def check_tiles(run: Run, geometry: TileGeometry, what: str, log: Log) -> None:
     """Refuse tiles (of `what`) with another geometry than the run's; if it is unknown, log one line."""
     todo = f"cut them with `{run.data.geometry.command}` and encode them again"
     check_geometry(geometry, run.data.geometry, what=what, whose=f"the run {run.folder}", todo=todo, log=log)
+
+
+def check_tiling(run: Run, tilings: Iterable[str | None], what: str, log: Log) -> None:
+    """Log one line if tiles (of `what`) were chosen in other ways than the run's, and one if that is not recorded.
+
+    They are not refused: another preset for finding tissue may be right for another kind of slide.
+    """
+    if not run.data.tilings:
+        return
+    ways = dict.fromkeys(tilings)
+    own = " or ".join(run.data.tilings)
+    if others := [way for way in ways if way is not None and way not in run.data.tilings]:
+        log(
+            f"WARNING: {what} has tiles chosen by {'; '.join(others)}, the run {run.folder} was trained on tiles chosen by "
+            f"{own}: other tiles can change the answers; cut them as the run's were, unless these slides need it"
+        )
+    if None in ways:
+        log(f"how the tiles of {what} were chosen is not recorded: it could not be checked that it is by {own}")
 
 
 def check_encoder(

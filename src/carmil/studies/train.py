@@ -214,6 +214,7 @@ def data_of(cohort: Cohort, divisions: Splits, used: Tensor) -> Data:
         encoder=store.encoder,
         pooling=store.pooling,
         geometry=store.geometry,
+        tilings=store.tilings,
         width=store.width,
         classes=strata,
         slides=len(cohort.slides),

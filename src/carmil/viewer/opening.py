@@ -31,7 +31,7 @@ class NewSlides:
     run: Path
     out: Path
     encoder: "Encoder"
-    preset: str = "default"
+    preset: str | None = None
     mpp: float | None = None
     device: str = "cpu"
     annotations: Path | None = None
