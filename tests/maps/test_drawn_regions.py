@@ -49,7 +49,11 @@ def test_drawn_region_is_saved_as_qupath_imports_it(regions):
     assert content["carmil"] == {"slide": "s", "note": "research use only"}
     (written,) = content["features"]
     check_feature({**written, "properties": {**written["properties"], "measurements": {}}})
-    assert written["id"] == one.number and written["properties"] == {"objectType": "annotation", "name": "tumour bed"}
+    assert written["id"] == one.number and written["properties"] == {
+        "objectType": "annotation",
+        "name": "tumour bed",
+        "classification": {"name": "tumour bed", "color": list(one.colour)},
+    }
     (read,) = read_annotations(regions.path, width=1000, height=1000)
     assert read.name == "tumour bed" and read.shape.area == 200 * 300
 

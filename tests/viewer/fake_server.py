@@ -235,11 +235,19 @@ def whatif(i: int, request: dict) -> dict:
 
 def annotations(i: int, added: dict | None = None) -> dict:
     """Return the truth, and the region that is added: nothing is kept."""
-    truth = [{"id": "truth 0", "name": "labelled macro", "colour": [28, 35, 48], "rings": [TRUTH]}]
+    truth = [{"id": "truth 0", "name": "labelled macro", "class": "", "colour": [28, 35, 48], "rings": [TRUTH]}]
     drawn = (
         []
         if added is None
-        else [{"id": "1", "name": added["name"], "colour": [0, 90, 60], "rings": [added["outline"]]}]
+        else [
+            {
+                "id": "1",
+                "name": added["name"],
+                "class": added["class"] or added["name"],
+                "colour": [0, 90, 60],
+                "rings": [added["outline"]],
+            }
+        ]
     )
     return {"drawn": drawn, "truth": truth if i % 4 == 0 else [], "file": "drawn", "refusal": "", "problem": ""}
 

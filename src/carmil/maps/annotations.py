@@ -318,13 +318,17 @@ def _polygons(geometry: Any, where: str, depth: int = 0) -> Iterator[list[Any]]:
 
 def class_name(properties: Any) -> str:
     """Return QuPath's classification, or else the name of the object."""
-    if not isinstance(properties, dict):
-        return UNNAMED
-    classification = properties.get("classification")
+    own = properties.get("name") if isinstance(properties, dict) else None
+    return classification_of(properties) or str(own or UNNAMED)
+
+
+def classification_of(properties: Any) -> str:
+    """Return QuPath's classification; empty if there is none."""
+    classification = properties.get("classification") if isinstance(properties, dict) else None
     if isinstance(classification, dict):
         names = classification.get("names")
         classification = classification.get("name") or (": ".join(map(str, names)) if isinstance(names, list) else None)
-    return str(classification or properties.get("name") or UNNAMED)
+    return str(classification or "")
 
 
 def _read_xml(path: Path, width: int, height: int) -> Iterator[Region | None]:

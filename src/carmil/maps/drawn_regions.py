@@ -1,7 +1,8 @@
 """Regions that people draw on slides: one GeoJSON file per slide, which QuPath imports, and writes as well.
 
-A file is read again before every change, and what is not shown here (points, lines, cells, measurements, classes and
-colours of QuPath) stays in it unchanged. Coordinates are level-0 pixels.
+A file is read again before every change, and what is not shown here (points, lines, cells, measurements and colours of
+QuPath) stays in it unchanged. Coordinates are level-0 pixels. A region has a class, by default its name: QuPath reads
+`classification`, with its name and colour.
 """
 
 import json
@@ -16,7 +17,7 @@ import shapely
 
 from carmil.errors import CarmilError
 from carmil.files import write_text
-from carmil.maps.annotations import class_name, geojson_features, regions_of
+from carmil.maps.annotations import UNNAMED, class_name, classification_of, geojson_features, regions_of
 from carmil.maps.colours import OUTLINES
 from carmil.maps.legend import RESEARCH
 from carmil.maps.regions import Ring, polygon
@@ -31,12 +32,15 @@ _SHOWN = ("annotation", None)  # QuPath's type of objects; other programs write 
 
 @dataclass(frozen=True, eq=False)
 class DrawnRegion:
-    """A region of a file. number: its id in the file; rings: closed outlines and holes, by the even-odd rule."""
+    """A region of a file. number: its id in the file; rings: closed outlines and holes, by the even-odd rule.
+
+    classification: its class, empty if it has none."""
 
     number: str
     name: str
     rings: tuple[Ring, ...]
     colour: tuple[int, int, int]
+    classification: str = ""
 
 
 class DrawnRegions:
@@ -58,31 +62,57 @@ class DrawnRegions:
         self._content()  # refuses a link, and a file that is too large
         return self.path.read_bytes() if self.path.is_file() else json.dumps(self.empty).encode()
 
-    def add(self, name: str, outline: Sequence[Any]) -> list[DrawnRegion]:
-        """Add a region inside an outline (corners x, y) and return all regions."""
-        content, shape = self._content(), _shape(outline)
+    def add(self, name: str, outline: Sequence[Any], classification: str = "") -> list[DrawnRegion]:
+        """Add a region inside an outline (corners x, y), by default with its name as its class, and return all regions."""
+        content, shape, name = self._content(), _shape(outline), _checked(name)
+        classified = _checked(classification, "class") if classification.strip() else _class_of(name)
         if len(self._numbers(content)) >= MOST_REGIONS:
             raise CarmilError(f"this slide has {MOST_REGIONS:,} regions already: delete some first")
         feature = {
             "type": "Feature",
             "id": str(uuid.uuid4()),
             "geometry": json.loads(shapely.to_geojson(shape)),
-            "properties": {"objectType": "annotation", "name": _checked(name)},
+            "properties": {
+                "objectType": "annotation",
+                "name": name,
+                "classification": self._classification(content, classified),
+            },
         }
         content["features"].append(feature)
         return self._write(content)
 
     def rename(self, number: str, name: str) -> list[DrawnRegion]:
-        content = self._content()
+        """Rename a region, and its class if that was its name."""
+        content, name = self._content(), _checked(name)
         feature = content["features"][self._place(content, number)]
         properties = feature.get("properties")
-        feature["properties"] = {**(properties if isinstance(properties, dict) else {}), "name": _checked(name)}
+        before = properties if isinstance(properties, dict) else {}
+        feature["properties"] = {**before, "name": name}
+        if classification_of(before) and classification_of(before) == _class_of(str(before.get("name") or "")):
+            feature["properties"]["classification"] = self._classification(content, _class_of(name))
+        return self._write(content)
+
+    def classify(self, number: str, classification: str) -> list[DrawnRegion]:
+        """Change the class of a region; an empty one is the region's name."""
+        content = self._content()
+        feature = content["features"][self._place(content, number)]
+        name = _checked(classification, "class") if classification.strip() else _class_of(_name(feature))
+        properties = feature.get("properties")
+        feature["properties"] = {
+            **(properties if isinstance(properties, dict) else {}),
+            "classification": self._classification(content, name),
+        }
         return self._write(content)
 
     def delete(self, number: str) -> list[DrawnRegion]:
         content = self._content()
         del content["features"][self._place(content, number)]
         return self._write(content)
+
+    def _classification(self, content: dict[str, Any], name: str) -> dict[str, Any]:
+        """Return a class as QuPath has it, with the colour of its regions in the file or a colour of its own."""
+        known = {region.classification: region.colour for region in self._shown(content) if region.classification}
+        return {"name": name, "color": list(known.get(name, OUTLINES[len(known) % len(OUTLINES)]))}
 
     def _content(self) -> dict[str, Any]:
         """Return the file as a FeatureCollection; an empty one if there is no file."""
@@ -114,9 +144,9 @@ class DrawnRegions:
             ]
             if not rings:
                 continue
-            name = _name(feature)
-            colour = colours.setdefault(name, OUTLINES[len(colours) % len(OUTLINES)])
-            shown.append(DrawnRegion(number, name, tuple(rings), _colour(feature) or colour))
+            name, classification = _name(feature), classification_of(feature.get("properties"))[:LONGEST_NAME]
+            colour = colours.setdefault(classification or name, OUTLINES[len(colours) % len(OUTLINES)])
+            shown.append(DrawnRegion(number, name, tuple(rings), _colour(feature) or colour, classification))
         return shown
 
     def _numbers(self, content: dict[str, Any]) -> list[tuple[int, str]]:
@@ -148,11 +178,16 @@ def _shape(outline: Sequence[Any]) -> Any:
     return shape
 
 
-def _checked(name: str) -> str:
+def _class_of(name: str) -> str:
+    """Return the class of a region with this name. Colons, which mean a subclass in QuPath, are replaced."""
+    return " ".join(name.replace(":", " ").split()) or UNNAMED
+
+
+def _checked(name: str, what: str = "name") -> str:
     """Return a name for people; it is never part of a path."""
     text = " ".join(name.split())
     if not 0 < len(text) <= LONGEST_NAME or not text.isprintable():
-        raise CarmilError(f"name: expected 1 to {LONGEST_NAME} printable characters")
+        raise CarmilError(f"{what}: expected 1 to {LONGEST_NAME} printable characters")
     return text
 
 

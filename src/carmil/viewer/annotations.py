@@ -161,17 +161,25 @@ class Annotations:
 def change_of(asked: Any) -> Change:
     """Validate a request of the page to change the drawn regions; an invalid one is refused in one line."""
     match asked:
-        case {"add": {"name": str(name), "outline": list(outline), **rest}, **others} if not rest and not others:
+        case {"add": {"name": str(name), "outline": list(outline), **more}, **others} if not others and more.keys() <= {
+            "class"
+        }:
             if not all(isinstance(xy, list) and len(xy) == 2 and all(map(is_number, xy)) for xy in outline):
                 raise CarmilError("outline: expected corners [x, y]")
-            return lambda regions: regions.add(name, outline)
+            if not isinstance(classification := more.get("class", ""), str):
+                raise CarmilError("class: expected a text")
+            return lambda regions: regions.add(name, outline, classification)
         case {"rename": {"region": str(region), "name": str(name), **rest}, **others} if not rest and not others:
             return lambda regions: regions.rename(region, name)
+        case {"classify": {"region": str(region), "class": str(classification), **rest}, **others} if (
+            not rest and not others
+        ):
+            return lambda regions: regions.classify(region, classification)
         case {"delete": {"region": str(region), **rest}, **others} if not rest and not others:
             return lambda regions: regions.delete(region)
     raise CarmilError(
-        'expected {"add": {"name": name, "outline": [[x, y], ...]}}, {"rename": {"region": id, "name": name}} '
-        'or {"delete": {"region": id}}'
+        'expected {"add": {"name": name, "outline": [[x, y], ...], "class": class}}, {"rename": {"region": id, "name": name}}, '
+        '{"classify": {"region": id, "class": class}} or {"delete": {"region": id}}'
     )
 
 
@@ -186,6 +194,7 @@ def shown_regions(regions: tuple[DrawnRegion, ...] | list[DrawnRegion]) -> list[
         {
             "id": one.number,
             "name": one.name,
+            "class": one.classification,
             "colour": list(one.colour),
             "rings": [np.round(ring, 2).tolist() for ring in one.rings],
         }

@@ -7,9 +7,9 @@ const AROUND = 1.5; // how much of the slide is shown beside a region, in its ow
 
 export class Annotations {
   // ask(body) changes the saved regions, or reads them without a body; changed() draws them; mark(region) marks its tiles;
-  // look(view) goes there.
-  constructor(box, { ask, changed, mark, look }) {
-    Object.assign(this, { box, ask, changed, mark, look, visible: true, ...nothing() });
+  // look(view) goes there; renamed(before, after): a region has another name.
+  constructor(box, { ask, changed, mark, look, renamed }) {
+    Object.assign(this, { box, ask, changed, mark, look, renamed, visible: true, ...nothing() });
   }
 
   close() {
@@ -18,10 +18,10 @@ export class Annotations {
     this.changed();
   }
 
-  // Another case: its regions are read, and nothing is drawn yet.
-  async open(current) {
+  // Another case: its regions are read, and nothing is drawn yet. classes: names that regions may have as their class.
+  async open(current, classes) {
     this.close();
-    this.current = current;
+    Object.assign(this, { current, classes });
     if (!current.places) return this.show();
     try {
       const found = await this.ask();
@@ -44,20 +44,23 @@ export class Annotations {
     return [...(this.visible ? [...this.truth, ...this.drawn] : []), ...fresh];
   }
 
-  // A region was drawn: it can be saved under a name. null: it is discarded.
-  offer(outline) {
-    this.outline = outline;
+  // A region was drawn: it can be saved, under this name or another. null: it is discarded.
+  offer(outline, name = "") {
+    Object.assign(this, { outline, outlineName: name });
     this.show();
     this.changed();
   }
 
   async change(body, done) {
-    const { current } = this;
+    const { current } = this,
+      before = this.drawn.find(({ id }) => id === body.rename?.region)?.name;
     try {
       const found = await this.ask(body);
       if (this.current !== current) return;
       if (body.add) this.outline = null;
       this.take(found);
+      if (body.add) this.renamed(this.outlineName, body.add.name);
+      if (body.rename) this.renamed(before, body.rename.name);
       say(done);
     } catch (error) {
       if (error.name === "AbortError" || this.current !== current) return;
@@ -66,13 +69,14 @@ export class Annotations {
     }
   }
 
-  save(name) {
+  save(name, classification) {
     const outline = this.outline.map(corner => corner.map(value => Math.round(value * 100) / 100));
-    return this.change({ add: { name: name.trim() || this.nextName, outline } }, "region saved");
+    return this.change({ add: { name: plain(name) || this.outlineName, outline, class: classification } }, "region saved");
   }
 
-  get nextName() {
-    const names = new Set(this.drawn.map(({ name }) => name));
+  // A name that no region has, and none of `taken`.
+  nextName(taken) {
+    const names = new Set([...taken, ...this.drawn.map(({ name }) => name)]);
     let i = this.drawn.length + 1;
     while (names.has(`region ${i}`)) i++;
     return `region ${i}`;
@@ -83,6 +87,7 @@ export class Annotations {
     if (!current?.places)
       return this.box.replaceChildren(note("The positions of the instances are unknown, so there are no regions."));
     this.box.replaceChildren(
+      this.choices(),
       ...(outline ? [this.form()] : []),
       ...(drawn.length || truth.length ? [this.switch()] : []),
       ...(drawn.length
@@ -102,25 +107,25 @@ export class Annotations {
     );
   }
 
+  // Classes to choose from while typing one: those of the regions, of the truth and of the run.
+  choices() {
+    const names = [...this.drawn.map(one => one.class), ...this.truth.map(({ name }) => name), ...this.classes];
+    return element("datalist", {
+      id: "region-classes",
+      children: [...new Set(names)].filter(Boolean).map(value => element("option", { value })),
+    });
+  }
+
   form() {
-    const field = element("input", {
-      type: "text",
-      placeholder: this.nextName,
-      maxlength: LONGEST,
-      "aria-label": "Name of the drawn region",
-      autocomplete: "off",
-    });
-    field.addEventListener("keydown", event => event.key === "Enter" && this.save(field.value));
-    const save = element("button", {
-      type: "button",
-      class: "strong",
-      text: "Save region",
-      on: { click: () => this.save(field.value) },
-    });
+    const field = text("Name of the drawn region", { placeholder: this.outlineName }),
+      kind = text("Class of the drawn region", { placeholder: "class: its name", list: "region-classes" }),
+      saves = () => this.save(field.value, kind.value);
+    for (const one of [field, kind]) one.addEventListener("keydown", event => event.key === "Enter" && saves());
+    const save = element("button", { type: "button", class: "strong", text: "Save region", on: { click: saves } });
     const discard = button("Discard", "the drawn region", () => this.offer(null));
     return element("div", {
       class: "line naming",
-      children: [...(this.refusal ? [] : [field, save]), discard],
+      children: [...(this.refusal ? [] : [field, kind, save]), discard],
     });
   }
 
@@ -135,22 +140,19 @@ export class Annotations {
 
   row(region) {
     const { id, name } = region,
-      field = element("input", {
-        type: "text",
-        value: name,
-        maxlength: LONGEST,
-        "aria-label": `Name of ${name}`,
-        autocomplete: "off",
-      });
+      field = text(`Name of ${name}`, { value: name }),
+      kind = text(`Class of ${name}`, { value: region.class, placeholder: "class: its name", list: "region-classes" });
     field.addEventListener("change", () =>
-      field.value.trim() && field.value.trim() !== name
-        ? this.change({ rename: { region: id, name: field.value } }, "name saved")
+      plain(field.value) && plain(field.value) !== name
+        ? this.change({ rename: { region: id, name: plain(field.value) } }, "name saved")
         : (field.value = name),
     );
-    field.addEventListener("keydown", event => {
-      if (event.key === "Enter") field.blur();
-      if (event.key === "Escape") field.value = name;
-    });
+    kind.addEventListener("change", () => this.change({ classify: { region: id, class: kind.value } }, "class saved"));
+    for (const [one, value] of [[field, name], [kind, region.class]])
+      one.addEventListener("keydown", event => {
+        if (event.key === "Enter") one.blur();
+        if (event.key === "Escape") one.value = value;
+      });
     const sure = this.deleting === id;
     return element("li", {
       children: [
@@ -159,6 +161,7 @@ export class Annotations {
         element("div", {
           class: "line",
           children: [
+            kind,
             button("Go there", name, () => this.look(around([region]))),
             button("Mark its tiles", name, () => this.mark([region], name)),
             button(sure ? "Really delete?" : "Delete", name, () => {
@@ -211,7 +214,19 @@ export class Annotations {
   }
 }
 
-const nothing = () => ({ current: null, drawn: [], truth: [], outline: null, deleting: null, trouble: "" });
+const nothing = () => ({
+  current: null,
+  classes: [],
+  drawn: [],
+  truth: [],
+  outline: null,
+  outlineName: "",
+  deleting: null,
+  trouble: "",
+});
+const text = (label, more) =>
+  element("input", { type: "text", maxlength: LONGEST, "aria-label": label, autocomplete: "off", ...more });
+const plain = name => name.split(/\s+/).filter(Boolean).join(" "); // as the server has it
 const note = text => element("p", { class: "soft note", text });
 const button = (text, of, click, names = "quiet") =>
   element("button", { type: "button", class: names, text, "aria-label": `${text}: ${of}`, on: { click } });

@@ -51,8 +51,9 @@ const scene = new Scene($("panes"), {
   mark: i => whatif.toggle(i),
   marks: several => whatif.mark(several),
   region: (several, outline) => {
-    if (several.length) whatif.markRegion(several);
-    annotations.offer(outline);
+    const name = annotations.nextName(whatif.names);
+    if (several.length) whatif.mark(several, { name });
+    annotations.offer(outline, name);
     $("annotations").querySelector(".naming").scrollIntoView({ block: "nearest" });
   },
   view: view => change({ view }, { push: false }),
@@ -78,6 +79,7 @@ const annotations = new Annotations($("annotations"), {
     scene.see(view);
     scene.reveal();
   },
+  renamed: (before, after) => whatif.rename(before, after),
 });
 
 function change(changes, { push = true, held = false } = {}) {
@@ -224,7 +226,7 @@ async function openCase() {
   controls();
   showMaps();
   showClass();
-  annotations.open(mine);
+  annotations.open(mine, run.target.outputs.map(({ name }) => name));
   if (linked.removals.length) whatif.restore(linked);
   $("save-tiles").href = `api/case/${mine.number}/tiles.csv`;
 }

@@ -120,9 +120,18 @@ export class WhatIf {
     else this.mark([i]);
   }
 
-  // A drawn region gets the next number.
-  markRegion(instances) {
-    this.mark(instances, { name: `region ${(this.regions += 1)}` });
+  // The names of regions in the table, and of the marks.
+  get names() {
+    return [...this.trials.flatMap(({ parts }) => parts.map(({ of }) => of)), this.markName].filter(Boolean);
+  }
+
+  // A region has another name: so have the marks and the removals that are named after it.
+  rename(before, after) {
+    if (before === after) return;
+    if (this.markName === before) this.markName = after;
+    for (const { parts } of this.trials) for (const part of parts) if (part.of === before) part.of = after;
+    this.refresh();
+    this.changed();
   }
 
   get marksName() {
@@ -131,17 +140,18 @@ export class WhatIf {
 
   async remove() {
     if (!this.marked.size) return;
-    await this.without(this.body(new Set([...this.removed, ...this.marked])), this.joined(this.marksName));
+    await this.without(this.body(new Set([...this.removed, ...this.marked])), this.joined({ of: this.marksName }));
   }
 
   async keepOnly() {
     if (!this.marked.size) return;
     const rest = Array.from({ length: this.info.instances }, (_, i) => i).filter(i => !this.marked.has(i));
-    await this.without(this.body(new Set(rest)), `all but ${this.marksName}`);
+    await this.without(this.body(new Set(rest)), [{ all: true, of: this.marksName }]);
   }
 
-  joined(name) {
-    return this.now ? `${this.now.name} + ${name}` : name;
+  // The parts of a removal's name: what was removed before, and `part`, a region or a number of tiles; `all`: all but it.
+  joined(part) {
+    return [...(this.now ? this.now.parts.map(one => ({ ...one })) : []), part];
   }
 
   // A request lists what is removed or what is kept, whichever is less.
@@ -154,13 +164,13 @@ export class WhatIf {
   async removeTop() {
     const { title, of_class } = this.map,
       whose = of_class && this.target.outputs.length > 1 ? ` for ${this.target.outputs[this.class].name}` : "",
-      name = this.joined(`top ${this.share} % of ${title}${whose}`),
+      parts = this.joined({ of: `top ${this.share} % of ${title}${whose}` }),
       body = { top: this.share / 100, map: this.map.name, class: this.class };
-    if (!this.removed.size) return this.without(body, name);
-    return this.without(body, name, first => this.body(new Set([...this.removed, ...first.removed])));
+    if (!this.removed.size) return this.without(body, parts);
+    return this.without(body, parts, first => this.body(new Set([...this.removed, ...first.removed])));
   }
 
-  async without(body, name, then = null) {
+  async without(body, parts, then = null) {
     const { info } = this;
     if (this.busy) return;
     this.busy = true;
@@ -170,7 +180,7 @@ export class WhatIf {
       if (then) answer = await this.ask(then(answer));
       if (info !== this.info) return;
       this.trouble.textContent = "";
-      const trial = this.kept(this.trial(answer, name));
+      const trial = this.kept(this.trial(answer, parts));
       if (!trial.set.size || (this.now && same(trial.set, this.removed))) return say(`no more ${this.one}s removed`);
       this.marked = new Set();
       this.show(trial);
@@ -185,7 +195,7 @@ export class WhatIf {
 
   // The removals of the table and the number of the one that is shown, as a link has them.
   get record() {
-    return { removals: this.trials.map(({ link }) => link), removal: this.now ? this.trials.indexOf(this.now) : null };
+    return { removals: this.trials.map(trial => trial.linked), removal: this.now ? this.trials.indexOf(this.now) : null };
   }
 
   knows({ kept, instances }) {
@@ -204,7 +214,7 @@ export class WhatIf {
         if (!listed) continue;
         const answer = await this.ask({ [kept ? "keep" : "remove"]: listed });
         if (info !== this.info) return;
-        const trial = this.kept(this.trial(answer, name));
+        const trial = this.kept(this.trial(answer, [partNamed(name)]));
         if (i === removal) this.past = [null, trial];
       }
     } catch (error) {
@@ -217,12 +227,12 @@ export class WhatIf {
     }
   }
 
-  trial(answer, name) {
+  trial(answer, parts) {
     const n = this.info.instances,
       set = new Set(answer.removed),
       kept = set.size > n / 2,
       listed = kept ? Array.from({ length: n }, (_, i) => i).filter(i => !set.has(i)) : answer.removed;
-    return { ...answer, name, set, link: { kept, instances: ranges(listed), name: name.slice(0, LONGEST) } };
+    return new Trial(answer, parts, set, { kept, instances: ranges(listed) });
   }
 
   // The removal of these instances in the table: the one that is there already, or this one.
@@ -264,12 +274,13 @@ export class WhatIf {
 
   // The removal that is shown, in one sentence.
   get inWords() {
-    const { name, set, before, after, answer_before, answer_after } = this.now,
+    const { name, only, set, before, after, answer_before, answer_after } = this.now,
+      share = `${many(set.size, this.one)}, ${percent(set.size / this.info.instances)}`,
       rows = this.target.rows,
       i = Math.max(0, rows.findIndex(({ output }) => output === this.class)),
       of = rows[i].name;
     const answer = answer_before === answer_after ? `the answer stays ${answer_after}` : `the answer changes to ${answer_after}`;
-    return `Without ${name} (${many(set.size, this.one)}, ${percent(set.size / this.info.instances)}): ${of} ${shown(before[i], rows[i].format)} → ${shown(after[i], rows[i].format)}${this.target.answers ? `; ${answer}` : ""}.`;
+    return `${only ? `With only ${only} (removed: ${share})` : `Without ${name} (${share})`}: ${of} ${shown(before[i], rows[i].format)} → ${shown(after[i], rows[i].format)}${this.target.answers ? `; ${answer}` : ""}.`;
   }
 
   tell() {
@@ -456,7 +467,27 @@ export class WhatIf {
   }
 }
 
-// past: what was shown, in order, null for everything; trials: the removals of the table; regions: drawn so far.
-const nothing = () => ({ busy: false, marked: new Set(), markName: null, past: [null], at: 0, trials: [], regions: 0 });
+// A removal of the table: the answer without the instances `set`, its name in parts, and the instances as a link has them.
+class Trial {
+  constructor(answer, parts, set, link) {
+    Object.assign(this, answer, { parts, set, link });
+  }
+  get name() {
+    return this.parts.map(({ all, of }) => (all ? `all but ${of}` : of)).join(" + ");
+  }
+  // What is kept, if all the rest is removed.
+  get only() {
+    return this.parts.length === 1 && this.parts[0].all ? this.parts[0].of : null;
+  }
+  get linked() {
+    return { ...this.link, name: this.name.slice(0, LONGEST) };
+  }
+}
+
+// A part of a name that a link has.
+const partNamed = name => (name.startsWith("all but ") ? { all: true, of: name.slice(8) } : { of: name });
+
+// past: what was shown, in order, null for everything; trials: the removals of the table.
+const nothing = () => ({ busy: false, marked: new Set(), markName: null, past: [null], at: 0, trials: [] });
 
 const same = (a, b) => a.size === b.size && [...a].every(i => b.has(i));
