@@ -1,4 +1,4 @@
-"""The picture of a sweep: AUC against a number, one line per value of a second setting, one panel per combination of
+"""The picture of a sweep: the key figure against a number, one line per value of a second setting, one panel per combination of
 the others.
 
 With alpha, lambda and the distance, it is the paper's sensitivity figure.
@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from carmil.plot_style import COLOURS, INK, SOFT, STYLE, save_figure
+from carmil.runs.facts import Spread
 from carmil.runs.settings import Value
+from carmil.studies.figures import SHOWN
 from carmil.studies.sweep import Point, SweepResult, setting_name, value_text
 
-AXIS = "AUC of the test folds, per cent"
 MOST_PANELS, MOST_BARS = 12, 60
 WIDE = 50  # the axis is logarithmic if the largest value is more than this multiple of the smallest
 
@@ -35,7 +36,7 @@ def write_picture(swept: SweepResult, best: int | None, path: Path) -> str:
 
 
 def _lines(swept: SweepResult, numeric: Sequence[str], ringed: Point | None) -> tuple[Figure, str]:
-    over, aucs = swept.sweep.over, _aucs(swept)
+    over, figures = swept.sweep.over, _figures(swept)
     across, *others = [*numeric, *(name for name in over if name not in numeric)]
     apart, rest = others[:1], others[1:]
     panels = list(product(*(over[name] for name in rest)))
@@ -48,31 +49,33 @@ def _lines(swept: SweepResult, numeric: Sequence[str], ringed: Point | None) -> 
         here = [p for p in swept.sweep.points if all(p.values[n] == v for n, v in zip(rest, values, strict=True))]
         for i, value in enumerate(over[apart[0]] if apart else [None]):
             points = [point for point in here if not apart or point.values[apart[0]] == value]
-            _line(panel, across, points, aucs, i, value_text(value) if apart else None)
+            _line(panel, across, points, figures, i, value_text(value) if apart else None)
         for point in here:
             if point is ringed:
-                _ring(panel, cast("float", point.values[across]), aucs[point.name])
+                _ring(panel, cast("float", point.values[across]), figures[point.name])
         if plain := next((point for point in here if point.idle), None):
             dashes: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2, "zorder": 1.5}
-            panel.axhline(aucs[plain.name], label="plain model,\nidle branch", **dashes)
+            panel.axhline(figures[plain.name], label="plain model,\nidle branch", **dashes)
         panel.set_title(", ".join(f"{setting_name(n)} = {value_text(v)}" for n, v in zip(rest, values, strict=True)))
         panel.grid(True)
         _number_axis(panel, cast("list[float]", over[across]))
     for panel in axes[len(drawn_panels) :]:
         panel.remove()
     figure.supxlabel(setting_name(across), fontsize=9)
-    figure.supylabel(AXIS, fontsize=9)
+    figure.supylabel(f"{_name(swept)} of the test folds, per cent", fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         title = setting_name(apart[0]) if apart else None
         figure.legend(handles, labels, title=title, loc="outside right upper", frameon=False)
     left = f" The first {len(drawn_panels)} of {len(panels)} panels." if len(drawn_panels) < len(panels) else ""
     dashed = " Dashed: the plain model beside an idle branch." if any(p.idle for p in swept.sweep.points) else ""
-    return figure, f"AUC of the test folds by {setting_name(across)}.{dashed}{left}"
+    return figure, f"{_name(swept)} of the test folds by {setting_name(across)}.{dashed}{left}"
 
 
-def _line(panel: Axes, across: str, points: Sequence[Point], aucs: dict[str, float], i: int, label: str | None) -> None:
-    places = sorted((point.values[across], aucs[point.name]) for point in points)
+def _line(
+    panel: Axes, across: str, points: Sequence[Point], figures: dict[str, float], i: int, label: str | None
+) -> None:
+    places = sorted((point.values[across], figures[point.name]) for point in points)
     style = "-" if i < len(COLOURS) else "--"
     colour = COLOURS[i % len(COLOURS)]
     panel.plot(*zip(*places, strict=True), style, marker="o", markersize=4.5, linewidth=1.8, color=colour, label=label)
@@ -92,33 +95,46 @@ def _number_axis(panel: Axes, values: Sequence[float]) -> None:
 
 def _bars(swept: SweepResult, ringed: Point | None) -> tuple[Figure, str]:
     """Draw one bar per point, if no setting is a number."""
-    points, aucs = swept.sweep.points[:MOST_BARS], _aucs(swept)
+    points, figures = swept.sweep.points[:MOST_BARS], _figures(swept)
     figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(points)), layout="constrained")
     panel = figure.subplots()
     rows = range(len(points))
-    panel.barh(rows, [aucs[point.name] for point in points], height=0.6, color=COLOURS[0])
+    panel.barh(rows, [figures[point.name] for point in points], height=0.6, color=COLOURS[0])
     names = [", ".join(value_text(value) for value in point.values.values()) for point in points]
     panel.set_yticks(rows, names)
     panel.invert_yaxis()
     for row, point in enumerate(points):
-        auc = aucs[point.name]
-        panel.annotate(f"{auc:.1f}", (auc, row), (9, 0), textcoords="offset points", va="center")
+        value = figures[point.name]
+        panel.annotate(f"{value:.1f}", (value, row), (9, 0), textcoords="offset points", va="center")
         if point is ringed:
-            _ring(panel, auc, row)
-    panel.set(xlim=(0, 116), xlabel=AXIS)
+            _ring(panel, value, row)
+    panel.set(xlim=(0, 116), xlabel=f"{_name(swept)} of the test folds, per cent")
     panel.grid(True, axis="x")
     total = len(swept.sweep.points)
-    return figure, "AUC of the test folds." + (f" The first {len(points)} of {total} points." * (len(points) < total))
+    return figure, f"{_name(swept)} of the test folds." + (
+        f" The first {len(points)} of {total} points." * (len(points) < total)
+    )
 
 
-def _aucs(swept: SweepResult) -> dict[str, float]:
-    """Return the AUC in per cent, by the point's name; NaN if undefined."""
-    pairs = zip(swept.sweep.points, swept.runs, strict=True)
-    return {point.name: 100 * run.metrics.summary["auc"].mean for point, run in pairs}
+def _name(swept: SweepResult) -> str:
+    """Return the name of the key figure in words."""
+    return SHOWN[swept.runs[0].target.key_figure]
+
+
+def _spreads(swept: SweepResult) -> list[Spread]:
+    """Return the key figure of each run; NaN if undefined."""
+    key = swept.runs[0].target.key_figure
+    return [run.metrics.summary.get(key, Spread(math.nan, math.nan)) for run in swept.runs]
+
+
+def _figures(swept: SweepResult) -> dict[str, float]:
+    """Return the key figure in per cent, by the point's name."""
+    pairs = zip(swept.sweep.points, _spreads(swept), strict=True)
+    return {point.name: 100 * spread.mean for point, spread in pairs}
 
 
 def _spread(swept: SweepResult) -> str:
-    known = [100 * std for run in swept.runs if not math.isnan(std := run.metrics.summary["auc"].std)]
+    known = [100 * spread.std for spread in _spreads(swept) if not math.isnan(spread.std)]
     if not known:
         return "one fold, so no spread is known"
     return f"their standard deviation over the folds is {min(known):.1f} to {max(known):.1f}"

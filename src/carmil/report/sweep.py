@@ -16,7 +16,10 @@ from carmil.studies.tables import figures_lines
 from carmil.tables import ResultTable
 from carmil.words import plural
 
-FIGURES = ("auc", "f1_macro", "balanced_accuracy", "auprc_attention", "auprc_rollout", "auprc_path")
+FIGURES = (
+    *("auc", "c_index", "uno_c", "spearman", "r2", "kappa", "ap", "f1_macro", "balanced_accuracy"),
+    *("auprc_attention", "auprc_rollout", "auprc_path"),
+)
 CHOSEN, IDLE = "*", "†"
 
 
@@ -97,7 +100,10 @@ def sweep_lines(swept: SweepResult, choice: Choice) -> list[str]:
     models = plural(sum(len(run.models) for run in runs), "model")
     lines = [f"{plural(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"]
     if choice.best is None:
-        lines.append("the points were validated on different bags: no point can be selected by their validation losses")
+        lines.append(
+            "the points were validated on different bags or by different losses, so that no point can be selected by these "
+            "losses"
+        )
     else:
         lines += [
             f"{CHOSEN} the lowest validation loss, the mean over the folds: the point that validation bags choose",

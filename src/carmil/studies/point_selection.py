@@ -9,12 +9,13 @@ from carmil.runs.facts import FoldFigures, Spread
 from carmil.runs.run import Run
 from carmil.studies.figures import summarise_folds
 
-ALIKE = ("splits", "classes", "class_counts", "patients")
+ALIKE = ("splits", "classes", "class_counts", "patients", "target", "outcomes")  # target: its loss too
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The selection among runs on validation bags. There is none if the runs were validated on different bags.
+    """The selection among runs on validation bags. There is none if the runs were validated on different bags, or by
+    different losses.
 
     losses: mean and standard deviation over the folds, by run. best: the run with the lowest mean. taken: the run
     selected for each fold and seed on its own validation bags, as `carmil train` does with a list of values; no test

@@ -26,12 +26,12 @@ from carmil.studies.cohort import Material, log_once, open_material
 from carmil.studies.train import PER_MODEL_SETTINGS, check, check_fit, grid_of, run_together
 from carmil.words import plural
 
-# Settings that determine the bags and labels, and those that determine the folds.
+# Settings that determine the bags, the target and its outcomes, and those that determine the folds.
 COHORT = (
     *("bags", "labels", "slide", "patient", "label", "site", "split", "positive", "truth", "patients", "dtype"),
-    *("allow_duplicates", "skip_broken"),
+    *("target", "event", "kind", "loss", "grades", "adjust", "allow_duplicates", "skip_broken"),
 )
-FOLDS = ("folds", "seeds", "inner", "splits", "official", "validation", "reshuffle", "seed")
+FOLDS = ("folds", "seeds", "inner", "splits", "official", "validation", "reshuffle", "seed", "conformal")
 LONGEST_NAME = 120
 
 
