@@ -467,12 +467,49 @@ def test_audit_of_a_valid_split_reports_nothing():
         ("abcdef", "pqrstu", ("ttttTT",), "fold 0 has no val slides"),
         ("abcdef", "pqrstu", ("ttTTvv", "ttvv--"), "fold 1 has no test slides"),
         ("abcdef", "pqrstu", ("t-vvTT",), "class 'yes' has no slide in train of fold 0"),
+        (
+            "abcdefgh",
+            "pqrstuww",
+            ("ttvvTTT-", "TTttvv-T"),
+            "slides of patient 'w' are tested in different folds ('g' in fold 0, 'h' in fold 1): expected a patient's slides "
+            "in the same test parts; move all to one",
+        ),
+        (
+            "abcdefgh",
+            "pqrstuww",
+            ("ttvvTTTT", "TTttvvT-"),
+            "slides of patient 'w' are tested in different folds ('g' in fold 1",
+        ),
     ],
 )
 def test_audit_reports_errors_that_invalidate_a_split(slides, patients, roles, error):
-    errors, _ = audit(Splits(tuple(slides), tuple(patients), roles_of(*roles)), [0, 1] * 3, ["no", "yes"])
+    splits = Splits(tuple(slides), tuple(patients), roles_of(*roles))
+    errors, _ = audit(splits, [0, 1] * (len(slides) // 2), ["no", "yes"])
     assert len(errors) == 1
     assert errors[0].startswith(error)
+
+
+def test_patients_tested_in_several_folds_by_the_same_slides_are_no_error():
+    """As in repeated divisions into training and test part."""
+    splits = Splits(tuple("abcdefgh"), tuple("pqrstuww"), roles_of("ttvvTTTT", "vvttTTTT"))
+    assert audit(splits, [0, 1] * 4, ["no", "yes"])[0] == []
+
+
+def test_file_that_tests_slides_of_a_patient_in_different_folds_is_refused(tmp_path):
+    slides, patients = list("abcdefgh"), list("pqrstuww")
+    words = {"t": "train", "v": "val", "T": "test", "-": ""}
+    rows = [
+        f"{slide}\t{patient}\t{words[first]}\t{words[second]}"
+        for slide, patient, first, second in zip(slides, patients, "ttvvTTT-", "TTttvv-T", strict=True)
+    ]
+    path = tmp_path / "splits.tsv"
+    path.write_text("\n".join(["slide\tpatient\tfold_0\tfold_1", *rows, ""]))
+    with pytest.raises(
+        CarmilError, match=r"splits\.tsv: slides of patient 'w' are tested in different folds \('g' in fold 0"
+    ):
+        read_splits(path, slides, patients, [0, 1] * 4)
+    splits = read_splits(path, slides, slides, [0, 1] * 4)  # patients are not known
+    assert splits.folds == 2
 
 
 def test_audit_reports_remarks_about_unusual_splits():

@@ -1,7 +1,8 @@
 """Split cohorts into folds by patient, with slides to train on, to select by, to test and, if asked for, to calibrate on.
 
 `split_files` reads and writes splits of other tools. s slides, p patients, f folds (nested: outer x inner, row outer
-* inner + i). No patient is in two parts of a fold; `audit` checks this for any split, whatever its origin.
+* inner + i). No patient is in two parts of a fold, and every fold that tests a patient tests the same slides of the patient;
+`audit` checks this for any split, whatever its origin.
 """
 
 import math
@@ -214,6 +215,7 @@ def audit(
     tested = splits.roles.reshape(splits.folds, splits.inner, -1) == TEST
     for outer in np.flatnonzero((tested != tested[:, :1]).any(axis=(1, 2))):
         errors.append(f"the inner folds of fold {outer} test different slides: expected the same")
+    errors += _tested_apart(splits, tested[:, 0])
     torn = (splits.roles == CALIBRATION).any(axis=0) & ~splits.calibration
     errors += [
         f"{line}: expected in every fold or in none"
@@ -317,6 +319,24 @@ def _in_two_parts(kind: str, names: Sequence[str], roles: np.ndarray, fold: str)
         f"expected in one part only; move all of it to one"
         for i in np.flatnonzero(in_part.sum(axis=1) > 1)
     ]
+
+
+def _tested_apart(splits: Splits, tested: np.ndarray) -> list[str]:
+    """Return an error for every patient of whom a fold tests some slides only, and other folds the others. tested (outer, s)."""
+    names, of = np.unique(np.asarray(splits.patients, dtype=object), return_inverse=True)
+    most = np.bincount(of[tested.any(axis=0)], minlength=len(names))
+    counts = np.stack([np.bincount(of[fold], minlength=len(names)) for fold in tested])
+    errors = []
+    for i in np.flatnonzero(((counts > 0) & (counts < most)).any(axis=0)):
+        in_part = int(np.flatnonzero((counts[:, i] > 0) & (counts[:, i] < most[i]))[0])
+        left = np.flatnonzero(tested.any(axis=0) & (of == i) & ~tested[in_part])[0]
+        other = int(np.flatnonzero(tested[:, left])[0])
+        shown = np.flatnonzero(tested[in_part] & (of == i))[0]
+        errors.append(
+            f"slides of patient {names[i]!r} are tested in different folds ({splits.slides[shown]!r} in fold {in_part}, "
+            f"{splits.slides[left]!r} in fold {other}): expected a patient's slides in the same test parts; move all to one"
+        )
+    return errors
 
 
 def _check_validation(validation: float, seed: int) -> None:
