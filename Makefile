@@ -3,6 +3,8 @@
 
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := $(UV) run --no-sync
+# Without bytecode on disk every process compiles torch and all else that it imports again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo   train on digit bags and write demo/report.html"
