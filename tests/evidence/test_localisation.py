@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, ndcg_score, roc_auc_score
 
 from carmil.errors import CarmilError
-from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, froc_interval, mean_over_bags, ndcg
-from carmil.statistics.bootstrap import bootstrap
+from carmil.evidence.localisation import auroc, dice, dice_threshold, froc, froc_interval, ndcg
 
 BAGS = dict(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6), levels=st.integers(1, 9), seed=st.integers(0, 10_000)
@@ -93,21 +92,6 @@ def test_metrics_of_a_population_equal_metrics_of_each_model():
         together = measure(scores, targets, starts)
         for model in range(3):
             assert torch.allclose(together[model], measure(scores[model], targets, starts), equal_nan=True)
-
-
-def test_mean_over_bags_bootstraps_only_bags_with_a_value():
-    values = torch.tensor([0.2, torch.nan, 0.9, 0.4, 0.7, torch.nan, 0.5])
-    kept = [0.2, 0.9, 0.4, 0.7, 0.5]
-    ours, expected = (
-        mean_over_bags(values, repeats=200),
-        bootstrap(np.mean, np.float32(kept).astype(float), repeats=200),
-    )
-    assert ours == expected
-    assert ours.value == pytest.approx(0.54)
-    patients = mean_over_bags(values, groups=["a", "b", "a", "c", "c", "d", "e"], repeats=200)
-    assert patients == bootstrap(np.mean, np.float32(kept).astype(float), groups=list("aacce"), repeats=200)
-    with pytest.raises(CarmilError, match="has no rows"):
-        mean_over_bags(torch.full((3,), torch.nan))
 
 
 @settings(max_examples=30, deadline=None)

@@ -8,7 +8,7 @@ import tifffile
 
 from carmil.errors import CarmilError
 from carmil.maps.annotations import read_annotations
-from carmil.slides.opening import find_slides, is_slide, open_slide
+from carmil.slides.opening import find_slides, open_slide
 
 
 def noise(height, width, channels=3, dtype=np.uint8):
@@ -239,7 +239,6 @@ def test_slides_are_found_in_folders_and_duplicate_names_raise_an_error(tmp_path
     (tmp_path / "notes.txt").write_text("none")
     (tmp_path / ".hidden.tif").write_bytes(b"x")
     assert find_slides([tmp_path, one]) == [two, one]
-    assert not is_slide(tmp_path / "notes.txt")
     make_slide(tmp_path / "deep" / "one.svs", noise(64, 64))
     with pytest.raises(CarmilError, match="two slides are named 'one'"):
         find_slides([tmp_path])

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
-from carmil.statistics.bootstrap import bootstrap, draws, mean_intervals
+from carmil.statistics.bootstrap import draws, mean_intervals
 from carmil.studies.figures import mean_interval
+
+from .resampling import bootstrap
 
 
 def test_mean_interval_of_independent_rows_equals_bootstrap():

@@ -17,7 +17,7 @@ from torch import Tensor
 from carmil.errors import CarmilError
 from carmil.evidence.rank_correlation import bag_ranks, tie_bounds
 from carmil.models.pooling import Offsets, bag_ranking, bag_sum
-from carmil.statistics.bootstrap import Interval, bootstrap, draws, percentiles
+from carmil.statistics.bootstrap import Interval, draws, percentiles
 
 FALSE_ALARMS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -161,16 +161,3 @@ def froc_interval(
     drawn = draws(offsets.bags, groups, strata=has_target, repeats=repeats, seed=seed)
     values = np.array([score(counts) for some in drawn for counts in some])
     return percentiles(score(np.ones(offsets.bags, dtype=np.int64)), values, level)
-
-
-def mean_over_bags(
-    values: Tensor, *, groups: ArrayLike | None = None, repeats: int = 2000, level: float = 0.95, seed: int = 0
-) -> Interval:
-    """Return the mean of a measure over bags (b) and its bootstrap interval; bags where it is NaN are omitted.
-
-    groups (b): bags that are resampled together, such as those of a patient.
-    """
-    measured = values.detach().cpu().double().numpy()
-    defined = ~np.isnan(measured)
-    own = None if groups is None else np.asarray(groups)[defined]
-    return bootstrap(np.mean, measured[defined], groups=own, repeats=repeats, level=level, seed=seed)

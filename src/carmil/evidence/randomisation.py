@@ -12,14 +12,12 @@ n instances of all bags together, b bags, k classes, c columns.
 
 import copy
 import math
-from collections.abc import Callable
 from functools import cache
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from carmil.bags.bags import Bags
 from carmil.evidence.rank_correlation import spearman
 from carmil.models.contract import BagModel
 from carmil.models.pooling import Offsets
@@ -36,20 +34,6 @@ def shuffle_weights(model: BagModel, *, seed: int = 0) -> BagModel:
             order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
             parameter.copy_(parameter.flatten()[order].view_as(parameter))
     return model
-
-
-def randomisation_correlation(
-    model: BagModel, bags: Bags, explain: Callable[[BagModel, Bags], Tensor], *, repeats: int = 1, seed: int = 0
-) -> Tensor:
-    """Return the Spearman correlation of a model's map with that of shuffled weights, (repeats, b, k); NaN for a
-    constant map.
-
-    explain(model, bags) -> (n, k). Near 1, the map does not depend on what the model has learned.
-    """
-    offsets = Offsets(bags.offsets)
-    own = explain(model, bags).cpu()
-    others = [explain(shuffle_weights(model, seed=seed + i), bags).cpu() for i in range(repeats)]
-    return torch.stack([spearman(own, other, offsets) for other in others])
 
 
 def similarity_over_chance(x: Tensor, y: Tensor, offsets: Offsets) -> Tensor:

@@ -59,11 +59,6 @@ def open_slide(path: Path, *, mpp: float | None = None, missing_mpp: float | Non
     raise CarmilError(f"{path} is not a slide that OpenSlide or tifffile can read: {guess}")
 
 
-def is_slide(path: Path) -> bool:
-    """Return whether a file has the suffix of a slide."""
-    return not path.name.startswith(".") and _has_suffix(path)
-
-
 def _has_suffix(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 

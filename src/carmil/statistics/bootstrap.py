@@ -5,7 +5,7 @@ are drawn by `draws`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from carmil.errors import CarmilError
 
 Floats = NDArray[np.float64]
-
-Measure = Callable[..., float]
 
 CHUNK = 2**21  # resampled rows in memory at once
 
@@ -43,29 +41,6 @@ class Test:
     p: float
     difference: float
     n: int
-
-
-def bootstrap(
-    measure: Measure,
-    *arrays: ArrayLike,
-    groups: ArrayLike | None = None,
-    strata: ArrayLike | None = None,
-    repeats: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """Return the percentile interval of measure(*arrays) over resampled rows, or over groups such as the slides of a
-    patient.
-
-    For means and other measures without an interval in `intervals`. strata: see `draws`. A resample on which the
-    measure is NaN is left out and counted. The interval of a single row or group is NaN.
-    """
-    rows = _rows(**{f"array {i}": array for i, array in enumerate(arrays, start=1)})
-    drawn = draws(len(rows[0]), groups, strata=strata, repeats=repeats, seed=seed)
-    places = np.arange(len(rows[0]))
-    taken = (np.repeat(places, count) for counts in drawn for count in counts)
-    values = np.array([measure(*(row[at] for row in rows)) for at in taken], dtype=np.float64)
-    return percentiles(float(measure(*rows)), values, level)
 
 
 class MeanIntervals(NamedTuple):
@@ -244,19 +219,6 @@ def percentiles(value: float, of_resamples: Floats, level: float = 0.95) -> Inte
         return Interval(low=math.nan, high=math.nan, value=value, level=level, left_out=left_out)
     low, high = np.quantile(values, (tail, 1 - tail))
     return Interval(low=float(low), high=float(high), value=value, level=level, left_out=left_out)
-
-
-def _rows(**arrays: ArrayLike) -> tuple[NDArray, ...]:
-    if not arrays:
-        raise CarmilError("no array to resample: expected at least one after the measure")
-    given = {name: np.asarray(array) for name, array in arrays.items()}
-    for name, array in given.items():
-        if not array.ndim or not len(array):
-            raise CarmilError(f"{name} has no rows: expected at least one to resample")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise CarmilError(f"{name} has a value that is not finite: leave such rows out first")
-    _same_length(**given)
-    return tuple(given.values())
 
 
 def _same_length(**arrays: NDArray) -> None:
