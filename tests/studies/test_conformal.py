@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from carmil.report.run import write_report
 from carmil.runs.calibration_slides import read_calibration
 from carmil.runs.run import Run, read_run
 from carmil.runs.writing import write_table
+from carmil.studies.cohort import open_cohort, split_cohort
 from carmil.studies.evaluate import evaluate_run, predict_bags
 from carmil.studies.train import run_study
 from carmil.targets.ordinal import Ordinal
@@ -65,6 +66,41 @@ def test_calibration_patients_are_the_same_in_every_fold_and_served_nothing_else
     assert set().union(*(fold[TEST] for fold in folds)) == {f"P{p:03d}" for p in range(60)} - set(calibration.patients)
     assert not set(calibration.slides) & set(trained.run.data.trained_on)
     assert np.bincount(calibration.labels).tolist() == [12, 12]  # slides of 6 patients: a fifth of each class
+
+
+def sites_of(trained, tmp_path, site_of):
+    """Return the settings of a study whose table names the site of every patient."""
+    table = pd.read_csv(trained.files.labels)
+    table["site"] = [site_of(int(patient[1:])) for patient in table["case_id"]]
+    table.to_csv(tmp_path / "labels.csv", index=False)
+    return Files(trained.files.features, tmp_path / "labels.csv").settings(
+        tmp_path / "run", conformal=LEVEL, site="site", **QUICK
+    )
+
+
+def test_calibration_patients_of_all_sites_promise_nothing_for_other_sites(trained, tmp_path):
+    settings = sites_of(trained, tmp_path, lambda patient: "ABC"[patient // 2 % 3])
+    split = split_cohort(open_cohort(settings, log=lambda line: None), settings, log=lambda line: None)[0]
+    assert split.notes[-1] == (
+        "WARNING: prediction sets hold for new patients of the sites of the calibration patients ('A', 'B' and 1 more), in the "
+        "same proportions, answered by all models; not for patients of another site, and not for the test patients of the folds, "
+        "whose models have seen none of their site: the measured coverage shows how the sets transfer to another site, and may "
+        "lie below the level"
+    )
+
+
+def test_a_split_file_may_calibrate_on_sites_of_their_own(trained, tmp_path):
+    settings = sites_of(trained, tmp_path, lambda patient: "D" if patient < 20 else "ABC"[patient // 2 % 3])
+    table = pd.read_csv(tmp_path / "labels.csv").sort_values("slide_id")
+    parts = {"D": "cal", "A": "train", "B": "val", "C": "test"}
+    table["fold_0"] = table["site"].map(parts)
+    table[["slide_id", "fold_0"]].to_csv(tmp_path / "splits.csv", index=False)
+    settings = replace(settings, splits=tmp_path / "splits.csv")
+    split = split_cohort(open_cohort(settings, log=lambda line: None), settings, log=lambda line: None)[0]
+    assert split.notes[-1] == (
+        "prediction sets hold for new patients of the sites of the calibration patients ('D'), in the same proportions; no model "
+        "was trained on these sites"
+    )
 
 
 def test_features_of_calibration_patients_change_no_weight(trained, tmp_path):

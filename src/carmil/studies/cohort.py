@@ -18,7 +18,17 @@ from carmil.bags.building import build_store
 from carmil.bags.checking import judge_duplicates, labelled_duplicates
 from carmil.bags.labels import LabelTable, match, read_labels
 from carmil.bags.split_files import read_splits
-from carmil.bags.splits import CALIBRATION, TEST, Splits, audit, draw_calibration, make_splits, official_splits
+from carmil.bags.splits import (
+    CALIBRATION,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Splits,
+    audit,
+    draw_calibration,
+    make_splits,
+    official_splits,
+)
 from carmil.bags.store import Dtype, Store, is_store, open_store
 from carmil.datasets.packing import regroup
 from carmil.errors import CarmilError
@@ -30,7 +40,7 @@ from carmil.studies.cautions import few_patients
 from carmil.studies.conformal import TOO_FEW, check_counts, check_patients, check_target, count_patients
 from carmil.targets import Classes, Target
 from carmil.targets.reading import TargetColumns, columns_of, kind_of, read_outcomes, target_columns
-from carmil.words import plural
+from carmil.words import examples, plural
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,13 +362,29 @@ def _with_calibration(split: Splits, cohort: Cohort, settings: Settings) -> Spli
     check_counts(counts, settings.conformal, cohort.target.strata_word, "the calibration part of the splits")
     listed = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
     note = f"prediction sets: calibrated on patients set aside from all folds ({listed})"
-    notes = [*split.notes, note]
-    if settings.site is not None:
-        notes.append(
-            "WARNING: calibration patients come from the sites that the models were trained on: the coverage of prediction sets "
-            "does not hold for other sites"
-        )
-    return replace(split, notes=tuple(notes))
+    sites = [] if cohort.sites is None else [_site_note(split, cohort.sites)]
+    return replace(split, notes=(*split.notes, note, *sites))
+
+
+def _site_note(split: Splits, sites: Sequence[str]) -> str:
+    """Return for which patients prediction sets hold, by the sites of the calibration patients. sites (l)."""
+    names = np.array(sites, dtype=object)
+    trained = (split.roles == TRAIN) | (split.roles == VALIDATION)
+    own = set(names[split.calibration])
+    holds = (
+        f"prediction sets hold for new patients of the sites of the calibration patients ({examples(sorted(own))}), in the same "
+        "proportions"
+    )
+    if own.isdisjoint(names[trained.any(0)]):
+        return f"{holds}; no model was trained on these sites"
+    unseen = all(
+        set(names[roles == TEST]).isdisjoint(names[used]) for roles, used in zip(split.roles, trained, strict=True)
+    )
+    tested = (
+        ", and not for the test patients of the folds, whose models have seen none of their site: the measured coverage shows "
+        "how the sets transfer to another site, and may lie below the level"
+    )
+    return f"WARNING: {holds}, answered by all models; not for patients of another site{tested if unseen else ''}"
 
 
 def _calibration_part(cohort: Cohort, settings: Settings, free: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
