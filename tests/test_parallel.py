@@ -1,5 +1,6 @@
 """Concurrent training runs give the same results as separate runs."""
 
+import threading
 import time
 
 import pytest
@@ -37,28 +38,30 @@ def test_concurrent_training_gives_the_results_of_separate_training_in_order():
 
 
 def test_failure_stops_concurrent_training_after_the_current_epoch():
-    epochs = []
+    ended, started = [], threading.Event()
 
     def long() -> None:
-        with training_progress("long", 1000, 1) as on_epoch:
-            for epoch in range(1000):
+        with training_progress("long", 10_000, 1) as on_epoch:
+            for epoch in range(10_000):
                 time.sleep(0.01)
                 on_epoch(epoch, {}, 1)
-                epochs.append(epoch)
+                started.set()
+        ended.append("long")
 
     def wrong() -> None:
-        time.sleep(0.05)
+        assert started.wait(60)
         raise ValueError("this one cannot be trained")
 
     with pytest.raises(ValueError, match="cannot be trained"):
         run_parallel([wrong, long], "cpu", at_once=2)
-    assert len(epochs) < 500
+    assert not ended
     with training_progress("the next", 1, 1) as on_epoch:  # later training is not interrupted
         on_epoch(0, {}, 1)
 
 
 def test_training_that_runs_out_of_memory_is_retried_alone():
     running, running_counts = [], []
+    together, tried = threading.Barrier(3), threading.Event()
 
     def large() -> str:
         running_counts.append(len(running))
@@ -68,13 +71,18 @@ def test_training_that_runs_out_of_memory_is_retried_alone():
 
     def small() -> str:
         running.append(True)
-        time.sleep(0.1)
+        together.wait(60)
+        assert tried.wait(60)
         running.pop()
         return "modest"
 
     def late() -> str:
-        time.sleep(0.03)
-        return large()
+        if not tried.is_set():
+            together.wait(60)
+        try:
+            return large()
+        finally:
+            tried.set()
 
     assert run_parallel([small, late, small], "cpu", at_once=3) == ["modest", "greedy", "modest"]
     assert running_counts == [2, 0]

@@ -138,14 +138,14 @@ def test_parquet_table_with_lists_or_duplicate_columns_raises_an_error(tmp_path)
 
 @pytest.fixture
 def pipe(tmp_path):
-    """Yield a pipe without a writer; a reader that waits for it fails after a second."""
+    """Yield a pipe without a writer; a reader that waits for it fails after a minute."""
 
     def wake(*_):
         raise TimeoutError("a reader waited for the pipe")
 
     os.mkfifo(tmp_path / "pipe")
     signal.signal(signal.SIGALRM, wake)
-    signal.setitimer(signal.ITIMER_REAL, 1)
+    signal.setitimer(signal.ITIMER_REAL, 60)
     yield tmp_path / "pipe"
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

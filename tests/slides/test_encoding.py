@@ -98,7 +98,10 @@ def test_readers_run_ahead_by_a_limited_number_of_batches(encoder):
     plain = encoder.network.forward
 
     def slow(x):
+        until = time.monotonic() + 60
         time.sleep(0.02)
+        while slide.reads <= 4 and time.monotonic() < until:
+            time.sleep(0.02)
         ahead.append(slide.reads - sum(encoder.network.seen))
         return plain(x)
 
@@ -144,11 +147,11 @@ def test_summary_names_the_bottleneck():
 def test_times_separate_reading_from_computing(encoder):
     class Slow(Numbered):
         def read(self, x, y, width, height, pixels):
-            time.sleep(0.01)
+            time.sleep(0.03)
             return super().read(x, y, width, height, pixels)
 
     times = encode(Slow(), tiles(40), DeviceEncoder(encoder, "cpu", batch=8, at_once=1), readers=2).times
-    assert times.tiles == 40 and times.reading >= 0.2  # 40 tiles of 10 ms by two readers
+    assert times.tiles == 40 and times.reading >= 0.6  # 40 tiles of 30 ms by two readers
     assert times.computing < times.reading
     assert "limited by the readers" in times.summary()
 
