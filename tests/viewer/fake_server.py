@@ -144,7 +144,9 @@ def case(i: int) -> dict:
         **{name: known[name] for name in ("number", "slide", "label", "prediction", "rule", "class", "value", "right")},
         "instances": len(everything), "predicted": answer(i, everything),
         "counterfactual_predicted": answer(i, everything, counterfactual=True),
-        "picture": None if kind else {"width": WIDTH, "height": HEIGHT, "mpp": 0.5, "tile": TILE, "overlap": 1, "levels": levels},
+        "picture": None if kind else {
+            "case": i, "width": WIDTH, "height": HEIGHT, "mpp": 0.5, "tile": TILE, "overlap": 1, "levels": levels,
+        },
         "tile_pixels": None if kind > 1 else 256, "tile_mpp": None if kind > 1 else 1.0,
         "places": kind < 2, "tile_size": SIDE if kind < 2 else None, "extent": [WIDTH, HEIGHT] if kind == 1 else None,
         "images": kind in (0, 2),

@@ -176,6 +176,7 @@ def test_deletion_curve_is_the_mean_over_models(ask, study_folder, number_of):
 def test_case_describes_its_available_views(ask, number_of):
     with_slide, without = (ask(f"/api/case/{number_of[name]}").json for name in ("s0", "s5"))
     assert with_slide["picture"] == {
+        "case": number_of["s0"],
         "width": 1000,
         "height": 700,
         "mpp": 0.5,

@@ -12,7 +12,7 @@ from carmil.viewer.app import PAGE
 from carmil.viewer.cases import RunCases, read_answer_cases, read_cases, runs_in
 from carmil.viewer.preparation import Preparation, without_folders
 from carmil.viewer.responses import Responses
-from carmil.viewer.slide_files import SlideFiles
+from carmil.viewer.slide_files import OpenSlides, SlideFiles
 
 if TYPE_CHECKING:
     from carmil.slides.encoders import Encoder
@@ -64,7 +64,7 @@ def open_folders(
     """
     distinct_names(folders)
     drawn = annotations_folder(annotations, folders[0])
-    runs, files = [], []
+    runs, files, opened = [], [], OpenSlides()
     for folder in folders:
         recorded: Mapping[str, RecordedSlide] = {}
         if is_answers(folder):
@@ -74,7 +74,7 @@ def open_folders(
         else:
             runs.append(read_cases(folder, log=log))
         names = [case.slide for case in runs[-1].cases]
-        files.append(SlideFiles(slides, names, recorded=recorded, mpp=mpp, log=log))
+        files.append(SlideFiles(slides, names, recorded=recorded, mpp=mpp, opened=opened, log=log))
     if not (PAGE / "openseadragon.min.js").is_file():
         log(NO_ZOOM)
         remarks = [*remarks, NO_ZOOM]
@@ -115,7 +115,16 @@ def responses_of(
         one = replace(run, name=name) if len(runs) > 1 else run
         share = 1 / len(runs)
         responses.append(
-            Responses(one, slides, annotations=annotations, remarks=remarks, first=first, share=share, log=log)
+            Responses(
+                one,
+                slides,
+                annotations=annotations,
+                remarks=remarks,
+                first=first,
+                earlier=responses,
+                share=share,
+                log=log,
+            )
         )
         first += len(run)
     return responses

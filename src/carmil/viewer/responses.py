@@ -33,7 +33,8 @@ class Responses:
     """`remarks` are lines displayed on the page; `log` receives lines for the terminal.
 
     annotations: the folder of drawn regions; None if none can be drawn. first: the number of the run's first case among
-    those of all runs that are served. share: of the memory for caches.
+    those of all runs that are served. earlier: the runs before it, whose pictures of the same slide files are shared.
+    share: of the memory for caches.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class Responses:
         annotations: Path | None = None,
         remarks: Iterable[str] = (),
         first: int = 0,
+        earlier: Sequence["Responses"] = (),
         share: float = 1.0,
         log: Log = lambda line: None,
     ) -> None:
-        self.run, self.remarks, self.first = run, list(remarks), first
+        self.run, self.remarks, self.first, self.earlier = run, list(remarks), first, tuple(earlier)
+        self._numbers = {case.slide: number for number, case in enumerate(run.cases)}
         self.maps, self.whatif = CaseMaps(run, share=share), WhatIf(run, share=share)
         self.pictures = Pictures(run, slides, share=share, log=log)
         self.regions = Annotations(run, self.pictures, annotations)
@@ -79,6 +82,7 @@ class Responses:
                 "picture": None
                 if zoom is None
                 else {
+                    "case": self.tiles_of(number),
                     "width": zoom.width,
                     "height": zoom.height,
                     "mpp": zoom.mpp,
@@ -97,6 +101,18 @@ class Responses:
                 "remark": pictures.problems.get(number),
             }
         )
+
+    def tiles_of(self, number: int) -> int:
+        """Return the number, among the cases of all runs, of the case that has the tiles of this case's slide file: of the
+        first run that shows the same file, so that two panes load its tiles once.
+        """
+        slide = self.run.cases[number].slide
+        for other in self.earlier:
+            same = other._numbers.get(slide)
+            shown = same is not None and other.pictures.slides.path(slide) == self.pictures.slides.path(slide)
+            if same is not None and shown and other.pictures.zoom(same) is not None:
+                return other.first + same
+        return self.first + number
 
     def places(self, number: int) -> bytes:
         places = self.pictures.places(number)

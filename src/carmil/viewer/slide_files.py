@@ -41,6 +41,55 @@ class _Located:
     missing_mpp: float | None = None
 
 
+class OpenSlides:
+    """The slides that are open, at most `room` besides those in use: one of each file, for all runs. Thread-safe."""
+
+    def __init__(self, room: int = OPEN) -> None:
+        self._room, self._lock, self._open = room, threading.Lock(), OrderedDict[_Located, _Open]()
+
+    @contextmanager
+    def opened(self, file: _Located) -> Iterator[Slide]:
+        """Open the slide, and keep it open at least until the end of the block."""
+        used = self._taken(file)
+        try:
+            yield used.slide
+        finally:
+            with self._lock:
+                used.users -= 1
+                closing = [used] if used.unwanted and not used.users else []
+            _close(closing)
+
+    def close(self) -> None:
+        with self._lock:
+            _close(self._dropped(0))
+
+    def _taken(self, file: _Located) -> _Open:
+        with self._lock:
+            if file in self._open:
+                self._open.move_to_end(file)
+                self._open[file].users += 1
+                return self._open[file]
+        # May be slow, so the lock is not held.
+        slide = open_slide(file.path, mpp=file.mpp, missing_mpp=file.missing_mpp)
+        with self._lock:
+            spare = [_Open(slide)] if file in self._open else []
+            if not spare:
+                self._open[file] = _Open(slide)
+            used = self._open[file]
+            used.users += 1
+            self._open.move_to_end(file)
+            closing = [*spare, *self._dropped(self._room)]
+        _close(closing)
+        return used
+
+    def _dropped(self, room: int) -> list[_Open]:
+        """Drop the least recently used slides; return those that are not in use."""
+        dropped = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - room)]
+        for one in dropped:
+            one.unwanted = True
+        return [one for one in dropped if not one.users]
+
+
 class SlideFiles:
     """The slides in `folder` by the names of the cases, and for others the recorded files that exist. Thread-safe.
 
@@ -54,9 +103,10 @@ class SlideFiles:
         *,
         recorded: Mapping[str, RecordedSlide] | None = None,
         mpp: float | None = None,
+        opened: OpenSlides | None = None,
         log: Log = lambda line: None,
     ) -> None:
-        self._lock, self._open = threading.Lock(), OrderedDict[str, _Open]()
+        self._open = opened or OpenSlides()
         recorded = recorded or {}
         located = _recorded_files(recorded)
         if folder is not None:
@@ -73,55 +123,23 @@ class SlideFiles:
     @contextmanager
     def opened(self, name: str) -> Iterator[Slide]:
         """Open the slide, and keep it open at least until the end of the block."""
-        used = self._taken(name)
-        try:
-            yield used.slide
-        except CarmilError as error:
-            raise self._nameless(name, error) from None
-        finally:
-            with self._lock:
-                used.users -= 1
-                closing = [used] if used.unwanted and not used.users else []
-            _close(closing)
-
-    def close(self) -> None:
-        with self._lock:
-            _close(self._dropped(0))
-
-    def _taken(self, name: str) -> _Open:
-        with self._lock:
-            if name in self._open:
-                self._open.move_to_end(name)
-                self._open[name].users += 1
-                return self._open[name]
-        slide = self._slide(name)  # may be slow, so the lock is not held
-        with self._lock:
-            spare = [_Open(slide)] if name in self._open else []
-            if not spare:
-                self._open[name] = _Open(slide)
-            used = self._open[name]
-            used.users += 1
-            self._open.move_to_end(name)
-            closing = [*spare, *self._dropped(OPEN)]
-        _close(closing)
-        return used
-
-    def _dropped(self, room: int) -> list[_Open]:
-        """Drop the least recently used slides; return those that are not in use."""
-        dropped = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - room)]
-        for one in dropped:
-            one.unwanted = True
-        return [one for one in dropped if not one.users]
-
-    def _slide(self, name: str) -> Slide:
         one = self._files[name]
         # Checked again, since a file may have become a link after the viewer started.
         if not one.path.resolve().is_relative_to(one.inside):
             raise CarmilError(f"{one.path.name} is outside the folder of slides")
         try:
-            return open_slide(one.path, mpp=one.mpp, missing_mpp=one.missing_mpp)
+            with self._open.opened(one) as slide:
+                yield slide
         except CarmilError as error:
             raise self._nameless(name, error) from None
+
+    def path(self, name: str) -> Path | None:
+        """Return the file of a slide; None if there is none."""
+        return self._files[name].path.resolve() if name in self._files else None
+
+    def close(self) -> None:
+        """Close the slides, also those of other runs that share them."""
+        self._open.close()
 
     def _nameless(self, name: str, error: CarmilError) -> CarmilError:
         """Return the error without the folder, which must not appear on the page."""

@@ -122,7 +122,7 @@ function spacing(values) {
 }
 
 export class Plane {
-  constructor(Library, { stage, number, picture, places, extent, mpp, label, on }) {
+  constructor(Library, { stage, picture, places, extent, mpp, label, on }) {
     Object.assign(this, { Library, stage, places, mpp, on });
     const [width, height] = picture ? [picture.width, picture.height] : (extent ?? places.extent);
     Object.assign(this, { width, height, bare: !picture, tissue: places.tissue });
@@ -164,7 +164,7 @@ export class Plane {
             tileOverlap: picture.overlap,
             minLevel: picture.coarsest ?? 0,
             maxLevel: picture.levels - 1,
-            getTileUrl: (level, x, y) => `api/case/${number}/zoom/${level}/${x}_${y}.jpeg`,
+            getTileUrl: (level, x, y) => `api/case/${picture.case}/zoom/${level}/${x}_${y}.jpeg`,
           }
         : { width, height, tileSize: 512, minLevel: 0, getTileUrl: () => "", tileExists: () => false },
     });

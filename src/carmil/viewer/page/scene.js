@@ -126,7 +126,7 @@ export class Scene {
         ? `Slide ${info.slide} with its map. Arrow keys move, plus and minus zoom, 0 shows all of it.`
         : `Every instance of ${info.slide} as a bar, the largest value first.`;
     this.stages[i] = places
-      ? new Plane(Library, { stage, number, picture: info.picture, places, extent: info.extent, mpp: pixelSize(info), label, on })
+      ? new Plane(Library, { stage, picture: info.picture, places, extent: info.extent, mpp: pixelSize(info), label, on })
       : info.images
         ? new Pictures({ stage, number, on })
         : new Bars({ stage, on, label });
