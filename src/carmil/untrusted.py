@@ -47,6 +47,8 @@ def one_line_errors(path: Path, advice: str = AGAIN, *, streams: bool = False) -
         raise CarmilError(f"{path} does not exist: it was moved or deleted, or is a broken link") from error
     except PermissionError as error:
         raise CarmilError(f"{path} is not readable by this user: change its permissions (chmod u+r)") from error
+    except IsADirectoryError as error:
+        raise CarmilError(f"{path} is a folder: expected a file; name one in it") from error
     except MemoryError as error:
         raise CarmilError(f"{path} needs more memory than is available: {advice}") from error
     except Exception as error:

@@ -292,6 +292,7 @@ def test_runs_on_different_slides_are_logged_as_not_comparable(study, tmp_path):
         (["car", "--random-orders", "0"], "--random-orders 0"),
         (["car", "--confidence", "1.5"], "--confidence 1.5: expected a number between 0 and 1"),
         (["car", "--regions"], "36 bags of 36 without coordinates, such as"),
+        (["car", "--region-tiles", "4"], "--region-tiles 4 needs --regions"),
     ],
 )
 def test_invalid_arguments_exit_with_one_line_and_status_2(study, tmp_path, run_cli, monkeypatch, words, expected):

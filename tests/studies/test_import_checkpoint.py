@@ -176,11 +176,13 @@ def test_files_that_are_not_a_known_model_get_one_line_and_execute_nothing(files
     torch.save({"state_dict": {"evil": Evil(mark)}}, tmp_path / "evil.pt")
     (tmp_path / "cut.pt").write_bytes((files / "clam.pt").read_bytes()[:900])
     torch.save({"fc.weight": torch.ones(2, 3), "evil": Evil(mark)}, tmp_path / "unknown.pt")
+    (tmp_path / "folder").mkdir()
     for name, words in {
         "evil.pt": "holds no tensors under names",
         "cut.pt": "cannot be read",
         "unknown.pt": "its weights are fc.weight (2, 3)",
         "absent.pt": "does not exist",
+        "folder": "is a folder: expected a file",
     }.items():
         status, _, error = run_cli("import", str(tmp_path / name), "--from", "clam", "--out", str(tmp_path / "run"))
         assert status == 2 and words in error and str(tmp_path / name) in error and error.count("\n") == 1

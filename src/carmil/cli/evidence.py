@@ -8,6 +8,7 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import DeviceOption, device_named, folder_for, log, names_in, print_results
+from carmil.errors import CarmilError
 from carmil.words import plural
 
 
@@ -77,7 +78,9 @@ def faithfulness(
     regions: Annotated[
         bool, typer.Option("--regions", help="Also remove regions of neighbouring tiles; needs coordinates.")
     ] = False,
-    region_tiles: Annotated[int, typer.Option(min=1, help="Largest number of tiles in a region.")] = 16,
+    region_tiles: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of tiles in a region.  [default: 16]")
+    ] = None,
     bags: Annotated[
         Path | None, typer.Option(help="Present path of the runs' cohort, if it was moved.  [default: as recorded]")
     ] = None,
@@ -97,9 +100,14 @@ def faithfulness(
       carmil faithfulness run_abmil run_car --methods path,attention,random
       carmil faithfulness run --regions
     """
+    from carmil.evidence.regions import TILES
     from carmil.explanations.faithfulness import measure_faithfulness
     from carmil.report.faithfulness import remarks, write_faithfulness
 
+    if region_tiles is not None and not regions:
+        raise CarmilError(f"--region-tiles {region_tiles} needs --regions: without it no region is removed")
+    if regions and region_tiles is None:
+        region_tiles = TILES
     if out is None:
         out = runs[0] / "faithfulness" if len(runs) == 1 else Path("faithfulness")
     else:
@@ -112,7 +120,7 @@ def faithfulness(
         steps=steps,
         random_orders=random_orders,
         confidence=confidence,
-        region_tiles=region_tiles if regions else 0,
+        region_tiles=region_tiles or 0,
         device=device_named(device),
         log=log,
     )
