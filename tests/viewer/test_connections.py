@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn")
 from carmil.viewer import connections
 
 FILES, HELD = 200, 230
-PATIENCE = 60  # seconds until a test fails
+PATIENCE = 300  # seconds until a test fails
 QUICK = """
 import sys
 import carmil.viewer.connections as connections
@@ -78,7 +78,7 @@ def patient(study_folder):
 
 @pytest.fixture(scope="module")
 def impatient(study_folder):
-    yield from _running(study_folder / "run", 1)
+    yield from _running(study_folder / "run", 2)
 
 
 def is_closed(line):

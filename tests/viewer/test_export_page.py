@@ -11,11 +11,24 @@ from PIL import Image
 from carmil.words import probability_text
 
 from .fake_server import CLASSES, link, row, whatif
-from .pages import BARS, DIGITS, HREF, SLIDE, SVG, assert_shows, downloaded
+from .pages import BARS, DIGITS, HREF, SLIDE, SVG, assert_shows, downloaded, until
+
+
+def colours_of_slides(page):
+    """Return, for every pane, how far the most colourful pixel of the slide is from grey; slides come tile by tile."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll(".stage canvas:not(.map, .overview *)")].map(slide => {
+            const pen = new OffscreenCanvas(64, 64).getContext("2d");
+            pen.drawImage(slide, 0, 0, 64, 64);
+            const { data } = pen.getImageData(0, 0, 64, 64), pixels = Array.from({ length: 64 * 64 }, (_, i) => i);
+            return Math.max(...pixels.map(i => data.slice(4 * i, 4 * i + 3)).map(p => Math.max(...p) - Math.min(...p)));
+        })"""
+    )
 
 
 def test_view_is_saved_as_svg_and_png_with_legend_answer_and_slide(opened, made_up):
     page = opened(f"{made_up}/{link(SLIDE)}&split=factual")
+    until(page, lambda: len(tissue := colours_of_slides(page)) == 2 and min(tissue) > 30)
     page.get_by_role("button", name="Remove the top 10 %").click()
     expected = whatif(SLIDE, {"top": 0.1, "map": "evidence", "class": 2})
     assert_shows(page, expected["before"], expected["after"], CLASSES)

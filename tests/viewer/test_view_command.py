@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+PATIENCE = 300  # seconds until a test fails
+
 
 class Viewing:
     """`carmil view` in a separate process."""
@@ -29,7 +31,7 @@ class Viewing:
         return self
 
     def ask(self, target, method="GET", body=None, headers=()):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request(method, target, body=body, headers=dict(headers))
         answer = connection.getresponse()
         response = answer.status, dict(answer.getheaders()), answer.read()
@@ -38,7 +40,7 @@ class Viewing:
 
     def raw(self, text):
         """Send these bytes and return the response."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as line:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as line:
             line.sendall(text)
             line.shutdown(socket.SHUT_WR)
             parts = b""
@@ -48,7 +50,7 @@ class Viewing:
 
     def end(self):
         self.process.send_signal(signal.SIGINT)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, out, err
 
 
@@ -156,6 +158,6 @@ def test_demo_prints_the_view_command_or_opens_the_viewer(run_cli, demo_folder, 
 def test_view_without_the_viewer_extra_names_the_install_command(study_folder):
     words = ["carmil", "view", str(study_folder / "run"), "--no-browser"]
     code = f"import sys; sys.modules['starlette'] = None; sys.argv = {words!r}; from carmil.cli import main; main()"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2
     assert ended.stderr == "carmil: the viewer needs starlette and uvicorn: pip install 'carmil[viewer]'\n"
