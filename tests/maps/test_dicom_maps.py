@@ -65,6 +65,28 @@ def test_pixels_lie_where_the_tiles_do(tmp_path, slide, grid_of_tiles):
     assert float(origin.YOffsetInSlideCoordinateSystem) == pytest.approx(40 + 0.00025 - 0.0125)
 
 
+def test_frames_of_a_large_segmentation_lie_where_the_tiles_do(tmp_path, slide, grid_of_tiles):
+    """Frames are read as DICOM orders them, segment by segment and row by row, and placed by pydicom and highdicom only."""
+    tiles = grid_of_tiles(slide, 2)
+    assert len(tiles) == 300 * 200
+    path = write_segmentation(slide, tiles, [evidence(tiles)], tmp_path / "e.dcm")
+    file, source = pydicom.dcmread(path), pydicom.dcmread(slide.path, stop_before_pixels=True)
+    assert (file.TotalPixelMatrixColumns, file.TotalPixelMatrixRows) == (600, 400)
+    assert (file.Rows, file.Columns, file.NumberOfFrames) == (256, 256, 2 * 3 * 2)  # two segments
+    frames = file.pixel_array.reshape(2, 2, 3, 256, 256) / 255
+    matrix = frames.transpose(0, 1, 3, 2, 4).reshape(2, 512, 768)[:, :400, :600]
+    to_mm = highdicom.spatial.ImageToReferenceTransformer.for_image(file, for_total_pixel_matrix=True)
+    to_source = highdicom.spatial.ReferenceToImageTransformer.for_image(source, for_total_pixel_matrix=True)
+    values = evidence(tiles).values
+    for i in (0, 127, 128, 299, 300 * 127 + 130, 300 * 128 + 256, len(tiles) - 1):
+        column, row = tiles.corners[i]  # a pixel of the segmentation is one of the slide here
+        corners = np.array([[column, row], [column + 2, row + 2]], dtype=float)
+        placed = to_source(to_mm(corners))[:, :2]
+        np.testing.assert_allclose(placed, [tiles.corners[i], tiles.corners[i] + 2], atol=1e-3)
+        shown = matrix[:, row : row + 2, column : column + 2]
+        np.testing.assert_allclose((shown[0] - shown[1]) * 2, values[i], atol=2 / 255)
+
+
 def test_pixels_have_the_spacing_of_the_source(tmp_path, folder, grid_of_tiles):
     with open_slide(find_slides([folder])[0], mpp=0.25) as slide:
         tiles = grid_of_tiles(slide, 100)
