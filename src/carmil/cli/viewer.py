@@ -11,7 +11,7 @@ import typer
 
 from carmil.cli.app import app
 from carmil.cli.options import Device, DeviceOption, device_named, folder_for, log
-from carmil.cli.slides import RunPresetOption, WeightsOption, need_slides
+from carmil.cli.slides import MppTableOption, RunPresetOption, WeightsOption, need_slides
 from carmil.errors import CarmilError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def view(
     mpp: Annotated[
         float | None, typer.Option(help="Micrometres per pixel of slides whose files do not record it.")
     ] = None,
+    slides_table: MppTableOption = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = PORT,
     host: Annotated[
         str,
@@ -85,6 +86,7 @@ def view(
       carmil view run other_run --slides slides
       carmil view answers
       carmil view new.svs --model run --encoder hf-hub:MahmoodLab/UNI
+      carmil view scans --model run --slides-table slides.csv
     """
     access = Access(host=host, port=port, token=token, browser=not no_browser)
     new = _slides_among(paths, model)
@@ -100,6 +102,7 @@ def view(
             weights=weights,
             preset=preset,
             mpp=mpp,
+            slides_table=slides_table,
             out=out,
             annotations=annotations,
             device=device,
@@ -113,7 +116,9 @@ def view(
     }
     if surplus := [name for name, value in given.items() if value is not None]:
         raise CarmilError(f"{surplus[0]} is for slides, but {paths[0]} is not a slide: leave it out, or give a slide")
-    show_folders(paths, access, model=model, slides=slides, annotations=annotations, mpp=mpp)
+    if slides_table is not None and slides is None:
+        raise CarmilError("--slides-table is for slide files: give their folder with --slides")
+    show_folders(paths, access, model=model, slides=slides, annotations=annotations, mpp=mpp, slides_table=slides_table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +144,7 @@ def show_folders(
     slides: Path | None = None,
     annotations: Path | None = None,
     mpp: float | None = None,
+    slides_table: Path | None = None,
     shown: str = "",
 ) -> None:
     need_viewer()
@@ -148,7 +154,15 @@ def show_folders(
     _serve(
         f"{named} {'is' if len(folders) == 1 else 'are'} at",
         access,
-        open_runs=lambda: open_folders(folders, slides=slides, annotations=annotations, model=model, mpp=mpp, log=log),
+        open_runs=lambda: open_folders(
+            folders,
+            slides=slides,
+            annotations=annotations,
+            model=model,
+            mpp=mpp,
+            slides_table=slides_table,
+            log=log,
+        ),
         shown=shown,
     )
 
@@ -218,6 +232,7 @@ def _show_slides(
     weights: Path | None,
     preset: str | None,
     mpp: float | None,
+    slides_table: Path | None,
     out: Path | None,
     annotations: Path | None,
     device: Device,
@@ -228,10 +243,12 @@ def _show_slides(
     from carmil.runs.run import read_run
     from carmil.slides.dicom_series import slide_name
     from carmil.slides.encoders import Precision, encoder_in_store, load_encoder, may_be_encoder
+    from carmil.slides.mpp_table import read_mpps
     from carmil.slides.opening import find_slides
     from carmil.viewer.opening import NewSlides, prepare_slides
 
     found, run, where = find_slides(paths, log=log), read_run(model), device_named(device)
+    mpps = None if slides_table is None else read_mpps(slides_table, found)
     out = folder_for(out or model.parent / f"{run.name}-answers")
     own = run.data.encoder
     named = None if own is None else encoder_in_store(own)
@@ -240,13 +257,13 @@ def _show_slides(
         check_encoder_name(model, encoder, precision)
         named = encoder, precision
     shown = f"#slide={quote(slide_name(found[0]), safe='')}"
-    if are_answered(found, run, out, preset=preset, mpp=mpp):
+    if are_answered(found, run, out, preset=preset, mpp=mpp, mpps=mpps):
         show_folders([out], access, model=model, annotations=annotations, mpp=mpp, shown=shown)
         return
     if named is None:
         raise CarmilError(f"{model} does not record a known encoder ({own or 'none'}): give it with --encoder")
     loaded = load_encoder(named[0], weights=weights, precision=named[1], log=log)
     check_pipeline(run, out, loaded, lambda line: None)
-    new = NewSlides(tuple(found), model, out, loaded, preset, mpp, where, annotations)
+    new = NewSlides(tuple(found), model, out, loaded, preset, mpp, mpps, where, annotations)
     what = f"{found[0].name} is" if len(found) == 1 else f"{len(found)} slides are"
     _serve(f"results are in {out}; {what} at", access, preparation=prepare_slides(new, log=log), shown=shown)

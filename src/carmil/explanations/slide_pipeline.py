@@ -35,7 +35,7 @@ from carmil.slides.encoders import Encoder, Precision, may_be_encoder
 from carmil.slides.encoding import Times
 from carmil.slides.features import encode_slides, tiles_of
 from carmil.slides.opening import open_slide
-from carmil.slides.slide import Tiles
+from carmil.slides.slide import GivenMpp, Tiles
 from carmil.slides.tile_cohort import TileSettings, is_cut, tile_slides
 from carmil.slides.tiling import tiles_file
 from carmil.studies.cohort import log_once
@@ -158,7 +158,13 @@ def check_pipeline(run: Run, out: Path, encoder: Encoder, log: Log) -> None:
 
 
 def are_answered(
-    slides: Sequence[Path], run: Run, out: Path, *, preset: str | None = None, mpp: float | None = None
+    slides: Sequence[Path],
+    run: Run,
+    out: Path,
+    *,
+    preset: str | None = None,
+    mpp: float | None = None,
+    mpps: Mapping[Path, float] | None = None,
 ) -> bool:
     """Return whether `out` has the run's answers for these files, which have not changed since; refuse another run's answers."""
     check_same_models(out / "evidence", run, out)
@@ -183,7 +189,7 @@ def are_answered(
             and name in answers.slides
             and answers.slides[name].path == str(path.resolve())
             and not encoded[name].differs_from(slide_file_at(path))
-            and is_cut(path, out / "tiles", settings, mpp=mpp)
+            and is_cut(path, out / "tiles", settings, mpp=GivenMpp((mpps or {}).get(path), mpp))
         )
 
     return all(map(is_answered, slides))

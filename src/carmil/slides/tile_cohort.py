@@ -156,9 +156,9 @@ def tile_slide(
     return outcome, lambda: write_sheet(sheet, slide, overview, tissue, tiles, left_out)
 
 
-def is_cut(path: Path, out: Path, settings: TileSettings, *, mpp: float | None = None) -> bool:
+def is_cut(path: Path, out: Path, settings: TileSettings, *, mpp: GivenMpp) -> bool:
     """Return whether an earlier call cut this file with these settings."""
-    return _earlier_outcome(path, out, _facts(path, settings, GivenMpp(missing=mpp))) is not None
+    return _earlier_outcome(path, out, _facts(path, settings, mpp)) is not None
 
 
 def _facts(path: Path, settings: TileSettings, mpp: GivenMpp) -> dict[str, Any]:

@@ -166,8 +166,9 @@ def change_of(asked: Any) -> Change:
         }:
             if not all(isinstance(xy, list) and len(xy) == 2 and all(map(is_number, xy)) for xy in outline):
                 raise CarmilError("outline: expected corners [x, y]")
-            if not isinstance(classification := more.get("class", ""), str):
+            if not isinstance(more.get("class", ""), str):
                 raise CarmilError("class: expected a text")
+            classification = str(more.get("class", ""))
             return lambda regions: regions.add(name, outline, classification)
         case {"rename": {"region": str(region), "name": str(name), **rest}, **others} if not rest and not others:
             return lambda regions: regions.rename(region, name)

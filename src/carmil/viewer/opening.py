@@ -33,6 +33,7 @@ class NewSlides:
     encoder: "Encoder"
     preset: str | None = None
     mpp: float | None = None
+    mpps: Mapping[Path, float] | None = None
     device: str = "cpu"
     annotations: Path | None = None
 
@@ -55,10 +56,12 @@ def open_folders(
     annotations: Path | None = None,
     model: Path | None = None,
     mpp: float | None = None,
+    slides_table: Path | None = None,
     remarks: Iterable[str] = (),
     log: Log,
 ) -> list[Responses]:
-    """Open runs and answers of `carmil slides run`. model: the run that answered, if it has been moved.
+    """Open runs and answers of `carmil slides run`. model: the run that answered, if it has been moved. mpp, slides_table: see
+    `SlideFiles`.
 
     annotations: the folder of drawn regions, by default RUN-annotations next to the first run.
     """
@@ -74,7 +77,9 @@ def open_folders(
         else:
             runs.append(read_cases(folder, log=log))
         names = [case.slide for case in runs[-1].cases]
-        files.append(SlideFiles(slides, names, recorded=recorded, mpp=mpp, opened=opened, log=log))
+        files.append(
+            SlideFiles(slides, names, recorded=recorded, mpp=mpp, slides_table=slides_table, opened=opened, log=log)
+        )
     if not (PAGE / "openseadragon.min.js").is_file():
         log(NO_ZOOM)
         remarks = [*remarks, NO_ZOOM]
@@ -88,7 +93,15 @@ def prepare_slides(new: NewSlides, *, log: Log) -> Preparation:
         from carmil.explanations.slide_pipeline import answer_slides  # imports what runs alone do not need
 
         results = answer_slides(
-            new.slides, new.run, new.out, new.encoder, preset=new.preset, mpp=new.mpp, device=new.device, log=log
+            new.slides,
+            new.run,
+            new.out,
+            new.encoder,
+            preset=new.preset,
+            mpp=new.mpp,
+            mpps=new.mpps,
+            device=new.device,
+            log=log,
         )
         for why in results.broken.values():
             log(f"skipped: {why}")
@@ -110,7 +123,7 @@ def responses_of(
     log: Log = lambda line: None,
 ) -> list[Responses]:
     """Return the responses about runs that are served together, named after their folders. files: the slides of each run."""
-    responses, first = [], 0
+    responses, first = list[Responses](), 0
     for run, name, slides in zip(runs, distinct_names(folders), files, strict=True):
         one = replace(run, name=name) if len(runs) > 1 else run
         share = 1 / len(runs)

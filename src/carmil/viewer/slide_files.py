@@ -15,6 +15,7 @@ from carmil.errors import CarmilError
 from carmil.progress import Log
 from carmil.runs.answers import RecordedSlide
 from carmil.slides.dicom_series import slide_name
+from carmil.slides.mpp_table import read_mpps
 from carmil.slides.opening import SUFFIXES, open_slide, slides_in
 from carmil.slides.slide import Slide
 from carmil.words import plural
@@ -93,7 +94,8 @@ class OpenSlides:
 class SlideFiles:
     """The slides in `folder` by the names of the cases, and for others the recorded files that exist. Thread-safe.
 
-    Both have the micrometres per pixel that are recorded, if any are.
+    Both have the micrometres per pixel that are recorded, if any are. mpp, slides_table: of slides in the folder, where the
+    file records none, and in place of the file's value (see `read_mpps`).
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class SlideFiles:
         *,
         recorded: Mapping[str, RecordedSlide] | None = None,
         mpp: float | None = None,
+        slides_table: Path | None = None,
         opened: OpenSlides | None = None,
         log: Log = lambda line: None,
     ) -> None:
@@ -114,7 +117,10 @@ class SlideFiles:
             wanted = [name for name in names if name not in located]
             own = _find_files(folder, names, log if wanted else lambda line: None)
             cut_with = {name: one.mpp for name, one in recorded.items()}
-            located |= {name: _Located(path, inside, cut_with.get(name), mpp) for name, path in own.items()}
+            given = {} if slides_table is None or not own else read_mpps(slides_table, list(own.values()))
+            located |= {
+                name: _Located(path, inside, given.get(path, cut_with.get(name)), mpp) for name, path in own.items()
+            }
         self._files = located
 
     def __contains__(self, name: str) -> bool:
