@@ -38,7 +38,7 @@ def test_classifier_learns_and_predicts_the_original_labels(fitted):
 
 
 def test_classifier_supports_clone_and_cross_validation():
-    estimator = classifier(model="abmil", epochs=40, lr=1e-2)
+    estimator = classifier(model="abmil", epochs=15, lr=1e-2)
     assert clone(estimator).get_params() == estimator.get_params()
     lists = cross_val_score(clone(estimator), BAGS, Y, cv=3)
     bags = cross_val_score(clone(estimator), carmil.Bags.from_list(BAGS), Y, cv=3)
@@ -283,7 +283,7 @@ def test_preset_sets_parameters_unless_overridden():
 
 @pytest.mark.parametrize("model", [name for name in carmil.list_models() if "/" not in name])
 def test_every_model_trains_and_explains_with_default_parameters(model):
-    classifier = carmil.MILClassifier(model, epochs=1, device="cpu").fit(BAGS[:16], Y[:16])
+    classifier = carmil.MILClassifier(model, epochs=1, device="cpu").fit(BAGS[:8], Y[:8])
     (evidence,) = classifier.explain(BAGS[:1])
     assert evidence.shape == (len(BAGS[0]), 2)
     assert np.isfinite(evidence).all()

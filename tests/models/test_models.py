@@ -143,7 +143,7 @@ def test_every_model_overfits_eight_bags(name):
     twice = Bags.concatenate([data, data])
     roles = torch.tensor([TRAIN] * 8 + [VALIDATION] * 8)
     trained = population(name, [Member(seed=0, lr=0.01)])
-    fit(trained, twice, roles, Recipe(epochs=150, batch=8, optimizer="adam", warmup=0, patience=150))
+    fit(trained, twice, roles, Recipe(epochs=30, batch=8, optimizer="adam", warmup=0, patience=30))
     assert predict(trained, data).values[0].argmax(-1).tolist() == data.labels.tolist()
 
 
