@@ -239,7 +239,7 @@ def test_killed_sweep_resumes_without_changing_finished_points(small, tmp_path):
     script = (
         "import sys, json, time, carmil.training.checkpoint as c\n"
         "from carmil.studies.sweep import run_sweep, sweep_of\n"
-        "c.Checkpoint.save_if_due = lambda self, *a: (self.save(*a), time.sleep(0.3))\n"
+        "c.Checkpoint.save_if_due = lambda self, *a: (self.save(*a), time.sleep(600 * self.path.stem.endswith('1')))\n"
         f"run_sweep(sweep_of({given['broken']!r}, {over!r}, where='test'))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script])
