@@ -87,8 +87,8 @@ def test_unchanged_stand_in_is_not_rebuilt(crc: Path, out: Path, cohorts: dict[s
     before = written.stat().st_mtime_ns
     build_stand_in(crc, out, fast=True, seed=0)
     assert written.stat().st_mtime_ns == before
-    record = cohorts["weak"].bags.with_name("resnet50.json")
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"crc": "another"}))
+    index = cohorts["weak"].bags / "index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"signature": "another"}))
     build_stand_in(crc, out, fast=True, seed=0)
     assert written.stat().st_mtime_ns > before
 

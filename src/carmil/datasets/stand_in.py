@@ -1,27 +1,23 @@
 """The stand-in study on disk: four cohorts as ordinary stores with label tables, built once.
 
-OUT/SIZE-seedN/NAME/labels.csv, OUT/SIZE-seedN/NAME/ENCODER (a store) and ENCODER.json, which records the inputs of
-the store. `stand_in_slides` makes the slides.
+OUT/SIZE-seedN/NAME/labels.csv and OUT/SIZE-seedN/NAME/ENCODER, a store. `stand_in_slides` makes the slides.
 """
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from carmil.bags.building import build_store
-from carmil.bags.sources import Bag, write_names
-from carmil.bags.store import is_store
-from carmil.bags.writers import write_bag
+from carmil.bags.sources import Bag
 from carmil.csv_files import csv_text
 from carmil.datasets.crc_nuclei import ENCODERS, PATCH, Nuclei, read_nuclei
+from carmil.datasets.packing import is_made_from, write_store
+from carmil.datasets.planting import SyntheticSlide
 from carmil.datasets.stand_in_slides import FAST, FULL, Size, make_slides
 from carmil.datasets.study_cohort import SLIDES, Protocol, StudyCohort
 from carmil.errors import CarmilError, unknown
-from carmil.files import atomic_folder, temporary_folder, write_text
+from carmil.files import write_text
 
 VERSION = 1  # version of the study, increased with every change to its slides
 SYNTHETIC = "a stand-in: real nuclei of crc, synthetic slides; its figures are no one's published figures"
@@ -119,33 +115,20 @@ def build_stand_in(
 
 
 def make_cohort(name: str, nuclei: Nuclei, folder: Path, encoder: str, *, size: Size, seed: int) -> None:
-    """Write labels.csv and a store of the encoder's features into `folder`, unless the same files exist."""
+    """Write labels.csv and a store of the encoder's features into `folder`, unless the same store exists."""
     key = {"version": VERSION, "crc": nuclei.fingerprint(encoder), "size": asdict(size), "seed": seed}
-    record, store = folder / f"{encoder}.json", folder / encoder
-    if is_store(store) and _read_record(record) == json.loads(json.dumps(key)):
+    if is_made_from(folder / encoder, key):
         return
-    record.unlink(missing_ok=True)
     slides, features = make_slides(name, nuclei, size, seed), nuclei.features(encoder)
     official = any(slide.split for slide in slides)
     columns = ("name", "patient", "label", *(("split",) if official else ()))
     table = [("slide", *columns[1:]), *(tuple(getattr(slide, column) for column in columns) for slide in slides)]
     write_text(folder / "labels.csv", csv_text(table, for_people=False))
-    with temporary_folder(folder) as aside:
-        work = aside / name
-        names = write_names(work, [slide.name for slide in slides])
-        for slide in slides:
-            size_of_tile = None if slide.places is None else float(PATCH)
-            unit: Any = None if slide.places is None else "level0_px"
-            rows = np.asarray(features[slide.nuclei], dtype=np.float16)
-            bag = Bag(slide.name, rows, slide.places, unit, size_of_tile, encoder, slide.truth)
-            write_bag(bag, work, "safetensors", names=names)
-        with atomic_folder(store) as whole:
-            build_store(work, whole)
-    write_text(record, json.dumps(key))
 
+    def bag(slide: SyntheticSlide) -> Bag:
+        rows = np.asarray(features[slide.nuclei], dtype=np.float16)
+        if slide.places is None:
+            return Bag(slide.name, rows, encoder=encoder, instance_labels=slide.truth)
+        return Bag(slide.name, rows, slide.places, "level0_px", float(PATCH), encoder, slide.truth)
 
-def _read_record(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    write_store(map(bag, sorted(slides, key=lambda slide: slide.name)), folder / encoder, key=key)
