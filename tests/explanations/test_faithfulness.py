@@ -14,14 +14,15 @@ from carmil.evidence import bag_auc, explain
 from carmil.evidence.faithfulness import evidence_of_class, faithfulness_of
 from carmil.evidence.randomisation import shuffle_weights, similarity_over_chance
 from carmil.explanations import faithfulness as command
-from carmil.explanations.faithfulness import measure_faithfulness
-from carmil.explanations.faithfulness_probe import EXPLAINED, FOLLOWED, PREDICTIONS, TWINS, probe
+from carmil.explanations.faithfulness import has_learned, measure_faithfulness
+from carmil.explanations.faithfulness_probe import EXPLAINED, FOLLOWED, PREDICTIONS, TWINS, Accumulator, probe
 from carmil.models.pooling import Offsets
 from carmil.runs.faithfulness import ALIKE, NO_GAIN, UNLEARNED
 from carmil.runs.run import read_run
 from carmil.runs.settings import Settings
 from carmil.studies.subjects import find_run_store
 from carmil.studies.train import run_study
+from carmil.targets import Classes
 
 from ..studies.conftest import SMALL, make_files
 
@@ -181,6 +182,33 @@ def test_model_with_zero_weights_fails_as_untrained(study, tmp_path):
     (result,) = measure(run, methods=("attention",))
     assert result.maps[0].failures == (UNLEARNED, NO_GAIN)
     assert np.isnan(result.maps[0].figures["randomisation"].value)
+
+
+@pytest.mark.parametrize(
+    ("own", "twins", "learned"),
+    [
+        ((0.1, 0.2, 0.9, 0.8), ((0.4, 0.4, 0.6, 0.6), (0.9, 0.9, 0.1, 0.1)), True),  # an AUC of 1, as one of the twins
+        ((0.4, 0.4, 0.6, 0.6), ((0.1, 0.2, 0.9, 0.8), (0.9, 0.9, 0.1, 0.1)), False),
+        (
+            (0.1, 0.7, 0.9, 0.6),
+            ((0.4, 0.4, 0.6, 0.6), (0.9, 0.9, 0.1, 0.1)),
+            False,
+        ),  # an AUC of 0.75 below that of a twin
+        ((0.4, 0.6, 0.9, 0.5), ((0.1, 0.9, 0.9, 0.1), (0.5, 0.5, 0.5, 0.5)), True),  # an AUC above those of all twins
+        ((0.5, 0.5, 0.5, 0.5), ((0.5, 0.5, 0.5, 0.5), (0.5, 0.5, 0.5, 0.5)), False),
+    ],
+)
+def test_twins_with_the_same_auc_are_compared_by_the_likelihood_of_the_labels(own, twins, learned):
+    accumulator = Accumulator(4, 1, steps=10, random_orders=1, twins=2, predictions=2)
+
+    def both(p):
+        return torch.stack([1 - torch.tensor(p), torch.tensor(p)], dim=-1).double()
+
+    every = both(own)[None, :, None].expand(-1, -1, 11, -1)
+    accumulator.add_answers(np.arange(4), every, at_random=every, twins=both(twins))
+    target, labels = Classes(names=("a", "b")), np.array([0, 0, 1, 1])
+    cohort = accumulator.cohort(target.key_measure, labels, np.zeros((1, 4), dtype=np.int64))
+    assert has_learned(target, accumulator, cohort, labels) is learned
 
 
 def test_stability_is_reported_if_several_models_were_tested_on_a_slide(study, car):

@@ -20,7 +20,7 @@ from carmil.bags.geometry import Unit
 from carmil.errors import CarmilError, unknown
 from carmil.evidence.explainers import check_explainers, explain, explainers_of
 from carmil.evidence.randomisation import shuffle_weights
-from carmil.explanations.faithfulness import curve_words, summarise_maps
+from carmil.explanations.faithfulness import curve_words, has_learned, summarise_maps
 from carmil.explanations.faithfulness_probe import TWINS, Accumulator, Explained, Floats, ProbeSettings, probe
 from carmil.models.outside import Function, OutsideFunctions, OutsideModel, wrap_module
 from carmil.models.pooling import Offsets
@@ -357,7 +357,8 @@ def _measured(
             at += len(part)
             on_bags(at, len(bags))
     cohort = _cohort(accumulator, subjects, len(methods), settings)
-    patients = subjects.patients
+    patients, truth = subjects.patients, subjects.truth
+    learned = None if truth is None else has_learned(target, accumulator, cohort, truth)
     faithfulness = RunFaithfulness(
         name=model.method,
         run="",
@@ -369,7 +370,7 @@ def _measured(
         random_order=accumulator.band(accumulator.at_random, patients),
         random_order_auc=tuple(cohort[1].tolist()),
         auc_of_twins=tuple(cohort[2].tolist()),
-        maps=summarise_maps(target, methods, accumulator, cohort, patients),
+        maps=summarise_maps(methods, accumulator, cohort[0], patients, learned),
         words=curve_words(target),
     )
     return {method: tuple(of_bags) for method, of_bags in maps.items()}, faithfulness

@@ -16,9 +16,11 @@ command resumes
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from carmil import __version__
 from carmil.bags.bags import Bags
@@ -201,7 +203,8 @@ def _measure_run(
             done += len(rows) * len(group)
             on_answers(done, total)
     cohort = accumulator.cohort(run.target.key_measure, truth, _folds(run, subjects))
-    return _summarise(run, name, probe_settings, accumulator, cohort, patients)
+    learned = has_learned(run.target, accumulator, cohort, truth)
+    return _summarise(run, name, probe_settings, accumulator, cohort, patients, learned)
 
 
 def _empty(run: Run, slides: int, probe_settings: ProbeSettings) -> Accumulator:
@@ -256,8 +259,11 @@ def _summarise(
     accumulator: Accumulator,
     cohort: tuple[Floats, Floats, Floats],
     patients: Sequence[str],
+    learned: bool | None,
 ) -> RunFaithfulness:
-    """Combine all figures. cohort: those of the cohort, by map, in random orders, and of the twins."""
+    """Combine all figures. cohort: those of the cohort, by map, in random orders, and of the twins; learned: see
+    `has_learned`.
+    """
     _, auc_at_random, auc_of_twins = cohort
     return RunFaithfulness(
         name=name,
@@ -270,23 +276,42 @@ def _summarise(
         random_order=accumulator.band(accumulator.at_random, patients),
         random_order_auc=tuple(auc_at_random.tolist()),
         auc_of_twins=tuple(auc_of_twins.tolist()),
-        maps=summarise_maps(run.target, settings.methods, accumulator, cohort, patients),
+        maps=summarise_maps(settings.methods, accumulator, cohort[0], patients, learned),
         words=curve_words(run.target),
         confidence=settings.confidence,
         region_tiles=settings.region_tiles,
     )
 
 
+def has_learned(
+    target: Target, accumulator: Accumulator, cohort: tuple[Floats, Floats, Floats], outcomes: NDArray[Any]
+) -> bool | None:
+    """Return whether the figure of the cohort is above that of every twin; None if it is not known. cohort: as for
+    `_summarise`.
+
+    Where few slides are easily separated, a twin may have the same AUC, such as 1, without having learned anything: twins
+    with the AUC of the models are compared with them by the likelihood of the labels.
+    """
+    auc, _, auc_of_twins = cohort
+    own, twins = auc[0, 0], np.nan_to_num(auc_of_twins, nan=target.chance)  # equal predictions have no correlation
+    if np.isnan(own):
+        return None
+    equal = np.isclose(twins, own, rtol=0, atol=1e-9)
+    if (twins[~equal] > own).any() or not (equal.any() and isinstance(target, Classes)):
+        return bool(own > twins.max())
+    likelihood, *of_twins = accumulator.log_likelihoods(outcomes)
+    return bool(likelihood > np.array(of_twins)[equal].max())
+
+
 def summarise_maps(
-    target: Target,
     methods: Sequence[str],
     accumulator: Accumulator,
-    cohort: tuple[Floats, Floats, Floats],
+    auc: Floats,
     patients: Sequence[str],
+    learned: bool | None,
 ) -> tuple[MapFaithfulness, ...]:
-    """Combine the figures of each map, beside those of the twins' map. cohort: as for `_summarise`."""
+    """Combine the figures of each map, beside those of the twins' map. auc (2 e, S+1): the figure of the cohort."""
     figures = accumulator.figures(patients)
-    auc, _, auc_of_twins = cohort
     removals = [
         RemovalFigures(
             figures[i],
@@ -296,8 +321,6 @@ def summarise_maps(
         )
         for i in range(len(figures))
     ]
-    best_twin = np.nan_to_num(auc_of_twins, nan=target.chance).max()  # equal predictions have no correlation
-    learned = None if np.isnan(auc[0, 0]) else bool(auc[0, 0] > best_twin)
     return tuple(
         MapFaithfulness(**vars(own), method=method, learned=learned, weights_shuffled=twin)
         for method, own, twin in zip(methods, removals[: len(methods)], removals[len(methods) :], strict=True)

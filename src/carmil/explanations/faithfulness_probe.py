@@ -56,6 +56,7 @@ from carmil.targets.target import Measure
 
 Floats = NDArray[np.float64]
 RESAMPLES = 500
+SMALLEST_P = 1e-12  # added to probabilities before their logarithm
 SLIDES_ARE = {  # the axis of the slides, by array
     "most": 1,
     "least": 1,
@@ -186,6 +187,11 @@ class Accumulator:
                 return np.nansum(parts, axis=0) / known.sum(0)
 
         return curves(self.answers), curves(self.random_answers).mean(0), curves(self.twins)[:, 0]
+
+    def log_likelihoods(self, classes: NDArray[np.int64]) -> Floats:
+        """Return the mean log probability of the slides' classes (b): that of the models, then of each twin (1 + t)."""
+        p = np.concatenate([self.answers[0, :1, :, 0], self.twins[0, :, :, 0]]) / self.models[0][:, None]
+        return np.log(p[:, np.arange(len(classes)), classes] + SMALLEST_P).mean(-1)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ def faithfulness_part(runs: Sequence[RunFaithfulness]) -> dict[str, Any]:
 def _meaning(words: CurveWords) -> tuple[str, ...]:
     """Return what the randomisation test does, then each reason for which a map fails."""
     falls = "its curve" if words.two_sided else "the model"
+    equal = "" if words.by_fold else " (where they are equal, its labels must be likelier)"
     return (
         "The model's weights are shuffled, so that nothing it has learned is left, and this twin is asked for its map and its "
         "answers. A map fails if one of these is so, and must then not be read as the model's reason:",
@@ -123,8 +124,8 @@ def _meaning(words: CurveWords) -> tuple[str, ...]:
         "twin's map (AOPC gained: the lower end of its 95 % interval, paired over patients, is not above 0; "
         f"{FOLLOWED} twins of each model).",
         f"the model has learned nothing: the {words.figure} of its test slides is not above that of every one of {TWINS} copies of "
-        f"the run with shuffled weights. One of {TWINS + 1} runs without anything learned would pass this. A random model, too, "
-        "has maps that explain its answers; there is nothing in them.",
+        f"the run with shuffled weights{equal}. One of {TWINS + 1} runs without anything learned would pass this. A random model, "
+        "too, has maps that explain its answers; there is nothing in them.",
     )
 
 
