@@ -92,31 +92,30 @@ def test_killed_run_resumes_and_ends_with_the_same_weights(files, tmp_path):
         "from pathlib import Path\n"
         "from carmil.runs.settings import Settings\n"
         "from carmil.studies.train import run_study\n"
-        "c.Checkpoint.save_if_due = lambda self, *a: (self.save(*a), time.sleep(0.15))\n"
+        "saved, most = [], int(sys.argv[2])  # after so many checkpoints it waits to be killed\n"
+        "def save(self, *a):\n"
+        "    self.save(*a)\n"
+        "    saved.append(self)\n"
+        "    time.sleep(0.1 if len(saved) < most else 600)\n"
+        "c.Checkpoint.save_if_due = save\n"
         f"run_study(Settings(bags=Path({str(files.features)!r}), labels=Path({str(files.labels)!r}), out=Path(sys.argv[1]),"
         f" model='car/abmil', options={SMALL!r}, folds=3, seeds=2, epochs=12, lr=[5e-3, 1e-3], patience=4, device='cpu'))\n"
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     command = [sys.executable, "-c", script]
-    subprocess.run([*command, str(whole)], check=True)
-    kills = 0
-    while not (broken / "metrics.json").exists():
-        process = subprocess.Popen([*command, str(broken)])
-        last_saved = (
-            (broken / "checkpoint.safetensors").stat().st_mtime_ns
-            if (broken / "checkpoint.safetensors").exists()
-            else 0
-        )
-        while process.poll() is None and kills < 2:
-            path = broken / "checkpoint.safetensors"
-            if path.exists() and path.stat().st_mtime_ns != last_saved:
-                time.sleep(0.05 * kills)
-                process.kill()
-                kills += 1
-                break
+    subprocess.run([*command, str(whole), "1000"], check=True)
+    checkpoint, last_saved = broken / "checkpoint.safetensors", 0
+    for kills in range(2):
+        process = subprocess.Popen([*command, str(broken), "3"])
+        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == last_saved:
+            assert process.poll() is None
             time.sleep(0.01)
+        time.sleep(0.05 * kills)  # while it waits, or while it writes the next
+        process.kill()
         process.wait()
-    assert kills == 2
+        last_saved = checkpoint.stat().st_mtime_ns
+    assert not (broken / "metrics.json").exists()
+    subprocess.run([*command, str(broken), "1000"], check=True)
     first, second = (load_file(run / "weights.safetensors") for run in (whole, broken))
     assert all(torch.equal(first[name], second[name]) for name in first)
     for name in ("models.json", "history.json", "metrics.json"):
