@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,6 +83,19 @@ def nodes():
         yield started
     finally:
         started.shutdown()
+
+
+def opened_together(bags, folder: Path, parts: int = 2):
+    """Return a function that opens the bags on a node once all parts are about to, so that they train at the same time."""
+
+    def open_bags() -> Bags:  # nested, so that it is sent to nodes that cannot import this file
+        (folder / str(os.getpid())).touch()
+        end = time.monotonic() + 120
+        while len(list(folder.iterdir())) < parts and time.monotonic() < end:
+            time.sleep(0.02)
+        return bags()
+
+    return open_bags
 
 
 class Killer(threading.Thread):
@@ -178,7 +192,11 @@ def test_killing_a_node_during_training_does_not_change_the_result(nodes, bags, 
     killer.start()
     try:
         with connected(nodes.address) as ray:
-            cluster = Cluster(ray, bags, log=logged.append, on_part=lambda *reports: counts.append(reports))
+            arrived = tmp_path / "arrived"
+            arrived.mkdir()
+            cluster = Cluster(
+                ray, opened_together(bags, arrived), log=logged.append, on_part=lambda *reports: counts.append(reports)
+            )
             assert cluster.at_most(8) == 4
             result = trained(bags(), lasting, at_most=4, engine=cluster, checkpoint=where)
     finally:
