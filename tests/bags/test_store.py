@@ -72,31 +72,28 @@ def test_stores_built_with_one_and_two_workers_are_identical(features, tmp_path)
 
 
 def test_killed_build_resumes_and_gives_an_identical_store(features, tmp_path):
-    """Kill the build twice, each time as soon as its journal has grown."""
+    """Kill the build twice; each time it has packed one more bag and waits to be killed."""
     script = (
         "import sys, time, carmil.bags.building as s\nfrom pathlib import Path\n"
-        "pack = s._pack_bag\n"
-        "def slow(*a):\n    time.sleep(0.1)\n    return pack(*a)\n"
-        "s._pack_bag = slow\n"
+        "pack, packed = s._pack_bag, []\n"
+        "def waiting(*a):\n"
+        "    if packed:\n        time.sleep(600)\n"
+        "    packed.append(pack(*a))\n    return packed[-1]\n"
+        "s._pack_bag = waiting\n"
         f"s.build_store(Path({str(features)!r}), Path(sys.argv[1]), workers=1)\n"
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     build_store(features, whole, workers=1)
     journal = tmp_path / "broken.building" / "journal.jsonl"
-    kills = 0
-    for _ in range(9):
-        if is_store(broken):
-            break
-        process = subprocess.Popen([sys.executable, "-c", script, str(broken)])
+    for _ in range(2):
         size = journal.stat().st_size if journal.exists() else 0
-        while process.poll() is None and kills < 2:
-            if journal.exists() and journal.stat().st_size > size:
-                process.kill()
-                kills += 1
-                break
+        process = subprocess.Popen([sys.executable, "-c", script, str(broken)])
+        while process.poll() is None and not (journal.exists() and journal.stat().st_size > size):
             time.sleep(0.005)
+        assert process.poll() is None and not is_store(broken)
+        process.kill()
         process.wait()
-    assert kills == 2
+    build_store(features, broken, workers=1)
     assert content(whole) == content(broken)
 
 
