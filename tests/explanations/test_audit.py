@@ -339,7 +339,8 @@ def test_table_text_and_tiles_show_the_maps(trained):
         ({"predict": predict, "coordinates": [torch.zeros(n, 2) for n in (8, 7, 9)]}, "bag '0' has 7 .* coordinates of 8"),
         ({"predict": predict, "device": "gpu"}, "device 'gpu' cannot be used"),
         ({"predict": predict, "patients": ["a"]}, "1 patient for 3 bags"),
-        ({"predict": predict, "outputs": ("a", "b", "c")}, "3 names in outputs: expected 2"),
+        ({"predict": predict, "outputs": ("a", "b", "c")}, r"3 names in outputs \(a, b, c\): expected 2 different"),
+        ({"predict": predict, "outputs": ("a", "a")}, r"2 names in outputs \(a, a\): expected 2 different"),
         ({"predict": predict, "methods": ("path",)}, "'path' does not fit this module: expected one of"),
         ({"predict": predict, "methods": ("paths",)}, "unknown explainer 'paths'"),
         ({"predict": predict, "steps": 15}, "a multiple of 10"),
@@ -409,6 +410,18 @@ def test_instances_that_depend_on_those_before_them_are_not_asked_together():
     with torch.no_grad():
         wanted = torch.stack([model.module(bag) for bag in bags])
         assert torch.allclose(model(torch.cat(bags), offsets).logits, wanted, atol=1e-6)
+
+
+def test_a_module_with_other_operations_for_large_bags_is_asked_bag_by_bag(trained):
+    def cautious(module, x):
+        assert len(x) < 4 or x.sum().item() > -1e9  # vmap does not support item()
+        return predict(module, x)
+
+    bags, labels = planted(4)
+    given = {"labels": labels, "methods": ("single",), **FAST}
+    found, plain = (carmil.audit(trained, bags, predict=one, **given) for one in (cautious, predict))
+    assert found.predictions == pytest.approx(plain.predictions, abs=1e-6)
+    assert found.faithfulness.maps[0].deletion.mean == pytest.approx(plain.faithfulness.maps[0].deletion.mean, abs=1e-6)
 
 
 def test_functions_that_are_not_what_predict_computes_are_noticed_in_small_outputs():

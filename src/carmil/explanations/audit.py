@@ -208,8 +208,11 @@ def _target(kind: str, names: tuple[str, ...], model: OutsideModel) -> Target:
     width = model.classes
     if kind in ("value", "survival") and width != 1:
         raise CarmilError(f"predict returned {width} outputs: expected one for target={kind!r}; select it in predict")
-    if names and len(names) != width:
-        raise CarmilError(f"{plural(len(names), 'name')} in outputs: expected {width}, one per output of predict")
+    if names and (len(names) != width or len(set(names)) < width):
+        raise CarmilError(
+            f"{plural(len(names), 'name')} in outputs ({', '.join(names)}): expected {width} different names, one per output of "
+            "predict"
+        )
     numbered = names or tuple(str(i) for i in range(width))
     match kind:
         case "classes":

@@ -130,9 +130,12 @@ class OutsideModel(BagModel):
         """Return a function's results for bags of equal size, (m, n, d) -> (m, ...)."""
         ask = partial(self._ask, name)
         with _undisturbed(self.module):
-            if name not in self.together or len(bags) == 1:
-                return torch.stack([ask(bag) for bag in bags])
-            return torch.cat([_vmap(ask, part) for part in bags.split(max(1, NUMBERS // bags[0].numel()))])
+            if name in self.together and len(bags) > 1:
+                try:
+                    return torch.cat([_vmap(ask, part) for part in bags.split(max(1, NUMBERS // bags[0].numel()))])
+                except CarmilError:  # operations for large bags, which were not met when the abilities were tried
+                    self.together -= {name}
+            return torch.stack([ask(bag) for bag in bags])
 
     def ask(self, name: str, values: Tensor) -> Tensor:
         """Return a function's result for one bag, in the shape that it should have."""
