@@ -31,19 +31,16 @@ def test_reliability_equals_values_computed_by_hand():
     assert curve.mce == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize(("adaptive", "strategy"), [(False, "uniform"), (True, "quantile")])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_reliability_bins_equal_scikit_learn(adaptive, strategy, classes):
+def test_reliability_bins_equal_scikit_learn(classes):
     probabilities, labels = sharpened_predictions(300, classes, seed=classes)
-    curve = reliability(probabilities, labels, bins=8, adaptive=adaptive)
+    curve = reliability(probabilities, labels, bins=8)
     right, confidence = probabilities.argmax(1) == labels, probabilities.max(1)
-    accuracy, mean_confidence = calibration_curve(right, confidence, n_bins=8, strategy=strategy)
+    accuracy, mean_confidence = calibration_curve(right, confidence, n_bins=8)
     filled = curve.count > 0
     assert curve.accuracy[filled] == pytest.approx(accuracy)
     assert curve.confidence[filled] == pytest.approx(mean_confidence)
     assert curve.count.sum() == 300
-    if adaptive:
-        assert curve.count.min() >= 300 // 8
 
 
 def test_bin_edges_belong_to_the_bin_below():
@@ -51,27 +48,20 @@ def test_bin_edges_belong_to_the_bin_below():
 
 
 def test_calibration_error_is_small_unless_predictions_are_overconfident():
-    for adaptive in (False, True):
-        assert reliability(*sharpened_predictions(20_000, 3, seed=0), adaptive=adaptive).ece < 0.02
-        overconfident = reliability(*sharpened_predictions(20_000, 3, seed=0, sharpness=4), adaptive=adaptive)
-        assert overconfident.ece > 0.1
-        assert overconfident.mce >= overconfident.ece
-        assert np.nanmax(overconfident.confidence - overconfident.accuracy) > 0.1  # overconfident, not underconfident
-
-
-def test_equal_predictions_share_an_adaptive_bin():
-    curve = reliability([[0.3, 0.7]] * 4, [1, 1, 1, 0], adaptive=True)
-    assert curve.count.max() == 4
-    assert curve.ece == curve.mce == pytest.approx(0.05)
+    assert reliability(*sharpened_predictions(20_000, 3, seed=0)).ece < 0.02
+    overconfident = reliability(*sharpened_predictions(20_000, 3, seed=0, sharpness=4))
+    assert overconfident.ece > 0.1
+    assert overconfident.mce >= overconfident.ece
+    assert np.nanmax(overconfident.confidence - overconfident.accuracy) > 0.1  # overconfident, not underconfident
 
 
 @settings(max_examples=60, deadline=None)
-@given(b=st.integers(1, 40), classes=st.integers(2, 4), seed=st.integers(0, 1000), adaptive=st.booleans())
-def test_reliability_does_not_depend_on_bag_order(b, classes, seed, adaptive):
+@given(b=st.integers(1, 40), classes=st.integers(2, 4), seed=st.integers(0, 1000))
+def test_reliability_does_not_depend_on_bag_order(b, classes, seed):
     probabilities, labels = sharpened_predictions(b, classes, seed)
     order = np.random.default_rng(seed).permutation(b)
-    curve = reliability(probabilities, labels, adaptive=adaptive)
-    moved = reliability(probabilities[order], labels[order], adaptive=adaptive)
+    curve = reliability(probabilities, labels)
+    moved = reliability(probabilities[order], labels[order])
     assert moved.count.tolist() == curve.count.tolist()
     assert (moved.ece, moved.mce) == (pytest.approx(curve.ece), pytest.approx(curve.mce))
     assert 0 <= curve.ece <= curve.mce + 1e-12 <= 1 + 1e-12

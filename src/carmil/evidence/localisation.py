@@ -6,8 +6,6 @@ models, are carried through.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,19 +18,6 @@ from carmil.models.pooling import Offsets, bag_ranking, bag_sum
 from carmil.statistics.bootstrap import Interval, draws, percentiles
 
 FALSE_ALARMS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-
-
-@dataclass(frozen=True)
-class FROC:
-    """Sensitivity (..., f) over all target instances, with at most `false_alarms` (f) false positives per bag on average."""
-
-    false_alarms: Tensor
-    sensitivity: Tensor
-
-    @property
-    def score(self) -> Tensor:
-        """Return (...) the mean of the sensitivities, as CAMELYON16 scores lesions."""
-        return self.sensitivity.mean(-1)
 
 
 def auroc(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -> Tensor:
@@ -108,26 +93,6 @@ def dice_threshold(scores: Tensor, targets: Tensor, offsets: Offsets | Tensor) -
     return float((ranked[best].double() + ranked[min(best + 1, len(ranked) - 1)].double()) / 2)
 
 
-def froc(
-    scores: Tensor, targets: Tensor, offsets: Offsets | Tensor, *, false_alarms: Sequence[float] = FALSE_ALARMS
-) -> FROC:
-    """Return FROC over single instances, with one threshold for all bags: scores must be comparable between bags.
-
-    scores (..., n), targets (n) or (..., n) bool. False positives are averaged over all bags, including those without
-    targets; equal scores share a threshold. NaN if there is no target at all.
-    """
-    offsets = Offsets.of(offsets, scores.device)
-    everything = Offsets(torch.tensor([0, offsets.instances]), scores.device)
-    column = scores.unsqueeze(-1)
-    order = bag_ranking(column, everything)
-    hits = targets.expand(scores.shape).unsqueeze(-1).gather(-2, order)
-    _, last = tie_bounds(column.gather(-2, order), everything)
-    found, wrong = (kind.long().cumsum(-2).gather(-2, last).double() for kind in (hits, ~hits))  # (..., n, 1)
-    allowed = torch.tensor(false_alarms, dtype=torch.float64, device=scores.device)
-    within = torch.where(wrong <= allowed * offsets.bags, found, 0.0).amax(-2)  # (..., f)
-    return FROC(allowed, within / hits.sum(-2))
-
-
 def froc_interval(
     scores: Tensor,
     targets: Tensor,
@@ -140,6 +105,10 @@ def froc_interval(
 ) -> Interval:
     """Return the FROC score of scores (n) with a percentile interval over resampled bags, or groups of bags (b) such
     as patients.
+
+    The score is the mean sensitivity over all target instances where at most FALSE_ALARMS false positives per bag, those without
+    targets included, are allowed on average. All bags have one threshold, so that scores must be comparable between bags; equal
+    scores share it. NaN if there is no target at all.
 
     Groups with targets are resampled separately, so that every resample has some. NaN if there is only one group.
     Scores are sorted once; a resample is a weighting.

@@ -37,19 +37,13 @@ class Reliability:
         return np.abs(self.accuracy - self.confidence)
 
 
-def reliability(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10, adaptive: bool = False) -> Reliability:
-    """Return the accuracy by the probability of the most probable class, in bins of equal width or, if `adaptive`,
-    of equal mass.
-
-    A bin includes its upper edge. Equal probabilities share a bin, so that adaptive bins may differ in mass, or
-    be empty.
-    """
+def reliability(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10) -> Reliability:
+    """Return the accuracy by the probability of the most probable class, in bins of equal width with their upper edges."""
     if bins < 1:
         raise CarmilError(f"{bins} bins: expected at least one")
     given, truth = _cases(probabilities, labels)
     confidence, right = given.max(1), given.argmax(1) == truth
-    places = np.linspace(0, 1, bins + 1)
-    edges = np.quantile(confidence, places) if adaptive else places
+    edges = np.linspace(0, 1, bins + 1)
     bin_of = np.searchsorted(edges[1:-1], confidence)
     count = np.bincount(bin_of, minlength=bins)
     sums = (np.bincount(bin_of, weights=values, minlength=bins) for values in (confidence, right))
