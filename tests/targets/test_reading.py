@@ -210,6 +210,15 @@ def test_a_number_that_contradicts_its_word_raises_an_error(cells):
     )
 
 
+def test_a_column_of_censoring_with_numbers_and_words_raises_an_error():
+    assert refusal(
+        TargetColumns(("time",), "censored", "survival"), time=["1", "2", "3"], censored=["1", "0", "dead"]
+    ) == (
+        "t.csv: column 'censored' names censoring and has both '1' and 'dead': expected one or the other throughout, as the "
+        "first is read the other way round"
+    )
+
+
 def test_column_that_names_censoring_is_noted():
     _, _, notes = read(TargetColumns(("time",), "censored", "survival"), time=["1", "2"], censored=["0", "1"])
     assert notes[0] == (

@@ -214,8 +214,17 @@ def _events(texts: Sequence[str], slides: Sequence[str], column: str, where: str
     It has if its name says censoring, unless its words say what happened, such as "dead".
     """
     events = np.array([_yes_or_no(text, slide, column, where) for text, slide in zip(texts, slides, strict=True)])
-    inverted = survival.names_no_event(column) and {text.casefold() for text in texts} <= _PLAIN
-    return (1 - events if inverted else events), inverted
+    if not survival.names_no_event(column):
+        return events, False
+    plain, words = [], []
+    for text in texts:
+        (plain if text.casefold() in _PLAIN else words).append(text)
+    if plain and words:
+        raise CarmilError(
+            f"{where}: column {column!r} names censoring and has both {plain[0]!r} and {words[0]!r}: expected one or the other "
+            "throughout, as the first is read the other way round"
+        )
+    return (1 - events if plain else events), bool(plain)
 
 
 def _value(
