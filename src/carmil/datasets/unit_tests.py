@@ -3,7 +3,8 @@
 After Raff and Holt, "Reproducibility in Multiple Instance Learning: A Case For Algorithmic Unit Tests" (NeurIPS 2023): the
 distributions of single-concept, multi-concept and false-frequency are those of their Algorithms 1 to 3 as torchmil's
 data sets have them, except that negative bags of false-frequency there hold concept A only, up to 44 instances; numbers of
-bags and features are ours, and so are threshold, which follows the same plan, and shifted-mean. Instances have 16 features, independent of one another; N(m, s) has the mean m and the deviation s in each.
+bags and features are ours, and so are threshold, which follows the same plan, and shifted-mean. Instances have 16 features,
+independent of one another; N(m, s) has the mean m and the deviation s in each.
 
 ordinary tile  N(0, 1)                  concept A  N(2, 0.1)
 poison         N(-10, 0.1)              concept B  N(3, 0.1)
