@@ -9,7 +9,7 @@ import pytest
 from carmil.bags.building import build_store
 from carmil.bags.finding import find_bags
 from carmil.bags.readers import read_bag
-from carmil.bags.sources import NAMES_TABLE, Bag, names_for, write_names
+from carmil.bags.sources import Bag
 from carmil.bags.split_files import write_splits
 from carmil.bags.splits import make_splits
 from carmil.bags.writers import files_of, write_bag
@@ -18,6 +18,7 @@ from carmil.errors import CarmilError
 from carmil.maps.drawing import file_names
 from carmil.maps.tile_labels import TileLabels, write_truth
 from carmil.maps.tile_maps import TileMap
+from carmil.recorded_names import NAMES_TABLE, names_for, write_names
 from carmil.reproduce.method_runs import runs_folder
 from carmil.runs.slide_evidence import evidence_file
 from carmil.slides import features, tile_cohort

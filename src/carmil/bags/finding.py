@@ -14,8 +14,9 @@ from pathlib import Path
 from carmil.array_files import KINDS, ArrayFile, groups_of, kind_of, open_arrays, read_instance_labels
 from carmil.bags.matrices import find_in_matrix, is_matrix
 from carmil.bags.readers import COORDINATE_NAMES, FEATURE_NAMES, INSTANCE_LABEL_NAMES, written_by_stamp
-from carmil.bags.sources import NAMES_TABLE, READERS, CohortFiles, Source, read_names
+from carmil.bags.sources import READERS, CohortFiles, Source
 from carmil.errors import CarmilError
+from carmil.recorded_names import NAMES_TABLE, read_names
 from carmil.untrusted import one_line_errors
 from carmil.words import examples, plural
 
@@ -67,7 +68,7 @@ def _hidden_files(sources: Sequence[Source]) -> tuple[str, ...]:
 
 
 def _with_exported_names(sources: Sequence[Source]) -> list[Source]:
-    """Restore the ids of bags that carmil exported under other file names (see `carmil.bags.sources`)."""
+    """Restore the ids of bags that carmil exported under other file names (see `carmil.recorded_names`)."""
     names = {folder: read_names(folder) for folder in {source.path.parent for source in sources}}
     return [
         replace(source, id=names[source.path.parent].get(source.id, source.id))

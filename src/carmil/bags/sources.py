@@ -1,24 +1,14 @@
-"""Where a bag is stored, what its header contains, and its contents.
+"""Where a bag is stored, what its header contains, and its contents. A bag has n instances of d features."""
 
-The id of a bag may be any text, but not every text is a valid file name. If the file of a bag cannot be named after
-its id, FOLDER/carmil_names.json maps the name of the file to the id. A bag has n instances of d features.
-"""
-
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from carmil.bags.geometry import UNKNOWN, TileGeometry, Unit
-from carmil.errors import CarmilError
-from carmil.files import safe_name, safe_names, write_text
-from carmil.untrusted import read_json
-
-NAMES_TABLE = "carmil_names.json"
 
 
 @dataclass(frozen=True)
@@ -160,37 +150,3 @@ def worker_count(workers: int | None, sources: Sequence[Source]) -> int:
         return max(1, workers)
     size = sum(path.stat().st_size for path in {source.path for source in sources} if path.exists())
     return 1 if size < 2**28 else min(os.cpu_count() or 1, 16)
-
-
-def write_names(folder: Path, ids: Iterable[str]) -> dict[str, str]:
-    """Return the file name of each bag below `folder`, without extension, and record in the table those that differ from the id."""
-    known, names = _table(folder), names_for(folder, ids)
-    new = {name: id for id, name in names.items() if name != id}
-    if not new.items() <= known.items():
-        write_text(folder / NAMES_TABLE, json.dumps(known | new, indent=1))
-    return names
-
-
-def names_for(folder: Path, ids: Iterable[str]) -> dict[str, str]:
-    """Return the names of `write_names` without recording them. Pass all ids of a cohort at once, so that no two
-    names differ only in case.
-    """
-    before = {id: name for name, id in _table(folder).items()}
-    return {id: before.get(id, name) for id, name in safe_names(ids).items()}
-
-
-def read_names(folder: Path) -> dict[str, str]:
-    """Read the ids of bags by the names of their files in `folder`, or in the exported folder above it."""
-    return _table(folder.parent) | _table(folder)
-
-
-def _table(folder: Path) -> dict[str, str]:
-    """Read the table, without entries whose id would not get this name, so that no table can give a file the name of
-    another slide.
-    """
-    if not (folder / NAMES_TABLE).is_file():
-        return {}
-    entries = read_json(folder / NAMES_TABLE, "remove it, or export the bags again")
-    if not isinstance(entries, dict) or not all(isinstance(id, str) for id in entries.values()):
-        raise CarmilError(f"{folder / NAMES_TABLE} is not a table of names: remove it, or export the bags again")
-    return {name: id for name, id in entries.items() if name in (safe_name(id), safe_name(id, taken=[id]))}

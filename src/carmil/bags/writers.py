@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from carmil.bags.sources import Bag, names_for, write_names
+from carmil.bags.sources import Bag
 from carmil.bags.store import Store
 from carmil.errors import CarmilError
 from carmil.files import atomic_file, safe_name, write_text
 from carmil.hdf5 import attribute_text, new_hdf5
+from carmil.recorded_names import names_for, write_names
 from carmil.untrusted import parse_as, read_json
 
 _EXPORTED = "carmil_export.json"  # the files of each export, with the fingerprint of its store

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from carmil.bags.building import build_store, lock_file
 from carmil.bags.geometry import UNKNOWN, TileGeometry, check_geometry
 from carmil.bags.readers import read_bag
-from carmil.bags.sources import Bag, SlideFile, Source, slide_file_at, write_names
+from carmil.bags.sources import Bag, SlideFile, Source, slide_file_at
 from carmil.bags.store import Store, checksum, is_store, open_store
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
 from carmil.files import atomic_folder, safe_name
 from carmil.locks import folder_lock
 from carmil.progress import encoding_progress
+from carmil.recorded_names import write_names
 from carmil.slides.device_encoder import DeviceEncoder
 from carmil.slides.dicom_series import slide_name
 from carmil.slides.encoders import Encoder
