@@ -216,9 +216,8 @@ def _events(texts: Sequence[str], slides: Sequence[str], column: str, where: str
     events = np.array([_yes_or_no(text, slide, column, where) for text, slide in zip(texts, slides, strict=True)])
     if not survival.names_no_event(column):
         return events, False
-    plain, words = [], []
-    for text in texts:
-        (plain if text.casefold() in _PLAIN else words).append(text)
+    plain = [text for text in texts if text.casefold() in _PLAIN]
+    words = [text for text in texts if text.casefold() not in _PLAIN]
     if plain and words:
         raise CarmilError(
             f"{where}: column {column!r} names censoring and has both {plain[0]!r} and {words[0]!r}: expected one or the other "
