@@ -8,9 +8,11 @@ import pytest
 import torch
 from tests.models.made_checkpoints import clam_logits, clam_state, xmil_state
 
+from carmil.bags.bags import Bags
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.errors import CarmilError
+from carmil.evidence import explain
 from carmil.explanations.explain import explain_run
 from carmil.explanations.faithfulness import measure_faithfulness
 from carmil.runs.run import read_run
@@ -131,6 +133,28 @@ def test_evidence_faithfulness_and_viewer_show_the_slides(measured):
     assert found.maps[0].figures["deletion_area"].slides == found.rightly_answered > 0
     cases = read_cases(measured.folder)
     assert len(cases) == SLIDES and cases.evidence is not None
+
+
+def test_srg_is_that_of_a_loop_over_the_equations_of_the_other_tool(files, measured):
+    (found,) = measure_faithfulness(
+        [measured.folder], files / "srg", methods=("path",), steps=10, random_orders=1, **OPTIONS
+    )
+    state = torch.load(files / "clam.pt", weights_only=True)["state_dict"]
+    model, areas = measured.population("cpu").member(0), []
+    for i in range(SLIDES):
+        x, label = np.load(files / "features" / f"s{i:02d}.npy"), i // 2 % 2
+
+        def p(rows, x=x, label=label):
+            logits = clam_logits(state, x[np.sort(rows)] if len(rows) else np.zeros_like(x))
+            return 1 / (1 + np.exp(logits[1 - label] - logits[label]))
+
+        n = len(x)
+        if p(range(n)) > 0.5:
+            evidence = explain(model, Bags.from_list([x]), "path")[:, label].numpy()
+            most, least = np.argsort(-evidence, kind="stable"), np.argsort(evidence, kind="stable")
+            areas.append(np.mean([p(least[n * s // 10 :]) - p(most[n * s // 10 :]) for s in range(11)]))
+    assert found.maps[0].figures["srg"].slides == len(areas) > 3
+    assert found.maps[0].figures["srg"].value == pytest.approx(np.mean(areas), abs=1e-6)
 
 
 def test_report_says_where_the_model_comes_from_and_shows_no_training(files, measured, run_cli):

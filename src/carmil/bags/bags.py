@@ -74,7 +74,7 @@ class Bags:
                     f"{features[0].shape[1]}: expected the same number of features in all bags"
                 )
         for what, given in (("coordinates", coordinates), ("instance labels", instance_labels)):
-            for i, (bag, own) in enumerate(zip(features, given or (), strict=False)):
+            for i, (bag, own) in enumerate(zip(features, () if given is None else given, strict=False)):
                 if len(own) != len(bag):
                     name = ids[i] if i < len(ids) else str(i)
                     raise CarmilError(
