@@ -321,7 +321,7 @@ def test_region_is_drawn_named_removed_kept_undone_and_compared(page, made_up):
     expected = [
         [name, f"{len(one['removed'])} ({100 * len(one['removed']) / n:.0f} %)", one["answer_after"],
          points(one["after"][of_class] - one["before"][of_class])]
-        for name, one in (("region 1", without), (f"all but {len(labelled)} tiles", only))
+        for name, one in (("tumour bed", without), (f"all but {len(labelled)} tiles", only))
     ]  # fmt: skip
     until_equal(page, lambda: removals_compared(page), expected)
     page.get_by_role("button", name="Undo").click()
