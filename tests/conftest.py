@@ -1,4 +1,6 @@
+import gc
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # one worker per core; read by torch on import and inherited by subprocesses
 
 import torch
+from filelock import FileLock
 from scipy import ndimage
 
 if not torch.cuda.is_available():
@@ -17,6 +20,10 @@ if not torch.cuda.is_available():
 from carmil.cli import main
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # no collection visits the imported modules and the thousands of tests again
 
 
 @pytest.fixture
@@ -34,12 +41,17 @@ def _reproducible() -> None:
 
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the output folder of `carmil demo --fast`."""
+    """Return the output folder of `carmil demo --fast`: one worker runs it, the others copy it."""
     from carmil.reproduce.demo import run_demo
 
-    out = tmp_path_factory.mktemp("demo")
-    run_demo(out, fast=True)
-    return out
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    shared = tmp_path_factory.getbasetemp().parent / "shared" if parallel else tmp_path_factory.mktemp("shared")
+    shared.mkdir(exist_ok=True)
+    with FileLock(shared / "demo.lock"):
+        if not (shared / "demo").exists():
+            run_demo(shared / "running", fast=True)
+            (shared / "running").rename(shared / "demo")
+    return Path(shutil.copytree(shared / "demo", tmp_path_factory.mktemp("copied") / "demo"))
 
 
 @pytest.fixture
