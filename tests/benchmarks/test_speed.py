@@ -41,6 +41,7 @@ TINY = Plan(
 @pytest.fixture(autouse=True)
 def _no_long_rounds(monkeypatch):
     monkeypatch.setattr(timing, "SHORTEST_ROUND", 0.0)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 3)
     monkeypatch.setattr(studies, "_product_speed", lambda *_: 1.0)
     monkeypatch.setattr(studies, "_copy_speed", lambda *_: 1.0)
 
@@ -179,8 +180,7 @@ def test_out_of_memory_errors_are_recognised_when_chained():
         raise RuntimeError("other")
 
 
-def test_steps_are_timed_alternately(monkeypatch):
-    monkeypatch.setattr(timing, "MOST_ROUNDS", 3)
+def test_steps_are_timed_alternately():
     order = []
     builds = [lambda name=name: lambda: order.append(name) for name in "ab"]
     timings = time_in_turn(builds, device="cpu", seconds=100)
