@@ -20,6 +20,7 @@ import uvicorn
 
 from carmil.bags.sources import READERS
 from carmil.evidence import EXPLAINERS
+from carmil.explanations import unit_tests
 from carmil.models import registry
 from carmil.viewer import serve
 
@@ -159,6 +160,12 @@ def visited(monkeypatch):
     monkeypatch.setattr(serve, "bound", lambda host, port: bound(host, 0))
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     return answered
+
+
+@pytest.fixture(autouse=True)
+def _few_bags_of_unit_tests(monkeypatch):
+    for name in ("TRAINED", "VALIDATED", "TESTED"):
+        monkeypatch.setattr(unit_tests, name, 24)
 
 
 @pytest.fixture(autouse=True)
