@@ -58,20 +58,28 @@ def with_noise(files, tested: set[str], folder):
     return replace(files, features=folder / "features", labels=folder / "labels.csv")
 
 
+STOPPING = dict(lr=[5e-3, 1e-3], seeds=2, epochs=12, warmup=1, patience=2)  # models stop at different epochs
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """Return a cohort, its splits, and two runs on it: the first made the splits, the second was given them."""
+    folder = tmp_path_factory.mktemp("twice")
+    files = make_files(folder)
+    clean = run_study(files.settings(folder / "clean", **STOPPING))
+    splits = (folder / "clean" / "splits.tsv").rename(folder / "splits.tsv")
+    return files, splits, clean, run_study(files.settings(folder / "again", splits=splits, **STOPPING))
+
+
 @pytest.mark.parametrize("fold", [0, 2])
-def test_noise_in_the_test_fold_does_not_affect_model_selection(files, tmp_path, fold):
+def test_noise_in_the_test_fold_does_not_affect_model_selection(twice, tmp_path, fold):
     """Replacing the test fold before training leaves epochs, hyper-parameters, thresholds and weights bitwise equal."""
-    splits = tmp_path / "splits.tsv"
-    common = dict(lr=[5e-3, 1e-3], seeds=2, epochs=12, warmup=1, patience=2)  # models stop at different epochs
-    clean = run_study(files.settings(tmp_path / "clean", **common))
-    (tmp_path / "clean" / "splits.tsv").rename(splits)
+    files, splits, clean, again = twice
     table = pd.read_csv(splits, sep="\t", dtype=str)
     tested = set(table.loc[table[f"fold_{fold}"] == "test", "slide"])
     assert tested
-    noisy = run_study(
-        with_noise(files, tested, tmp_path / "noise").settings(tmp_path / "noisy", splits=splits, **common)
-    )
-    again = run_study(files.settings(tmp_path / "again", splits=splits, **common))
+    noise = with_noise(files, tested, tmp_path / "noise")
+    noisy = run_study(noise.settings(tmp_path / "noisy", splits=splits, **STOPPING))
     own, expected = (load_file(run.folder / "weights.safetensors") for run in (again, noisy))
     rows = [i for i, model in enumerate(again.models) if model.fold == fold]
     assert len(rows) == 2
