@@ -109,7 +109,7 @@ def test_process_exits_with_status_2_on_invalid_input(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_killed_demo_resumes_when_started_again(tmp_path):
+def test_killed_demo_resumes_when_started_again(tmp_path, run_cli, monkeypatch):
     words = ["demo", "--fast", "--device", "cpu"]
     process = subprocess.Popen([sys.executable, "-m", "carmil", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
     first = tmp_path / "demo" / "runs" / "four_bags-fast" / "abmil" / "metrics.json"
@@ -120,11 +120,13 @@ def test_killed_demo_resumes_when_started_again(tmp_path):
     process.wait()
     written = first.stat().st_mtime_ns
     assert not (tmp_path / "demo" / "report.html").exists()
-    answer = carmil(*words, cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    status, out, err = run_cli(*words)
+    assert status == 0, err
     assert first.stat().st_mtime_ns == written
     assert (tmp_path / "demo" / "report.html").exists()
-    assert "car/abmil" in answer.stdout
+    assert "car/abmil" in out
 
 
 @pytest.mark.finding(n=17)
