@@ -53,7 +53,7 @@ QUICK = Recipe(epochs=25, batch=7, warmup=2, patience=4, shuffle=True)
 @pytest.mark.parametrize("name", ["car/abmil", "cia/abmil.gated"])
 def test_population_trains_like_its_members_alone(optimizer, sizes, name):
     """Each model has its own seed, learning rate, loss weights, dropout, random attention, bags and early stopping."""
-    data, recipe = bags(sizes=sizes), Recipe(**{**vars(QUICK), "optimizer": optimizer})
+    data, recipe = bags(sizes=sizes), Recipe(**{**vars(QUICK), "epochs": 16, "optimizer": optimizer})
     members = (
         MEMBERS if name.startswith("car") else [Member(m.seed, m.lr, {"diff": m.coefficients["diff"]}) for m in MEMBERS]
     )
