@@ -26,6 +26,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # no collection visits the imported modules and the thousands of tests again
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries report frozen objects as leaks when the process ends
+
+
 @pytest.fixture
 def shared_data() -> Path:
     if not SHARED.is_dir():
