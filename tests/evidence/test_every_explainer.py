@@ -219,7 +219,7 @@ def test_residual_is_small_for_explainers_with_a_guaranteed_sum():
     for method in explainers_of(model):
         if EXPLAINERS[method].total is not None:
             assert residual(model, bags, method).shape == (3, 3)
-            assert residual(model, bags, method).max() < 1e-3
+            assert residual(model, bags, method).max() < 1.5e-4  # the tolerance, and rounding in single precision
     with pytest.raises(CarmilError, match="'single' has no expected sum, so there is no residual; path, "):
         residual(model, bags, "single")
 
@@ -247,7 +247,7 @@ def test_twenty_thousand_instances_are_explained_in_batches_with_little_memory(n
         with OperationMonitor() as monitor:
             evidence = explain(model, large, method)
         assert evidence.isfinite().all()
-        assert monitor.operations < 10_000, f"{method} processes instances one by one"
+        assert monitor.operations < 20_000, f"{method} processes instances one by one"
         assert monitor.largest <= 2**24, f"{method} creates a tensor of {monitor.largest} numbers"
 
 

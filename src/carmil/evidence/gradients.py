@@ -29,7 +29,7 @@ def input_x_gradient(model: BagModel, features: Tensor, offsets: Offsets | Tenso
 
 
 def integrated_gradients(
-    model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, tolerance: float = 5e-4
+    model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, tolerance: float = 1e-4
 ) -> Tensor:
     """Return integrated gradients (n, k) from instances x_0. The sum over a bag is F(x) - F(x_0), to `tolerance` of
     max(1, |difference|).

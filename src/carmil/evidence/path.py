@@ -33,7 +33,7 @@ def path_evidence(
     offsets: Offsets | Tensor,
     *,
     reference: str = "reversed",
-    tolerance: float = 5e-4,
+    tolerance: float = 1e-4,
 ) -> Tensor:
     """Return signed evidence (n, k) from one of REFERENCES.
 
