@@ -50,9 +50,10 @@ def draw_comparison(
         for line in wrap_text(words, size, room)
     ]
     first = MARGIN + round(1.6 * TITLE + 1.35 * sum(size for _, size in head)) + MARGIN // 2
-    foot = round(1.6 * LEGEND) if painter.outlined else 0
+    notes = _notes(maps, painter, room)
+    foot = LINE * (len(notes) + (1 if painter.outlined else 0))
     grid = _best_grid(boxes, maps, painter, (room, PAGE[1] - first - foot - MARGIN))
-    page, draw = _page(wide, max(PAGE[1], first + grid.rows * (grid.height + MARGIN) + foot))
+    page, draw = _page(wide, max(PAGE[1], first + grid.rows * (grid.height + MARGIN) + foot + MARGIN))
     draw_text(draw, (MARGIN, MARGIN), slide.name, TITLE, room=wide * 0.62, bold=True)
     draw_text(draw, (wide - MARGIN, MARGIN), RESEARCH, TITLE, room=wide * 0.3, bold=True, anchor="ra")
     y = MARGIN + 1.6 * TITLE
@@ -80,7 +81,11 @@ def draw_comparison(
     for (x, top), one in zip(cells[1:], maps, strict=True):
         below = top + TITLE_ROW + grid.tall + MARGIN // 2
         _bar(page, draw, one, painter, (x, below, x + grid.width))
-    _outlined(draw, painter, (MARGIN, page.height - foot), wide - MARGIN)
+    y = page.height - foot - MARGIN / 2
+    for words, colour in notes:
+        draw_text(draw, (MARGIN, y), words, LEGEND, room=room, colour=colour)
+        y += LINE
+    _outlined(draw, painter, (MARGIN, y), wide - MARGIN)
     return _save(page, path)
 
 
@@ -109,8 +114,7 @@ def _best_grid(boxes: Sequence[Box], maps: Sequence[TileMap], painter: Painter, 
         width = (room[0] - (columns - 1) * MARGIN) // columns
         if grids and width < widest:
             break
-        below = [[place for place, _ in _legend_lines(one, painter, width)] for one in maps]
-        lines = max((len(places) - places.count("low") - places.count("0") for places in below), default=0)
+        lines = max((1 + (_ends(one, painter, width)[0][0] == "low line") for one in maps), default=0)
         around = TITLE_ROW + MARGIN // 2 + round(1.3 * LEGEND) + LINE * lines
         panels = _arrange(boxes, width, max((room[1] - rows * MARGIN) // rows - around, LOWEST))
         tall = max(top + pixels[1] for _, top, pixels in panels)
@@ -227,21 +231,32 @@ def _bar(
     page.paste(Image.fromarray(colour_bar(one, right - left, LEGEND)), (left, top))
     draw.rectangle((left, top, right, top + LEGEND), outline=SOFT)
     y = top + 1.3 * LEGEND
-    for place, words in _legend_lines(one, painter, right - left):
-        colour = SOFT if place == "note" else INK
+    for place, words in _ends(one, painter, right - left):
         x, anchor = (right, "ra") if place == "high" else ((left + right) / 2, "ma") if place == "0" else (left, "la")
-        draw_text(draw, (x, y), words, LEGEND, room=right - left, colour=colour, anchor=anchor)
-        y += 0 if place in ("low", "0") else LINE
+        draw_text(draw, (x, y), words, LEGEND, room=right - left, anchor=anchor)
+        y += LINE if place == "low line" else 0
 
 
-def _legend_lines(one: TileMap, painter: Painter, width: int) -> list[tuple[str, str]]:
-    """Return the texts below a colour bar with their places: the ends share a line if there is room."""
+def _ends(one: TileMap, painter: Painter, width: int) -> list[tuple[str, str]]:
+    """Return the texts of the ends of a colour bar with their places: they share a line if there is room."""
     low, high = (f"{end} {value}" for end, value in zip(one.ends, colour_limits(one, painter.scale), strict=True))
     together = max(text_width(words, LEGEND) for words in (low, high)) <= 0.46 * width
     zero = [("0", "0")] if one.signed and together else []
-    told = [("note", f"{one.meaning}. Colours: {one.scaling(painter.scale)}"), ("caution", one.why_uniform)]
-    notes = [(place, line) for place, words in told for line in wrap_text(words, LEGEND, width)]
-    return [("low" if together else "low line", low), *zero, ("high", high), *notes]
+    return [("low" if together else "low line", low), *zero, ("high", high)]
+
+
+def _notes(maps: Sequence[TileMap], painter: Painter, room: int) -> list[tuple[str, tuple[int, int, int]]]:
+    """Return the lines at the foot of the page, with their colours: what values and colours are, once for all maps of which
+    the same is true, and the cautions.
+    """
+    titles: dict[str, list[str]] = {}
+    for one in maps:
+        total = one.words.total(one.name)  # names the class of evidence
+        meaning = one.meaning.replace(total, one.words.total("the class"))
+        titles.setdefault(f"{meaning}. Colours: {one.scaling(painter.scale)}", []).append(one.title)
+    notes = [(f"{', '.join(of)}: {told}", SOFT) for told, of in titles.items()]
+    notes += [(one.why_uniform, INK) for one in maps if one.why_uniform]
+    return [(line, colour) for words, colour in notes for line in wrap_text(words, LEGEND, room)]
 
 
 def _outlined(draw: ImageDraw.ImageDraw, painter: Painter, at: tuple[float, float], right: float) -> None:
