@@ -102,6 +102,22 @@ def test_two_runs_fit_the_screen(opened, serve, app_of_both, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_panes_stay_together_when_their_size_changes(opened, serve, app_of_both):
+    """The window is resized, and the legend of one pane grows: both panes still show the same place, equally large."""
+    page = opened(f"{serve(app_of_both)}/#slide=s1", viewport={"width": 1440, "height": 900})
+    bars = page.locator(".scale-bar")
+    for width, height in ((1440, 640), (1100, 900)):
+        before = bars.first.get_attribute("style")
+        page.set_viewport_size({"width": width, "height": height})
+        expect(bars.first).not_to_have_attribute("style", before)
+        drawn(page)
+        assert bars.last.get_attribute("style") == bars.first.get_attribute("style")
+    page.get_by_role("button", name="Remove the top 10 % of evidence").click()
+    expect(page.locator(".of.gone").first).to_be_visible()
+    drawn(page)
+    assert bars.last.get_attribute("style") == bars.first.get_attribute("style")
+
+
 def test_page_shows_two_runs_side_by_side(opened, serve, app_of_both, both):
     """Answers, maps and words of both, linked views, a what-if by the first, and slides that only one has."""
     first, second = both

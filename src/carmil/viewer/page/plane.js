@@ -177,11 +177,9 @@ export class Plane {
     for (const event of ["update-viewport", "open", "resize", "animation"]) viewer.addHandler(event, () => this.draw());
     viewer.addHandler("pan", ({ immediately }) => this.keepTissue(immediately));
     viewer.addHandler("open", () => on.open?.(this));
-    viewer.addHandler("animation", () => {
-      this.keepTissue();
-      on.move?.(this);
-    });
+    viewer.addHandler("animation", () => this.keepTissue());
     viewer.addHandler("animation-finish", () => on.rest?.(this));
+    viewer.addHandler("viewport-change", () => on.move?.(this)); // also when the stage has another size
     viewer.addHandler("tile-load-failed", ({ maxReached }) => maxReached && on.torn?.());
     viewer.addHandler("canvas-click", event => {
       if (!event.quick) return;

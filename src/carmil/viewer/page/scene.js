@@ -103,9 +103,8 @@ export class Scene {
       },
       marks: several => this.on.marks(several),
       move: plane => {
-        if (plane !== this.leader) return;
-        if (!apart) this.stages.forEach(other => other !== plane && !other.apart && other.follow?.(plane));
-        this.on.magnified(plane.magnification);
+        this.lineUp();
+        if (plane === this.leader) this.on.magnified(plane.magnification);
       },
       rest: plane => {
         if (plane === this.leader && !apart) this.on.view(isWhole(plane) ? null : plane.view);
@@ -140,6 +139,12 @@ export class Scene {
       });
     }
     this.redraw();
+  }
+
+  // The other pane looks at the same place as the one that moves both.
+  lineUp() {
+    const { leader } = this;
+    if (leader && !leader.apart) this.stages.forEach(other => other !== leader && !other.apart && other.follow?.(leader));
   }
 
   set({ look, sets, regions }) {
