@@ -324,6 +324,11 @@ def test_region_is_drawn_named_removed_kept_undone_and_compared(page, made_up):
         for name, one in (("tumour bed", without), (f"all but {len(labelled)} tiles", only))
     ]  # fmt: skip
     until_equal(page, lambda: removals_compared(page), expected)
+    assert broken_words(page, ".trials td") == []
+    for table in (".moves", ".trials"):  # no column leaves the card
+        assert page.evaluate(
+            f"(at => at.scrollWidth <= at.parentElement.clientWidth)(document.querySelector('{table}'))"
+        )
     page.get_by_role("button", name="Undo").click()
     assert_shows(page, without["before"], without["after"], CLASSES)
     page.get_by_role("button", name="Redo").click()
