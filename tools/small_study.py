@@ -1,6 +1,8 @@
-"""A small study of nine slides on a CPU, for the fuzzer and for the tests of the viewer."""
+"""Small runs on a CPU, for the fuzzer and for tests: of a given table of labels, and of nine slides with two classes."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,16 @@ from carmil.studies.train import run_study
 
 SLIDES, WIDTH, TILE = 9, 6, 64  # features per tile, pixels of a tile's side
 MODEL = {"hidden": 8, "attention": 4}
+
+
+def train_small_run(folder: Path, rows: Sequence[str], **settings: Any) -> Path:
+    """Write the rows of labels.csv, train a small CAR-ABMIL on the bags of folder/features, and return the folder of the run."""
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    run = folder / "run"
+    files = {"bags": folder / "features", "labels": folder / "labels.csv", "out": run}
+    of_model = {"model": "car/abmil", "options": MODEL, "device": "cpu"}
+    run_study(Settings(**files, **of_model, **settings), log=lambda line: None)
+    return run
 
 
 def train_small_study(folder: Path, *, tiles: int) -> None:
@@ -29,19 +41,4 @@ def train_small_study(folder: Path, *, tiles: int) -> None:
         bag = Bag(f"s{s}", features, **position, encoder="made", geometry=TileGeometry(TILE, 0.5))
         write_bag(bag, folder / "features", "trident")
         rows.append(f"s{s},P{s},{'ab'[s % 2]}")
-    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
-    run_study(
-        Settings(
-            bags=folder / "features",
-            labels=folder / "labels.csv",
-            out=folder / "run",
-            model="car/abmil",
-            options=MODEL,
-            folds=3,
-            seeds=2,
-            epochs=4,
-            lr=5e-3,
-            device="cpu",
-            dtype="float32",
-        )
-    )
+    train_small_run(folder, rows, folds=3, seeds=2, epochs=4, lr=5e-3, dtype="float32")

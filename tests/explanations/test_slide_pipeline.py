@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from tests.dicom_files import write_series
+from tools.small_study import train_small_run
 
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.store import open_store
@@ -36,18 +37,7 @@ def cohort(tmp_path_factory, make_cohort_slide, small_weights):
     encoder = load_encoder(ENCODER, weights=small_weights)
     encode_slides(tiles, folder / "features", encoder, device="cpu", say=lambda line: None)
     lines = [f"{name},{name},{colour}" for name, colour in labels.items()]
-    (folder / "labels.csv").write_text("\n".join(["slide_id,case_id,label", *lines, ""]))
-    settings = Settings(
-        bags=folder / "features",
-        labels=folder / "labels.csv",
-        out=folder / "run",
-        model="car/abmil",
-        options={"hidden": 8, "attention": 4},
-        folds=2,
-        epochs=3,
-        device="cpu",
-    )
-    run_study(settings, log=lambda line: None)
+    train_small_run(folder, ["slide_id,case_id,label", *lines], folds=2, epochs=3)
     return folder
 
 

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from tools.small_study import train_small_run
 
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.runs.run import read_run
-from carmil.runs.settings import Settings
-from carmil.studies.train import run_study
 
 ENCODER, WIDTH = "timm/resnet10t", 512
 OPTIONS = {"survival": {"target": "months", "event": "recurrence"}, "value": {"target": "age"}}
@@ -25,20 +24,7 @@ def trained(request, tmp_path_factory):
         features = np.abs(rng.normal(size=(10, WIDTH))).astype(np.float32) * (1 + s % 4)
         write_bag(Bag(f"s{s}", features, encoder=None), folder / "features", "trident")
         rows.append(f"s{s},P{s},{30 - 5 * (s % 4) + s / 10},{int(s % 3 > 0)},{50 + 5 * (s % 4) + s / 10}")
-    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
-    settings = Settings(
-        bags=folder / "features",
-        labels=folder / "labels.csv",
-        out=folder / "run",
-        **OPTIONS[request.param],
-        model="car/abmil",
-        options={"hidden": 8, "attention": 4},
-        folds=2,
-        epochs=3,
-        device="cpu",
-    )
-    run_study(settings, log=lambda line: None)
-    return request.param, folder / "run"
+    return request.param, train_small_run(folder, rows, **OPTIONS[request.param], folds=2, epochs=3)
 
 
 def test_slides_run_writes_answers_and_maps_in_the_words_of_the_target(

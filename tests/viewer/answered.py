@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
+from tools.small_study import train_small_run
 
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
 from carmil.explanations.slide_pipeline import answer_slides
-from carmil.runs.settings import Settings
 from carmil.slides.encoders import Encoder, load_encoder
-from carmil.studies.train import run_study
 
 from ..conftest import draw_tissue, write_slide
 
@@ -49,18 +48,7 @@ def train_tiny_study(folder: Path) -> TinyStudy:
         bag = Bag(f"s{s}", features, encoder=encoder.name, pooling=encoder.pooling, geometry=TileGeometry(256, 0.5))
         write_bag(bag, folder / "features", "safetensors")
         lines.append(f"s{s},P{s},{'calm' if s % 2 else 'crowded'}")
-    (folder / "labels.csv").write_text("\n".join([*lines, ""]))
-    settings = Settings(
-        bags=folder / "features",
-        labels=folder / "labels.csv",
-        out=study.run,
-        model="car/abmil",
-        options={"hidden": 8, "attention": 4},
-        folds=2,
-        epochs=2,
-        device="cpu",
-    )
-    run_study(settings, log=lambda line: None)
+    train_small_run(folder, lines, folds=2, epochs=2)
     return study
 
 

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+from tools.small_study import train_small_run
 
 from carmil.bags.geometry import TileGeometry
 from carmil.bags.sources import Bag
 from carmil.bags.writers import write_bag
-from carmil.runs.settings import Settings
-from carmil.studies.train import run_study
 
 SLIDES, TILES, WIDTH, TILE = 18, 20, 5, 64
 OPTIONS = {
@@ -33,20 +32,5 @@ def train_study(kind: str, folder: Path) -> Path:
         months, age = 40 - 6 * (s % 6) + s / 10, 50 + 4 * (s % 6) + s / 10
         her2 = "" if s % 7 == 0 else s % 2
         rows.append(f"s{s},P{s},{months},{int(s % 4 > 0)},{age},{1 + s % 6 // 2},{int(s % 6 > 2)},{her2}")
-    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
-    settings = Settings(
-        bags=folder / "features",
-        labels=folder / "labels.csv",
-        out=folder / "run",
-        **OPTIONS[kind],
-        model="car/abmil",
-        options={"hidden": 8, "attention": 4},
-        folds=2,
-        seeds=2,
-        epochs=8,
-        lr=1e-2,
-        device="cpu",
-        dtype="float32",
-    )
-    run_study(settings, log=lambda line: None)
-    return folder / "run"
+    lasting = {"folds": 2, "seeds": 2, "epochs": 8, "lr": 1e-2, "dtype": "float32"}
+    return train_small_run(folder, rows, **OPTIONS[kind], **lasting)
