@@ -109,6 +109,7 @@ def test_contradictory_words_exit_with_one_line(run_cli, study, slide, study_fol
         ([slide], "to show a slide, give the run that answers with --model"),
         ([slide, study.run, "--model", study.run], "cannot be shown together: use one command for each"),
         ([slide, "--model", study.run, "--slides", study.folder], "--slides is for runs"),
+        (["missing.svs", "--model", study.run], "missing.svs does not exist: expected a run, answers or a slide"),
         ([study.run, "--encoder", ENCODER], "--encoder is for slides"),
         ([study.run, "--out", study.folder], "--out is for slides"),
     ):

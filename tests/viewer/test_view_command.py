@@ -121,7 +121,7 @@ def test_view_opens_the_folder_of_a_demo(viewing, demo_folder):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["nowhere"], "nowhere is not a run"),
+        (["nowhere"], "nowhere does not exist"),
         (["RUN", "--slides", "nowhere"], "--slides nowhere is not a folder"),
         (["RUN", "--token", "short"], "--token: expected 16 to 128"),
         (["RUN", "--host", "no.such.host.invalid"], "is not an address of this machine"),

@@ -214,6 +214,9 @@ def _slides_among(paths: Sequence[Path], model: Path | None) -> list[Path]:
     need_viewer()
     from carmil.viewer.opening import is_viewable
 
+    for path in paths:
+        if not path.exists():
+            raise CarmilError(f"{path} does not exist: expected a run, answers or a slide")
     new = [path for path in paths if path.is_file() or (model is not None and path.is_dir() and not is_viewable(path))]
     if new and len(new) < len(paths):
         other = next(path for path in paths if path not in new)
