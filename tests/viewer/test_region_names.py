@@ -49,6 +49,16 @@ def test_removal_takes_the_name_under_which_its_region_is_saved(page):
     assert "Without stroma (" in words_of_picture(page)
 
 
+def test_removal_of_tiles_without_a_region_names_their_number_once(page):
+    for corners in (CORNERS, [(4, 132), (320, 132), (320, 256), (4, 256)]):
+        lasso(page, corners, size=SIZE)
+    count = page.get_by_role("button", name="Remove", exact=False).filter(has_text="tiles").first.inner_text().split()[1]
+    page.keyboard.press("x")
+    page.wait_for_selector(".moves")
+    words = words_of_picture(page)
+    assert f"Without {count} tiles (" in words and f"({count} tiles" not in words
+
+
 def test_region_that_is_kept_is_named_in_the_picture(page):
     lasso(page, CORNERS, size=SIZE)
     save_as(page, "tumour bed")

@@ -275,7 +275,8 @@ export class WhatIf {
   // The removal that is shown, in one sentence.
   get inWords() {
     const { name, only, set, before, after, answer_before, answer_after } = this.now,
-      share = `${many(set.size, this.one)}, ${percent(set.size / this.info.instances)}`,
+      count = many(set.size, this.one),
+      share = `${name === count ? "" : `${count}, `}${percent(set.size / this.info.instances)}`,
       rows = this.target.rows,
       i = Math.max(0, rows.findIndex(({ output }) => output === this.class)),
       of = rows[i].name;
