@@ -44,7 +44,7 @@ PERCENT = {"share": True, "signed": False, "decimals": 2, "low": 0.0, "high": 1.
 TARGET = {
     "outputs": [
         {
-            "name": name, "caption": name, "positive": f"supports “{name}”", "negative": f"refutes “{name}”",
+            "name": name, "positive": f"supports “{name}”", "negative": f"refutes “{name}”",
             "most_positive": f"Most supporting “{name}”", "most_negative": f"Most refuting “{name}”", "sides": "For and against",
             "top": f"that support “{name}” most", "curve": f"Probability of “{name}”",
         }

@@ -57,7 +57,7 @@ def test_page_shows_a_risk_and_what_raises_and_lowers_it(opened, serve, run_of_k
 
     legend = page.locator("figcaption").inner_text()
     assert "lowers the risk" in legend and "raises the risk" in legend
-    assert "Evidence: contribution to the log hazard" in legend
+    assert "Evidence: risk" in legend and legend.count("contribution to the log hazard") == 1
     for title in ("What raises and what lowers the risk", "Raises the risk most", "Lowers the risk most"):
         assert page.get_by_role("heading", name=title).is_visible()
 
@@ -83,14 +83,23 @@ def test_page_shows_a_risk_and_what_raises_and_lowers_it(opened, serve, run_of_k
         assert text not in page.locator("main").inner_text()
 
 
-@pytest.mark.parametrize("kind", ["value", "ordinal", "labels"])
-def test_page_shows_every_other_kind_of_target(opened, serve, run_of_kind, kind):
+@pytest.mark.parametrize(
+    ("kind", "name", "unit"),
+    [
+        ("value", "age", "the age in standard deviations"),
+        ("ordinal", "grade", "the logit of a higher grade"),
+        ("labels", "node", "the logit of node"),
+    ],
+)
+def test_page_shows_every_other_kind_of_target(opened, serve, run_of_kind, kind, name, unit):
     responses, app = viewer_of(run_of_kind(kind))
     target = target_of(responses)
     page = opened(f"{serve(app)}/#slide={responses.run.cases[3].slide}")
     assert page.get_by_label("errors only").is_visible() == (kind == "ordinal")
     assert page.locator("#class").is_visible() == (kind == "labels")
     assert page.locator("[role=columnheader].answer").count() == int(kind != "value")
+    legend = page.locator("figcaption").inner_text()
+    assert f"Evidence: {name}" in legend and legend.count(f"contribution to {unit}") == 1
     rows = page.locator(".chances tbody th").all_inner_texts()
     assert [row.replace("\n", " ") for row in rows] == [row["name"] for row in target["rows"]]
     page.get_by_role("button", name="Remove the top 10 % of evidence").click()

@@ -35,7 +35,6 @@ UNITS = {
     "survival": "contribution to the log hazard",
     "value": "contribution to the age in standard deviations",
     "ordinal": "contribution to the logit of a higher grade",
-    "labels": "node",
 }
 LABELS = {"survival": "recurrence at 34.1 months", "value": "54.1", "ordinal": "1", "labels": "node 0, her2 1"}  # of s1
 
@@ -88,7 +87,6 @@ def test_list_has_the_numbers_of_the_run_and_the_words_of_the_target(ask, run, k
     assert [row["name"] for row in target["rows"]] == ROWS[kind]
     assert [one["name"] for one in target["outputs"]] == list(run.outputs)
     assert (target["outputs"][0]["positive"], target["outputs"][0]["negative"]) == SIDES[kind]
-    assert target["outputs"][0]["caption"] == UNITS[kind]
     assert target["judged"] == (kind == "ordinal") and target["answers"] == (kind != "value")
     columns, others = run.target.prediction_columns(), run.target.prediction_columns("cf")
     for case in response["cases"]:

@@ -42,12 +42,10 @@ class AnswerRow:
 class OutputWords:
     """An output, what positive and negative evidence does to it, headings for the tiles with the most, and its curve.
 
-    caption: of a map of its evidence. top: the tiles with the highest evidence, as in "the 10 % of the tiles that raise the
-    risk most".
+    top: the tiles with the highest evidence, as in "the 10 % of the tiles that raise the risk most".
     """
 
     name: str
-    caption: str
     positive: str
     negative: str
     most_positive: str
@@ -134,7 +132,6 @@ def _output(words: EvidenceWords, quantity: Quantity, name: str) -> OutputWords:
     if words.of_answers:
         return OutputWords(
             name,
-            caption=name,
             positive=f"supports “{name}”",
             negative=f"refutes “{name}”",
             most_positive=f"Most supporting “{name}”",
@@ -146,7 +143,6 @@ def _output(words: EvidenceWords, quantity: Quantity, name: str) -> OutputWords:
     unit = f" ({quantity.unit})" if quantity.unit else ""
     return OutputWords(
         name,
-        caption=words.title(name),
         positive=f"raises the {name}",
         negative=f"lowers the {name}",
         most_positive=f"Raises the {name} most",

@@ -462,7 +462,7 @@ function legend({ name, title, output, ofClass, painted, outlines, run }) {
       children: [
         element("span", {
           children: [
-            element("strong", { text: capital(ofClass ? `${title}: ${output.caption}` : title) }),
+            element("strong", { text: capital(ofClass ? `${title}: ${output.name}` : title) }),
             painted.unit && !painted.of.includes(painted.unit) ? element("span", { class: "soft unit", text: ` (${painted.unit})` }) : null,
             element("span", { class: "soft of", text: ` ${capital(meaning)}.${contourText(outlines)}` }),
           ],
