@@ -52,7 +52,8 @@ def test_removal_takes_the_name_under_which_its_region_is_saved(page):
 def test_removal_of_tiles_without_a_region_names_their_number_once(page):
     for corners in (CORNERS, [(4, 132), (320, 132), (320, 256), (4, 256)]):
         lasso(page, corners, size=SIZE)
-    count = page.get_by_role("button", name="Remove", exact=False).filter(has_text="tiles").first.inner_text().split()[1]
+    remove = page.get_by_role("button", name="Remove", exact=False).filter(has_text="tiles").first
+    count = remove.inner_text().split()[1]
     page.keyboard.press("x")
     page.wait_for_selector(".moves")
     words = words_of_picture(page)
