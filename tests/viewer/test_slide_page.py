@@ -1,6 +1,7 @@
 """The slide on the page in a real browser: its share of the window, its map, magnification, overview and limits."""
 
 import re
+from threading import Event
 from unittest.mock import ANY
 
 import numpy as np
@@ -107,6 +108,20 @@ def test_presets_are_disabled_with_a_reason_where_the_pixel_size_is_unknown(open
         expect(button).to_be_disabled()
         expect(button).to_have_attribute("title", re.compile("give it with --mpp"))
     expect(page.locator(".scale-bar")).to_be_hidden()
+
+
+def test_slide_that_is_not_read_yet_says_so(opened, made_up):
+    page = opened(f"{made_up}/{link(SLIDE)}")
+    reading, held, is_read = page.locator(".reading"), [], Event()
+    expect(reading).to_have_count(0)
+    page.route("**/zoom/**", lambda route: route.continue_() if is_read.is_set() else held.append(route))
+    page.reload()
+    expect(reading).to_have_text("Reading the slide …")
+    until(page, lambda: held)
+    is_read.set()
+    for route in held:
+        route.continue_()
+    expect(reading).to_have_count(0)
 
 
 def test_overview_shows_the_view_and_moves_it(opened, made_up):

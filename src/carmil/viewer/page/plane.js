@@ -169,6 +169,7 @@ export class Plane {
         : { width, height, tileSize: 512, minLevel: 0, getTileUrl: () => "", tileExists: () => false },
     });
     stage.append(this.canvas, this.scaleBar);
+    if (picture) this.tellReading();
     this.overview.append(this.overviewMap);
     const { viewer } = this,
       focus = viewer.canvas;
@@ -195,6 +196,13 @@ export class Plane {
     stage.addEventListener("pointerleave", () => on.hover?.(-1));
     this.resizing = new ResizeObserver(() => this.draw());
     this.resizing.observe(stage);
+  }
+
+  // Without a word, tissue that is not read yet looks like a slide without tissue.
+  tellReading() {
+    const reading = element("p", { class: "reading", role: "status", text: "Reading the slide …" });
+    this.stage.append(reading);
+    for (const event of ["tile-loaded", "tile-load-failed"]) this.viewer.addHandler(event, () => reading.remove());
   }
 
   get ready() {
