@@ -100,6 +100,12 @@ def test_two_runs_fit_the_screen(opened, serve, app_of_both, width):
     first, second = (page.locator(".stage").nth(i).bounding_box() for i in range(2))
     assert (first["y"] == second["y"]) == (width > 390) and first["width"] == second["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#cohort").evaluate("column => { column.hidden = false; }")
+    label, answer, other = (
+        page.locator(f".rows .row .{name}").first.bounding_box() for name in ("label", "answer", "counter")
+    )
+    assert label["width"] > answer["width"] + 20  # a short number leaves its space to the label
+    assert answer["width"] == pytest.approx(other["width"], abs=12)
 
 
 def test_panes_stay_together_when_their_size_changes(opened, serve, app_of_both):
