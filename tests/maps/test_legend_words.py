@@ -10,9 +10,7 @@ from carmil.maps.painting import Painter
 from carmil.maps.tile_maps import TileMap, tile_maps
 from carmil.targets.target import EvidenceWords
 
-CAUTION = (
-    "attention is nearly uniform: on this slide it is spread over 100 % of the instances, so its maps point nowhere"
-)
+CAUTION = "attention is nearly uniform: on this slide it is spread over 100 % of the instances, so maps of attention point nowhere"
 
 
 @pytest.fixture

@@ -29,9 +29,7 @@ BROKEN = 17  # this case cannot be read
 TINY = 20  # this case's evidence is negligible
 FAINT, FILL = 24, 0.25  # this case's evidence fills a quarter of the colours
 UNIFORM = 28  # this case's attention is nearly uniform
-CAUTION = (
-    "attention is nearly uniform: on this slide it is spread over 98 % of the instances, so its maps point nowhere"
-)
+CAUTION = "attention is nearly uniform: on this slide it is spread over 98 % of the instances, so maps of attention point nowhere"
 WHY_FAINT = "all tiles together change no answer"
 NEGLIGIBLE = "all tiles together change no logit"
 MAPS = [

@@ -31,7 +31,7 @@ def test_slide_with_nearly_uniform_attention_says_so_in_answer_and_legend(run, n
     n = run.size(number_of["s3"])
     weights = torch.linspace(0.9, 1.1, n).softmax(0)
     share = float(effective_share(weights.unsqueeze(1), Offsets(torch.tensor([0, n]))))
-    caution = uniform_caution(share, "attention", where="on this slide", maps="its maps")
+    caution = uniform_caution(share, "attention", where="on this slide", maps="maps of attention")
     assert share > NEARLY_ALL and caution.startswith("attention is nearly uniform: on this slide it is spread over")
     responses, number = with_attention(weights)
     assert responses.maps.attention_caution(number, 0) == caution

@@ -91,7 +91,7 @@ class TileMap:
         shares = (known / known.sum()).unsqueeze(1)  # some tiles may have no value
         share = float(effective_share(shares, Offsets(torch.tensor([0, len(known)]))))
         attention = "counterfactual attention" if self.kind == COUNTERFACTUAL else "attention"
-        return uniform_caution(share, attention, where="on this slide", maps="its maps")
+        return uniform_caution(share, attention, where="on this slide", maps=f"maps of {attention}")
 
     @property
     def negligible(self) -> bool:
