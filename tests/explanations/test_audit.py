@@ -305,6 +305,7 @@ def test_table_text_and_tiles_show_the_maps(trained):
     assert lines[0].startswith("Attending: probability of the label, over correctly answered slides")
     assert re.match(r"map +verdict +deletion area", lines[1]) and lines[3].startswith("single")
     assert found.table.lines[0][0] == "single"
+    assert {"SRG ↑", "MSK ↓", "AUKC ↑"} < set(found.table.heads)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ PART = 2**14  # instances that are probed at once
 SHOWN = {
     "deletion_area": "deletion area ↓",
     "insertion_area": "insertion area ↑",
+    "srg": "SRG ↑",
+    "msk": "MSK ↓",
+    "aukc": "AUKC ↑",
     "aopc_over_random": "AOPC over random ↑",
     "randomisation": "likeness to shuffled weights ↓",
     "aopc_gain": "AOPC gained ↑",
