@@ -60,7 +60,7 @@ def test_tiles_without_a_value_do_not_count():
     assert "spread over 100 % of the instances" in TileMap("counterfactual", values, "counterfactual").why_uniform
 
 
-def test_legend_tells_what_a_value_is(painted, texts, tmp_path):
+def test_legend_explains_the_values_of_a_map(painted, texts, tmp_path):
     maps = painted({"DCIS": np.linspace(-3, 1, 18), "factual": np.full(18, 1 / 18)})
     write_pngs(maps, [tmp_path / "a.png", tmp_path / "b.png"], longest=1200)
     assert "contribution to the logit of DCIS: blue supports, orange refutes, 0 neither" in texts

@@ -87,7 +87,7 @@ def test_sixteen_bits_become_eight_by_the_stated_range(tmp_path, bits, stated):
         np.testing.assert_array_equal(slide.read(0, 0, 400, 300, (400, 300)), picture)
 
 
-def test_sixteen_bits_of_an_unstated_smaller_range_are_refused(tmp_path):
+def test_sixteen_bit_pictures_with_an_unstated_smaller_range_are_refused(tmp_path):
     deep = noise().astype(np.uint16) * 16  # 12 bits
     with pytest.raises(CarmilError, match=r"its brightest pixel uses 6.3% \(of 0 to 65,535\): state the range"):
         open_slide(write_ome(tmp_path / "a.ome.tif", deep.transpose(2, 0, 1)))

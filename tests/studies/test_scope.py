@@ -47,7 +47,7 @@ def test_every_model_has_the_scope_of_its_own_training_slides(run):
         assert np.array_equal(scopes[row].centre, features[model.fold])
 
 
-def test_new_slides_outside_the_cohort_are_named_with_their_distance(run, files, tmp_path):
+def test_new_slides_unlike_the_training_cohort_are_listed_with_their_distance(run, files, tmp_path):
     for name, shift in (("near", 0), ("far", 5)):
         (tmp_path / "new").mkdir(exist_ok=True)
         np.save(tmp_path / "new" / f"{name}.npy", np.load(files.features / "004-0.npy") + shift)

@@ -70,7 +70,9 @@ def _parse_digits(
     lambda_: Annotated[
         str, typer.Option("--lambda", help="Weights of the distance; every combination.  [default: the branch's own]")
     ] = "",
-    distance: Annotated[Distance, typer.Option(help="Distance of factual and counterfactual scores (CAR).")] = "l1",
+    distance: Annotated[
+        Distance, typer.Option(help="Distance between factual and counterfactual scores (CAR).")
+    ] = "l1",
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> "tuple[DigitOptions]":

@@ -64,7 +64,7 @@ class Explainer:
         return self.needs in model.abilities and not (self.needs_classes and not predicts_classes(model))
 
     def describe(self, target: Target, output: str = "") -> str:
-        """Return what a value of the map is, in words of the target: for one output, or for each."""
+        """Return the meaning of the map's values, in words of the target: for one output, or for each."""
         word, unit = target.output_word, target.words.unit
         of_each = {"logit": f"the {word} logit", "prediction": f"the {word} probability"}
         if output:
@@ -83,7 +83,7 @@ class Explainer:
 
     @property
     def description(self) -> str:
-        """Return what a value of the map is, for classes."""
+        """Return the meaning of the map's values if the target is classes."""
         return self.describe(Classes())
 
 

@@ -90,7 +90,10 @@ def decision_of_folds(run: Run, folds: Sequence[int]) -> Decision:
 
 
 def decide_cases(run: Run, frame: pd.DataFrame, prefix: str = "p") -> Cases:
-    """Return the answers to the rows of a table with the columns `fold` and PREFIX_CLASS, each by the rule of its fold or folds."""
+    """Apply to each row of a table the decision rule of its fold or folds, and return the cases with their answers.
+
+    frame: one case per row, with the columns `fold` and PREFIX_CLASS for each class, such as p_tumour.
+    """
     p = frame[run.target.prediction_columns(prefix)].to_numpy(dtype=np.float64)
     folds = frame["fold"].astype(str).to_numpy()
     rules = {fold: decision_of_folds(run, [int(part) for part in fold.split(FOLDS)]) for fold in dict.fromkeys(folds)}

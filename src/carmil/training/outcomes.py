@@ -1,4 +1,4 @@
-"""What the links of a population fit on each model's own training bags. r models, b bags, k outputs."""
+"""Fit the links of a population to the training bags of each model. r models, b bags, k outputs."""
 
 from collections.abc import Iterator
 
