@@ -97,7 +97,7 @@ def test_given_mpp_overrides_the_file_and_is_reported(tmp_path, make_slide):
 @pytest.mark.parametrize(
     ("resolution", "words"),
     [
-        (None, "does not record its micrometres per pixel: give it with --mpp"),
+        (None, "does not record its micrometres per pixel: give it with --mpp, or slide by slide with --slides-table"),
         ((72, 72, "INCH"), "352.8 x 352.8 um/px (its TIFF resolution), which is impossible"),
         ((20000, 19000, "CENTIMETER"), "x and y differ by more than 2%"),
         ((20000, 20000, "NONE"), "does not record its micrometres per pixel"),
