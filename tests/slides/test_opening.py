@@ -97,7 +97,7 @@ def test_given_mpp_overrides_the_file_and_is_reported(tmp_path, make_slide):
 @pytest.mark.parametrize(
     ("resolution", "words"),
     [
-        (None, "does not record its micrometres per pixel: give it with --mpp, or slide by slide with --slides-table"),
+        (None, "does not record its micrometres per pixel: give it with --mpp"),
         ((72, 72, "INCH"), "352.8 x 352.8 um/px (its TIFF resolution), which is impossible"),
         ((20000, 19000, "CENTIMETER"), "x and y differ by more than 2%"),
         ((20000, 20000, "NONE"), "does not record its micrometres per pixel"),
@@ -107,6 +107,7 @@ def test_missing_or_implausible_mpp_raises_an_error(tmp_path, make_slide, resolu
     how = {} if resolution is None else {"resolution": resolution[:2], "resolutionunit": resolution[2]}
     path = make_slide(tmp_path / "a.tif", noise(64, 64), mpp=None, **how)
     assert words in opening_error(path)
+    assert opening_error(path).endswith("`slides tile`, `slides run` and `view` take --slides-table")
     with open_slide(path, mpp=0.5) as slide:
         assert slide.mpp == 0.5
     assert "expected 0.05 to 20" in opening_error(path, mpp=50)

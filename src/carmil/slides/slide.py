@@ -153,8 +153,8 @@ def choose_mpp(
     if recorded is None or problem is not None:
         hint = f" (its objective is {objective:g}x: {10 / objective:g} would be usual)" if objective else ""
         raise CarmilError(
-            f"{path} {problem}: give it with --mpp, or slide by slide with --slides-table, from the scanner's protocol "
-            f"(40x is often 0.25){hint}"
+            f"{path} {problem}: give it with --mpp, from the scanner's protocol (40x is often 0.25){hint}; "
+            "for slides of several scanners, `slides tile`, `slides run` and `view` take --slides-table"
         )
     return _mean(recorded), f"the file ({recorded.place})"
 
