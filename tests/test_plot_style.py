@@ -7,13 +7,13 @@ from carmil.plot_style import picture_text
 
 
 @pytest.mark.parametrize("words", ["S12-004", "Gewebe ä/ö?", "Ткань", "שקופית", "شريحة", ""])
-def test_text_of_common_scripts_is_drawn_as_it_is(words):
+def test_text_of_common_scripts_is_drawn_unchanged(words):
     shown, font = picture_text(words, 20)
     assert shown == words
     assert "DejaVu" in font.path
 
 
-def test_letters_of_no_font_become_their_numbers(monkeypatch):
+def test_letters_missing_from_all_fonts_are_replaced_by_their_code_points(monkeypatch):
     monkeypatch.setattr(plot_style, "_installed_fonts", lambda: ["/nowhere/none.ttf"])
     assert picture_text("胃_1", 20)[0] == "‹80C3›_1"
     assert picture_text("a\nb\u200b", 20)[0] == "a‹000A›b‹200B›"

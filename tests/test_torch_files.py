@@ -107,7 +107,7 @@ def test_tensors_are_read_as_torch_wrote_them(tmp_path, save):
     )
 
 
-def test_state_dicts_are_named_by_their_place_and_other_values_are_skipped(tmp_path, save):
+def test_state_dicts_are_named_by_their_path_in_the_file_and_other_values_are_skipped(tmp_path, save):
     layer = torch.nn.Linear(2, 1)
     optimizer = {"state": {0: {"momentum": torch.ones(2)}}, "groups": [{"lr": 0.1}]}
     content = {"epoch": 3, "path": tmp_path, "net": {"model": layer.state_dict(), "rate": 0.1}, "optimizer": optimizer}
@@ -154,7 +154,7 @@ def test_truncated_files_are_refused_in_one_line(tmp_path, save):
         assert str(refused.value).startswith(str(tmp_path / "cut.pt")) and "\n" not in str(refused.value)
 
 
-def test_tensor_that_reaches_beyond_its_values_or_repeats_them_is_refused(tmp_path):
+def test_tensor_that_extends_beyond_its_stored_values_or_repeats_them_is_refused(tmp_path):
     shape = b"K\x02K\x03\x86"  # (2, 3), once as the size
     for other in (b"K\x07K\x03\x86", b"K\x02M\xff\xff\x86", b"K\x02J\xff\xff\xff\xff\x86"):
         torch.save({"w": torch.arange(6.0).reshape(2, 3)}, tmp_path / "x.pt")
@@ -182,7 +182,7 @@ def zip_of(path: Path, program: bytes) -> Path:
         "no end": (b"\x80\x02}", "cannot be read"),
     }.values(),
 )
-def test_programs_that_would_never_end_are_refused(program, reason, tmp_path):
+def test_pickle_programs_that_would_not_terminate_are_refused(program, reason, tmp_path):
     with pytest.raises(CarmilError, match=reason):
         read_state_dicts(zip_of(tmp_path / "x.pt", program))
 

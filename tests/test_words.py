@@ -29,7 +29,7 @@ def test_plural_uses_the_singular_for_one_only():
     )
 
 
-def test_no_probability_is_written_as_certain():
+def test_no_probability_is_rounded_to_0_or_1():
     texts = {0.0: "< 0.1 %", 0.0004: "< 0.1 %", 0.0006: "0.1 %", 0.0625: "6.3 %", 0.5: "50.0 %", 0.9994: "99.9 %"}
     texts |= {0.9995: "> 99.9 %", 1.0: "> 99.9 %"}
     assert {p: probability_text(p) for p in texts} == texts

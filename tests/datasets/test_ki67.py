@@ -98,7 +98,7 @@ def test_cells_are_described_by_their_own_core_only(tmp_path):
         np.testing.assert_array_equal(bag.features[first : first + 45], expected.astype(np.float32))
 
 
-def test_cores_of_a_patient_lie_side_by_side_on_its_map(tmp_path):
+def test_cores_of_a_patient_lie_side_by_side_on_the_map_of_the_patient(tmp_path):
     bags = open_store(build_ki67(made_ki67(tmp_path / "data"), tmp_path / "out").bags).bags()
     _, places = made_cells(210)
     shift = np.repeat([[0, 0], [FARTHEST, 0]], 45, axis=0)

@@ -45,7 +45,7 @@ def test_store_keeps_one_label_per_instance(tmp_path):
     assert store.bags().instance_labels.tolist() == [1, 0, -1] and store.pictures() is None
 
 
-def test_store_is_identified_by_the_key_it_was_made_from(tmp_path):
+def test_store_is_identified_by_the_key_that_it_was_built_with(tmp_path):
     write_store(bags(), tmp_path / "store", truth_classes=CLASSES, key={"seed": 0, "sizes": (2, 1)})
     assert is_made_from(tmp_path / "store", {"seed": 0, "sizes": [2, 1]})
     assert not is_made_from(tmp_path / "store", {"seed": 1, "sizes": [2, 1]})

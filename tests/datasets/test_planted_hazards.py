@@ -48,7 +48,7 @@ def c_index(table: pd.DataFrame) -> float:
     return concordance(table["time"], table["event"] == 1, table["log_hazard"])
 
 
-def test_all_nuclei_of_a_bag_are_of_its_donor(nuclei):
+def test_all_nuclei_of_a_bag_come_from_one_donor(nuclei):
     bags = draw_bags(nuclei, FAST, seed=0)
     assert all(set(nuclei.patients[bag.nuclei]) == {bag.donor} for bag in bags)
     assert set(Counter(bag.donor for bag in bags).values()) == {FAST.bags}
@@ -76,7 +76,7 @@ def test_shares_of_bags_do_not_depend_on_the_donor(nuclei):
     assert frame["raising"].std() > 0.25
 
 
-def test_truth_is_the_sign_of_the_kind(crc, tmp_path):
+def test_truth_is_the_sign_of_the_effect_of_the_kind_of_nucleus(crc, tmp_path):
     assert signed_truth(np.array(KINDS)).tolist() == [[1], [-1], [0], [0]]
     store = open_store(build_planted_hazards(crc, tmp_path, fast=True).bags)
     bags = store.bags()
@@ -104,13 +104,13 @@ def test_log_hazard_rises_with_one_share_and_falls_with_the_other():
 
 
 @pytest.mark.parametrize("censored", [0.0, 0.2, 0.5, 0.8])
-def test_share_censored_is_the_one_asked_for(censored):
+def test_share_of_censored_cases_equals_the_requested_share(censored):
     log_hazard = np.random.default_rng(0).normal(size=20_000)
     _, event = draw_times(log_hazard, censored, seed=0)
     assert 1 - event.mean() == pytest.approx(censored, abs=0.01)
 
 
-def test_times_are_whole_months_with_ties_and_the_median_of_the_hazard():
+def test_times_are_whole_months_with_ties_and_a_median_set_by_the_hazard():
     time, event = draw_times(np.zeros(20_000), 0.0, seed=0)
     assert time.min() == 1 and event.all()
     assert np.median(time) == pytest.approx(MEDIAN, abs=1)
@@ -151,7 +151,7 @@ def test_store_is_reused_and_built_again_if_crc_changes(tmp_path):
     assert float(open_store(cohort.bags).bags().features[:, 3].min()) == 2
 
 
-def test_share_censored_changes_neither_the_bags_nor_the_log_hazards(crc, tmp_path):
+def test_share_of_censored_cases_changes_neither_bags_nor_log_hazards(crc, tmp_path):
     half, fewer = (build_planted_hazards(crc, tmp_path, fast=True, censored=share) for share in (0.5, 0.2))
     assert half.bags == fewer.bags and half.labels != fewer.labels and half.folder != fewer.folder
     first, second = label_table(half), label_table(fewer)
@@ -161,7 +161,7 @@ def test_share_censored_changes_neither_the_bags_nor_the_log_hazards(crc, tmp_pa
     assert first["event"].sum() < second["event"].sum()
 
 
-def test_shuffling_keeps_pairs_of_time_and_event_and_breaks_their_relation_to_the_hazard(crc, tmp_path):
+def test_shuffling_preserves_pairs_of_time_and_event_but_not_their_relation_to_the_hazard(crc, tmp_path):
     planted, null = (build_planted_hazards(crc, tmp_path, fast=True, shuffled=value) for value in (False, True))
     assert null.bags == planted.bags and null.labels != planted.labels and null.folder != planted.folder
     first, second = label_table(planted), label_table(null)

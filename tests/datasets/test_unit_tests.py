@@ -22,7 +22,7 @@ def test_poison_is_in_negative_training_bags_and_in_positive_test_bags(name):
         assert poison == [int(label == int(tested)) for label in bags.labels.tolist()]
 
 
-def test_labels_follow_the_concepts_whatever_the_poison_says():
+def test_labels_depend_on_the_concepts_and_not_on_the_poison():
     for tested in (False, True):
         bags = draw_bags(UNIT_TESTS["multi-concept"], 60, tested=tested)
         for bag, label in zip(features_of(bags), bags.labels.tolist(), strict=True):
@@ -56,7 +56,7 @@ def test_sum_of_all_features_reaches_the_bound_of_shifted_mean_and_single_tiles_
     assert pytest.approx(0.95, abs=0.001) == BOUND
 
 
-def test_bags_depend_on_the_seed_alone_and_differ_between_training_and_test():
+def test_bags_depend_only_on_the_seed_and_differ_between_training_and_test():
     test = UNIT_TESTS["threshold"]
     one, again, other = draw_bags(test, 6), draw_bags(test, 6), draw_bags(test, 6, seed=1)
     assert one.features.equal(again.features)

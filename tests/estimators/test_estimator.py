@@ -312,7 +312,7 @@ def estimator_of(kind: str, **others):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_path_evidence_of_every_target_sums_to_the_output_minus_that_of_the_reference(kind):
+def test_path_evidence_of_every_target_sums_to_the_output_minus_the_output_of_the_reference(kind):
     estimator = estimator_of(kind, precision="float32", seeds=2).fit(BAGS, KINDS[kind][1])
     bags = carmil.Bags.from_list(BAGS[:6])
     members = [estimator.population_.member(row) for row in range(2)]
@@ -377,7 +377,7 @@ def test_preset_leaves_out_parameters_of_classifiers(made):
         made.from_preset("0.7")
 
 
-def test_classes_in_several_columns_raise_an_error():
+def test_class_labels_in_several_columns_raise_an_error():
     with pytest.raises(CarmilError, match=r"y has shape \(40, 2\): expected one class per bag"):
         classifier().fit(BAGS, np.zeros((40, 2), dtype=int))
 

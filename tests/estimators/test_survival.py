@@ -39,7 +39,7 @@ def test_survival_estimator_learns_planted_hazards(fitted):
     assert np.corrcoef(risk, SIGNAL[TESTED])[0, 1] > 0.9  # a larger risk is an earlier event
 
 
-def test_evidence_raises_the_risk_of_the_bags_with_early_events(fitted):
+def test_evidence_correlates_with_the_feature_that_raises_the_hazard(fitted):
     maps = fitted.explain(BAGS[TESTED])
     assert [part.shape for part in maps] == [(len(bag), 1) for bag in BAGS[TESTED]]
     pairs = np.concatenate(
@@ -78,7 +78,7 @@ def test_survival_functions_are_steps_from_one_and_agree_with_hazards_and_arrays
     assert np.allclose(cumulative[:, -1] / fitted.cum_baseline_hazard_(times[-1]), np.exp(risk))
 
 
-def test_predicted_survival_of_the_training_bags_is_near_kaplan_and_meiers(fitted):
+def test_predicted_survival_of_the_training_bags_is_close_to_the_kaplan_meier_curve(fitted):
     from carmil.statistics.hazards import kaplan_meier
 
     predicted = fitted.predict_survival_function(BAGS[TRAINED], return_array=True).mean(0)
@@ -117,7 +117,7 @@ def test_saved_estimator_with_an_invalid_value_raises_an_error_of_one_line(fitte
     assert words in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
-def test_fields_may_have_any_order_names_and_container():
+def test_y_may_have_its_fields_in_any_order_with_any_names_in_any_container():
     expected = estimator(epochs=2).fit(BAGS, Y).predict(BAGS)
     swapped = np.array(list(zip(TIME, EVENT, strict=True)), dtype=[("months", float), ("death", bool)])
     frame = pd.DataFrame({"months": TIME, "death": EVENT}, index=range(100, 190))

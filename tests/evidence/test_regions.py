@@ -29,7 +29,7 @@ def test_regions_have_about_the_same_size_and_numbers_from_0_in_every_bag(tiles)
         assert sizes.max() - sizes.min() <= 1
 
 
-def test_a_bag_without_coordinates_is_named():
+def test_bag_without_coordinates_raises_an_error_naming_it():
     with pytest.raises(CarmilError, match="1 bag of 1 without coordinates, such as '0'"):
         neighbouring_regions(Bags.from_list([torch.zeros(3, 2)]))
     nowhere = Bags.concatenate([placed(torch.rand(4, 2)), Bags.from_list([torch.zeros(3, 2)], ids=["b"])])

@@ -75,7 +75,7 @@ SUITED = [name for name in list_models() if not needs_classes(name)]
 @pytest.mark.parametrize("method", EXPLAINERS)
 @pytest.mark.parametrize("name", SUITED)
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"survival.discrete"}))  # its outputs are those of survival
-def test_every_explainer_answers_in_units_of_the_outputs(target, name, method):
+def test_every_explainer_gives_evidence_in_units_of_the_outputs(target, name, method):
     model = model_of(target, name)
     if method not in explainers_of(model):
         with pytest.raises(CarmilError, match=f"^'{method}' (needs a model that declares|compares classes)") as refused:
@@ -93,19 +93,19 @@ def test_every_explainer_answers_in_units_of_the_outputs(target, name, method):
 
 @pytest.mark.parametrize("name", sorted(set(list_models()) - set(SUITED)))
 @pytest.mark.parametrize("target", TARGETS)
-def test_models_that_need_classes_are_refused_by_name(target, name):
+def test_models_that_need_classes_raise_an_error_naming_them(target, name):
     with pytest.raises(CarmilError, match=f"'({name}|{name.rpartition('/')[2]})' predicts classes only") as refused:
         fresh(target, name)
     assert "\n" not in str(refused.value)
 
 
-def test_most_models_and_all_branches_but_the_targeted_one_suit_every_target():
+def test_most_models_and_all_branches_except_the_targeted_one_support_every_target():
     assert {name.rpartition("/")[0] for name in SUITED} == {"", "car", "cia"}
     assert {"abmil", "abmil.gated", "acmil", "additive", "dsmil", "max", "mean", "rrt", "transmil"} <= set(SUITED)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_relevance_adds_up_to_the_output_that_is_turned_into_predictions(target):
+def test_relevance_sums_to_the_output_from_which_predictions_are_computed(target):
     model = model_of(target, "abmil")
     total = bag_sum(explain(model, bags(), "lrp"), Offsets(bags().offsets))
     outputs = model(bags().features, bags().offsets).logits
@@ -113,7 +113,7 @@ def test_relevance_adds_up_to_the_output_that_is_turned_into_predictions(target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_single_is_the_prediction_of_the_instance_alone_on_the_scale_of_the_link(target):
+def test_single_is_the_prediction_for_the_instance_alone_on_the_scale_of_the_link(target):
     model = model_of(target, "abmil")
     alone = model(bags().features, torch.arange(sum(SIZES) + 1)).logits
     expected = alone.sigmoid() if target == "labels" else alone
@@ -122,7 +122,7 @@ def test_single_is_the_prediction_of_the_instance_alone_on_the_scale_of_the_link
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("method", sorted(set(EXPLAINERS) - FOR_CLASSES))
-def test_descriptions_speak_of_the_target(target, method):
+def test_descriptions_use_the_terms_of_the_target(target, method):
     words = EXPLAINERS[method].describe(TARGETS[target])
     assert "class" not in words.replace("classifier", "")
     assert "{" not in words

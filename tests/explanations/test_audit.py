@@ -97,7 +97,7 @@ def found_alone(trained):
     return carmil.audit(trained, bags, predict=predict, labels=labels, methods=methods, **FAST)
 
 
-def test_module_with_attention_has_all_maps_and_they_find_the_planted_instances(found):
+def test_all_maps_of_a_module_with_attention_find_the_planted_instances(found):
     assert list(found.evidence) == [
         "path",
         "attention",
@@ -115,7 +115,7 @@ def test_module_with_attention_has_all_maps_and_they_find_the_planted_instances(
     assert path.figures["deletion_area"].slides == found.faithfulness.rightly_answered == 16
 
 
-def test_audit_predicts_what_the_module_predicts(trained, found):
+def test_audit_gives_the_same_predictions_as_the_module(trained, found):
     bags, _ = planted(16, seed=1)
     module = copy.deepcopy(_without_graph(trained)).eval()
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_audit_predicts_what_the_module_predicts(trained, found):
     assert found.predictions == pytest.approx(wanted.numpy(), abs=1e-6)
 
 
-def test_predict_alone_gives_the_same_maps_and_figures_as_with_attention(found, found_alone):
+def test_maps_and_figures_are_the_same_with_predict_alone_as_with_attention(found, found_alone):
     for method in ("single", "coalition", "input_x_gradient"):
         for one, other in zip(found.evidence[method], found_alone.evidence[method], strict=True):
             assert one == pytest.approx(other, abs=1e-4)
@@ -136,7 +136,7 @@ def test_predict_alone_gives_the_same_maps_and_figures_as_with_attention(found, 
         )
 
 
-def test_deletion_curve_is_that_of_a_loop_over_the_module(trained, found_alone):
+def test_deletion_curve_equals_the_curve_from_a_loop_over_the_module(trained, found_alone):
     bags, labels = planted(16, seed=1)
     module, curves = copy.deepcopy(_without_graph(trained)).eval().double(), []
     for bag, label, evidence in zip(bags, labels, found_alone.evidence["single"], strict=True):
@@ -147,7 +147,7 @@ def test_deletion_curve_is_that_of_a_loop_over_the_module(trained, found_alone):
     assert found_alone.faithfulness.maps[0].deletion.mean == pytest.approx(np.mean(curves, axis=0).tolist(), abs=1e-5)
 
 
-def test_the_users_module_is_left_as_it_was(trained):
+def test_audit_leaves_the_module_of_the_user_unchanged(trained):
     bags, labels = planted(4)
     module, calls = _without_graph(trained), []
     module.body.requires_grad_(False)
@@ -192,7 +192,7 @@ def tried(module, bags=None, **functions):
     return wrap_module(module, OutsideFunctions(**functions), made, pair=True)
 
 
-def test_abilities_are_those_that_the_functions_were_seen_to_have():
+def test_abilities_are_found_by_trying_the_functions():
     torch.manual_seed(0)
     small = Ability.SMALL_BAGS | Ability.GRADIENTS
     pools = small | Ability.ATTENDS | Ability.POOLS_BY_ATTENTION | Ability.INSTANCE_WISE
@@ -211,7 +211,7 @@ def test_abilities_are_those_that_the_functions_were_seen_to_have():
     assert model.abilities == Ability.SMALL_BAGS and "no gradients" in notes[0]
 
 
-def test_without_an_embedding_path_evidence_needs_attend_alone():
+def test_path_evidence_of_a_module_without_embedding_needs_only_the_attend_function():
     class Plain(nn.Module):
         def __init__(self):
             super().__init__()
@@ -247,7 +247,7 @@ def test_one_map_per_class_is_recognised():
     assert Ability.POOLS_BY_ATTENTION in both.abilities and Ability.MAP_PER_CLASS not in both.abilities
 
 
-def test_one_logit_is_that_of_the_second_of_two_classes():
+def test_single_logit_belongs_to_the_second_of_two_classes():
     torch.manual_seed(0)
     module, (bags, _) = Attending(outputs=1), planted(3)
     found = carmil.audit(module, bags, predict=predict, methods=("input_x_gradient",), **FAST)
@@ -269,7 +269,7 @@ def _without_dropout(module):
         ("labels", 3, [[0, 1, 1], [1, 0, 1], [1, 1, 0], [0, 0, math.nan], [1, 0, 0], [0, 1, 1]], "AUC"),
     ],
 )
-def test_other_targets_are_audited_in_their_own_words(target, outputs, labels, figure):
+def test_audit_of_another_target_uses_the_key_figure_and_predictions_of_that_target(target, outputs, labels, figure):
     torch.manual_seed(1)
     module, (bags, _) = Attending(outputs=outputs), planted(6)
     functions = {"predict": predict, **ATTENTION}
@@ -347,7 +347,7 @@ def test_table_text_and_tiles_show_the_maps(trained):
         ({"predict": predict, "steps": 15}, "a multiple of 10"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_audited_is_one_line(given, message):
+def test_module_or_input_that_cannot_be_audited_raises_an_error_of_one_line(given, message):
     global OUTSIDE
     OUTSIDE = Attending().eval()
     with torch.no_grad():
@@ -371,7 +371,7 @@ def test_logits_that_happen_to_be_between_0_and_1_are_not_taken_for_probabilitie
     assert (found.predictions[:, 1] > 0.5).all() and (found.predictions[:, 1] < 0.73).all()
 
 
-def test_a_function_is_not_a_module():
+def test_audit_of_a_function_or_of_invalid_bags_raises_an_error():
     with pytest.raises(CarmilError, match="with parameters, whose shuffling tests the maps"):
         carmil.audit(lambda x: x, planted(2)[0])
     with pytest.raises(CarmilError, match=r"bag 0 is a str: expected an array or tensor \(n, d\) of numbers"):
@@ -396,7 +396,7 @@ class Running(Attending):
         return self.scale * self.answer(self.gaze(z).softmax(0).T @ z).flatten()
 
 
-def test_instances_that_depend_on_those_before_them_are_not_asked_together():
+def test_instances_that_depend_on_earlier_instances_are_not_computed_independently():
     bags = [torch.from_numpy(bag) for bag in planted(3)[0]]
     functions = OutsideFunctions(
         lambda module, x: module(x),
@@ -413,7 +413,7 @@ def test_instances_that_depend_on_those_before_them_are_not_asked_together():
         assert torch.allclose(model(torch.cat(bags), offsets).logits, wanted, atol=1e-6)
 
 
-def test_a_module_with_other_operations_for_large_bags_is_asked_bag_by_bag(trained):
+def test_module_with_other_operations_for_large_bags_is_evaluated_bag_by_bag(trained):
     def cautious(module, x):
         assert len(x) < 4 or x.sum().item() > -1e9  # vmap does not support item()
         return predict(module, x)
@@ -425,7 +425,7 @@ def test_a_module_with_other_operations_for_large_bags_is_asked_bag_by_bag(train
     assert found.faithfulness.maps[0].deletion.mean == pytest.approx(plain.faithfulness.maps[0].deletion.mean, abs=1e-6)
 
 
-def test_functions_that_are_not_what_predict_computes_are_noticed_in_small_outputs():
+def test_functions_that_disagree_with_predict_are_detected_even_if_outputs_are_small():
     functions = OutsideFunctions(
         lambda module, x: 0.003 * module.answer(module.body(x).mean(0)),
         ATTENTION["embed"],
@@ -438,7 +438,7 @@ def test_functions_that_are_not_what_predict_computes_are_noticed_in_small_outpu
     assert any("no path evidence" in note for note in notes)
 
 
-def test_a_first_bag_of_one_instance_does_not_hide_that_predict_pools_otherwise(trained):
+def test_difference_from_predict_is_detected_even_if_the_first_bag_has_one_instance(trained):
     bags, _ = planted(3)
     bags[0] = bags[0][:1]
     given = {**ATTENTION, "predict": lambda module, x: module.answer(module.body(x).mean(0))}

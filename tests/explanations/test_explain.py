@@ -132,7 +132,7 @@ def test_counterfactual_change_in_the_summary_equals_that_of_the_models(study, e
     assert line["counterfactual_grown"] == "ab"[int(torch.stack(change).mean(0).argmax())]
 
 
-def test_maps_record_how_far_another_answer_is(study, evidence):
+def test_maps_record_the_distance_to_another_answer(study, evidence):
     run = read_run(study / "car")
     rows = next(subject.models for subject in own_subjects(run, find_run_store(run)) if subject.slide == "s08")
     line = evidence.frame.set_index("slide").loc["s08"]

@@ -54,7 +54,7 @@ def test_evidence_of_a_slide_adds_up_to_the_change_of_the_outputs(study, explain
     assert [name for name in table if name.startswith("single_")] == [f"single_{name}" for name in outputs]
 
 
-def test_single_of_labels_is_a_probability_and_of_a_risk_the_output(study, explained):
+def test_single_evidence_is_a_probability_for_labels_and_the_output_for_a_number(study, explained):
     labels = pd.read_parquet(explained["labels"].folder / "s00.parquet")
     assert labels[["single_node", "single_her2"]].to_numpy().min() > 0
     assert labels[["single_node", "single_her2"]].to_numpy().max() < 1
@@ -81,7 +81,7 @@ def test_single_of_labels_is_a_probability_and_of_a_risk_the_output(study, expla
         ("labels", "evidence_LABEL", ["the label logit", "the change of the logit", "would get another answer"]),
     ],
 )
-def test_sentences_speak_of_the_target(explained, kind, column, expected):
+def test_sentences_use_the_terms_of_the_target(explained, kind, column, expected):
     text = "\n".join(summary_lines(explained[kind].summary))
     assert f"{column} is path" in text
     assert all(words in text for words in expected)
@@ -102,7 +102,7 @@ def test_summary_and_slides_are_read_as_written(study, explained, kind):
     assert shown.negligible == (size < 0.01)
 
 
-def test_only_numbers_have_no_count_of_other_answers(explained):
+def test_only_targets_that_are_numbers_have_no_count_of_changed_answers(explained):
     turned = {kind: one.summary.counterfactual.turned for kind, one in explained.items()}
     assert turned.pop("value") is None
     assert all(0 <= count <= len(NAMES) for count in turned.values())
@@ -141,7 +141,7 @@ def test_training_reports_both_signs_of_the_agreement_of_a_single_output(study):
     assert "auprc_both_path" not in read_run(study / "value").metrics.summary
 
 
-def test_truth_without_columns_is_not_about_a_risk(study, tmp_path):
+def test_marks_without_named_columns_are_not_taken_as_the_truth_about_a_risk(study, tmp_path):
     """A mark per instance, such as "tumour", says nothing about what raises the risk."""
     for name in NAMES[:4]:
         bag = Bag(name, np.ones((3, WIDTH), np.float32), instance_labels=np.array([1, 0, 0]))
@@ -163,7 +163,7 @@ def test_new_slides_are_explained_by_all_models(study, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_what_needs_classes_is_refused_by_name_in_one_line(study, tmp_path, kind):
+def test_explainers_and_options_that_need_classes_raise_an_error_of_one_line_naming_them(study, tmp_path, kind):
     for words, expected in (
         ({"methods": ("margin_sensitivity",)}, "'margin_sensitivity' does not fit"),
         ({"methods": ("targeted",)}, "'targeted' does not fit"),

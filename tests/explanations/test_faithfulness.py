@@ -198,7 +198,7 @@ def test_model_with_zero_weights_fails_as_untrained(study, tmp_path):
         ((0.5, 0.5, 0.5, 0.5), ((0.5, 0.5, 0.5, 0.5), (0.5, 0.5, 0.5, 0.5)), False),
     ],
 )
-def test_twins_with_the_same_auc_are_compared_by_the_likelihood_of_the_labels(own, twins, learned):
+def test_twins_with_equal_auc_are_compared_by_the_likelihood_of_the_labels(own, twins, learned):
     accumulator = Accumulator(4, 1, steps=10, random_orders=1, twins=2, predictions=2)
 
     def both(p):
@@ -242,7 +242,7 @@ def test_several_runs_are_written_as_table_picture_page_and_json(study, tmp_path
     assert str(study) not in (out / "faithfulness.html").read_text() + (out / "faithfulness.json").read_text()
 
 
-def test_smallest_number_of_tiles_is_over_slides_that_are_sure_enough(study, car):
+def test_mean_smallest_number_of_tiles_includes_only_sufficiently_confident_slides(study, car):
     (unsure,) = measure(study / "car", methods=("path",), confidence=0.999, out=study / "unsure")
     assert unsure.maps[0].figures["msk"].slides < car.maps[0].figures["msk"].slides <= car.rightly_answered
     sure = car.maps[0].figures["msk"]
@@ -267,7 +267,7 @@ def placed(tmp_path_factory):
     return folder
 
 
-def test_regions_of_one_tile_have_the_figures_of_tiles(placed):
+def test_regions_of_one_tile_have_the_same_figures_as_tiles(placed):
     (result,) = measure(placed / "run", methods=("path",), region_tiles=1)
     for part in (result.maps[0], result.maps[0].weights_shuffled):
         for name in ("deletion_area", "srg", "msk", "aukc", "necessity"):
@@ -275,7 +275,7 @@ def test_regions_of_one_tile_have_the_figures_of_tiles(placed):
             assert found == pytest.approx(expected, abs=1e-3, nan_ok=True)  # equal tiles may be in another order
 
 
-def test_regions_have_a_table_of_their_own(placed, tmp_path, run_cli):
+def test_regions_are_reported_in_a_separate_table(placed, tmp_path, run_cli):
     words = ("--regions", "--region-tiles", "4", "--confidence", "0.5", "--methods", "path", "--steps", "10")
     status, shown, err = run_cli("faithfulness", str(placed / "run"), "--out", str(tmp_path), *words, "--device", "cpu")
     assert status == 0, err

@@ -72,7 +72,7 @@ def curves_by_hand(run, row):
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_curves_follow_the_prediction_towards_its_own_side_over_all_slides(study, measured, kind):
+def test_curves_measure_the_prediction_in_its_own_direction_and_include_all_slides(study, measured, kind):
     run, curves = read_run(study / kind), {}
     for row in range(len(run.models)):
         for slide, _, curve in curves_by_hand(run, row):
@@ -86,14 +86,14 @@ def test_curves_follow_the_prediction_towards_its_own_side_over_all_slides(study
 
 
 @pytest.mark.parametrize("kind", ["survival", "value", "ordinal"])
-def test_slides_lie_on_both_sides_and_curves_start_above_the_middle(study, kind):
+def test_slides_lie_on_both_sides_of_the_middle_and_all_curves_start_above_it(study, kind):
     found = list(curves_by_hand(read_run(study / kind), 0))
     assert {distance > 0 for _, distance, _ in found} == {True, False}
     for _, distance, curve in found:
         assert curve[0] == pytest.approx(abs(distance), rel=1e-4, abs=1e-6)
 
 
-def test_maps_without_a_sign_are_not_turned(study, measured):
+def test_unsigned_maps_are_not_reversed_for_predictions_below_the_middle(study, measured):
     """Of a slide at lower risk, too, the most attended tiles are removed first."""
     run = read_run(study / "value")
     bags, population, curves = find_run_store(run).bags(), run.population(), []
@@ -113,7 +113,7 @@ def test_maps_without_a_sign_are_not_turned(study, measured):
         ("survival", "c_index", "C-index"),
     ],
 )
-def test_figure_of_the_cohort_starts_at_the_figure_of_the_run(study, measured, kind, figure, name):
+def test_curve_of_the_key_figure_starts_at_the_key_figure_of_the_run(study, measured, kind, figure, name):
     """Folds are averaged; if every seed has its own folds, so are those of all seeds, as in the run's metrics."""
     found, run = measured[kind], read_run(study / kind)
     assert found.words.figure == name
@@ -142,7 +142,7 @@ def test_map_of_the_model_passes_and_a_random_map_fails(study, tmp_path):
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_page_and_tables_speak_of_the_target(study, measured, kind):
+def test_page_and_tables_use_the_terms_of_the_target(study, measured, kind):
     run = read_run(study / kind)
     assert read_faithfulness(run).words == measured[kind].words
     part = faithfulness_part([measured[kind]])
@@ -159,7 +159,7 @@ def test_page_and_tables_speak_of_the_target(study, measured, kind):
     assert ("AUC" in text) == (kind == "labels")
 
 
-def test_axes_of_numbers_reach_as_far_as_their_curves(measured):
+def test_axes_cover_the_whole_range_of_their_curves(measured):
     for kind, one in measured.items():
         ys = [float(y) for _, svg in faithfulness_part([one])["panels"] for y in re.findall(r",(-?[\d.]+)", svg)]
         assert ys and all(9 <= y <= 281 for y in ys), kind
@@ -171,7 +171,7 @@ def test_runs_of_different_targets_are_refused(study, tmp_path):
     assert "\n" not in str(refused.value)
 
 
-def test_curves_of_one_output_follow_it_on_the_scale_of_the_link(study):
+def test_curves_of_one_output_are_on_the_scale_of_the_link(study):
     """The viewer's curve of a risk is the output itself, of a label its probability."""
     for kind in ("survival", "labels"):
         run = read_run(study / kind)

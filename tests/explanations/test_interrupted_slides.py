@@ -144,7 +144,7 @@ def check_belongs(folder, answered):
         assert map_ is None or map_ != before[2]
 
 
-def test_replaced_slide_has_other_features_answers_and_maps(replaced, answered, study, uninterrupted):
+def test_replaced_slide_has_different_features_answers_and_maps(replaced, answered, study, uninterrupted):
     """Otherwise the tests below would prove nothing."""
     before = shown(answered)
     run(study, replaced, "changing")
@@ -155,7 +155,7 @@ def test_replaced_slide_has_other_features_answers_and_maps(replaced, answered, 
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_interrupted_run_shows_nothing_of_other_features_and_ends_as_if_it_was_not(
+def test_interrupted_run_mixes_no_features_and_resumes_with_the_results_of_an_uninterrupted_run(
     stage, replaced, answered, study, uninterrupted, monkeypatch
 ):
     with monkeypatch.context() as patched:
@@ -173,7 +173,9 @@ def test_interrupted_run_shows_nothing_of_other_features_and_ends_as_if_it_was_n
 
 
 @pytest.mark.slow
-def test_killed_run_shows_nothing_of_other_features_and_ends_as_if_it_was_not(replaced, answered, study, uninterrupted):
+def test_killed_run_mixes_no_features_and_resumes_with_the_results_of_an_uninterrupted_run(
+    replaced, answered, study, uninterrupted
+):
     """A killed process, unlike one that raises, leaves its temporary folders behind."""
     code = f"""
 import os, signal
@@ -193,7 +195,7 @@ slide_pipeline.answer_slides([slide], Path({str(study.run)!r}), out, encoder, de
     assert contents(replaced) == uninterrupted
 
 
-def test_file_of_the_same_size_is_cut_again(answered, scans, study, tmp_path):
+def test_replaced_file_of_the_same_size_is_cut_again(answered, scans, study, tmp_path):
     """An uncompressed slide that was replaced by another one has the same number of bytes."""
     folder = shutil.copytree(answered, tmp_path / "work")
     whole = (folder / "changing.tif").read_bytes()

@@ -363,7 +363,7 @@ def test_slides_run_cuts_tiles_by_the_preset_and_rules_of_the_run(tmp_path, run,
     assert "preset" not in err and "chosen" not in err
 
 
-def test_slides_run_warns_in_one_line_of_tiles_chosen_in_another_way(tmp_path, run, cohort, biopsy_run):
+def test_slides_run_warns_in_one_line_about_tiles_chosen_in_another_way(tmp_path, run, cohort, biopsy_run):
     own = "--preset biopsy --rule four-point --overlap 0.25 --keep blurred,pen"
     slide = cohort / "scans" / "s3.tif"
     for words, other in (
@@ -380,7 +380,7 @@ def test_slides_run_warns_in_one_line_of_tiles_chosen_in_another_way(tmp_path, r
         )
 
 
-def test_predict_warns_of_features_of_tiles_chosen_in_another_way(tmp_path, run_cli, cohort, biopsy_run):
+def test_predict_warns_about_features_of_tiles_chosen_in_another_way(tmp_path, run_cli, cohort, biopsy_run):
     words = ["--bags", str(cohort / "features"), "--out", str(tmp_path / "answers"), "--device", "cpu"]
     status, _, err = run_cli("predict", str(biopsy_run), *words)
     assert status == 0, err
@@ -391,7 +391,7 @@ def test_predict_warns_of_features_of_tiles_chosen_in_another_way(tmp_path, run_
     assert status == 0 and "chosen" not in err
 
 
-def test_slides_run_says_with_what_it_cuts_if_the_run_does_not_record_it(run, cohort, biopsy_run):
+def test_slides_run_reports_its_tiling_options_if_the_run_does_not_record_them(run, cohort, biopsy_run):
     facts = json.loads((biopsy_run / "run.json").read_text())
     del facts["tilings"]
     (biopsy_run / "run.json").write_text(json.dumps(facts))
@@ -404,7 +404,7 @@ def test_slides_run_says_with_what_it_cuts_if_the_run_does_not_record_it(run, co
     )
 
 
-def test_tilings_of_a_run_that_are_no_options_are_refused_in_one_line(run, cohort, biopsy_run):
+def test_recorded_tilings_that_are_not_valid_options_are_refused_in_one_line(run, cohort, biopsy_run):
     facts = json.loads((biopsy_run / "run.json").read_text())
     for wrong, reason in (
         ("--preset huge --rule centre --overlap 0", "'huge'"),

@@ -27,7 +27,7 @@ def trained(request, tmp_path_factory):
     return request.param, train_small_run(folder, rows, **OPTIONS[request.param], folds=2, epochs=3)
 
 
-def test_slides_run_writes_answers_and_maps_in_the_words_of_the_target(
+def test_slides_run_writes_answers_and_maps_in_the_terms_of_the_target(
     tmp_path, run_cli, shared_data, small_weights, trained
 ):
     kind, folder = trained
@@ -55,7 +55,9 @@ def test_slides_run_writes_answers_and_maps_in_the_words_of_the_target(
         assert (out / "maps" / slide.stem / f"{file}.png").stat().st_size > 1000
 
 
-def test_slides_draw_takes_the_output_of_the_target_as_a_map(tmp_path, run_cli, shared_data, small_weights, trained):
+def test_slides_draw_accepts_the_output_of_the_target_as_the_name_of_a_map(
+    tmp_path, run_cli, shared_data, small_weights, trained
+):
     _, folder = trained
     slide = shared_data / "slides" / "CMU-1-Small-Region.svs"
     words = ["--model", str(folder), "--encoder", ENCODER, "--weights", str(small_weights), "--longest", "100"]

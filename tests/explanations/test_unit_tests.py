@@ -33,7 +33,7 @@ def result(test, familiar, reversed_):
         ("shifted-mean", (0.8, 0.7, 0.9), (0.75, 0.7, 0.79), f"FAILS: learns {UNIT_TESTS['shifted-mean'].shortcut}"),
     ],
 )
-def test_verdict_follows_the_intervals(test, familiar, reversed_, verdict):
+def test_verdict_depends_on_the_confidence_intervals(test, familiar, reversed_, verdict):
     assert result(test, familiar, reversed_).verdict == verdict
 
 
@@ -60,7 +60,7 @@ def results():
     return {(one.model, one.test): one for one in found}
 
 
-def test_mean_pooling_learns_the_absence_of_the_poison_and_sums_what_all_tiles_say(results):
+def test_mean_pooling_learns_the_absence_of_the_poison_and_passes_the_shifted_mean_test(results):
     poisoned, shifted = results["mean", "single-concept"], results["mean", "shifted-mean"]
     assert poisoned.familiar.value > 0.95 and poisoned.reversed_.high < 0.5
     assert poisoned.verdict.startswith("FAILS: learns the absence of the poison")
@@ -68,7 +68,7 @@ def test_mean_pooling_learns_the_absence_of_the_poison_and_sums_what_all_tiles_s
     assert len(poisoned.seeds) == 2
 
 
-def test_model_that_makes_the_standard_assumption_passes_the_poison_and_fails_the_shifted_mean(results):
+def test_model_with_the_standard_assumption_passes_the_poison_test_and_fails_the_shifted_mean_test(results):
     assert results["standard", "single-concept"].verdict == PASSES
     assert results["standard", "shifted-mean"].word == "FAILS"
 
@@ -81,7 +81,7 @@ def test_tables_show_figures_and_verdicts(results):
     assert verdicts_table([*results.values()]).lines[0][1].startswith("FAILS 0.")
 
 
-def test_results_that_come_with_this_version_are_of_known_models_on_every_test():
+def test_packaged_results_cover_known_models_on_every_unit_test():
     known = known_results()
     models = dict.fromkeys(one.model for one in known)
     assert set(models) <= set(models_under_test())
@@ -89,7 +89,7 @@ def test_results_that_come_with_this_version_are_of_known_models_on_every_test()
     assert all(0 <= value <= 1 for one in known for value in (one.familiar.value, *one.seeds))
 
 
-def test_page_shows_the_verdicts_that_come_with_this_version():
+def test_page_shows_the_verdicts_of_the_packaged_results():
     page = (DOCS / "unit-tests.md").read_text()
     rows = verdicts_table(known_results()).markdown().splitlines()
     assert [line for line in rows if line.startswith("| ") and line not in page] == []
@@ -121,7 +121,7 @@ def test_command_prints_a_table_writes_json_and_resumes(run_cli, tmp_path, monke
     assert status == 2 and "unknown test 'luck'" in error
 
 
-def test_command_refuses_what_it_cannot_test_in_one_line(run_cli):
+def test_unit_test_command_refuses_invalid_models_and_seeds_in_one_line(run_cli):
     for words, message in (
         ((), "expected the name of one model, or --all"),
         (("mean", "--all"), "expected the name of one model, or --all"),

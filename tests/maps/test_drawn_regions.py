@@ -77,7 +77,7 @@ def test_regions_are_renamed_and_deleted_by_their_id(regions):
 
 
 @pytest.mark.parametrize("kind", ["collection", "list", "single"])
-def test_file_of_qupath_survives_a_change_in_the_viewer(regions, kind):
+def test_content_of_a_qupath_file_survives_a_change_in_the_viewer(regions, kind):
     hole = [[150, 250], [200, 250], [200, 300], [150, 300], [150, 250]]
     with_hole = {"type": "Polygon", "coordinates": [[*SQUARE, SQUARE[0]], hole]}
     features = [feature("A", "Tumor", number="12-34", geometry=with_hole, isLocked=True, measurements={"Area": 1.25})]
@@ -121,7 +121,7 @@ def test_invalid_regions_are_refused_and_nothing_is_written(regions, name, outli
     assert not regions.path.exists()
 
 
-def test_file_that_is_no_geojson_is_refused_and_left_alone(regions):
+def test_file_that_is_not_geojson_is_refused_and_left_unchanged(regions):
     regions.path.write_text("hello")
     with pytest.raises(CarmilError, match=r"s\.geojson"):
         regions.add("a", SQUARE)

@@ -34,7 +34,7 @@ def texts(monkeypatch):
     return drawn
 
 
-def test_picture_and_comparison_say_that_attention_is_nearly_uniform(painted, texts, tmp_path):
+def test_picture_and_comparison_state_that_attention_is_nearly_uniform(painted, texts, tmp_path):
     uniform = painted({"factual": np.full(18, 1 / 18)})
     write_pngs(uniform, [tmp_path / "a.png"], longest=1200)
     assert CAUTION in texts
@@ -55,7 +55,7 @@ def test_smoothing_does_not_make_attention_uniform(painted):
     assert np.allclose(smoothed.values, 1 / 18) and smoothed.why_uniform == ""
 
 
-def test_tiles_without_a_value_do_not_count():
+def test_tiles_without_a_value_are_excluded_from_the_share_of_instances():
     values = np.append(np.full(9, 1 / 9), [np.nan] * 9)
     assert "spread over 100 % of the instances" in TileMap("counterfactual", values, "counterfactual").why_uniform
 
@@ -67,7 +67,7 @@ def test_legend_explains_the_values_of_a_map(painted, texts, tmp_path):
     assert "share of the slide's attention: all weights add up to 1, and 0 is none" in texts
 
 
-def test_colours_of_a_number_raise_and_lower_it():
+def test_legend_explains_that_blue_raises_and_orange_lowers_a_number():
     words = EvidenceWords("raises", "lowers", "log hazard")
     risk = TileMap("risk", np.ones(3), "evidence", words=words)
     assert risk.meaning == "contribution to the log hazard: blue raises it, orange lowers it, 0 neither"

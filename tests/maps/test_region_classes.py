@@ -52,7 +52,7 @@ def test_class_follows_the_name_until_it_is_chosen(regions):
     assert [region.classification for region in regions.classify(one.number, "")] == ["upper left"]
 
 
-def test_class_that_qupath_wrote_is_read_back_and_survives_a_new_name(regions):
+def test_class_from_qupath_is_read_and_survives_renaming_the_region(regions):
     (one,) = regions.add("bed", SQUARE)
     written = json.loads(regions.path.read_text())
     written["features"][0]["properties"] |= {"classification": {"names": ["Tumor", "Positive"]}, "isLocked": True}
@@ -63,7 +63,7 @@ def test_class_that_qupath_wrote_is_read_back_and_survives_a_new_name(regions):
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 101])
-def test_impossible_class_is_refused(regions, name):
+def test_invalid_class_is_refused(regions, name):
     (one,) = regions.add("bed", SQUARE)
     for change in (lambda: regions.add("b", SQUARE, name), lambda: regions.classify(one.number, name)):
         with pytest.raises(CarmilError, match="class: expected 1 to 100 printable characters"):

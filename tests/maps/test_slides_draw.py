@@ -246,7 +246,7 @@ def test_unknown_tiles_stay_unknown_in_the_cohort(tmp_path, run_cli, tiled):
     assert status == 2 and "did you mean 'tumour'?" in error
 
 
-def test_classes_of_a_mask_are_named_and_left_out(tmp_path, run_cli, ellipse, tiled):
+def test_classes_of_a_mask_can_be_renamed_or_omitted(tmp_path, run_cli, ellipse, tiled):
     mask = np.full((240, 300, 3), 255, np.uint8)
     mask[:, :150] = (200, 0, 0)
     Image.fromarray(mask).save(tmp_path / "ellipse.png")
@@ -259,7 +259,7 @@ def test_classes_of_a_mask_are_named_and_left_out(tmp_path, run_cli, ellipse, ti
         assert status == 2 and f"--class {wrong}: " in error and expected in error
 
 
-def test_annotations_of_a_slide_are_looked_for_in_their_folder_only(tmp_path, plain_slide, grid_of_tiles):
+def test_annotations_of_a_slide_are_searched_in_their_folder_only(tmp_path, plain_slide, grid_of_tiles):
     odd = replace(grid_of_tiles(plain_slide(600, 400), 100), slide="../S1")  # as a DICOM file may say
     square = {"type": "Polygon", "coordinates": [[[0, 0], [100, 0], [100, 100], [0, 0]]]}
     folder = tmp_path / "annotations"

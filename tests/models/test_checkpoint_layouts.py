@@ -93,13 +93,13 @@ def test_logits_of_a_published_checkpoint_equal_the_equations(name, shared_data)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.module."])
-def test_prefix_of_a_wrapper_is_left_out(prefix):
+def test_prefix_of_a_wrapper_is_removed(prefix):
     state = xmil_state(width=4)
     found = recognise("xmil", {"state_dict": {prefix + name: value for name, value in state.items()}}, Path("x.pt"))
     assert torch.equal(found.weights["attention.V.weight"], state["attention.0.weight"])
 
 
-def test_loss_and_counts_are_left_out_and_half_precision_becomes_single():
+def test_loss_and_counts_are_omitted_and_half_precision_becomes_single_precision():
     state = {name: value.half() for name, value in clam_state(width=4).items()}
     found = recognise("clam", {"": {**state, "instance_loss_fn.labels": torch.tensor([0, 1])}}, Path("x.pt"))
     assert {value.dtype for value in found.weights.values()} == {torch.float32}
@@ -125,7 +125,7 @@ def changed(**others):
         {},
     ],
 )
-def test_weights_that_are_not_wholly_a_known_model_are_refused(state):
+def test_weights_that_do_not_exactly_fit_a_known_model_are_refused(state):
     with pytest.raises(CarmilError, match=r"^x\.pt is not a model of clam that can be imported \(CLAM-SB or CLAM-MB; "):
         recognise("clam", {"": state}, Path("x.pt"))
 

@@ -61,7 +61,7 @@ def test_every_explainer_has_a_row_for_every_model_that_it_fits(found):
     ]
 
 
-def test_agreement_is_that_of_the_run(found):
+def test_agreement_equals_the_agreement_of_the_run(found):
     request, cohort, _ = found
     (one,) = train_methods([cohort], [Method("abmil", "abmil")], request)
     (path,) = (each for each in run_agreement(one.run, ["path"]) if each.rule == "mirror")
@@ -83,12 +83,12 @@ def test_score_is_the_share_of_the_other_maps_that_a_map_beats(found):
     assert by_name["reversed"]["srg"]["value"] == pytest.approx(-by_name["path"]["srg"]["value"], abs=1e-6)
 
 
-def test_ties_count_half_and_unknown_values_do_not_count():
+def test_tied_maps_count_half_and_maps_with_unknown_values_are_ignored():
     assert recipe._beaten([0.5, 0.2, 0.5, np.nan]) == pytest.approx([0.75, 0, 0.75, np.nan], nan_ok=True)
     assert np.isnan(recipe._beaten([0.5])[0])
 
 
-def test_maps_are_sorted_and_the_place_of_our_own_is_named(found):
+def test_maps_are_sorted_and_the_rank_of_the_default_map_is_stated(found):
     summary = [row for row in rows_of(found[2]) if row["task"].startswith("All maps")]
     assert [row["place"] for row in summary] == [str(i) for i in range(1, len(NAMES) + 1)]
     names = [row["map"].removesuffix(" (default)") for row in summary]
@@ -112,7 +112,7 @@ def test_second_call_trains_and_measures_nothing(found, monkeypatch):
     assert again == found[2]
 
 
-def test_risks_are_measured_on_planted_hazards_and_models_of_classes_are_left_out(tmp_path):
+def test_risks_are_measured_on_planted_hazards_without_models_that_need_classes(tmp_path):
     made_crc(tmp_path / "data" / "crc", patients=12)
     request = Request(out=tmp_path / "out", shared=tmp_path / "out", data=tmp_path / "data", fast=True)
     finding = reproduce(
@@ -129,7 +129,7 @@ def test_risks_are_measured_on_planted_hazards_and_models_of_classes_are_left_ou
     assert any("without targeted/abmil" in line for line in finding.conditions)
 
 
-def test_missing_data_and_unknown_names_are_one_line(tmp_path):
+def test_missing_data_and_unknown_names_raise_an_error_of_one_line(tmp_path):
     request = request_for(tmp_path)
     with pytest.raises(CarmilError, match="made of crc's nuclei, expected in DATA/crc"):
         reproduce(request, cohorts=("crc", "foci"))

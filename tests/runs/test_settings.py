@@ -119,7 +119,7 @@ def test_settings_that_depend_on_the_target_are_those_of_the_target_unless_given
     assert given.completed(Classes(names=("a", "b"))) == given
 
 
-def test_target_counts_in_the_key_of_a_run_only_if_it_is_given():
+def test_target_is_part_of_the_key_of_a_run_only_if_it_is_given():
     settings = Settings.of({"bags": "features", "out": "run"}, where="command line").lasting()
     earlier = {name: value for name, value in settings.items() if name not in OPTIONAL}  # a run of version 0.1.0
     assert key_of(settings, {"data": "0"}) == key_of(earlier, {"data": "0"})

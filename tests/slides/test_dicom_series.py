@@ -53,7 +53,7 @@ def test_files_without_suffix_are_found_by_their_content(tmp_path):
     assert names_in(tmp_path) == ["S1"]
 
 
-def test_other_dicom_files_are_left_out_in_one_line(tmp_path):
+def test_other_dicom_files_are_omitted_and_reported_in_one_line(tmp_path):
     _, files = write_series(tmp_path, noise(), container="S1")
     write_series(tmp_path / "labels only", noise(), container="S2")[1][0].unlink()
     whole = files[0].read_bytes()
@@ -77,14 +77,14 @@ def test_damaged_series_raises_an_error_of_one_line(tmp_path):
         slide.read(0, 0, 200, 150, (200, 150))
 
 
-def test_without_pydicom_one_line_says_what_to_install(tmp_path, monkeypatch):
+def test_error_without_pydicom_states_in_one_line_how_to_install_it(tmp_path, monkeypatch):
     write_series(tmp_path, noise(), container="S1")
     monkeypatch.setattr("carmil.slides.dicom_series.find_spec", lambda name: None)
     with pytest.raises(CarmilError, match=r"is DICOM, which needs pydicom: pip install 'carmil\[dicom\]'"):
         find_slides([tmp_path])
 
 
-def test_tiles_of_a_series_have_its_name(tmp_path, run_cli, make_tissue):
+def test_tiles_of_a_series_are_saved_under_the_name_of_the_series(tmp_path, run_cli, make_tissue):
     write_series(tmp_path / "scans", make_tissue(1500, 1800)[0], container="S/1 ä", mpp=0.5)
     status, out, _ = run_cli("slides", "tile", str(tmp_path / "scans"), "--out", str(tmp_path / "tiles"))
     assert status == 0 and "S/1 ä" in out

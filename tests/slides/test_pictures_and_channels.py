@@ -28,7 +28,7 @@ def test_png_and_jpeg_are_slides_once_their_mpp_is_given(tmp_path):
         assert np.abs(slide.read(0, 0, 60, 50, (60, 50)).astype(int) - 90).max() <= 2
 
 
-def test_transparent_png_lies_on_white_and_a_torn_one_is_refused(tmp_path):
+def test_transparent_png_is_blended_with_white_and_truncated_png_is_refused(tmp_path):
     clear = np.dstack([noise(), np.zeros((300, 400), np.uint8)])
     Image.fromarray(clear).save(tmp_path / "clear.png")
     with open_slide(tmp_path / "clear.png", missing_mpp=1) as slide:
@@ -41,7 +41,7 @@ def test_transparent_png_lies_on_white_and_a_torn_one_is_refused(tmp_path):
         open_slide(tmp_path / "deep.png", missing_mpp=1)
 
 
-def test_pictures_of_a_folder_are_slides_only_where_there_are_no_others(tmp_path, make_slide):
+def test_pictures_in_a_folder_are_slides_only_if_it_has_no_other_slides(tmp_path, make_slide):
     Image.fromarray(noise()).save(tmp_path / "thumbnail.png")
     assert find_slides([tmp_path]) == [tmp_path / "thumbnail.png"]
     slide = make_slide(tmp_path / "slide.tif", noise())
@@ -73,7 +73,7 @@ def test_channels_that_are_not_colours_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("bits", "stated"), [(16, {}), (12, {"SignificantBits": 12})])
-def test_sixteen_bits_become_eight_by_the_stated_range(tmp_path, bits, stated):
+def test_sixteen_bit_pictures_are_converted_to_eight_bits_by_their_stated_range(tmp_path, bits, stated):
     picture = noise()
     largest = 2**bits - 1
     deep = np.rint(picture / 255 * largest).astype(np.uint16)
@@ -93,7 +93,9 @@ def test_sixteen_bit_pictures_with_an_unstated_smaller_range_are_refused(tmp_pat
         open_slide(write_ome(tmp_path / "a.ome.tif", deep.transpose(2, 0, 1)))
 
 
-def test_mpp_fills_only_what_is_missing_and_a_table_overrides(tmp_path, make_slide, make_tissue, run_cli):
+def test_mpp_option_replaces_only_missing_values_and_a_table_overrides_the_file(
+    tmp_path, make_slide, make_tissue, run_cli
+):
     picture = make_tissue(1200, 1500)[0]
     (tmp_path / "scans").mkdir()
     for name, mpp in (("own", 0.5), ("none", None), ("wrong", 0.25)):
@@ -129,7 +131,7 @@ def test_mpp_fills_only_what_is_missing_and_a_table_overrides(tmp_path, make_sli
         ("wsi,size\na.tif,0.5\n", "has the columns wsi, size: expected one of mpp"),
     ],
 )
-def test_slides_tables_that_do_not_fit_are_refused(tmp_path, text, words):
+def test_invalid_slides_tables_are_refused(tmp_path, text, words):
     (tmp_path / "slides.csv").write_text(text)
     with pytest.raises(CarmilError, match=words):
         read_mpps(tmp_path / "slides.csv", [tmp_path / "a.tif"])

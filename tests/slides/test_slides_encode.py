@@ -98,7 +98,7 @@ def test_encoding_writes_tile_features_to_a_store(tmp_path, scans, encode):
     assert not (tmp_path / "store.encoding").exists()
 
 
-def test_store_records_how_its_tiles_were_chosen_and_encode_names_several_ways(tmp_path, chosen, encode, run_cli):
+def test_store_records_how_tiles_were_chosen_and_encode_notes_if_this_differs(tmp_path, chosen, encode, run_cli):
     a, b = (text for _, text in CHOSEN.values())
     status, _, err = encode(chosen[:1])
     assert status == 0 and "chosen" not in err
@@ -110,7 +110,7 @@ def test_store_records_how_its_tiles_were_chosen_and_encode_names_several_ways(t
     assert sum("tiles chosen by" in row and (a in row or b in row) for row in rows) == 2
 
 
-def test_tiles_without_recorded_settings_leave_the_store_without_them(tmp_path, scans, encode):
+def test_store_of_tiles_without_recorded_settings_records_none(tmp_path, scans, encode):
     encode(scans("a"))
     assert open_store(tmp_path / "store").tilings == ()
 

@@ -42,7 +42,7 @@ def test_a_set_has_the_classes_below_their_own_quantiles_and_grades_have_no_gap(
     assert prediction_sets(scores, quantiles, contiguous=True).tolist() == [[True, True, True], [False, False, False]]
 
 
-def test_coverage_of_each_class_is_that_of_the_theorem_though_the_scores_of_a_class_are_bad():
+def test_coverage_of_each_class_equals_the_theorem_even_if_scores_of_a_class_are_poor():
     draw = np.random.default_rng(0)
     labels = np.repeat([0, 1, 0, 1], [9, 25, 100, 100])
     covered = []
@@ -58,7 +58,7 @@ def test_coverage_of_each_class_is_that_of_the_theorem_though_the_scores_of_a_cl
     assert np.mean(covered, 0) == pytest.approx(expected, abs=0.012)
 
 
-def test_figures_of_sets_count_truths_sizes_and_empty_sets():
+def test_figures_of_sets_measure_coverage_size_and_empty_sets():
     sets = np.array([[True, False], [True, True], [False, False], [False, True]])
     figures = set_figures(sets, np.array([0, 1, 1, 0]))
     assert (figures.cases, figures.size, figures.singletons, figures.empty) == (4, 1.0, 0.5, 0.25)

@@ -109,13 +109,13 @@ def test_breslow_equals_the_baseline_of_lifelines(lifelines):
         assert ours.at(expected.index.to_numpy()) == pytest.approx(expected.to_numpy()[:, 0], abs=1e-9)
 
 
-def test_survival_follows_from_a_cumulative_hazard_and_risks():
+def test_survival_is_computed_from_a_cumulative_hazard_and_risks():
     hazard = StepFunction(np.array([1.0, 2.0]), np.array([0.5, 1.5]), 0.0)
     survival = survival_probabilities(hazard, np.log([1, 2]), [0, 1, 2])
     assert survival == pytest.approx(np.exp([[0, -0.5, -1.5], [0, -1, -3]]))
 
 
-def test_the_mean_of_step_functions_steps_at_all_their_times():
+def test_mean_of_step_functions_has_steps_at_the_times_of_all_functions():
     first = StepFunction(np.array([1.0, 3.0]), np.array([2.0, 4.0]), 0.0)
     mean = mean_of_steps([first, StepFunction(np.array([2.0]), np.array([6.0]), 1.0)])
     assert mean.times.tolist() == [1, 2, 3]
@@ -165,7 +165,7 @@ def test_a_covariate_with_one_large_value_is_fitted():
     assert sum(derivative) == pytest.approx(0, abs=1e-4)
 
 
-def test_a_penalizer_shrinks_alike_in_any_unit():
+def test_penalty_shrinks_coefficients_equally_in_any_unit():
     x, time, event = random_cases(1)
     free, fit = fit_cox(x, time, event), fit_cox(x, time, event, penalizer=0.1)
     assert (np.abs(fit.coefficients) < np.abs(free.coefficients)).all()
@@ -184,7 +184,7 @@ def test_a_covariate_that_separates_the_events_needs_a_penalizer():
     assert ratio.level == 0.9
 
 
-def test_cox_refuses_what_it_cannot_fit():
+def test_cases_that_cox_regression_cannot_fit_raise_an_error():
     x, time, event = random_cases(2)
     with pytest.raises(CarmilError, match="no event"):
         fit_cox(x, time, np.zeros(len(x), bool))

@@ -25,20 +25,20 @@ def draw_bags(count: int, sizes: tuple[int, int], *, seed: int, shift: float = 0
     )
 
 
-def test_few_bags_of_the_training_cohort_are_flagged_whatever_their_size():
+def test_few_bags_of_the_training_cohort_are_flagged_at_any_size():
     scope = fit_scope(draw_bags(80, (20, 400), seed=0), np.arange(80))
     for seed, sizes in enumerate([(20, 400), (6, 7), (1000, 1001)], 1):
         assert (scope.distance(draw_bags(100, sizes, seed=seed)) > 1).mean() < 0.1
 
 
-def test_a_shift_across_the_directions_in_which_bags_differ_is_far_though_it_is_small():
+def test_small_shift_orthogonal_to_the_directions_of_variation_is_far():
     scope = fit_scope(draw_bags(80, (100, 400), seed=0), np.arange(80))
     near, far = (scope.distance(draw_bags(100, (100, 400), seed=1, shift=shift)) for shift in (0.0, 2.0))
     assert np.median(near) < 0.8
     assert (far > 1).mean() > 0.95
 
 
-def test_a_distance_along_the_directions_counts_in_standard_deviations():
+def test_distance_along_a_direction_is_measured_in_standard_deviations():
     scope = fit_scope(draw_bags(200, (100, 400), seed=0), np.arange(200))
     bags = draw_bags(1, (300, 301), seed=2)
     step = scope.directions[0] * scope.deviation * np.sqrt(scope.between[0])
@@ -56,12 +56,12 @@ def test_slides_of_a_patient_are_left_out_together():
     assert np.allclose(two.terms, one.terms, rtol=0.1)  # a twin in the fit would make its own distance too small
 
 
-def test_a_few_patients_have_no_scope():
+def test_no_scope_is_fitted_to_too_few_patients():
     bags = draw_bags(2 * FEWEST, (5, 9), seed=0)
     assert fit_scope(bags, np.repeat(np.arange(FEWEST - 1), 3)[: 2 * FEWEST]) is None
 
 
-def test_constant_features_leave_nothing_but_rounding_and_flag_no_slide_when_the_scope_was_stored():
+def test_rounding_of_constant_features_in_a_stored_scope_flags_no_slides():
     def drawn(seed: int) -> BagMoments:
         bags = draw_bags(60, (100, 400), seed=seed)
         for values, constant in ((bags.means, 3.7), (bags.squares, 3.7**2), (bags.halves, 0.0)):

@@ -173,7 +173,7 @@ def test_figures_of_one_case_are_undefined_except_the_brier_score():
     assert brier_over_time(*TRAIN, *case, [[0.9, 0.4]], [1, 3]) == pytest.approx([0.01, 0.16 * 1.5])
 
 
-def test_censoring_after_the_last_training_case_is_as_before():
+def test_censoring_weights_stay_constant_after_the_last_training_case():
     late, last = ([5], [True]), ([4], [True])
     assert brier_over_time(*TRAIN, *late, [[0.4]], [6]) == pytest.approx(brier_over_time(*TRAIN, *last, [[0.4]], [6]))
     # If all training cases are censored, nothing is known of later events.

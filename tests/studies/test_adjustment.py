@@ -65,7 +65,7 @@ def made_folds(effect: float, folds: int = 4, cases: int = 200) -> list[FoldCase
     return made
 
 
-def test_risk_that_matters_adds_to_the_covariates_and_noise_does_not():
+def test_informative_risk_improves_on_the_covariates_and_noise_does_not():
     useful = measure_adjustment(made_folds(1.0), TARGET, ["age"])
     assert useful.gain.low > 0.03
     assert useful.c_index["both"].value - useful.c_index["covariates"].value == pytest.approx(useful.gain.value)
@@ -79,7 +79,7 @@ def test_risk_that_matters_adds_to_the_covariates_and_noise_does_not():
     assert noise.hazard_ratios[1].low < 1 < noise.hazard_ratios[1].high
 
 
-def test_weights_of_both_are_those_of_the_validation_cases():
+def test_weights_of_covariates_and_risk_are_fitted_on_the_validation_cases():
     folds = made_folds(1.0, folds=1)
     (one,) = folds
     age = {
@@ -131,7 +131,7 @@ def train(run_cli, cohort, out, *options):
     return run_cli("train", *given, "--epochs", "3", "--out", str(cohort / out), *options)
 
 
-def test_train_writes_what_the_risk_adds(cohort, run_cli):
+def test_train_writes_the_improvement_of_the_risk_over_the_covariates(cohort, run_cli):
     options = ["--target", "months", "--event", "died", "--model", "abmil"]
     code, out, _ = train(run_cli, cohort, "adjusted", *options, "--adjust", "age,stage")
     assert code == 0 and "what the risk adds" in " ".join(out.split())
@@ -153,6 +153,6 @@ def test_train_writes_what_the_risk_adds(cohort, run_cli):
         (["--target", "months", "--event", "died", "--adjust", "months"], "--adjust months: the column is predicted"),
     ],
 )
-def test_impossible_adjustments_exit_with_one_line(cohort, run_cli, options, message):
+def test_invalid_adjustments_exit_with_one_line(cohort, run_cli, options, message):
     code, _, err = train(run_cli, cohort, "refused", *options)
     assert code == 2 and message in err.strip().splitlines()[-1] and not (cohort / "refused" / "metrics.json").exists()

@@ -57,7 +57,7 @@ def patients_by_role(run: Run) -> list[dict[int, set[str]]]:
     ]
 
 
-def test_calibration_patients_are_the_same_in_every_fold_and_served_nothing_else(trained):
+def test_calibration_patients_are_the_same_in_every_fold_and_not_used_otherwise(trained):
     folds = patients_by_role(trained.run)
     calibration = read_calibration(trained.run)
     for fold in folds:
@@ -78,7 +78,7 @@ def sites_of(trained, tmp_path, site_of):
     )
 
 
-def test_calibration_patients_of_all_sites_promise_nothing_for_other_sites(trained, tmp_path):
+def test_sets_calibrated_on_all_sites_warn_that_they_do_not_hold_for_other_sites(trained, tmp_path):
     settings = sites_of(trained, tmp_path, lambda patient: "ABC"[patient // 2 % 3])
     split = split_cohort(open_cohort(settings, log=lambda line: None), settings, log=lambda line: None)[0]
     assert split.notes[-1] == (
@@ -89,7 +89,7 @@ def test_calibration_patients_of_all_sites_promise_nothing_for_other_sites(train
     )
 
 
-def test_a_split_file_may_calibrate_on_sites_of_their_own(trained, tmp_path):
+def test_split_file_may_reserve_whole_sites_for_calibration(trained, tmp_path):
     settings = sites_of(trained, tmp_path, lambda patient: "D" if patient < 20 else "ABC"[patient // 2 % 3])
     table = pd.read_csv(tmp_path / "labels.csv").sort_values("slide_id")
     parts = {"D": "cal", "A": "train", "B": "val", "C": "test"}
@@ -123,7 +123,7 @@ def scores_by_class(calibration, models, rule) -> list[list[float]]:
     return [sorted(1 - rule(parts)[c] for (_, label), parts in of_patient.items() if label == c) for c in (0, 1)]
 
 
-def test_sets_of_test_patients_are_those_of_a_plain_computation(trained):
+def test_sets_of_test_patients_equal_a_direct_computation(trained):
     run, frame = trained.run, trained.run.predictions()
     calibration, names = read_calibration(run), ["a", "b"]
     covered = []
@@ -142,7 +142,7 @@ def test_sets_of_test_patients_are_those_of_a_plain_computation(trained):
     assert figures.by_class["a"].expected == pytest.approx(6 / 7)
 
 
-def test_new_slides_get_the_set_of_all_models_and_other_cohorts_a_measured_coverage(trained, tmp_path):
+def test_new_slides_get_sets_from_all_models_and_coverage_is_measured_on_other_cohorts(trained, tmp_path):
     lines = []
     frame = predict_bags(trained.run.folder, trained.other.features, tmp_path / "p", device="cpu", log=lines.append)
     calibration = read_calibration(trained.run)
@@ -190,7 +190,7 @@ def test_another_cohort_calibrates_sets_at_another_level(trained, tmp_path):
         ({"conformal": 0.8, "splits": "splits.tsv"}, "class 'a' has 0 patients that are in no test part"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused_in_one_line(trained, tmp_path, given, refused):
+def test_sets_that_cannot_be_calibrated_are_refused_in_one_line(trained, tmp_path, given, refused):
     if "splits" in given:
         table = pd.read_csv(trained.run.folder / "splits.tsv", sep="\t", dtype=str, keep_default_na=False)
         table.iloc[:, 2:] = table.iloc[:, 2:].replace("cal", "train")
@@ -226,7 +226,7 @@ def test_targets_without_classes_and_patients_with_two_labels_are_refused(traine
         run_study(settings(tmp_path / "run2", conformal=0.8, target=None))
 
 
-def test_slides_that_trained_the_run_and_too_few_patients_calibrate_nothing(trained, tmp_path):
+def test_training_slides_and_too_few_patients_are_refused_for_calibration(trained, tmp_path):
     run, own, other = trained.run.folder, trained.files, trained.other
     with pytest.raises(CarmilError, match="the run was trained on the features of"):
         evaluate_run(run, own.features, own.labels, tmp_path / "a", named=COLUMNS, conformal=0.8, **QUIET)
@@ -238,14 +238,14 @@ def test_slides_that_trained_the_run_and_too_few_patients_calibrate_nothing(trai
         predict_bags(run, other.features, tmp_path / "c", calibration=tmp_path, **QUIET)
 
 
-def test_slides_that_trained_a_run_with_one_bag_per_patient_calibrate_nothing(tmp_path):
+def test_training_slides_of_a_run_with_one_bag_per_patient_are_refused_for_calibration(tmp_path):
     files = make_files(tmp_path)
     run = run_study(files.settings(tmp_path / "run", patients="one-bag", **QUICK))
     with pytest.raises(CarmilError, match="the run was trained on the features of"):
         evaluate_run(run.folder, files.features, files.labels, tmp_path / "e", named=COLUMNS, conformal=LEVEL, **QUIET)
 
 
-def test_coverage_is_not_measured_on_the_slides_that_calibrated_the_sets(trained, tmp_path):
+def test_coverage_is_not_measured_on_the_calibration_slides(trained, tmp_path):
     calibrated, table = read_calibration(trained.run).slides, pd.read_csv(trained.files.labels, dtype=str)
     table[table["slide_id"].isin(calibrated)].to_csv(tmp_path / "labels.csv", index=False)
     lines = []
@@ -263,7 +263,7 @@ def test_coverage_is_not_measured_on_the_slides_that_calibrated_the_sets(trained
     assert any("calibrated the prediction sets, whose coverage is not measured here" in line for line in lines)
 
 
-def test_a_damaged_calibration_or_one_of_other_models_is_refused(trained, tmp_path):
+def test_damaged_calibration_or_calibration_of_other_models_is_refused(trained, tmp_path):
     content = json.loads((trained.run.folder / "calibration.json").read_text())
     for change, refused in (
         ({"weights": "0" * 16}, "calibrated for other models"),

@@ -135,7 +135,7 @@ def test_evidence_faithfulness_and_viewer_show_the_slides(measured):
     assert len(cases) == SLIDES and cases.evidence is not None
 
 
-def test_srg_is_that_of_a_loop_over_the_equations_of_the_other_tool(files, measured):
+def test_srg_equals_a_loop_over_the_equations_of_the_other_tool(files, measured):
     (found,) = measure_faithfulness(
         [measured.folder], files / "srg", methods=("path",), steps=10, random_orders=1, **OPTIONS
     )
@@ -157,7 +157,7 @@ def test_srg_is_that_of_a_loop_over_the_equations_of_the_other_tool(files, measu
     assert found.maps[0].figures["srg"].value == pytest.approx(np.mean(areas), abs=1e-6)
 
 
-def test_report_says_where_the_model_comes_from_and_shows_no_training(files, measured, run_cli):
+def test_report_states_the_origin_of_the_model_and_shows_no_training(files, measured, run_cli):
     status, out, _ = run_cli("report", str(measured.folder))
     assert status == 0, out
     page = (measured.folder / "report.html").read_text()
@@ -171,7 +171,7 @@ def test_report_says_where_the_model_comes_from_and_shows_no_training(files, mea
         assert absent not in page
 
 
-def test_same_command_again_writes_the_same_run_and_another_checkpoint_is_refused(files, plain, tmp_path):
+def test_repeated_import_writes_the_same_run_and_another_checkpoint_is_refused(files, plain, tmp_path):
     again = import_checkpoint(files / "clam.pt", "clam", plain.folder, classes=("normal", "tumor"), **OPTIONS)
     assert again.key == plain.key
     torch.save(clam_state(width=WIDTH), tmp_path / "other.pt")
@@ -179,7 +179,7 @@ def test_same_command_again_writes_the_same_run_and_another_checkpoint_is_refuse
         import_checkpoint(tmp_path / "other.pt", "clam", plain.folder, classes=("normal", "tumor"), **OPTIONS)
 
 
-def test_origin_in_a_run_cannot_be_changed_unnoticed(files, tmp_path):
+def test_changed_origin_in_a_run_raises_an_error(files, tmp_path):
     run = import_checkpoint(files / "clam.pt", "clam", tmp_path / "run", **OPTIONS)
     path = run.folder / "run.json"
     path.write_text(path.read_text().replace(run.data.imported.sha256, "0" * 64))
@@ -188,7 +188,7 @@ def test_origin_in_a_run_cannot_be_changed_unnoticed(files, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("explain",), ("faithfulness",), ("view",), ("report",), ("compare", "measured")])
-def test_commands_that_need_slides_say_so_in_one_line(words, files, plain, measured, run_cli):
+def test_commands_that_need_slides_exit_with_one_line(words, files, plain, measured, run_cli):
     more = [str(files / word) for word in words[1:]]
     status, _, error = run_cli(words[0], str(plain.folder), *more)
     assert status == 2
@@ -239,7 +239,7 @@ def test_checkpoint_with_a_program_beside_its_weights_is_imported_without_runnin
         ),
     ],
 )
-def test_options_that_do_not_fit_are_refused(given, words, files, tmp_path):
+def test_options_that_do_not_fit_the_checkpoint_are_refused(given, words, files, tmp_path):
     write_features(tmp_path / "w", 3)
     places = {"features": files / "features", "labels.csv": files / "labels.csv", "wide": tmp_path / "w" / "features"}
     given = {name: places.get(str(value), value) if isinstance(value, Path) else value for name, value in given.items()}
@@ -267,7 +267,7 @@ def test_settings_beside_the_checkpoint_must_agree_with_its_weights(tmp_path):
         )
 
 
-def test_features_of_another_encoder_than_the_named_one_are_refused_later(files, tmp_path):
+def test_features_of_an_encoder_other_than_the_one_named_at_import_are_refused(files, tmp_path):
     run = import_checkpoint(files / "clam.pt", "clam", tmp_path / "run", encoder="resnet50", **OPTIONS)
     assert read_run(run.folder).data.encoder == "resnet50"
     bag = Bag("s0", np.ones((3, WIDTH), np.float32), encoder="uni")
@@ -276,7 +276,7 @@ def test_features_of_another_encoder_than_the_named_one_are_refused_later(files,
         predict_bags(run.folder, tmp_path / "features", tmp_path / "out", **OPTIONS)
 
 
-def test_class_without_slides_keeps_its_place(files, tmp_path):
+def test_class_without_slides_keeps_its_position(files, tmp_path):
     state = clam_state(width=WIDTH, classes=3, multi=True)
     torch.save(state, tmp_path / "three.pt")
     given = {"bags": files / "features", "labels": files / "labels.csv", "classes": ("benign", "normal", "tumor")}

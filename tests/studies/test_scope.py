@@ -32,7 +32,7 @@ def run(files) -> Run:
     return run_study(settings)
 
 
-def test_a_shifted_test_slide_is_far_and_few_others_are(run):
+def test_shifted_test_slide_and_few_others_are_far(run):
     distances = run.predictions().groupby("slide")["cohort_distance"].mean()
     assert distances["036-0"] == distances.max() > 2
     assert (distances.drop("036-0") > 1).mean() < 0.15
@@ -61,7 +61,7 @@ def test_new_slides_unlike_the_training_cohort_are_listed_with_their_distance(ru
     assert "1 is the distance that 5 % of the training cohort's own slides exceed" in line
 
 
-def test_the_run_s_own_slides_keep_the_distance_of_their_test(run, files, tmp_path):
+def test_slides_of_the_run_keep_the_distance_measured_when_they_were_tested(run, files, tmp_path):
     frame = predict_bags(run.folder, files.features, tmp_path / "p", device="cpu", log=lambda line: None)
     own = run.predictions().groupby("slide")["cohort_distance"].mean()
     assert np.allclose(frame["cohort_distance"], own[frame["slide"]])

@@ -22,7 +22,7 @@ def sweep(cohort, out, kind, over, **others):
     return run_sweep(sweep_of({**given, **where, **others}, over, where="test"))
 
 
-def test_points_with_different_losses_are_trained_with_them_and_not_ranked_by_them(cohort, tmp_path):
+def test_points_with_different_losses_use_them_in_training_but_are_not_ranked_by_them(cohort, tmp_path):
     swept = sweep(cohort, tmp_path / "sweep", "survival", {"loss": ["cox", "discrete"]})
     assert [run.target.loss for run in swept.runs] == ["cox", "discrete"]
     losses = [run.models[0].validation_loss for run in swept.runs]
@@ -31,7 +31,7 @@ def test_points_with_different_losses_are_trained_with_them_and_not_ranked_by_th
     assert (choice.best, choice.by_fold) == (None, {})
 
 
-def test_points_with_different_events_have_their_own_outcomes(cohort, tmp_path):
+def test_sweep_points_with_different_events_have_different_outcomes(cohort, tmp_path):
     text = (cohort / "labels.csv").read_text().splitlines()
     other = [f"{line},{'died' if i == 0 else i % 2}" for i, line in enumerate(text)]
     (tmp_path / "labels.csv").write_text("\n".join(other))

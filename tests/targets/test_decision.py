@@ -83,7 +83,7 @@ def sigmoid(logits):
         (EachLabel(("node", "her2")), sigmoid, [0.8, -3.0], [-1, 0]),
     ],
 )
-def test_answer_turns_where_the_rule_says(rule, predicted, outputs, direction):
+def test_answer_changes_at_the_distance_given_by_the_rule(rule, predicted, outputs, direction):
     outputs, direction = np.array(outputs), np.array(direction)
     at = rule.turning(predicted(outputs), 0)
     assert at > 0.1
@@ -92,6 +92,6 @@ def test_answer_turns_where_the_rule_says(rule, predicted, outputs, direction):
     assert rule.answer(predicted(outputs + 1.001 * at * direction)) != answer
 
 
-def test_rules_that_no_output_turns_say_so():
+def test_rule_whose_answer_no_output_changes_has_no_distance():
     assert NumberItself(("",)).turning([54.1], 0) is None
     assert Decision(TWO, 1.0000000000000002).turning([0.2, 0.8], 0) is None

@@ -140,7 +140,7 @@ def stacked(links: list[Link]) -> Link:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_models_and_maps_get_the_losses_and_predictions_of_each_alone(kind):
+def test_losses_and_predictions_of_several_models_and_maps_equal_those_of_each_alone(kind):
     _, outputs, outcomes = KINDS[kind]
     models, maps, y = 3, 2, outcomes(0)
     F, counted = 2 * draw(0, models, maps, B, outputs), draw(1, models, B) > -0.5
@@ -264,7 +264,7 @@ def test_grades_keep_a_positive_probability_when_counterfactual_outputs_are_subt
     assert (difference[0, 1:-1] > 0.05).all()
 
 
-def test_a_grade_without_room_between_its_cut_points_has_a_finite_loss():
+def test_loss_is_finite_for_a_grade_whose_cut_points_coincide():
     link = CumulativeLogits(3)
     link.steps.data.fill_(-60.0)
     F = torch.tensor([[-100.0], [0.0], [100.0]], requires_grad=True)
@@ -292,7 +292,7 @@ def test_cut_points_start_at_the_frequencies_of_the_grades():
 # A number
 
 
-def test_a_value_is_predicted_in_its_own_unit():
+def test_value_is_predicted_in_its_original_unit():
     y = torch.tensor([[10.0], [14.0], [18.0]])
     link = Scale()
     for name, value in link.fitted(y).items():
@@ -308,7 +308,7 @@ def test_a_value_is_predicted_in_its_own_unit():
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_cox_loss_equals_efrons_partial_likelihood_of_random_sets(seed):
+def test_cox_loss_of_random_sets_equals_efrons_partial_likelihood(seed):
     y = times(seed, bags=5 + seed)
     F = 3 * draw(seed, len(y), 1)
     torch.testing.assert_close(
@@ -318,7 +318,7 @@ def test_cox_loss_equals_efrons_partial_likelihood_of_random_sets(seed):
 
 @pytest.mark.filterwarnings("ignore:Starting with pandas version")
 @pytest.mark.parametrize("seed", range(3))
-def test_cox_loss_equals_that_of_lifelines(seed):
+def test_cox_loss_equals_lifelines(seed):
     lifelines, pd = pytest.importorskip("lifelines"), pytest.importorskip("pandas")
     y, x = times(seed, bags=60), draw(seed, 60, 2)
     frame = pd.DataFrame({"x": x[:, 0], "z": x[:, 1], "time": y[:, 0], "event": y[:, 1]})
@@ -328,7 +328,7 @@ def test_cox_loss_equals_that_of_lifelines(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_risk_set_has_the_models_own_bags_only(seed):
+def test_risk_set_contains_only_bags_of_the_model(seed):
     y, F, link = times(seed), draw(seed, B, 1), Cox()
     own = draw(seed + 1, B) > 0
     link.counted = own
@@ -339,7 +339,7 @@ def test_a_risk_set_has_the_models_own_bags_only(seed):
     assert (loss[~own] == 0).all()
 
 
-def test_outcomes_of_bags_that_are_not_counted_change_no_bit():
+def test_outcomes_of_excluded_bags_do_not_change_a_bit_of_the_loss():
     link, F = Cox(), draw(0, B, 1).float().requires_grad_()
     own = torch.arange(B) % 3 > 0
     link.counted = own
@@ -369,7 +369,7 @@ def test_cox_loss_of_extreme_risks_has_no_nan():
     [torch.tensor([[1.0, 0.0], [2.0, 0.0], [2.0, 0.0]]), torch.tensor([[3.0, 1.0]])],
     ids=["no event", "one bag"],
 )
-def test_a_step_without_a_comparison_has_no_loss_and_no_gradient(y):
+def test_step_without_comparable_bags_has_no_loss_and_no_gradient(y):
     F = torch.randn(len(y), 1, requires_grad=True)
     loss = Cox().loss(F, y)
     (gradient,) = torch.autograd.grad(loss.sum(), F)
@@ -381,7 +381,7 @@ def test_a_constant_added_to_all_risks_changes_no_cox_loss():
     torch.testing.assert_close(Cox().loss(F, y), Cox().loss(F + 11, y))
 
 
-def test_intervals_hold_equally_many_events_and_start_from_their_hazards():
+def test_intervals_have_equal_numbers_of_events_and_start_at_their_hazards():
     y = torch.stack([draw(0, 4000).exp(), (draw(1, 4000) > 0).double()], dim=-1)
     link = DiscreteTime().double()
     for name, value in link.fitted(y).items():

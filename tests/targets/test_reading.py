@@ -82,7 +82,7 @@ def test_named_kind_is_not_guessed():
         ({"target": "t", "event": "e", "loss": "discrete"}, TargetColumns(("t",), "e", "survival", "discrete")),
     ],
 )
-def test_settings_name_the_columns_of_a_target(settings, named):
+def test_columns_of_a_target_are_specified_in_the_settings(settings, named):
     assert target_columns(**({"target": None, "event": None, "kind": None, "loss": None} | settings)) == named
 
 
@@ -192,13 +192,13 @@ def test_times_and_events_are_read_and_counted():
         ("overall_survival", "1", "0"),
     ],
 )
-def test_events_are_read_from_words_and_from_columns_of_censoring(column, yes, no):
+def test_events_are_read_from_words_and_from_censoring_columns(column, yes, no):
     cells = {"time": ["1", "2", "3"], column: [yes, no, no]}
     assert read(TargetColumns(("time",), column, "survival"), **cells)[1][:, 1].tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(("column", "name"), [("alive", "event"), ("not_censored", "event"), ("died", "died")])
-def test_an_event_is_never_named_after_its_absence(column, name):
+def test_name_of_a_column_for_the_absence_of_an_event_is_not_used_for_the_event(column, name):
     assert Survival(columns=("months", column)).event_name == name
 
 
@@ -210,7 +210,7 @@ def test_a_number_that_contradicts_its_word_raises_an_error(cells):
     )
 
 
-def test_a_column_of_censoring_with_numbers_and_words_raises_an_error():
+def test_censoring_column_with_numbers_and_words_raises_an_error():
     assert refusal(
         TargetColumns(("time",), "censored", "survival"), time=["1", "2", "3"], censored=["1", "0", "dead"]
     ) == (
@@ -219,7 +219,7 @@ def test_a_column_of_censoring_with_numbers_and_words_raises_an_error():
     )
 
 
-def test_column_that_names_censoring_is_noted():
+def test_interpretation_of_a_censoring_column_is_noted():
     _, _, notes = read(TargetColumns(("time",), "censored", "survival"), time=["1", "2"], censored=["0", "1"])
     assert notes[0] == (
         "column 'censored' names censoring: 1 is taken as censored, 0 as an event (rename the column if it is the other way "
@@ -282,7 +282,7 @@ def test_invalid_times_and_events_raise_an_error(time, event, message):
     assert refusal(SURVIVAL, time=time, event=event) == message
 
 
-def test_all_censored_by_a_column_of_censoring_raises_an_error_that_says_so():
+def test_censoring_column_without_any_event_raises_an_error_explaining_its_interpretation():
     named = TargetColumns(("time",), "censored", "survival")
     assert refusal(named, time=["1", "2"], censored=["1", "1"]) == (
         "t.csv: column 'censored' has no event, all 2 slides are censored (0 is an event, as the column names censoring): "
@@ -347,7 +347,7 @@ def test_grades_with_numbers_numerals_or_letters_are_ordered(cells, ordered):
 @pytest.mark.parametrize(
     "cells", [["low", "high", "medium"], ["G1", "T2"], ["1", "2", "high"], ["IA", "IB", "II"], ["II", "III", "X"]]
 )
-def test_an_unknown_order_of_grades_is_never_guessed(cells):
+def test_unknown_order_of_grades_is_never_guessed(cells):
     message = refusal(ORDINAL, grade=cells)
     assert message.startswith("t.csv: column 'grade' has grades whose order is unknown, ")
     assert f"--grades {','.join(sorted(cells, key=lambda cell: (not cell.isdigit(), cell)))} (in your order)" in message
@@ -446,7 +446,7 @@ def test_invalid_labels_raise_an_error(pr, message):
         (Labels(columns=("er", "pr")), {"er": ["1", "1"], "pr": ["0", "0"]}, [[1, 0], [1, 0]]),
     ],
 )
-def test_table_for_a_run_may_have_equal_outcomes(target, cells, outcomes):
+def test_table_of_new_slides_for_a_run_may_have_equal_outcomes(target, cells, outcomes):
     named = columns_of(target)
     assert set(named.all_columns) == set(cells)
     frame, notes = pd.DataFrame(cells), []
@@ -454,7 +454,7 @@ def test_table_for_a_run_may_have_equal_outcomes(target, cells, outcomes):
     assert known is target and result.tolist() == outcomes
 
 
-def test_grade_that_a_run_does_not_have_raises_an_error():
+def test_grade_on_which_a_run_was_not_trained_raises_an_error():
     named = columns_of(Ordinal(columns=("grade",), names=("1", "2")))
     with pytest.raises(CarmilError) as raised:
         read_outcomes(named, "ordinal", pd.DataFrame({"grade": ["2", "4"]}), ["a", "b"], "t.csv", [])
@@ -475,14 +475,14 @@ def settings_of(table, **options):
     return Settings.of({"bags": str(table.parent), "out": str(table.parent / "run"), **options}, where="command line")
 
 
-def test_slides_without_any_outcome_are_left_out(table):
+def test_slides_without_any_outcome_are_omitted(table):
     result = read_outcome_table(settings_of(table, target="months", event="died"), table)
     assert result.table.slides == ("a", "b", "d") and result.outcomes.tolist() == [[3, 1], [9, 0], [4.5, 1]]
     again = read_target_table(table, result.target, slide=None, patient=None)
     assert again.target is result.target and again.outcomes.tolist() == result.outcomes.tolist()
 
 
-def test_target_of_classes_is_read_as_with_label(table):
+def test_classes_given_as_a_target_are_read_like_a_label_column(table):
     as_target = read_outcome_table(settings_of(table, target="grade"), table)
     as_label = read_outcome_table(settings_of(table, label="grade"), table)
     assert as_target.target == as_label.target == Classes(names=("1", "2"))

@@ -53,7 +53,7 @@ def test_at_least_one_model_is_trained_if_none_fits(monkeypatch):
 @pytest.mark.parametrize(
     ("link", "labels"), [(Cox, torch.tensor([[3.0, 1.0], [2.0, 0.0]])), (Scale, torch.tensor([[5.0], [6.0]]))]
 )
-def test_models_of_other_targets_than_classes_need_no_other_memory(link, labels, monkeypatch):
+def test_models_of_targets_other_than_classes_need_the_same_memory(link, labels, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: GIB)
     features = [torch.zeros(size, 32) for size in (2000, 500)]
     counts = []

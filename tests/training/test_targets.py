@@ -90,7 +90,7 @@ def population(kind: str, members: list[Member], name: str = "car/abmil", **opti
     return Population(lambda: build(kind, name, **(options or SMALL)), members)
 
 
-def test_the_folds_of_all_kinds_have_informative_bags():
+def test_folds_of_all_kinds_of_targets_have_informative_bags():
     for kind, (link, _, _) in KINDS.items():
         informative = link().informative(bags(kind).labels)
         assert all((informative & (row == role)).sum() >= 2 for row in fold_roles() for role in (TRAIN, VALIDATION))
@@ -98,7 +98,7 @@ def test_the_folds_of_all_kinds_have_informative_bags():
 
 @pytest.mark.parametrize("patience", [100, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_noise_in_the_outcomes_of_a_test_fold_changes_no_bit_of_its_training(kind, patience):
+def test_noise_in_the_outcomes_of_a_test_fold_does_not_change_a_bit_of_its_training(kind, patience):
     """5 folds x 2 seeds are one population, and the test bags of a fold are training bags of the others."""
     fold, roles = 2, fold_roles()
     trained = [
@@ -163,7 +163,7 @@ def test_training_learns_the_target(kind):
 # What is fitted on outcomes
 
 
-def test_each_model_has_the_mean_and_deviation_of_its_own_training_bags():
+def test_each_model_uses_the_mean_and_deviation_of_its_own_training_bags():
     data, roles = bags("value"), fold_roles()
     trained = population("value", [Member(seed=0)] * FOLDS)
     fit(trained, data, roles, RECIPE)
@@ -176,7 +176,7 @@ def test_each_model_has_the_mean_and_deviation_of_its_own_training_bags():
 
 
 @pytest.mark.parametrize("kind", ["ordinal", "discrete"])
-def test_cut_points_and_baselines_start_from_each_models_own_training_bags(kind):
+def test_cut_points_and_baselines_are_initialised_from_the_training_bags_of_each_model(kind):
     data, roles = bags(kind), fold_roles()
     trained = population(kind, [Member(seed=0, lr=1e-12)] * FOLDS)
     fit(trained, data, roles, RECIPE)
@@ -197,7 +197,7 @@ def test_a_warm_start_keeps_the_cut_points_of_the_baseline():
 
 
 @pytest.mark.parametrize("kind", ["cox", "discrete"])
-def test_risks_are_centred_on_each_models_own_training_bags(kind):
+def test_risks_are_centred_on_the_training_bags_of_each_model(kind):
     """The centre is that of the weights that are kept, and does not depend on the other models."""
     data, roles = bags(kind), fold_roles()
     trained = population(kind, [Member(seed=seed, lr=0.01) for seed in range(FOLDS)])
@@ -212,7 +212,7 @@ def test_risks_are_centred_on_each_models_own_training_bags(kind):
 
 
 @pytest.mark.parametrize("kind", ["cox", "discrete"])
-def test_survival_in_parts_is_equal_to_survival_as_a_whole(kind):
+def test_survival_training_in_parts_equals_training_as_a_whole(kind):
     data, roles, members = bags(kind), fold_roles(), [Member(seed=seed, lr=0.01) for seed in range(FOLDS)]
     whole = population(kind, members)
     fit(whole, data, roles, RECIPE, trained_on=(roles == TRAIN).any(0))
@@ -226,7 +226,7 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("kind", ["cox", "discrete"])
-def test_survival_resumed_from_a_checkpoint_has_the_same_bits(kind, tmp_path):
+def test_survival_training_resumed_from_a_checkpoint_is_bitwise_equal(kind, tmp_path):
     data, roles, members = bags(kind), fold_roles(), [Member(seed=seed, lr=0.01) for seed in range(FOLDS)]
     whole = population(kind, members)
     expected = fit(whole, data, roles, RECIPE)
@@ -266,7 +266,7 @@ class LinearMean(BagModel):
 
 
 @pytest.mark.filterwarnings("ignore:Starting with pandas version")
-def test_a_linear_model_of_single_instances_gets_the_coefficients_of_lifelines():
+def test_linear_model_of_single_instances_learns_the_coefficients_of_lifelines():
     lifelines, pd = pytest.importorskip("lifelines"), pytest.importorskip("pandas")
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(150, 3, generator=generator)
@@ -319,7 +319,7 @@ def test_a_step_without_an_event_changes_nothing(name, optimizer):
         ({"labels": torch.arange(BAGS) % 2}, "expected a finite time and an event per bag"),
     ],
 )
-def test_what_coxs_likelihood_cannot_be_trained_on_is_refused_in_one_line(change, words):
+def test_data_unsuitable_for_the_cox_likelihood_are_refused_in_one_line(change, words):
     data, roles = bags("cox"), fold_roles()[0]
     if "event" in change:
         data.labels[roles == change["event"], 1] = 0.0
@@ -349,7 +349,7 @@ CLASSES_ONLY = {"clam.sb", "clam.mb", "weno", "dsmil.official"}
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huber"])
 @pytest.mark.parametrize("name", list_models())
-def test_every_model_trains_on_every_target_or_is_refused_by_name(name, kind):
+def test_every_model_trains_on_every_target_or_raises_an_error_naming_it(name, kind):
     branch, _, plain = name.rpartition("/")
     make = partial(build, kind, name, **TINY.get(plain, {"hidden": 16}))
     if plain in CLASSES_ONLY or branch == "targeted":
@@ -365,6 +365,6 @@ def test_every_model_trains_on_every_target_or_is_refused_by_name(name, kind):
     assert predict(trained, bags(kind), maps=False).values.isfinite().all()
 
 
-def test_models_that_need_classes_say_so():
+def test_models_that_need_classes_declare_it():
     needing = {name for name, entry in registered_models().items() if entry.build.needs_classes(entry.options)}
     assert needing == CLASSES_ONLY

@@ -98,7 +98,7 @@ def test_inputs_of_a_recorded_validation_pass_stay_in_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_validation_risks_of_a_model_are_compared_over_all_its_parts_and_with_no_others(monkeypatch, recorded):
+def test_validation_risks_are_compared_across_all_parts_of_a_model_but_not_between_models(monkeypatch, recorded):
     """Each pass has one or two bags; each model validates on other bags, and both are in every pass."""
     monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(work))
     generator = torch.Generator().manual_seed(0)

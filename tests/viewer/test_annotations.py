@@ -79,7 +79,7 @@ def test_region_is_saved_renamed_exported_and_deleted(asked, number_of):
     assert json.loads(ask(f"{address}.geojson").body)["features"] == []
 
 
-def test_tile_table_has_places_maps_and_regions(asked, number_of, run):
+def test_tile_table_has_positions_maps_and_regions(asked, number_of, run):
     ask, _ = asked
     number = number_of["s3"]
     ask.post(f"/api/case/{number}/annotations", {"add": {"name": "=tumour", "outline": SQUARE}})
@@ -102,7 +102,7 @@ def test_tile_table_has_places_maps_and_regions(asked, number_of, run):
     assert "regions" not in pd.read_csv(io.BytesIO(ask(f"/api/case/{number_of['s4']}/tiles.csv").body))
 
 
-def test_regions_that_qupath_wrote_are_shown_and_go_back_unchanged(asked, number_of):
+def test_regions_from_qupath_are_shown_and_exported_unchanged(asked, number_of):
     ask, folder = asked
     ring = [[0, 0], [640, 0], [640, 64], [0, 0]]
     feature = {
@@ -120,7 +120,7 @@ def test_regions_that_qupath_wrote_are_shown_and_go_back_unchanged(asked, number
     assert json.loads(ask(f"{address}.geojson").body)["features"][0] == feature
 
 
-def test_names_of_slides_do_not_become_paths(tmp_path):
+def test_slide_names_are_never_used_as_paths(tmp_path):
     folder = tmp_path / "a" / "b"
     one = annotations(made_up_run("../../x", "..", "/etc/passwd", "CON"), folder)
     for number in range(4):
@@ -183,7 +183,7 @@ def test_reason_is_given_where_no_region_can_be_drawn(tmp_path):
     assert broken.refusal.startswith("s0.geojson") and str(tmp_path) not in broken.refusal
 
 
-def test_truth_in_pixels_is_not_shown_over_positions_in_micrometres(tmp_path):
+def test_annotations_in_pixels_are_not_shown_if_positions_are_in_micrometres(tmp_path):
     run = made_up_run("s0", unit="um")
     sized = SlideFile(slide_width=1000, slide_height=700)
     run = replace(run, cases=tuple(replace(case, slide_file=sized) for case in run.cases))
@@ -192,7 +192,7 @@ def test_truth_in_pixels_is_not_shown_over_positions_in_micrometres(tmp_path):
     assert found.truth == () and found.problem.startswith("s0.xml is not shown, as positions are in micrometres")
 
 
-def test_a_link_is_not_exported(tmp_path):
+def test_annotations_file_that_is_a_symlink_is_not_exported(tmp_path):
     (tmp_path / "secret.geojson").write_text('{"type": "FeatureCollection", "features": []}')
     (tmp_path / "drawn").mkdir()
     (tmp_path / "drawn" / "s0.geojson").symlink_to(tmp_path / "secret.geojson")

@@ -27,7 +27,7 @@ def with_attention(run, number_of):
     return change
 
 
-def test_slide_with_nearly_uniform_attention_says_so_in_answer_and_legend(run, number_of, with_attention):
+def test_answer_and_legend_state_that_attention_is_nearly_uniform(run, number_of, with_attention):
     n = run.size(number_of["s3"])
     weights = torch.linspace(0.9, 1.1, n).softmax(0)
     share = float(effective_share(weights.unsqueeze(1), Offsets(torch.tensor([0, n]))))
@@ -46,7 +46,7 @@ def test_concentrated_attention_has_no_caution(run, number_of, with_attention):
     assert responses.maps.attention_caution(number, 0) == responses.maps.shown(number, "factual", 0).caution == ""
 
 
-def test_legend_of_evidence_tells_unit_sign_zero_and_sum(run, number_of):
+def test_legend_of_evidence_explains_unit_sign_zero_and_sum(run, number_of):
     shown = CaseMaps(run).shown(number_of["s3"], "evidence", 1)
     assert shown.of == (
         "blue supports, orange refutes, 0 neither: contribution to the logit of b; all add up to its change from what is "
@@ -57,7 +57,7 @@ def test_legend_of_evidence_tells_unit_sign_zero_and_sum(run, number_of):
     assert np.sum(weights.values) == pytest.approx(1, abs=1e-5)
 
 
-def test_page_says_that_attention_is_nearly_uniform(opened, made_up):
+def test_page_states_that_attention_is_nearly_uniform(opened, made_up):
     page = opened(f"{made_up}/{link(UNIFORM)}")
     said = f"{CAUTION[0].upper()}{CAUTION[1:]}."
     expect(page.locator("#caution")).to_have_text(said)
@@ -70,7 +70,7 @@ def test_page_says_that_attention_is_nearly_uniform(opened, made_up):
     expect(page.locator("figcaption .caution")).to_have_count(0)
 
 
-def test_legends_name_both_ends_and_zero(opened, made_up):
+def test_legends_explain_both_ends_and_zero(opened, made_up):
     page = opened(f"{made_up}/{link(SLIDE)}&class=2")
     ends = page.locator(".ends span")
     meaning = f"Blue supports, orange refutes, 0 neither: contribution to the logit of {CLASSES[2]};"

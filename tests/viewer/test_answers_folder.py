@@ -71,7 +71,7 @@ def test_answers_of_slides_run_open_like_a_run(asking, responses, folder):
         assert ask(f"/api/case/{case['number']}/zoom/9/0_0.jpeg").body[:2] == b"\xff\xd8"
 
 
-def test_whatif_on_a_new_slide_asks_all_models(asking, responses, study):
+def test_whatif_on_a_new_slide_uses_all_models(asking, responses, study):
     run = read_run(study.run)
     population = run.population()
     members = [population.member(row) for row in range(len(run.models))]
@@ -92,7 +92,7 @@ def test_answers_find_a_run_that_was_moved_with_them(copied, study):
     assert set(answers.slides) == {"wide", "tall"}
 
 
-def test_missing_run_is_asked_for_in_one_line(copied, study):
+def test_error_about_a_missing_run_asks_for_it_in_one_line(copied, study):
     shutil.rmtree(copied.parent / "run")
     with pytest.raises(CarmilError, match=r"is no longer at .*run: give it with --model"):
         read_answer_cases(read_answers(copied))
@@ -103,7 +103,7 @@ def test_missing_run_is_asked_for_in_one_line(copied, study):
     assert len(read_answer_cases(read_answers(copied), model=study.run)) == 2
 
 
-def test_another_run_is_refused(copied, tmp_path):
+def test_run_that_did_not_write_the_answers_is_refused(copied, tmp_path):
     models = tmp_path / "run" / "models.json"
     models.write_text(json.dumps([model | {"threshold": 0.9} for model in json.loads(models.read_text())]))
     for model in (None, tmp_path / "run"):
@@ -113,7 +113,7 @@ def test_another_run_is_refused(copied, tmp_path):
             read_answer_cases(read_answers(copied), model=model)
 
 
-def test_slide_file_that_became_a_link_is_not_shown(responses, folder, tmp_path, study):
+def test_slide_file_replaced_by_a_symlink_is_not_shown(responses, folder, tmp_path, study):
     recorded = read_answers(folder).slides
     link = tmp_path / "wide.tif"
     link.symlink_to(study.folder / "wide.tif")

@@ -66,7 +66,7 @@ def test_view_is_saved_as_svg_and_png_with_legend_answer_and_slide(opened, made_
 
 
 @pytest.mark.parametrize("number", [DIGITS, BARS])
-def test_view_of_instances_without_places_is_saved(opened, made_up, number):
+def test_view_of_instances_without_coordinates_is_saved(opened, made_up, number):
     page = opened(f"{made_up}/{link(number)}")
     drawing = ElementTree.fromstring(downloaded(page, "Picture (SVG)")[1])
     (image,) = drawing.iter(f"{SVG}image")

@@ -98,7 +98,7 @@ def test_link_restores_removals_and_the_list(opened, made_up):
     until_equal(again, lambda: again.locator("#link").input_value(), again.evaluate("location.href"))
 
 
-def test_link_in_the_same_tab_is_followed_even_while_another_is_waiting(opened, made_up):
+def test_link_opened_in_the_same_tab_is_followed_even_while_another_is_loading(opened, made_up):
     page = opened(f"{made_up}/{link(BARE)}")
     page.route("**/case/0/whatif", lambda route: None)  # never answered
     page.goto(f"{made_up}/{link(SLIDE)}&removed=0-9:edge&removal=0")

@@ -68,7 +68,7 @@ def test_negligible_map_is_drawn_as_zero_with_an_explanation(opened, made_up):
         assert len(strengths) == len(evidence(fake_server.TINY)) and not any(strengths)
 
 
-def test_faint_map_does_not_fill_the_colours_and_says_why(opened, made_up):
+def test_faint_map_uses_only_pale_colours_and_explains_why(opened, made_up):
     page = opened(f"{made_up}/{link(fake_server.FAINT)}")
     assert f"Drawn faint: {fake_server.WHY_FAINT}." in page.locator("figcaption").inner_text()
     assert page.locator("#tiles .tile").count() > 0

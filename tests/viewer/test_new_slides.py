@@ -57,7 +57,7 @@ def view(run_cli, monkeypatch, study):
     close(opened_runs)
 
 
-def test_view_answers_a_slide_once(view, study, slide, tmp_path, monkeypatch):
+def test_view_processes_a_slide_only_once(view, study, slide, tmp_path, monkeypatch):
     """The first call cuts, encodes and explains; the second loads no encoder; a changed file is answered again."""
     out = tmp_path / "answers"
     status, err, runs, preparation, shown = view(slide, "--out", out)
@@ -83,7 +83,7 @@ def test_view_answers_a_slide_once(view, study, slide, tmp_path, monkeypatch):
     assert view(copy, "--out", out)[3] is not None  # a file elsewhere
 
 
-def test_results_are_beside_the_run_by_default(view, study, slide):
+def test_results_are_saved_next_to_the_run_by_default(view, study, slide):
     assert view(slide)[0] == 0
     assert (study.folder / "run-answers" / "answers.json").is_file()
 
@@ -104,7 +104,7 @@ def test_another_encoder_is_refused_before_the_viewer_starts(view, study, slide,
         assert not runs and preparation is None and not (tmp_path / "answers").exists()
 
 
-def test_contradictory_words_exit_with_one_line(run_cli, study, slide, study_folder):
+def test_contradictory_arguments_exit_with_one_line(run_cli, study, slide, study_folder):
     for words, expected in (
         ([slide], "to show a slide, give the run that answers with --model"),
         ([slide, study.run, "--model", study.run], "cannot be shown together: use one command for each"),
@@ -152,7 +152,7 @@ def wait_for(preparation, stage):
     raise AssertionError(preparation.state)
 
 
-def test_requests_during_the_preparation_tell_only_its_state(asking, gated):
+def test_requests_during_the_preparation_return_only_its_state(asking, gated):
     ask = asking(guarded_app(preparation=gated, is_known=known_hosts([], any_address=False)))
     assert ask("/api/cohort").json["preparing"]["stage"] == "starting"
     gated.start()
@@ -174,7 +174,7 @@ def test_requests_during_the_preparation_tell_only_its_state(asking, gated):
     assert remark.startswith("Skipped: broken.tif") and "/" not in remark.replace("um/px", "")
 
 
-def test_slide_that_cannot_be_read_says_why(asking, study, tmp_path):
+def test_preparation_of_an_unreadable_slide_states_the_reason(asking, study, tmp_path):
     empty = tmp_path / "empty.svs"
     empty.write_bytes(b"")
     preparation = prepare_slides(
@@ -207,7 +207,7 @@ def test_stopped_preparation_resumes(study, slide, tmp_path, monkeypatch):
     assert (new.out / "features" / "features.bin").stat().st_mtime_ns == features
 
 
-def test_time_left_is_of_the_stage_and_its_pace(monkeypatch):
+def test_time_left_is_estimated_from_the_pace_of_the_current_stage(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("carmil.viewer.preparation.time.monotonic", lambda: now[0])
     preparation = Preparation(tuple, say=lambda line: None)

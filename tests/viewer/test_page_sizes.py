@@ -235,7 +235,7 @@ def test_map_is_hidden_faded_smoothed_and_outlined(page, made_up):
     page.get_by_text("More", exact=True).click()
 
 
-def test_slide_is_magnified_measured_and_cannot_be_lost(page, made_up):
+def test_slide_can_be_magnified_and_measured_and_stays_in_view(page, made_up):
     show(page, made_up, 8)
     wide = page.locator(".stage").bounding_box()["width"]
     expect(page.locator(".overview.idle")).to_have_count(1)
@@ -280,7 +280,7 @@ def test_slide_is_magnified_measured_and_cannot_be_lost(page, made_up):
     until(page, "!location.hash.includes('view=')")
 
 
-def test_selected_tile_is_flown_to(page, made_up):
+def test_view_moves_to_the_selected_tile(page, made_up):
     show(page, made_up, 12)
     before, best = magnification(page), top(12, row(12)["class"], 8)["supporting"][0]
     page.locator(".tile.for").first.click()
@@ -343,7 +343,7 @@ def test_axe_finds_no_violation_after_a_removal(page, made_up, axe):
     assert_accessible(page, axe)
 
 
-def test_faint_and_negligible_maps_say_so(page, made_up):
+def test_faint_and_negligible_maps_are_explained(page, made_up):
     for number, words, alpha in (
         (FAINT, f"Drawn faint: {WHY_FAINT}.", 0.4),
         (TINY, f"Negligible, drawn as 0: {NEGLIGIBLE}.", 0.1),

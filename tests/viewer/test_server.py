@@ -228,7 +228,7 @@ def test_micrometre_coordinates_are_converted_to_level_0_pixels(study_folder):
 
 
 @pytest.mark.finding(n=6)
-def test_only_cases_with_coordinates_have_places():
+def test_only_cases_with_coordinates_have_tile_positions():
     places = [torch.tensor([[0.0, 0.0], [32.0, 16.0]]), torch.full((2, 2), torch.nan)]
     bags = Bags.from_list([torch.zeros(2, 2)] * 2, coordinates=places, coordinate_unit=("um", None))
     cases = tuple(Case(f"s{i}", i, (0,), RULE, np.ones(2) / 2, tile_size=16.0) for i in range(2))

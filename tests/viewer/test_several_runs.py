@@ -55,7 +55,7 @@ def test_cases_of_several_runs_have_consecutive_numbers(asking, app_of_both, bot
         assert ask(f"/api/cohort?run={wrong}").status == 400
 
 
-def test_every_run_answers_for_its_own_cases(asking, app_of_both, both):
+def test_requests_for_a_case_are_answered_by_its_own_run(asking, app_of_both, both):
     ask = asking(app_of_both)
     for answers in both:
         number = next(number for number, case in enumerate(answers.run.cases) if case.slide == "s1")
@@ -76,7 +76,7 @@ def test_runs_share_the_memory_for_caches(both):
         assert sum(rooms) <= limit
 
 
-def test_names_of_runs_are_as_long_as_needed(tmp_path):
+def test_run_names_are_only_as_long_as_needed_to_differ(tmp_path):
     assert distinct_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
     assert distinct_names([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
     with pytest.raises(CarmilError, match="is given twice"):

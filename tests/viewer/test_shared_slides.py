@@ -43,7 +43,7 @@ def picture_of(responses, number):
     return json.loads(responses.case(number))["picture"]
 
 
-def test_a_slide_of_two_runs_is_opened_once_and_has_one_address_of_its_tiles(both, opened_files):
+def test_slide_shared_by_two_runs_is_opened_once_and_its_tiles_have_one_address(both, opened_files):
     numbers = cases_of(both, "s1")
     pictures = [picture_of(one, number) for one, number in zip(both, numbers, strict=True)]
     assert pictures[0]["case"] == pictures[1]["case"] == numbers[0]
@@ -53,7 +53,7 @@ def test_a_slide_of_two_runs_is_opened_once_and_has_one_address_of_its_tiles(bot
     assert opened_files == ["s1.tif"]
 
 
-def test_a_run_that_does_not_show_the_slide_leaves_its_tiles_to_the_other(both):
+def test_tiles_of_a_shared_slide_come_from_the_run_that_can_show_it(both):
     first, second = cases_of(both, "s1")
     both[0].pictures.problems[first] = "the slide has another size than the slide that was tiled"
     assert picture_of(both[0], first) is None

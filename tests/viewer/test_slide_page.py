@@ -110,7 +110,7 @@ def test_presets_are_disabled_with_a_reason_where_the_pixel_size_is_unknown(open
     expect(page.locator(".scale-bar")).to_be_hidden()
 
 
-def test_slide_that_is_not_read_yet_says_so(opened, made_up):
+def test_page_states_that_a_slide_is_still_being_read(opened, made_up):
     page = opened(f"{made_up}/{link(SLIDE)}")
     reading, held, is_read = page.locator(".reading"), [], Event()
     expect(reading).to_have_count(0)
@@ -143,7 +143,7 @@ def test_overview_shows_the_view_and_moves_it(opened, made_up):
     until_equal(page, lambda: view_of(page), (*middle, ANY))
 
 
-def test_panning_cannot_lose_the_tissue_and_fit_shows_all_of_it(opened, made_up):
+def test_panning_keeps_tissue_in_view_and_fit_shows_all_of_it(opened, made_up):
     page = opened(f"{made_up}/{link(SLIDE)}&view=10000,7000,6000")
     box, corners = page.locator(".stage").bounding_box(), places(SLIDE)
     left, top, right, bottom = [*corners.min(0), *(corners.max(0) + SIDE)]

@@ -55,7 +55,7 @@ def test_new_slide_is_answered_with_the_pixel_size_of_the_table(run_cli, table, 
     assert not are_answered([slide], run, out) and not are_answered([slide], run, out, mpps={slide: 0.25})
 
 
-def test_table_without_slides_or_their_names_is_refused(run_cli, study_folder, tmp_path, table):
+def test_slides_table_without_matching_slide_files_is_refused(run_cli, study_folder, tmp_path, table):
     run, slides = str(study_folder / "run"), str(study_folder / "slides")
     status, _, error = run_cli("view", run, "--slides-table", str(table), "--no-browser", "--port", "0")
     assert status == 2 and "--slides-table is for slide files: give their folder with --slides" in error

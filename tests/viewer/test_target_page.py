@@ -30,7 +30,7 @@ def target_of(responses):
     return json.loads(responses.cohort())["target"]
 
 
-def test_page_shows_a_risk_and_what_raises_and_lowers_it(opened, serve, run_of_kind):
+def test_page_shows_a_risk_and_the_tiles_that_raise_and_lower_it(opened, serve, run_of_kind):
     """List, answer, legend, tiles, what-if and deletion curve of a survival run."""
     responses, app = viewer_of(run_of_kind("survival"))
     cases, decimals = responses.run.cases, target_of(responses)["format"]["decimals"]
