@@ -160,7 +160,7 @@ def lifelines():
         yield pytest.importorskip("lifelines", reason="needs lifelines, from the dev group")
 
 
-def test_kaplan_meier_curves_are_those_of_the_groups_of_each_fold(trained):
+def test_kaplan_meier_curves_use_the_risk_groups_of_each_fold(trained):
     run, text = trained("survival")
     time, event, higher = groups_by_hand(run)
     plot = figure(text, "log-rank test")
@@ -216,7 +216,7 @@ def test_caption_has_the_log_rank_test_of_the_groups(trained):
 
 
 @pytest.mark.parametrize(("event", "group"), [([0, 0, 0], [1, 0, 1]), ([1, 1, 0], [1, 1, 1]), ([1, 1, 0], [0, 0, 0])])
-def test_log_rank_test_needs_events_and_two_groups(event, group):
+def test_log_rank_test_requires_events_and_two_groups(event, group):
     assert log_rank(np.array([1.0, 2.0, 3.0]), np.array(event, dtype=bool), np.array(group, dtype=bool)) is None
 
 
@@ -262,7 +262,7 @@ def test_curves_over_time_have_a_line_per_fold_and_their_mean(trained):
         assert mean[mean[:, 0] == x, 1][0] == pytest.approx(np.mean(each), abs=0.11)
 
 
-def test_brier_scores_are_shown_beside_kaplan_and_meiers(trained):
+def test_brier_scores_are_shown_beside_that_of_the_kaplan_meier_curve(trained):
     run, text = trained("survival")
     plot, summary = figure(text, "Brier score over time"), run.metrics.summary
     assert f"the models: {100 * summary['ibs'].mean:.1f} over all times" in plot
@@ -287,7 +287,7 @@ def test_predicted_numbers_are_drawn_against_the_true_ones(trained):
     assert guide == axes.path([(low - room, low - room), (high + room, high + room)])
 
 
-def test_limits_of_the_errors_are_two_standard_deviations_apart_from_their_mean(trained):
+def test_limits_of_the_errors_are_about_two_standard_deviations_from_their_mean(trained):
     run, text = trained("value")
     patients = patients_of(run)
     error = (patients["predicted"] - patients["label"]).to_numpy()
@@ -297,7 +297,7 @@ def test_limits_of_the_errors_are_two_standard_deviations_apart_from_their_mean(
     assert f"{low:+.3g} and {high:+.3g}".replace("-", "−") in words
 
 
-def test_grades_have_their_mean_probabilities_by_true_grade(trained):
+def test_plot_shows_the_mean_probability_of_each_grade_by_true_grade(trained):
     run, text = trained("ordinal")
     patients = patients_of(run)
     plot = figure(text, "Predicted grades by true grade")
@@ -308,7 +308,7 @@ def test_grades_have_their_mean_probabilities_by_true_grade(trained):
             assert f"{grade} ({len(own)}): {name} {own[f'p_{name}'].mean():.1%}" in plot
 
 
-def test_calibration_of_grades_is_of_being_above_each_grade(trained):
+def test_calibration_of_grades_uses_the_probabilities_of_being_above_each_grade(trained):
     run, text = trained("ordinal")
     patients, names = patients_of(run), run.target.names
     p = 1 - patients[[f"p_{name}" for name in names[:2]]].sum(axis=1).to_numpy()
@@ -338,7 +338,7 @@ def test_confusion_matrix_counts_patients_by_grade(trained):
         assert len(shown) == 3
 
 
-def test_curves_of_labels_leave_missing_labels_out(trained):
+def test_curves_of_labels_omit_missing_labels(trained):
     run, text = trained("labels")
     patients = patients_of(run)
     assert patients["label_her2"].isna().sum() == 4
@@ -391,7 +391,7 @@ MUST_NOT = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_page_and_card_have_the_words_of_the_target_only(trained, kind):
+def test_page_and_card_use_only_the_terms_of_the_target(trained, kind):
     run, text = trained(kind)
     written = re.sub(r"\\(.)", r"\1", card(run))
     for words in (words_of(text), " ".join(written.split())):
@@ -405,7 +405,7 @@ def test_page_and_card_have_the_words_of_the_target_only(trained, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evidence_is_in_words_of_the_target(explained, kind):
+def test_evidence_is_described_in_the_terms_of_the_target(explained, kind):
     _, text = explained(kind)
     words = words_of(re.search(r'<h2 id="evidence">.*?<h2 id="learning">', text, re.DOTALL)[0])
     assert not re.search(r"\bclass(es)?\b", words), re.search(r".{60}\bclass(es)?\b.{60}", words)
@@ -457,14 +457,14 @@ def test_every_slide_is_in_the_table_with_its_outcome(trained, kind):
                 assert "result" not in row
 
 
-def test_value_has_no_turned_answers_and_no_filter(trained):
+def test_report_of_a_value_marks_no_changed_answers_and_has_no_filter(trained):
     _, text = trained("value")
     assert 'class="name turned"' not in text and '<label hidden>show <select id="which">' in text
     assert "counterfactual age" in answers(text)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_report_of_one_seed_and_an_official_split(trained, kind):
+def test_report_supports_one_seed_and_an_official_split(trained, kind):
     run, text = trained(kind, "_official", official=True, seeds=1)
     words, test = words_of(text), SLIDES // 4
     assert len(run.models) == 1 and len(answers(text)) == test
@@ -534,10 +534,10 @@ def test_slides_of_each_leading_label_are_selected_right_and_wrong():
     assert found == [(0, "node: right"), (4, "node: right"), (1, "node: wrong"), (2, "her2: right")]
 
 
-def test_column_that_names_censoring_is_not_the_name_of_the_event():
+def test_name_of_a_censoring_column_is_not_used_as_the_name_of_the_event():
     target = Survival(columns=("days", "censored"))
-    assert target.describe(np.array([12.0, 1])) == "event at 12 days"
-    assert target.describe(np.array([12.0, 0])) == "censored at 12 days"
+    assert target.describe(np.array([12.0, 1])) == "12 days, event"
+    assert target.describe(np.array([12.0, 0])) == "12 days, censored"
     assert target.title == "days to event" and target.strata(np.array([[1.0, 0]]))[1] == ("censored", "event")
     assert target.outcome_cells(np.array([[12.5, 1], [3, 0]])) == {"days": ["12.5", "3"], "event": ["yes", "censored"]}
 

@@ -62,7 +62,7 @@ def draw_times(bags: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @every_kind
-def test_outcomes_survive_a_table(kind):
+def test_outcomes_are_unchanged_after_a_round_trip_through_a_table(kind):
     target, outcomes = TARGETS[kind], OUTCOMES[kind]
     columns = target.label_values(outcomes)
     assert tuple(columns) == target.label_columns
@@ -100,7 +100,7 @@ def test_tables_hold_predictions_in_columns_of_the_target(kind, columns, counter
 
 
 @every_kind
-def test_tables_with_impossible_values_are_not_sound(kind):
+def test_tables_with_invalid_values_are_not_sound(kind):
     target, columns = TARGETS[kind], TARGETS[kind].prediction_columns()
     table = target.label_values(OUTCOMES[kind]) | dict(zip(columns, PREDICTED[kind].T, strict=True))
     assert target.are_sound(table, columns)
@@ -116,15 +116,15 @@ def test_tables_with_impossible_values_are_not_sound(kind):
         ("ordinal", ["3", "1", "2"]),
         ("labels", ["er 1, pr 0", "er 0, pr ?", "er 1, pr 1"]),
         ("value", ["61.25", "40", "70"]),
-        ("survival", ["death at 3.5 months", "censored at 12 months", "death at 8 months"]),
+        ("survival", ["3.5 months, death", "12 months, censored", "8 months, death"]),
     ],
 )
 def test_outcome_is_described_in_words(kind, words):
     assert [TARGETS[kind].describe(outcome) for outcome in OUTCOMES[kind]] == words
 
 
-def test_unit_of_times_is_only_described_if_the_column_names_it():
-    assert Survival(columns=("time", "death")).describe([3.5, 0]) == "censored at 3.5"
+def test_unit_of_times_is_described_only_if_the_column_name_contains_it():
+    assert Survival(columns=("time", "death")).describe([3.5, 0]) == "3.5, censored"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_risk_groups_of_several_models_have_their_mean_threshold():
     )
 
 
-def test_operating_point_is_the_median_risk_or_for_two_classes():
+def test_operating_point_exists_for_risks_and_two_classes_only():
     points = {
         kind: TARGETS[kind].operating_point(PREDICTED[kind], OUTCOMES[kind], Rule.parse("balanced")) for kind in TARGETS
     }
@@ -254,7 +254,7 @@ def test_operating_point_is_the_median_risk_or_for_two_classes():
     assert {kind for kind, point in points.items() if point is None} == {"ordinal", "labels", "value"}
 
 
-def test_kappa_of_grades_equals_scikit_learns():
+def test_kappa_of_grades_equals_scikit_learn():
     predicted, outcomes = draw_grades(60, 4)
     target = Ordinal(columns=("grade",), names=("0", "1", "2", "3"))
     answers = [int(answer) for answer in target.decision().answers(predicted)]
@@ -264,7 +264,7 @@ def test_kappa_of_grades_equals_scikit_learns():
     assert figures["accuracy"] == pytest.approx((outcomes == answers).mean())
 
 
-def test_kappa_of_grades_by_hand():
+def test_kappa_of_grades_equals_value_computed_by_hand():
     predicted = np.eye(3)[[0, 1, 2, 2]]
     figures = TARGETS["ordinal"].figures(predicted, np.array([0, 1, 2, 0]), [])
     # mean squared distances: 4 / 4 of the four pairs, and (5 + 3 + 9 + 9) / 16 of all combinations
@@ -272,12 +272,12 @@ def test_kappa_of_grades_by_hand():
     assert np.isnan(TARGETS["ordinal"].figures(predicted[:1], np.array([0]), [])["kappa"])
 
 
-def test_median_grade_of_equal_halves_is_the_lower():
+def test_median_grade_of_equal_halves_is_the_lower_grade():
     decision = TARGETS["ordinal"].decision()
     assert decision.answers([[0.5, 0.5, 0], [0.49, 0.02, 0.49], [0, 0.1, 0.3]]) == ["1", "2", "3"]
 
 
-def test_figures_of_numbers_equal_scipys_and_scikit_learns():
+def test_figures_of_numbers_equal_scipy_and_scikit_learn():
     rng = np.random.default_rng(0)
     outcomes = rng.normal(50, 10, (40, 1)).round()  # with ties
     predicted = outcomes + rng.normal(0, 8, (40, 1))
@@ -294,7 +294,7 @@ def test_figures_of_equal_numbers_are_undefined():
     assert np.isnan(figures["spearman"]) and np.isnan(figures["r2"]) and figures["mae"] == pytest.approx(2 / 3)
 
 
-def test_figures_of_labels_equal_scikit_learns_on_the_known_labels():
+def test_figures_of_labels_equal_scikit_learn_on_the_known_labels():
     predicted, outcomes = draw_labels(50)
     figures = Labels(columns=("a", "b", "c")).figures(predicted, outcomes, [])
     for name, score in (("auc", roc_auc_score), ("ap", average_precision_score)):
@@ -315,7 +315,7 @@ def test_figures_of_a_label_with_one_value_are_undefined_and_not_in_the_mean():
     assert np.isnan(Labels(columns=("a", "b", "c")).figures(predicted, np.ones((50, 3)), [])["auc"])
 
 
-def test_figures_of_times_equal_scikit_survivals():
+def test_figures_of_times_equal_scikit_survival():
     risk, outcomes = draw_times(200)
     known_risk, known = draw_times(400, seed=1)
     training = Training(known, breslow(known[:, 0], known[:, 1] > 0, known_risk[:, 0]))
@@ -332,7 +332,7 @@ def test_figures_of_times_equal_scikit_survivals():
     assert set(target.figures(risk, outcomes, [])) == {"c_index"}
 
 
-def test_times_that_few_events_precede_have_no_figures_over_time():
+def test_figures_over_time_are_omitted_at_times_preceded_by_few_events():
     risk, outcomes = draw_times(20)
     outcomes[1:, 1] = 0
     training = Training(outcomes, breslow(outcomes[:, 0], outcomes[:, 1] > 0, risk[:, 0]))
@@ -340,7 +340,7 @@ def test_times_that_few_events_precede_have_no_figures_over_time():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TARGETS if kind != "classes"])
-def test_intervals_are_of_the_mean_over_folds(kind):
+def test_intervals_surround_the_mean_over_folds(kind):
     target = TARGETS[kind]
     predicted, outcomes = {
         "ordinal": lambda: draw_grades(60, 3),

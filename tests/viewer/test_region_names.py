@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from carmil.maps.annotations import read_annotations
 from carmil.viewer.app import guarded_app
 from carmil.viewer.guard import known_hosts
 from carmil.viewer.responses import Responses
@@ -34,7 +35,7 @@ def words_of_picture(page):
     return " ".join("".join(text.itertext()) for text in drawing.iter(f"{SVG}text"))
 
 
-def test_removal_takes_the_name_under_which_its_region_is_saved(page):
+def test_removal_is_renamed_when_its_region_is_saved_under_a_name(page):
     lasso(page, CORNERS, size=SIZE)
     page.get_by_role("button", name="Remove", exact=False).filter(has_text="tiles").first.click()
     page.wait_for_selector(".moves")
@@ -49,7 +50,26 @@ def test_removal_takes_the_name_under_which_its_region_is_saved(page):
     assert "Without stroma (" in words_of_picture(page)
 
 
-def test_removal_of_tiles_without_a_region_names_their_number_once(page):
+def test_second_region_does_not_replace_one_that_is_not_saved(page, tmp_path):
+    below = [(4, 132), (320, 132), (320, 256), (4, 256)]
+    lasso(page, CORNERS, size=SIZE)
+    page.get_by_label("Name of the drawn region: region 1").fill("tumour bed")
+    lasso(page, below, size=SIZE)
+    names = page.get_by_label("Name of the drawn region")
+    expect(names).to_have_count(2)
+    expect(names.first).to_have_value("tumour bed")
+    names.nth(1).press("Enter")
+    page.get_by_label("Name of region 2").wait_for()
+    names.first.press("Enter")
+    page.get_by_label("Name of tumour bed").wait_for()
+    expect(names).to_have_count(0)
+    second, first = read_annotations(tmp_path / "drawn" / "s1.geojson", width=1000, height=700)
+    assert (first.name, second.name) == ("tumour bed", "region 2")
+    for region, corners in ((first, CORNERS), (second, below)):
+        assert region.shape.bounds == pytest.approx((*corners[0], *corners[2]), abs=2)
+
+
+def test_removal_of_tiles_without_a_region_states_their_number_once(page):
     for corners in (CORNERS, [(4, 132), (320, 132), (320, 256), (4, 256)]):
         lasso(page, corners, size=SIZE)
     remove = page.get_by_role("button", name="Remove", exact=False).filter(has_text="tiles").first
@@ -60,7 +80,7 @@ def test_removal_of_tiles_without_a_region_names_their_number_once(page):
     assert f"Without {count} tiles (" in words and f"({count} tiles" not in words
 
 
-def test_region_that_is_kept_is_named_in_the_picture(page):
+def test_name_of_a_region_that_is_kept_appears_in_the_picture(page):
     lasso(page, CORNERS, size=SIZE)
     save_as(page, "tumour bed")
     page.get_by_role("button", name="Keep only these").click()

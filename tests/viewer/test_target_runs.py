@@ -36,7 +36,7 @@ UNITS = {
     "value": "contribution to the age in standard deviations",
     "ordinal": "contribution to the logit of a higher grade",
 }
-LABELS = {"survival": "recurrence at 34.1 months", "value": "54.1", "ordinal": "1", "labels": "node 0, her2 1"}  # of s1
+LABELS = {"survival": "34.1 months, recurrence", "value": "54.1", "ordinal": "1", "labels": "node 0, her2 1"}  # of s1
 
 
 @pytest.fixture(params=OPTIONS)
@@ -81,7 +81,7 @@ def predict(run, slide, kept):
     return np.mean(factual, axis=0), np.mean(counterfactual, axis=0)
 
 
-def test_list_has_the_numbers_of_the_run_and_the_words_of_the_target(ask, run, kind):
+def test_list_has_the_predictions_of_the_run_and_the_terms_of_the_target(ask, run, kind):
     response, frame = ask("/api/cohort").json, run.predictions().groupby("slide")
     target = response["target"]
     assert [row["name"] for row in target["rows"]] == ROWS[kind]
@@ -133,7 +133,7 @@ def test_whatif_equals_the_prediction_of_the_models_for_the_reduced_bag(ask, run
     assert response["answer_after"] == rule.answer(after)
 
 
-def test_map_and_lists_tell_what_raises_and_what_lowers(ask, run, kind):
+def test_map_and_lists_show_tiles_that_raise_and_lower_the_output(ask, run, kind):
     shown = ask("/api/case/3/map/evidence").json
     values, top = np.array(shown["values"]), ask("/api/case/3/top?count=4").json
     assert shown["diverging"] and not shown["negligible"]
@@ -145,7 +145,7 @@ def test_map_and_lists_tell_what_raises_and_what_lowers(ask, run, kind):
     assert all(one["value"] < 0 for one in top["refuting"])
 
 
-def test_deletion_curve_follows_the_number_of_the_target(ask, run, responses, kind):
+def test_deletion_curve_shows_the_prediction_of_the_target(ask, run, responses, kind):
     slide, of = responses.run.cases[4].slide, responses.run.leading(4)
     curve = ask("/api/case/4/deletion").json
     order = np.argsort(-CaseMaps(responses.run).evidence(4, of).numpy(), kind="stable")
@@ -157,7 +157,7 @@ def test_deletion_curve_follows_the_number_of_the_target(ask, run, responses, ki
         assert curve["most"][50] < curve["most"][0] < curve["least"][50]
 
 
-def test_drawn_maps_and_geojson_have_the_words_of_the_target(tmp_path, responses, kind, plain_slide, grid_of_tiles):
+def test_drawn_maps_and_geojson_use_the_terms_of_the_target(tmp_path, responses, kind, plain_slide, grid_of_tiles):
     tiles = grid_of_tiles(plain_slide(500, 400), 100)
     of = responses.run.leading(4)
     one = CaseMaps(responses.run)._tile_map(4, "evidence", of)
@@ -176,7 +176,7 @@ def test_drawn_maps_and_geojson_have_the_words_of_the_target(tmp_path, responses
     assert regions and {region["classification"]["name"] for region in regions} <= {positive, negative}
 
 
-def test_labels_are_negligible_each_by_itself(run_of_kind):
+def test_negligibility_is_decided_for_each_label_separately(run_of_kind):
     """Two labels may have the same evidence and do not exclude one another, unlike two classes."""
     maps = CaseMaps(read_cases(run_of_kind("labels")))
     found = maps.evidence_of(0)

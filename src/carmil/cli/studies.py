@@ -398,7 +398,7 @@ def report(
         Path | None, typer.Option(help="Folder of the slide files: maps are drawn over the tissue, not as squares.")
     ] = None,
     mpp: Annotated[
-        float | None, typer.Option(help="Micrometres per pixel of the slides, instead of the value in their files.")
+        float | None, typer.Option(help="Micrometres per pixel of slides whose files have no value.")
     ] = None,
 ) -> None:
     """Write the report of a run again, as one HTML file, from the files of the run.

@@ -101,7 +101,8 @@ def evidence_part(
 ) -> dict[str, Any] | str:
     """Return the contents of the evidence section; if there is no evidence, the reason. cases: the run's slides.
 
-    shifts: by counterfactual, of correctly answered slides, by label (k rows), the class whose logit grew most (k).
+    shifts: by counterfactual, counts of correctly answered slides by label (k rows) and by the class whose logit grew
+    most (k columns).
     """
     try:
         evidence = read_run_evidence(run)
@@ -138,7 +139,7 @@ def _slide_files(run: Run, folder: Path | None, mpp: float | None) -> Callable[[
 
     def of(slide: str) -> TiledSlide | None:
         path = paths.get(slide)
-        return None if path is None else TiledSlide(partial(open_slide, path, mpp=mpp), sizes.get(slide))
+        return None if path is None else TiledSlide(partial(open_slide, path, missing_mpp=mpp), sizes.get(slide))
 
     return of
 
@@ -183,7 +184,7 @@ def concentration_table(summary: EvidenceSummary) -> ResultTable:
 
 
 def moved_table(summary: EvidenceSummary) -> ResultTable | None:
-    """Tabulate what each counterfactual changed, one column per counterfactual. None if there is none."""
+    """Tabulate the changes under each counterfactual, one column per counterfactual. None if there is none."""
     counterfactuals = summary.counterfactuals
     if not counterfactuals:
         return None

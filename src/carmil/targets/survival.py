@@ -122,7 +122,7 @@ class Survival(Target):
 
     def describe(self, outcome: Any) -> str:
         time, event = np.asarray(outcome).tolist()
-        return f"{self.event_name if event else 'censored'} at {time:.4g} {self.time_unit}".strip()
+        return f"{f'{time:.4g} {self.time_unit}'.strip()}, {self.event_name if event else 'censored'}"
 
     def outcome_cells(self, outcomes: NDArray[Any]) -> dict[str, list[str]]:
         times, events = outcomes.T.tolist()
@@ -132,7 +132,8 @@ class Survival(Target):
         }
 
     def discordance(self, predicted: Floats, outcomes: NDArray[Any]) -> Floats:
-        """Return how many other cases each case is in the wrong order with, by Harrell's definition."""
+        """Return for each case the number of other cases with which it is in the wrong order, by Harrell's definition.
+        """
         time, event, risk = outcomes[:, 0], outcomes[:, 1] > 0, predicted[:, 0]
         earlier = event[:, None] & ((time[:, None] < time) | ((time[:, None] == time) & ~event))
         wrong = earlier & (risk[:, None] < risk)
@@ -171,10 +172,10 @@ class Survival(Target):
         decisions: Sequence[Decision],
         training: Training | None = None,
     ) -> dict[str, float]:
-        """Return Harrell's C; with the outcomes of the training bags also those that weight by their censoring.
+        """Return Harrell's C and, given the outcomes of the training bags, the figures weighted by their censoring.
 
-        Uno's C, the mean AUC over time, and the Brier score integrated over time beside that of Kaplan and Meier's
-        estimate of the training bags, which knows no slide.
+        These are Uno's C, the mean AUC over time, and the Brier score integrated over time, for comparison also that of
+        Kaplan and Meier's estimate of the training bags, which does not depend on the slide.
         """
         figures = super().figures(predicted, outcomes, decisions)
         if training is None or training.baseline is None:

@@ -40,26 +40,34 @@ export class Annotations {
   }
 
   get shown() {
-    const fresh = this.outline ? [{ name: "not saved", colour: INK, rings: [this.outline], dashed: true }] : [];
+    const fresh = this.unsaved.map(({ outline }) => ({ name: "not saved", colour: INK, rings: [outline], dashed: true }));
     return [...(this.visible ? [...this.truth, ...this.drawn] : []), ...fresh];
   }
 
-  // A region was drawn: it can be saved, under this name or another. null: it is discarded.
-  offer(outline, name = "") {
-    Object.assign(this, { outline, outlineName: name });
+  // A region was drawn: it can be saved, under this name or another.
+  offer(outline, name) {
+    this.unsaved.push({ outline, name, typed: ["", ""] });
     this.show();
     this.changed();
   }
 
-  async change(body, done) {
+  // Discard these regions, by default all that are not saved.
+  discard(regions = this.unsaved) {
+    this.unsaved = this.unsaved.filter(one => !regions.includes(one));
+    this.show();
+    this.changed();
+  }
+
+  // saved: the region that the server adds.
+  async change(body, done, saved) {
     const { current } = this,
       before = this.drawn.find(({ id }) => id === body.rename?.region)?.name;
     try {
       const found = await this.ask(body);
       if (this.current !== current) return;
-      if (body.add) this.outline = null;
+      this.unsaved = this.unsaved.filter(one => one !== saved);
       this.take(found);
-      if (body.add) this.renamed(this.outlineName, body.add.name);
+      if (saved) this.renamed(saved.name, body.add.name);
       if (body.rename) this.renamed(before, body.rename.name);
       say(done);
     } catch (error) {
@@ -69,30 +77,30 @@ export class Annotations {
     }
   }
 
-  save(name, classification) {
-    const outline = this.outline.map(corner => corner.map(value => Math.round(value * 100) / 100));
-    return this.change({ add: { name: plain(name) || this.outlineName, outline, class: classification } }, "region saved");
+  save(region, name, classification) {
+    const outline = region.outline.map(corner => corner.map(value => Math.round(value * 100) / 100));
+    return this.change({ add: { name: plain(name) || region.name, outline, class: classification } }, "region saved", region);
   }
 
   // A name that no region has, and none of `taken`.
   nextName(taken) {
-    const names = new Set([...taken, ...this.drawn.map(({ name }) => name)]);
-    let i = this.drawn.length + 1;
+    const names = new Set([...taken, ...this.drawn.map(({ name }) => name), ...this.unsaved.map(({ name }) => name)]);
+    let i = this.drawn.length + this.unsaved.length + 1;
     while (names.has(`region ${i}`)) i++;
     return `region ${i}`;
   }
 
   show() {
-    const { current, drawn, truth, outline, refusal, trouble, problem, file } = this;
+    const { current, drawn, truth, unsaved, refusal, trouble, problem, file } = this;
     if (!current?.places)
       return this.box.replaceChildren(note("The positions of the instances are unknown, so there are no regions."));
     this.box.replaceChildren(
       this.choices(),
-      ...(outline ? [this.form()] : []),
+      ...unsaved.map(region => this.form(region)),
       ...(drawn.length || truth.length ? [this.switch()] : []),
       ...(drawn.length
         ? [element("ul", { class: "regions", children: drawn.map(region => this.row(region)) })]
-        : refusal || outline
+        : refusal || unsaved.length
           ? []
           : [note("Draw a region above, then give it a name to save it.")]),
       ...(truth.length
@@ -116,13 +124,17 @@ export class Annotations {
     });
   }
 
-  form() {
-    const field = text("Name of the drawn region", { placeholder: this.outlineName }),
-      kind = text("Class of the drawn region", { placeholder: "class: its name", list: "region-classes" }),
-      saves = () => this.save(field.value, kind.value);
-    for (const one of [field, kind]) one.addEventListener("keydown", event => event.key === "Enter" && saves());
+  form(region) {
+    const field = text(`Name of the drawn region: ${region.name}`, { placeholder: region.name }),
+      kind = text(`Class of the drawn region: ${region.name}`, { placeholder: "class: its name", list: "region-classes" }),
+      saves = () => this.save(region, field.value, kind.value);
+    [field.value, kind.value] = region.typed; // kept while another region is drawn
+    for (const one of [field, kind]) {
+      one.addEventListener("input", () => (region.typed = [field.value, kind.value]));
+      one.addEventListener("keydown", event => event.key === "Enter" && saves());
+    }
     const save = element("button", { type: "button", class: "strong", text: "Save region", on: { click: saves } });
-    const discard = button("Discard", "the drawn region", () => this.offer(null));
+    const discard = button("Discard", region.name, () => this.discard([region]));
     return element("div", {
       class: "line naming",
       children: [...(this.refusal ? [] : [field, kind, save]), discard],
@@ -219,8 +231,7 @@ const nothing = () => ({
   classes: [],
   drawn: [],
   truth: [],
-  outline: null,
-  outlineName: "",
+  unsaved: [],
   deleting: null,
   trouble: "",
 });

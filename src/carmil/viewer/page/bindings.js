@@ -55,7 +55,7 @@ export const bindings = page => {
         $("more").open = false;
         if (scene.measuring || scene.line) return scene.measure(false);
         scene.draw(false);
-        if (annotations.outline) annotations.offer(null);
+        if (annotations.unsaved.length) annotations.discard();
         if (whatif.marked?.size) whatif.mark([], { only: true });
       },
     },

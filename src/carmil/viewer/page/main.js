@@ -51,7 +51,7 @@ const scene = new Scene($("panes"), {
     const name = annotations.nextName(whatif.names);
     if (several.length) whatif.mark(several, { name });
     annotations.offer(outline, name);
-    $("annotations").querySelector(".naming").scrollIntoView({ block: "nearest" });
+    [...$("annotations").querySelectorAll(".naming")].at(-1).scrollIntoView({ block: "nearest" });
   },
   view: view => change({ view }, { push: false }),
   drawing: on => {
