@@ -32,9 +32,10 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def picture_text(words: str, size: int, bold: bool = False) -> "tuple[str, FreeTypeFont]":
-    """Return a text and the font to draw it with Pillow: an installed one where matplotlib's lacks letters, as of Chinese.
+    """Return a text and the font to draw it with Pillow: an installed one where matplotlib's font lacks letters, such
+    as Chinese ones.
 
-    A letter of no font, or one that cannot be seen, becomes its number, such as ‹80C3›.
+    A letter that is in no font, or is invisible, is replaced by its number, such as ‹80C3›.
     """
     path = _own_font(bold)
     if lacking := _lacking(words, path):

@@ -27,7 +27,7 @@ EVERY = 30.0  # seconds between two lines
 
 @dataclass(frozen=True)
 class Progressed:
-    """How far a stage of the work is: done of total things."""
+    """The progress of a stage of the work: `done` of `total` things."""
 
     title: str
     done: int

@@ -59,7 +59,7 @@ class MILClassifier(ClassifierMixin, MILEstimator):
         return self._predictions(bags).mean(0).numpy()
 
     def predict(self, bags: SomeBags) -> np.ndarray:
-        """Return the class that `decision_` answers for each bag (b)."""
+        """Return the class that `decision_` gives as the answer for each bag (b)."""
         chosen = self.predict_proba(bags)
         return self.classes_[self.decision_.leading(chosen)]
 
@@ -85,7 +85,7 @@ class MILClassifier(ClassifierMixin, MILEstimator):
         return self
 
     def predict_set(self, bags: SomeBags) -> NDArray[np.bool_]:
-        """Return which classes are in the prediction set of each bag (b, k), in the order of `classes_`.
+        """Return a mask (b, k) of the classes in the prediction set of each bag, in the order of `classes_`.
 
         For each class, the sets of at least `level` of the new bags of that class contain it, on average over the bags
         that might have been given to `calibrate`.

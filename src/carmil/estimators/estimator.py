@@ -1,4 +1,4 @@
-"""What the estimators share: bag models with the interface of scikit-learn. b bags, n instances, k outputs."""
+"""The common parts of the estimators: bag models with the interface of scikit-learn. b bags, n instances, k outputs."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -235,18 +235,20 @@ class MILEstimator(BaseEstimator):
         raise NotImplementedError
 
     def _read_training(self, y: Any) -> NDArray[Any]:
-        """Return the outcomes (b) or (b, t) of training bags, as the target has them; refuse y that cannot be learned."""
+        """Return the outcomes (b) or (b, t) of training bags in the form that the target uses; refuse y that cannot be
+        learned.
+        """
         raise NotImplementedError
 
     def _finish(self, bags: Bags, outcomes: NDArray[Any], roles: Tensor) -> None:
-        """Fit what depends on the trained models. roles (b)."""
+        """Fit the attributes that depend on the trained models. roles (b)."""
 
     def _facts(self) -> dict[str, Any]:
-        """Return what config.json holds besides the parameters."""
+        """Return the contents of config.json besides the parameters."""
         return {}
 
     def _restore(self, facts: Any, where: str) -> None:
-        """Check and restore what `_facts` returned."""
+        """Check and restore the contents that `_facts` returned."""
 
     def _own_labels(self, bags: Bags) -> NDArray[Any]:
         if bags.labels is None:

@@ -1,1 +1,1 @@
-"""Explanations of a finished run or of any model, new slides answered and explained, and tests of whether maps can be believed."""
+"""Explanations of a finished run or of any model, answers for new slides, and tests of whether maps can be trusted."""

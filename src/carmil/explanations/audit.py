@@ -1,4 +1,5 @@
-"""`carmil.audit`: the maps of a trained PyTorch module from elsewhere, and whether the module relies on what they show.
+"""`carmil.audit`: compute the maps of a trained PyTorch module from elsewhere, and test whether it relies on what they
+show.
 
 The module becomes a model of carmil by functions of the user (`models/outside.py`); maps, removal curves and the
 randomisation test are those of `carmil explain` and `carmil faithfulness`. b bags, n instances, k outputs, p predictions.
@@ -50,11 +51,11 @@ SHOWN = {
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What `audit` found.
+    """The result of `audit`.
 
     evidence: for each map one (n, k) array per bag; predictions (b, p): probabilities of classes or labels, a value or a risk.
     faithfulness: curves, figures with intervals and the randomisation test of each map, as `carmil faithfulness` has them.
-    notes: what the module cannot be asked, and what was not tested.
+    notes: abilities that the module lacks, and tests that were omitted.
     """
 
     faithfulness: RunFaithfulness
@@ -128,10 +129,11 @@ def audit(
     classify(module, Z) -> (k,) of the pool Z (heads, e) add attention and path evidence. Without embed, z is x.
 
     target: classes (outputs are logits; a single one is that of the second of two classes), labels (log-odds), value or
-    survival (a log risk). outputs: their names. labels: class numbers; for survival (b, 2) times and events; for several
-    labels (b, k) of 0, 1 or NaN. Without labels, maps are tested on the model's own answers, and whether it has learned
-    anything is not tested. patients: of each bag, for the intervals. methods: maps of `carmil.EXPLAINERS`; by default all of
-    METHODS that the module allows. steps: in which all instances of a bag are removed, a multiple of 10.
+    survival (a log risk). outputs: their names. labels: class numbers; for survival (b, 2) times and events; for
+    several labels (b, k) of 0, 1 or NaN. Without labels, maps are tested on the model's own answers, and whether it has
+    learned anything is not tested. patients: of each bag, for the intervals. methods: maps of `carmil.EXPLAINERS`; by
+    default all of METHODS that the module allows. steps: the number of steps in which all instances of a bag are
+    removed, a multiple of 10.
     """
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         raise CarmilError(
@@ -178,7 +180,7 @@ class _Subjects:
 
     @property
     def explained(self) -> Tensor:
-        """Return (b) the class of the label, or the output that the model itself puts first."""
+        """Return (b) the class of the label, or the output that the model itself ranks first."""
         if isinstance(self.target, Classes) and self.truth is not None:
             return torch.from_numpy(self.truth)
         decision = self.target.decision()
@@ -245,7 +247,7 @@ def _all_outputs(model: OutsideModel, bags: Bags) -> Tensor:
 
 
 def _refuse_probabilities(model: OutsideModel, logits: Tensor, bags: Sequence[Tensor]) -> None:
-    """Refuse outputs that are probabilities already: that sum to 1, or that no weights bring out of 0 to 1."""
+    """Refuse outputs that are already probabilities: they sum to 1, or stay between 0 and 1 with any weights."""
     outputs = 2 * logits[:, 1:] if model.paired else logits
     if not _within_01(outputs):
         return
@@ -274,7 +276,7 @@ def _within_01(values: Tensor) -> bool:
 
 
 def _centre(model: OutsideModel, outputs: Tensor) -> None:
-    """Count a value and a risk from the mean of these bags: curves follow the distance from it."""
+    """Measure a value or a risk relative to the mean of these bags: curves follow the distance from it."""
     middle = outputs.mean(0).detach()
     if isinstance(model.link, Scale):
         model.middle.copy_(middle)
@@ -295,7 +297,7 @@ def _fitting(model: OutsideModel, methods: Sequence[str], notes: Sequence[str]) 
 
 
 def _outcomes(labels: ArrayLike, target: Target, bags: int) -> NDArray[Any]:
-    """Return the outcomes as the target has them, (b) or (b, t)."""
+    """Return the outcomes in the form that the target uses, (b) or (b, t)."""
     given = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if len(given.shape) == 0 or len(given) != bags:
         raise CarmilError(f"labels have shape {given.shape} for {plural(bags, 'bag')}: expected one label per bag")

@@ -1,8 +1,8 @@
-"""Explain one slide by one or several models: maps as columns, and numbers that describe the slide.
+"""Explain one slide with one or several models: maps as columns, and numbers that describe the slide.
 
 With several models every column is the mean over the models, in the units of the map. Evidence is in the unit of the
-outputs, of classes logits, so that the mean of path evidence sums to the mean change of the models' outputs; a is the mean
-of the attention weights, u of the attention scores.
+outputs (for classes, logits), so that the mean of path evidence sums to the mean change of the models' outputs; a is
+the mean of the attention weights, u of the attention scores.
 
 n instances of one bag, k outputs, h heads.
 """
@@ -39,10 +39,10 @@ class BagEvidence:
 def explain_bag(
     models: Sequence[BagModel], bag: Bags, methods: Sequence[str], outputs: Sequence[str], *, searched: bool
 ) -> BagEvidence:
-    """Explain one bag by all models together.
+    """Explain one bag with all models together.
 
     The columns of the first of `methods` are called evidence_OUTPUT, those of the others METHOD_OUTPUT; an output is a
-    class, or what else is predicted.
+    class, or that of another kind of target.
     """
     each = [_explain_by(model, bag, methods, outputs, searched) for model in models]
     evidence = BagEvidence(

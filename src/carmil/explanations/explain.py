@@ -2,7 +2,7 @@
 
 The summary is computed from the rows of the slides and the maps in their files: how attention moved, which class's
 logit grew, how concentrated the maps are, and whether they agree with the truth. Evidence is in the unit of the target's
-outputs: of classes and labels logits, of a risk the log hazard.
+outputs: logits for classes and labels, the log hazard for a risk.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -93,7 +93,7 @@ def explain_run(
     log: Log,
     asked: Collection[str] | None = None,
 ) -> Explanation:
-    """Explain the run's own slides by the models that were tested on them, or new slides (`bags`) by all models.
+    """Explain the run's own slides with the models that were tested on them, or new slides (`bags`) with all models.
 
     asked: the slides that messages are about, by default all.
     """
@@ -181,7 +181,7 @@ def _explain_slides(
 
 
 def _turning(run: Run, subject: Subject, row: Row) -> dict[str, float | None]:
-    """Return how far the outputs of a slide must move for another answer, by output."""
+    """Return, by output, the change that would give the slide another answer."""
     p = np.array([row[name] for name in run.target.prediction_columns()], dtype=np.float64)
     decision = run.decision(subject.models)
     return {name: decision.turning(p, i) for i, name in enumerate(run.outputs)}
@@ -190,9 +190,9 @@ def _turning(run: Run, subject: Subject, row: Row) -> dict[str, float | None]:
 def _row(run: Run, subject: Subject, found: BagEvidence, bag: Bags, file: str) -> Row:
     """Return a slide's row: its names, the answer and its rule, and every number that was computed.
 
-    A slide that the run was tested on has the predictions stored in the run, so that rounding cannot change the
-    answer. explained_class is the output whose evidence is shown: the answer or, if there is none, the leading class; of
-    other targets what is predicted.
+    A slide that the run was tested on has the predictions stored in the run, so that rounding cannot change the answer.
+    explained_class is the output whose evidence is shown: the answer or, if there is none, the leading class; for other
+    targets, the predicted output.
     """
     numbers, decision, target = dict(found.numbers), run.decision(subject.models), run.target
     computed = numbers.pop("p").tolist()
@@ -290,7 +290,7 @@ def summarise_evidence(
 def _measurable(run: Run, bags: Bags) -> bool:
     """Return whether agreement with the truth of instances is measured.
 
-    Truth without columns of its own is about the second of two classes, never about a risk or a value.
+    A truth without columns describes the second of two classes, never a risk or a value.
     """
     truth = bags.instance_labels
     if truth is None:

@@ -1,13 +1,13 @@
 """`carmil faithfulness`: measure whether models depend on the tiles that their maps mark, for several runs and
 explainers.
 
-Every model is probed on the slides it was tested on, by its own map of the class that it answers. The figure of a
-slide is the mean over its models; deletion, insertion and the figures derived from them are over correctly
-answered slides, as in the paper. Of other targets all slides count, as no answer is right or wrong, and the map is that
-of the output that `carmil explain` shows; see `faithfulness_probe` for what the curves follow.
+Every model is probed on the slides it was tested on, by its own map of the class that it answers. The figure of a slide
+is the mean over its models; deletion, insertion and the figures derived from them are over correctly answered slides,
+as in the paper. For other targets all slides count, as no answer is right or wrong, and the map is that of the output
+that `carmil explain` shows; see `faithfulness_probe` for what the curves follow.
 
-The figure of the cohort is the target's key figure. Of classes it is that of all test folds together; of other targets
-the mean over the test folds, as predictions of different models, such as risks, must not be compared.
+The figure of the cohort is the target's key figure. For classes it is that of all test folds together; for other
+targets it is the mean over the test folds, as predictions of different models, such as risks, must not be compared.
 
 OUT/asked/RUN-i.npz   results of the i-th group of models that were tested on the same slides, so that the
 command resumes
@@ -59,10 +59,10 @@ def measure_faithfulness(
     confidence: float = CONFIDENCE,
     region_tiles: int = 0,
 ) -> list[RunFaithfulness]:
-    """Measure every run by every method that fits it; by default by its default explainer and attention.
+    """Measure every run with every method that fits it; by default with its default explainer and attention.
 
-    confidence: at which the smallest number of tiles must keep the answer. region_tiles: also remove regions of so many
-    neighbouring tiles; 0: tiles only.
+    confidence: the one that the answer from the smallest sufficient number of tiles must reach. region_tiles: also
+    remove regions of this many neighbouring tiles; 0: tiles only.
 
     bags: the present path of the runs' cohort, if it was moved. Intermediate results are stored in `out`.
     """
@@ -139,7 +139,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def curve_words(target: Target) -> CurveWords:
-    """Return what the curves of a target show."""
+    """Return the names and properties of the curves of a target."""
     return CurveWords(
         target.followed_words,
         figure_names(target)[target.key_figure],
@@ -149,7 +149,7 @@ def curve_words(target: Target) -> CurveWords:
 
 
 def _explained(run: Run, subjects: Sequence[Subject]) -> list[int]:
-    """Return the class of each subject's label or, of other targets, the number of the output that is explained."""
+    """Return the class of each subject's label or, for other targets, the number of the output that is explained."""
     if isinstance(run.target, Classes):
         return [run.outputs.index(str(subject.label)) for subject in subjects]
     return [
@@ -158,7 +158,7 @@ def _explained(run: Run, subjects: Sequence[Subject]) -> list[int]:
 
 
 def _folds(run: Run, subjects: Sequence[Subject]) -> np.ndarray:
-    """Return (v, b) the test fold of each subject in each division into folds; of classes, one fold of all subjects."""
+    """Return (v, b) the test fold of each subject in each division into folds; for classes, one fold for all."""
     if isinstance(run.target, Classes):
         return np.zeros((1, len(subjects)), dtype=np.int64)
     folds = np.zeros((len(run.data.splits), len(subjects)), dtype=np.int64)
@@ -230,7 +230,7 @@ def _group(
 ) -> Arrays:
     """Probe the models that were tested on the same slides; every model has its own twins.
 
-    on_answers: called with the answers so far.
+    on_answers: called with the number of answers so far.
     """
     accumulator, done = _empty(run, len(group), probe_settings), 0
     members = {row: population.member(row) for row in rows}
@@ -289,8 +289,8 @@ def has_learned(
     """Return whether the figure of the cohort is above that of every twin; None if it is not known. cohort: as for
     `_summarise`.
 
-    Where few slides are easily separated, a twin may have the same AUC, such as 1, without having learned anything: twins
-    with the AUC of the models are compared with them by the likelihood of the labels.
+    If the slides are few and easily separated, a twin may have the same AUC, such as 1, without having learned
+    anything: twins with the AUC of the models are compared with them by the likelihood of the labels.
     """
     auc, _, auc_of_twins = cohort
     own, twins = auc[0, 0], np.nan_to_num(auc_of_twins, nan=target.chance)  # equal predictions have no correlation

@@ -3,13 +3,13 @@
 Predictions are computed for all twins, maps for the first EXPLAINED of them, and deletion curves, the most expensive
 part, for the maps of the first FOLLOWED.
 
-Curves follow the target's own quantity, which must fall as relevant tiles go. Of classes and labels it is a probability.
-A risk, a value or a grade has no answer to be sure of, but a side: above or below what is predicted on average. Curves
-of these targets follow the distance from the middle towards the side of the model's own prediction, and maps of the
-output are turned with it: of a slide at higher risk the tiles that raise the risk are removed first and its risk should
-fall, of a slide at lower risk those that lower it, and its risk should rise. If all slides had the raising tiles removed
-first, maps without a sign, such as attention, would be compared with half of a signed map's task: they are not turned,
-since tiles that decide are decisive on either side.
+Curves follow the target's own quantity, which must fall as relevant tiles are removed. For classes and labels it is a
+probability. A risk, a value or a grade has no probability, but a side: above or below the average prediction. Curves of
+these targets follow the distance from the middle towards the side of the model's own prediction, and maps of the output
+are turned towards that side: for a slide at higher risk, the tiles that raise the risk are removed first and its risk
+should fall; for a slide at lower risk, those that lower it are removed first and its risk should rise. If the raising
+tiles were removed first for all slides, maps without a sign, such as attention, would be compared with half of a signed
+map's task. Maps without a sign are not turned, since they mark the decisive tiles on either side.
 
 e maps, b slides, S steps, n instances of these slides, k outputs, p predictions, r random orders, t twins with deletion
 curves, v divisions into folds.
@@ -77,7 +77,7 @@ SCORES = ("attention", "counterfactual_attention")  # maps that a softmax turns 
 class Accumulator:
     """Sums over the models of each slide. Of 2 e maps the first e are the models' own, the others those of their twins.
 
-    most, least (2 e, b, S+1), at_random (b, S+1): what is followed, over correctly answered slides or all of them
+    most, least (2 e, b, S+1), at_random (b, S+1): the quantity followed, over correctly answered slides or all of them
     answers (v, 2 e, b, S+1, p), random_answers (v, r, b, S+1, p), twins (v, t, b, 1, p): predictions, over all slides,
     by division into folds, for figures that compare slides of a fold only
     """
@@ -111,7 +111,7 @@ class Accumulator:
     def add_curves(
         self, where: NDArray[np.int64], right: Tensor, *, most: Tensor, least: Tensor, at_random: Tensor
     ) -> None:
-        """Add what is followed of one model at each step. right: the mask of slides that count."""
+        """Add the quantity followed, for one model at each step. right: the mask of slides that count."""
         counts = right.numpy()[:, None]
         self.most[:, where] += most.numpy() * counts
         self.least[:, where] += least.numpy() * counts
@@ -233,8 +233,8 @@ class Orders:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """The slides of a probe (b of them). target: of the run; classes: those of the labels, or of other targets the output
-    that is explained on the slide.
+    """The slides of a probe (b of them). target: of the run; classes: those of the labels or, for other targets, the
+    output that is explained on the slide.
     """
 
     part: Bags
@@ -333,8 +333,8 @@ def probe(
 
 
 def _unchanged(decision: Decision, target: Target, predicted: Tensor, followed: Tensor) -> Tensor:
-    """Return (r, b, S+1) whether the answer at each step is that for the whole bag: the class, whether the label that is
-    followed is present, or the side of the middle. predicted (r, b, S+1, p); followed (r, b, S+1).
+    """Return (r, b, S+1) whether the answer at each step is the same as for the whole bag: the class, whether the label
+    that is followed is present, or the side of the middle. predicted (r, b, S+1, p); followed (r, b, S+1).
     """
     if isinstance(target, Classes):
         answers = torch.from_numpy(decision.leading(predicted.flatten(0, -2).numpy())).view(followed.shape)

@@ -1,4 +1,4 @@
-"""How well written maps locate the instances that are known to be positive, with intervals over patients."""
+"""Measure how well stored maps locate the instances that are known to be positive, with intervals over patients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress

@@ -44,8 +44,8 @@ from carmil.studies.evaluate import check_encoder, check_tiles, check_tiling, pr
 
 @dataclass(frozen=True)
 class SlideResults:
-    """The results of `answer_slides`. answers: one row per slide; tiles, broken: by slide file, of those that were answered,
-    and the reason of the others.
+    """The results of `answer_slides`. answers: one row per slide; tiles: by slide file, for the slides that were
+    answered; broken: by slide file, the reason why a slide was not answered.
     """
 
     answers: pd.DataFrame
@@ -78,10 +78,11 @@ def answer_slides(
 ) -> SlideResults:
     """Cut tiles, encode, predict and explain slides.
 
-    An `out` with answers of another run is refused, as its maps would remain beside the new answers. Whenever the call is
-    interrupted, no answer, evidence or map in `out` is of other features than those stored there. tiles: a folder of existing
-    tiles. preset: how tissue is found if tiles are cut by this call, by default as for the run's tiles. mpp, mpps: as in
-    `tile_slides`. calibration: a folder with calibration slides for prediction sets, by default those of the run.
+    An `out` with answers of another run is refused, as its maps would remain beside the new answers. Even if the call
+    is interrupted, no answer, evidence or map in `out` belongs to other features than those stored there. tiles: a
+    folder of existing tiles. preset: how tissue is found if tiles are cut by this call, by default as for the run's
+    tiles. mpp, mpps: as in `tile_slides`. calibration: a folder with calibration slides for prediction sets, by default
+    those of the run.
     """
     if tiles is not None and preset is not None:
         raise CarmilError(

@@ -1,6 +1,7 @@
-"""`carmil unit-test`: train a model on bags with a shortcut, and see on bags where it is reversed what was learned.
+"""`carmil unit-test`: train a model on bags with a shortcut, and reveal what it has learned on bags with the shortcut
+reversed.
 
-Training is that of `carmil train` with its defaults, but for SMALL layers, BATCH bags per step and bags in memory.
+Training is that of `carmil train` with its defaults, except for SMALL layers, BATCH bags per step and bags in memory.
 """
 
 from collections.abc import Sequence

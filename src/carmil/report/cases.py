@@ -1,7 +1,7 @@
 """The answers of a study, case by case, by the decision rule of the models that were tested on the case; tables of
 answers.
 
-c cases (patients, or slides), p predictions per case: of k classes their probabilities.
+c cases (patients, or slides), p predictions per case: for k classes, their probabilities.
 """
 
 from collections.abc import Sequence
@@ -47,12 +47,12 @@ class Cases:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Return where the answer is the truth; everywhere if answers are neither classes nor grades."""
+        """Return (c) whether each answer is the truth; always true if answers are neither classes nor grades."""
         return self.answer == self.truth if self.target.answer_names else np.ones(len(self.answer), dtype=bool)
 
     @property
     def wrong(self) -> NDArray[np.bool_]:
-        """Return where there is an answer that differs from the truth."""
+        """Return (c) whether each case has an answer that differs from the truth."""
         return self.sure & ~self.right
 
     @property
@@ -76,7 +76,7 @@ class Cases:
 class TestedCases:
     """The test cases of a run.
 
-    cases: the answers to each, one for each division into folds; once: one answer per case, of all divisions together.
+    cases: one answer per case and division into folds; once: one answer per case, of all divisions together.
     """
 
     run: Run
@@ -134,9 +134,10 @@ class Row:
 
 @dataclass(frozen=True)
 class AnswerTable:
-    """The table of answers. words: the columns that are no numbers; counterfactual: the column of that, or None.
+    """The table of answers. words: the positions of the columns of text; counterfactual: the position of the
+    counterfactual column, or None.
 
-    turns: whether a counterfactual answer is the same or another one; a predicted number is always another one.
+    turns: whether counterfactual answers can equal the factual ones; a predicted number always differs.
     """
 
     heads: tuple[str, ...]
@@ -240,7 +241,7 @@ def _prediction_sets(run: Run, frame: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _prediction_columns(cases: Cases) -> dict[str, list[str]]:
-    """Return the numbers behind the answers: probabilities, or what else is predicted, and the threshold of each answer."""
+    """Return the numbers behind the answers: probabilities or other predicted values, and thresholds."""
     target, columns = cases.target, {}
     if target.probabilities:
         names = zip(target.prediction_names, cases.p.T, strict=True)

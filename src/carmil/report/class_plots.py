@@ -17,7 +17,9 @@ GROUPS = 4  # of cases with similar probabilities, for calibration
 
 @dataclass(frozen=True, eq=False)
 class Detection:
-    """A class, or a label, against the rest: which cases have it, their probability (c), and which are answered so."""
+    """A class, or a label, against the rest: the cases that have it, their probability (c), and the cases with this
+    answer.
+    """
 
     name: str
     positive: NDArray[np.bool_]
@@ -26,7 +28,7 @@ class Detection:
 
     @property
     def varied(self) -> bool:
-        """Return whether some cases have it and some do not; otherwise it has no curve."""
+        """Return whether some cases have the class or label and some do not; otherwise there is no curve."""
         return 0 < self.positive.sum() < len(self.positive)
 
 
@@ -51,7 +53,7 @@ def known_labels(cases: Cases) -> list[Detection]:
 
 
 def grades_above(cases: Cases) -> list[Detection]:
-    """Return for every grade but the highest, whether the true grade is above it."""
+    """Return, for every grade except the highest, the cases whose true grade is above it."""
     at_most = cases.p.cumsum(1)
     names = cases.target.answer_names
     each = [
@@ -96,13 +98,13 @@ def label_calibration(tested: TestedCases) -> Plot | None:
 
 
 def grade_calibration(tested: TestedCases) -> Plot | None:
-    """Return the share of cases above a grade, by the probability of that."""
+    """Return the share of cases above a grade, by the predicted probability of a higher grade."""
     level = tested.run.metrics.level
     return _calibration(grades_above(tested.once), f"share of {level}s with a higher grade", level)
 
 
 def _roc(detections: Sequence[Detection]) -> Plot | None:
-    """Return the ROC curves. The dot is at the answers."""
+    """Return the ROC curves. The dot marks the rates of the answers."""
     from sklearn.metrics import roc_auc_score, roc_curve
 
     lines, legends = [], []

@@ -1,6 +1,6 @@
 """The tables, picture and page of `carmil faithfulness`, with its randomisation test.
 
-All runs of a page predict the same kind of target: the words of the first are those of all.
+All runs of a page predict the same kind of target: the words for the first run apply to all.
 """
 
 import math
@@ -89,8 +89,9 @@ def write_faithfulness(runs: Sequence[RunFaithfulness], out: Path, *, command: s
 def faithfulness_part(runs: Sequence[RunFaithfulness]) -> dict[str, Any]:
     """Return the contents of the faithfulness page and report section: tables, curves, the randomisation test.
 
-    kinds: of each row of the first table, for the page's colours. panels: (heading, svg); keys: (colours, map);
-    verdicts: (map, whether it fails, why); about: what the figures of each run describe; notes: below tables and curves.
+    kinds: the kind of each row of the first table, for the page's colours. panels: (heading, svg); keys: (colours,
+    map); verdicts: (map, whether it fails, why); about: a description of the figures of each run; notes: below tables
+    and curves.
     """
     maps, words = named_maps(runs), runs[0].words
     likeness = [(name, one.figures["randomisation"], ALIKE in one.failures) for name, one in maps.items()]
@@ -110,7 +111,7 @@ def faithfulness_part(runs: Sequence[RunFaithfulness]) -> dict[str, Any]:
 
 
 def _meaning(words: CurveWords) -> tuple[str, ...]:
-    """Return what the randomisation test does, then each reason for which a map fails."""
+    """Explain the randomisation test, then list every reason why a map fails."""
     falls = "its curve" if words.two_sided else "the model"
     equal = "" if words.by_fold else " (where they are equal, its labels must be likelier)"
     return (
@@ -130,7 +131,7 @@ def _meaning(words: CurveWords) -> tuple[str, ...]:
 
 
 def _figures_note(words: CurveWords) -> str:
-    """Return how to read the first table."""
+    """Explain how to read the first table."""
     if not words.by_fold:
         order, value = "the map of the answered class", "Areas are mean probabilities of the label"
     elif not words.two_sided:
@@ -153,7 +154,7 @@ def _figures_note(words: CurveWords) -> str:
 
 
 def _few_note(runs: Sequence[RunFaithfulness]) -> str:
-    """Return how to read the table of few tiles."""
+    """Explain how to read the table of few tiles."""
     words, confidence = runs[0].words, runs[0].confidence
     part = (
         "what that tenth alone answers, less what all do"
@@ -220,7 +221,9 @@ def _digits(figure: str, decimals: int) -> int:
 
 
 def _decimals(runs: Sequence[RunFaithfulness]) -> int:
-    """Return the decimals of figures in the unit of the curves: two of probabilities, of numbers three significant digits."""
+    """Return the decimals of figures in the unit of the curves: two for probabilities, three significant digits for
+    numbers.
+    """
     if not runs[0].words.two_sided:
         return 2
     largest = max(
@@ -241,7 +244,7 @@ def maps_table(runs: Sequence[RunFaithfulness]) -> ResultTable:
 
 
 def remarks(runs: Sequence[RunFaithfulness]) -> list[str]:
-    """Return notes on what the tables describe, and on every map that fails."""
+    """Return notes on the contents of the tables, and on every map that fails."""
     return [f"{run.name}: {_about(run)}" for run in runs] + [
         f"{name} FAILS the randomisation test: {words}"
         for name, one in named_maps(runs).items()
@@ -273,7 +276,7 @@ class _Panel:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Return the ends of the y axis: 0 and 1, or of other numbers the lowest and the highest, with some space."""
+        """Return the ends of the y axis: 0 and 1, or for other numbers the lowest and the highest, with some space."""
         curves = [*self.maps, *self.twins, self.guide]
         if not self.share:
             curves += [end for band in self.bands for end in (band.low, band.high)]

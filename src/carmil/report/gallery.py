@@ -51,10 +51,10 @@ class Thumbnail:
 class GallerySlide:
     """A slide, its answer, and its maps.
 
-    The maps are strips if the positions of the instances are unknown, pictures of the instances if the store has them, and
-    drawn over the tissue if the file of the slide is known. words: outcome, answer, and the number behind the answer. right
-    is False only if a wrong answer is given, and None if answers are neither right nor wrong; why: the reason for the
-    selection, where this does not say it.
+    The maps are strips if the positions of the instances are unknown, pictures of the instances if the store has them,
+    and drawn over the tissue if the file of the slide is known. words: outcome, answer, and the number behind the
+    answer. right is False only if a wrong answer is given, and None if answers are neither right nor wrong; why: the
+    reason for the selection, where `right` does not give it.
     """
 
     slide: str
@@ -178,7 +178,7 @@ def _examples(cases: Cases) -> list[Example]:
 
 
 def selection_words(target: Target) -> str:
-    """Return which slides are selected."""
+    """Describe the rule by which slides are selected."""
     if target.answer_names:
         clear = "farthest from the threshold of their fold, or of several classes with the largest lead"
         clear = clear if target.words.rivals else "with the largest lead"
@@ -209,12 +209,14 @@ def _words(cases: Cases, i: int, answer: str) -> str:
 
 
 def _relative_numbers(cases: Cases) -> NDArray[np.float64]:
-    """Return the predicted numbers (c), relative to the threshold of each case if there is one: models differ in theirs."""
+    """Return the predicted numbers (c), relative to the threshold of each case if there is one, since models have
+    different thresholds.
+    """
     return cases.p[:, 0] - np.array([rule.threshold or 0.0 for rule in cases.decisions])
 
 
 def _discordance(cases: Cases) -> NDArray[np.float64]:
-    """Return how far each case is from what its prediction says (c), among the cases of its fold."""
+    """Return (c) the discordance of each case with its prediction, among the cases of its fold."""
     folds, found = cases.frame["fold"].astype(str).to_numpy(), np.zeros(len(cases.p))
     for fold in np.unique(folds):
         own = folds == fold

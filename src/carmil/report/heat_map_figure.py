@@ -40,7 +40,9 @@ ROOM = 1.4  # width of a zoom, relative to the annotated region in it
 
 @dataclass(frozen=True, eq=False)
 class SlideMaps:
-    """Maps of a slide: corners (n, 2) of its tiles in `unit`, their size if known, and (n) which are annotated, if known."""
+    """Maps of a slide: corners (n, 2) of its tiles in `unit`, their size if known, and a mask (n) of annotated tiles,
+    if known.
+    """
 
     slide: str
     corners: NDArray[np.float64]

@@ -32,7 +32,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Dot:
-    """A dot, its interval in the vertical if it has one, and the words that appear when it is pointed at."""
+    """A dot, its vertical interval if it has one, and the words that appear when it is pointed at."""
 
     x: float
     y: float
@@ -89,7 +89,7 @@ class Axes:
 
     @property
     def drawn(self) -> dict[str, object]:
-        """Return what the template draws of the axes."""
+        """Return the values with which the template draws the axes."""
         (left, right), (low, high) = self.x, self.y
         return SQUARE | {
             "x_label": self.x_label,
@@ -192,7 +192,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def _dot(axes: Axes, dot: Dot) -> dict[str, object]:
-    """Return what the template draws of a dot."""
+    """Return the values with which the template draws a dot."""
     whisker = not math.isnan(dot.low)
     low, high = (axes.place(dot.x, end)[1] if whisker else None for end in (dot.low, dot.high))
     return {"place": axes.place(dot.x, dot.y), "low": low, "high": high, "title": dot.title}

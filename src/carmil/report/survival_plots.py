@@ -1,6 +1,6 @@
 """Plots of risks and survival probabilities: Kaplan-Meier curves, calibration, AUC and Brier score over time.
 
-c cases, t times. What is known of the training bags is that of each fold's own.
+c cases, t times. Facts about training bags always refer to those of the same fold.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A test fold: which cases (members), their outcomes and risks, and what is known of the training bags of its models."""
+    """A test fold: its cases (members), their outcomes and risks, and facts about the training bags of its models."""
 
     members: NDArray[np.int64]
     time: Floats
@@ -43,12 +43,14 @@ class Fold:
         return self.train_time, self.train_event, self.time, self.event
 
     def survival(self, times: Floats) -> Floats:
-        """Return the predicted probability of each case to have no event until each time."""
+        """Return the predicted probability that each case has no event until each time."""
         return survival_probabilities(self.baseline, self.risk, times)
 
 
 def kaplan_meier_groups(tested: TestedCases) -> Plot | None:
-    """Return Kaplan and Meier's estimates for the groups of higher and lower risk, each case by the rule of its own fold."""
+    """Return Kaplan and Meier's estimates for the groups of higher and lower risk, with each case assigned by the rule
+    of its own fold.
+    """
     cases, level = tested.once, tested.run.metrics.level
     time, event = _times(cases)
     last = float(time.max())
@@ -198,7 +200,7 @@ def _p_words(p: float | None) -> str:
 
 
 def _folds(run: Run, cases: Cases) -> list[Fold]:
-    """Return the test folds whose models have a baseline hazard; none of a run without training outcomes."""
+    """Return the test folds whose models have a baseline hazard; none for a run without training outcomes."""
     names, folds = cases.frame["fold"].astype(str).to_numpy(), []
     time, event = _times(cases)
     for name in dict.fromkeys(names):

@@ -95,7 +95,7 @@ def sweep_table(swept: SweepResult, choice: Choice) -> ResultTable:
 
 
 def sweep_lines(swept: SweepResult, choice: Choice) -> list[str]:
-    """Return notes on what the table contains, and how to read it."""
+    """Return notes on the contents of the table, and on how to read it."""
     runs = swept.runs
     models = plural(sum(len(run.models) for run in runs), "model")
     lines = [f"{plural(len(runs), 'point')}, {models} kept; every point is a run in points/, as carmil train writes it"]

@@ -180,7 +180,7 @@ def _eligible(model: str, method: str) -> bool:
 
 
 def _estimates(maps: Sequence[Map], by_name: Mapping[Map, MapFigures]) -> tuple[Estimate, Estimate]:
-    """Return AUPRC+ and bag AUC, each fold by its own map and that map's model."""
+    """Return AUPRC+ and bag AUC, computed in each fold with the fold's own map and the model of that map."""
     import pandas as pd
 
     target = by_name[maps[0]].target

@@ -79,7 +79,7 @@ LINES = (
 
 @dataclass(frozen=True)
 class Bench:
-    """A cohort of the benchmark, what is predicted on it, and the settings of `carmil train` that say so."""
+    """A cohort of the benchmark, its target, and the settings of `carmil train` that select the target."""
 
     cohort: StudyCohort
     target: Target
@@ -88,7 +88,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class MapResult:
-    """The figures of one explainer of a model on a cohort; None where the truth is not about what is predicted.
+    """The figures of one explainer of a model on a cohort; None where the truth does not concern the target.
 
     seconds: per 1,000 instances. beaten: by figure, the share of the model's other maps that this map beats.
     """
@@ -126,7 +126,7 @@ def reproduce(
 
 
 def find_benches(request: Request, names: Sequence[str]) -> tuple[list[Bench], list[str]]:
-    """Return the cohorts of the benchmark, and one line about those that need data which is missing."""
+    """Return the cohorts of the benchmark, and one line about those whose data is missing."""
     tasks = [name for name in DIGIT_TASKS if name in names]
     benches = [Bench(one, classes_of(one)) for one in digit_cohorts(request, tasks)] if tasks else []
     of_nuclei = [name for name in COHORTS if name in names and name not in DIGIT_TASKS]
@@ -267,7 +267,9 @@ def _value(one: MapResult, figure: str) -> float:
 
 
 def _beaten(values: Sequence[float]) -> list[float]:
-    """Return the share of the other values that each is above, ties counting half; NaN for NaN, and for a single value."""
+    """Return the share of the other values that each value exceeds, ties counting half; NaN for NaN, and for a single
+    value.
+    """
     import pandas as pd
 
     ranks = pd.Series(values, dtype=float).rank()
@@ -387,7 +389,7 @@ def _time_text(seconds: float) -> str:
 
 
 def _ours(results: Sequence[MapResult], scores: Mapping[str, Mapping[str, SlideMean]]) -> list[str]:
-    """Return where the default maps of carmil stand."""
+    """Return lines with the ranks of carmil's default maps."""
     ranked = list(scores)
     defaults = dict.fromkeys(one.explainer for one in results if one.default)
     return [

@@ -189,7 +189,7 @@ def figures_json(rows: Sequence[MethodRun], compared: Sequence[Difference]) -> d
 
 
 def _cell(row: MethodRun | None, measure: str) -> str:
-    """Format a figure over the folds that have it, with their number if it is not all."""
+    """Format a figure over the folds that have it, with their number unless all have it."""
     values = [] if row is None else row.values(measure)
     missing = int(np.isnan(values).sum())
     counted = f" ({len(values) - missing} of {len(values)})" if 0 < missing < len(values) else ""

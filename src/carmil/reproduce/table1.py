@@ -69,7 +69,7 @@ def maps_of(model: str) -> list[str]:
 def agreement_rows(
     one: MethodRun, explainers: Sequence[str], request: Request, *, intervals: bool = False
 ) -> list[Row]:
-    """Return one row per map of the run and rule by which its negative evidence can be scored.
+    """Return one row per map of the run and per rule by which its negative evidence can be scored.
 
     The paper's figures, whose alpha and lambda are unknown, are in the rows with the branch's default weights.
     """

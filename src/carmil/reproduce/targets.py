@@ -48,7 +48,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """A target of ki67 and the baselines of it: the columns that each is fitted on.
+    """A target of ki67 and its baselines, with the columns that each baseline is fitted on.
 
     settings: those of `carmil train`. models: by default all.
     """
@@ -168,9 +168,10 @@ def _with_protocol(cohort: StudyCohort, seeds: int, options: Mapping[str, int]) 
 def _figures_table(
     what: str, title: str, runs: Sequence[MethodRun], baselines: Mapping[str, Floats], null: Sequence[MethodRun] = ()
 ) -> ResultTable:
-    """Tabulate the key figure of some runs, of other predictions (c, p) of the first run's cases, and of runs on other outcomes.
+    """Tabulate the key figure of some runs, of baselines that predict (c, p) for the first run's cases, and of null
+    runs, whose outcomes are shuffled.
 
-    Only those other predictions are compared with the first run.
+    Only the baselines are compared with the first run.
     """
     first, target = runs[0], runs[0].run.target
     name, measure = target.key_figure, target.measures[target.key_figure]
@@ -220,7 +221,7 @@ def _linear(x: Floats, y: Floats, new: Floats, target: Target) -> Floats:
 
 
 def _nearest_grade(x: Floats, y: Floats, new: Floats, target: Target) -> Floats:
-    """Return the grade nearest to a regression of its number, as certain probabilities."""
+    """Fit a regression of the number of the grade, and return the nearest grade with probability 1."""
     grades = len(target.answer_names)
     nearest = _linear(x, y.astype(np.float64), new, target)[:, 0].round().clip(0, grades - 1).astype(int)
     return np.eye(grades)[nearest]

@@ -1,4 +1,4 @@
-"""The paper's appendix on trained models: how well delta = u_cf - u follows -g. On digit bags, for both distances."""
+"""The paper's appendix on trained models: agreement of delta = u_cf - u with -g, on digit bags, for both distances."""
 
 from collections.abc import Sequence
 

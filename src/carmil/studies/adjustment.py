@@ -1,8 +1,9 @@
-"""What a slide's risk adds to what is known already: Cox's model of other columns, with and without it, in the same folds.
+"""Measure how much a slide's risk improves on known covariates: Cox's model with and without the risk, in the same
+folds.
 
-The covariates' model is fitted on the training and validation cases of each fold. The risk of a training case is no
-guide to that of a test case, as the model was trained on it: how much the risk counts is fitted on the validation cases
-alone, which with inner folds are all cases that the fold does not test.
+The covariates' model is fitted on the training and validation cases of each fold. The risk of a training case is not
+comparable with that of a test case, as the model was trained on it: the coefficient of the risk is fitted on the
+validation cases alone, which with inner folds are all cases that the fold does not test.
 
 c cases (patients, or slides), d columns of the design.
 """
@@ -32,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """How columns of text become columns of numbers: numbers as they are, categories as one column each but the first.
+    """The encoding of columns of text as numbers: numbers unchanged, and one column for each category except the first.
 
     It is fitted on some cases: the mean, which replaces a missing number, and the categories.
     """
@@ -60,8 +61,8 @@ class Design:
     def matrix(self, covariates: pd.DataFrame) -> Floats:
         """Return (c, d) the design of some cases. Cells that are not like the fitted ones count as unknown.
 
-        Where the fitted cells are numbers, a cell without one has their mean; a category that was not among the fitted ones
-        is 0 in every column.
+        In a column of numbers, a cell without a number gets the mean of the fitted cells; a category that was not among
+        the fitted ones is 0 in every column.
         """
         columns = []
         for name, mean in self.means.items():
@@ -104,7 +105,7 @@ def check_covariates(covariates: pd.DataFrame, cases: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FoldCases:
-    """The cases of a fold and seed: tables with `case`, the columns of the outcome, the covariates and, but for
+    """The cases of a fold and seed: tables with `case`, the columns of the outcome, the covariates and, except in
     `training`, `risk`. training: training and validation cases.
     """
 

@@ -29,8 +29,8 @@ def map_figures(
     """Return AUPRC+ of the maps of MAPS on each chosen bag, (b), and for a single output AUPRC± by the mirror rule.
 
     Each value is the mean over the models at `rows`, and over the outputs if the truth has several columns. The columns
-    of two classes cover both signs, as evidence against one is evidence for the other; what lowers a risk is only found
-    by the negative side of its map.
+    of two classes cover both signs, as evidence against one is evidence for the other; instances that lower a risk are
+    found only by the negative side of its map.
     """
     models = [population.member(row) for row in rows]
     agreements = [one for one in agreement(models, bags, chosen, MAPS) if one.rule == "mirror"]

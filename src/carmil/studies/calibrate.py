@@ -13,7 +13,9 @@ from carmil.training.predict import predict
 def calibrate(
     population: Population, cohort: Cohort, places: Tensor, level: float, *, weights: str
 ) -> CalibrationSlides:
-    """Return the predictions of every model for the labelled bags at these places. weights: the fingerprint of the models."""
+    """Return the predictions of every model for the labelled bags at these positions. weights: the fingerprint of the
+    models.
+    """
     values = predict(population, cohort.bags, chosen=places, maps=False).values
     frame = cohort.add_labels(pd.DataFrame({"slide": [cohort.bags.ids[i] for i in places.tolist()]}))
     return CalibrationSlides(

@@ -145,7 +145,7 @@ def data(run: Run) -> dict[str, str]:
 
 
 def _target(run: Run) -> dict[str, str]:
-    """Return what is predicted, and the number of slides of each class or other stratum."""
+    """Describe the target, and count the slides of each class or other stratum."""
     counts = ", ".join(f"{name} ({n})" for name, n in zip(run.data.classes, run.data.class_counts, strict=True))
     target = run.target
     if isinstance(target, Classes):
@@ -165,7 +165,7 @@ def intervals_note(run: Run) -> str:
 
 
 def protocol(run: Run) -> list[str]:
-    """Return how the figures were obtained and what they describe."""
+    """Describe how the figures were obtained and what they measure."""
     settings = run.settings
     if run.data.imported is not None:
         return _imported_protocol(run)
@@ -317,7 +317,7 @@ def _folds(run: Run) -> str:
 
 
 def _sets(run: Run) -> list[str]:
-    """Return how prediction sets are calibrated, and how they came out."""
+    """Describe the calibration of the prediction sets, and their figures on test patients."""
     found = run.metrics.prediction_sets
     if found is None:
         return []
@@ -331,7 +331,7 @@ def _sets(run: Run) -> list[str]:
 
 
 def answer_rule(run: Run) -> str:
-    """Return how probabilities become answers, as it is worded wherever answers of this run are displayed."""
+    """Describe how probabilities become answers, in the words used wherever answers of this run are displayed."""
     if run.data.imported is not None:
         return run.decision().words
     share, level = run.settings.abstain, run.metrics.level

@@ -85,7 +85,7 @@ def cautions(run: Run) -> list[str]:
 
 
 def never_answered(run: Run) -> list[str]:
-    """Return one line per class, or grade, that is never answered."""
+    """Return one line per class, or grade, that is never given as an answer."""
     frame, names = run.predictions(), run.target.answer_names
     answers = set(frame["answer"]) if "answer" in frame else set(names)  # runs of 0.1.0 do not have them
     counts = zip(names, run.data.class_counts, strict=True) if names else ()

@@ -67,7 +67,7 @@ class Cohort:
 
     @property
     def outcomes(self) -> NDArray[Any]:
-        """Return the outcomes (l) or (l, t): class numbers, or what another kind of target has."""
+        """Return the outcomes (l) or (l, t): class numbers, or the values of another kind of target."""
         assert self.bags.labels is not None
         return self.bags.labels[self.known].numpy()
 
@@ -108,7 +108,7 @@ class Cohort:
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """The cohort of a study and its splits. roles (d, f, b): see `roles_of`. notes: guesses, and what was left out."""
+    """The cohort of a study and its splits. roles (d, f, b): see `roles_of`. notes: guesses and omissions."""
 
     cohort: Cohort
     splits: list[Splits]
@@ -367,7 +367,7 @@ def _with_calibration(split: Splits, cohort: Cohort, settings: Settings) -> Spli
 
 
 def _site_note(split: Splits, sites: Sequence[str]) -> str:
-    """Return for which patients prediction sets hold, by the sites of the calibration patients. sites (l)."""
+    """Describe the patients for whom prediction sets are valid, by the sites of the calibration patients. sites (l)."""
     names = np.array(sites, dtype=object)
     trained = (split.roles == TRAIN) | (split.roles == VALIDATION)
     own = set(names[split.calibration])

@@ -33,8 +33,8 @@ TESTS = ("t", "patients", "delong")
 class ComparedRun:
     """A run to compare: its answers to test cases, the figures of each fold and seed, and the measure to compare by.
 
-    The measure is one of OF_ANSWERS, of targets other than classes one of `Target.measures`, or a figure per slide such as
-    AUPRC+ of a map.
+    The measure is one of OF_ANSWERS, for targets other than classes one of `Target.measures`, or a figure per slide
+    such as AUPRC+ of a map.
     """
 
     name: str

@@ -36,7 +36,9 @@ TOO_FEW = "lower the level, add patients, or calibrate on another cohort with `c
 
 @dataclass(frozen=True, eq=False)
 class SetRule:
-    """How the predictions of some models together become sets. quantiles (k), calibrated (k): patients of each class."""
+    """The rule by which the joint predictions of some models become sets. quantiles (k), calibrated (k): patients of
+    each class.
+    """
 
     target: Target
     level: float
@@ -44,14 +46,14 @@ class SetRule:
     calibrated: NDArray[np.int64]
 
     def sets(self, predictions: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return (c, k) which classes are in the set of each case (c, p)."""
+        """Return a mask (c, k) of the classes in the set of each case (c, p)."""
         scores = self.target.nonconformity(predictions)
         return prediction_sets(scores, self.quantiles, contiguous=self.target.contiguous_sets)
 
 
 @dataclass(frozen=True, eq=False)
 class SetCalibration:
-    """The prediction sets of a run. merge: how slides become patients, as in the run's metrics."""
+    """The prediction sets of a run. merge: how slides are combined into patients, as in the run's metrics."""
 
     target: Target
     slides: CalibrationSlides
@@ -68,11 +70,11 @@ class SetCalibration:
         return len(set(self.slides.patients)) < len(self.slides.slides)
 
     def calibrating(self, slides: Iterable[str]) -> list[str]:
-        """Return which of some slides have the name of a calibration slide."""
+        """Return those of `slides` that have the name of a calibration slide, sorted."""
         return sorted(set(self.slides.slides) & set(slides))
 
     def rule(self, models: tuple[int, ...], *, of_patients: bool) -> SetRule:
-        """Return the rule of these models together, for the answers for patients or for single slides of theirs."""
+        """Return the joint rule of these models, for the answers for patients or for single slides."""
         key = models, of_patients and self.merges
         if key not in self._rules:
             names = self.target.prediction_columns()
@@ -106,7 +108,7 @@ class SetCalibration:
 
     @property
     def meaning(self) -> str:
-        """Return what the sets of single slides promise, in words."""
+        """Describe the guarantee of the sets of single slides."""
         counts = self.rule((0,), of_patients=False).calibrated.tolist()
         each = ", ".join(f"{n} {name}" for name, n in zip(self.target.answer_names, counts, strict=True))
         slide = "; of several slides of a patient it holds for one drawn at random" if self.merges else ""

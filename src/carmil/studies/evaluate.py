@@ -46,8 +46,9 @@ from carmil.words import examples, plural
 class Evaluation:
     """Figures of a run on an external cohort, of all models together and of single models.
 
-    own: the number of slides that are the run's own, answered by the models that were tested on them. sets: figures of the
-    run's prediction sets, if it has any; calibration: those that this cohort calibrated, if it was asked to.
+    own: the number of slides that are the run's own, answered by the models that were tested on them. sets: figures of
+    the run's prediction sets, if it has any; calibration: the sets that were calibrated on this cohort, if this was
+    requested.
     """
 
     run: Run
@@ -115,7 +116,7 @@ def evaluate_run(
     fitted.
 
     mapping: from labels of the table to classes of the run, "" for labels to leave out. conformal: the coverage of
-    prediction sets that this cohort calibrates, for later use by `predict_bags`.
+    prediction sets to calibrate on this cohort, for later use by `predict_bags`.
     """
     run = read_run(run_folder)
     target = run.target
@@ -200,7 +201,7 @@ def evaluate_run(
 def _calibrate(run: Run, cohort: Cohort, known: Mapping[str, str], level: float, device: str) -> CalibrationSlides:
     """Return the predictions for a cohort that calibrates prediction sets. Slides that the run was trained on are refused.
 
-    known: the run's slides with the features of these, see `same_features`.
+    known: the names of the run's slides with equal features, see `same_features`.
     """
     trained = set(run.data.trained_on or ())
     if used := [slide for bag in cohort.slides for slide in cohort.checksums[bag] if known.get(slide) in trained]:
@@ -216,7 +217,7 @@ def _calibrate(run: Run, cohort: Cohort, known: Mapping[str, str], level: float,
 
 
 def _measure_sets(sets: SetCalibration, judged: pd.DataFrame, level: str, run: Run) -> PredictionSets:
-    """Return the figures of the sets of new cases, which all models answer together."""
+    """Return the figures of the sets of new cases, each answered by all models together."""
     everyone = [tuple(range(len(run.models)))] * len(judged)
     return sets.measure(judged, everyone, of_patients=level == "patient")
 
@@ -239,7 +240,7 @@ def parse_map(words: Sequence[str]) -> dict[str, str]:
 def read_labels_of(
     target: Target, run: str, labels: Path, named: Mapping[str, str | None], mapping: Mapping[str, str]
 ) -> LabelsRead:
-    """Read the outcomes of a table, of a run's own target."""
+    """Read the outcomes of a run's own target from a table of labels."""
     slide, patient, label = (named.get(kind) for kind in ("slide", "patient", "label"))
     if not isinstance(target, Classes):
         if mapping or label:
@@ -373,7 +374,9 @@ def check_encoder(
 
 
 def _decisions(run: Run, cases: Sequence[str], case_of: Sequence[str], subjects: Sequence[Subject]) -> list[Decision]:
-    """Return the rule of each case (slide or patient): that of the models that answer for its slides. case_of: of each subject."""
+    """Return the rule of each case (slide or patient): that of the models that answer for its slides. case_of: the case
+    of each subject.
+    """
     models: dict[str, set[int]] = {}
     for case, subject in zip(case_of, subjects, strict=True):
         models.setdefault(case, set()).update(subject.models)

@@ -133,7 +133,7 @@ def _operating_point(group: _Group, trained: Selection, cohort: Cohort, settings
 
 @dataclass(frozen=True, eq=False)
 class _Trained:
-    """What is known of the training bags of a group of models. baselines: one per model, None unless the target is a time."""
+    """Facts about the training bags of grouped models. baselines: one per model, None unless the target is a time."""
 
     training: Training
     baselines: tuple[Baseline | None, ...]
@@ -155,7 +155,9 @@ def _training(group: _Group, trained: Selection, cohort: Cohort) -> _Trained:
 def _adjustment(
     settings: Settings, cohort: Cohort, trained: Selection, groups: Sequence[_Group], judged: pd.DataFrame
 ) -> Adjustment | None:
-    """Return what the risk adds to the covariates, if there are any. judged: the predictions of all test cases."""
+    """Measure how much the risk improves on the covariates, if there are any. judged: the predictions of all test
+    cases.
+    """
     covariates, target = cohort.covariates, cohort.target
     if covariates is None or not isinstance(target, Survival):
         return None

@@ -112,7 +112,7 @@ def calibration(frame: pd.DataFrame, target: Target) -> Calibration | None:
 
 
 def mean_over_seeds(frame: pd.DataFrame, target: Target) -> pd.DataFrame:
-    """Return one row per slide or patient and fold: the mean of the predictions, and distances, that differ in their seed only."""
+    """Return one row per slide or patient and fold, with the means of its predictions and distances over the seeds."""
     columns = (*target.prediction_columns(), *target.prediction_columns("cf"), DISTANCE)
     keys = [name for name in ("fold", "slide", "patient", *target.label_columns) if name in frame]
     values = [name for name in columns if name in frame]
@@ -160,7 +160,7 @@ def percent(value: float | None) -> str:
 
 
 def interval_words(interval: Range | None, name: str = "") -> str:
-    """Format an interval: 75.2 to 98.1. name: that of the figure, which decides on the unit."""
+    """Format an interval: 75.2 to 98.1. name: that of the figure, which determines the unit."""
     if interval is None or "–" in (low := figure_text(name, interval.low), high := figure_text(name, interval.high)):
         return "–"
     return f"{low} to {high}"

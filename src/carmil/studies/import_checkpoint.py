@@ -89,7 +89,7 @@ def import_checkpoint(
 
 
 def _check_settings(found: ForeignModel, checkpoint: Path, config: Path | None, log: Log) -> None:
-    """Compare the tool's own file of settings, if there is one, with the weights: one of another model is refused."""
+    """Compare the tool's own file of settings, if there is one, with the weights; refuse settings of another model."""
     beside = (checkpoint.with_suffix(".json"), checkpoint.with_name("args.json"))
     path = config or next((path for path in beside if path.is_file()), None)
     if path is None:

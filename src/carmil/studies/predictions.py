@@ -1,4 +1,4 @@
-"""Tables of predictions, one row per slide or per patient. p predictions per bag: of classes their probabilities."""
+"""Tables of predictions, one row per slide or per patient. p predictions per bag: for classes, their probabilities."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def predict_frame(
     *,
     attention: bool = False,
 ) -> pd.DataFrame:
-    """Predict the chosen bags by these models together (the mean of their predictions); one row per bag.
+    """Predict the chosen bags with these models together (the mean of their predictions); one row per bag.
 
     With a counterfactual branch there are also columns such as cf_CLASS, the mean over its maps. With `attention` there are
     also the share of the instances that attention is spread over and, with a branch, how far it moves attention
@@ -92,8 +92,8 @@ def outcomes(frame: pd.DataFrame, target: Target) -> np.ndarray:
 def arrange(frame: pd.DataFrame, target: Target, scores: np.ndarray, answers: np.ndarray | None = None) -> FoldAnswers:
     """Arrange scores, one per row of a table of predictions, for intervals and tests.
 
-    A case is a `case`, slide or patient, whichever column there is first; folds, seeds and patients are known if the table has
-    these columns.
+    Cases are identified by the first existing column of `case`, `slide` and `patient`; folds, seeds and patients are
+    known if the table has these columns.
     """
     rows = {f"{name}s": frame[name].to_numpy() for name in ("fold", "seed", "patient") if name in frame}
     cases = next(frame[name].to_numpy() for name in ("case", "slide", "patient") if name in frame)
@@ -101,6 +101,6 @@ def arrange(frame: pd.DataFrame, target: Target, scores: np.ndarray, answers: np
 
 
 def answers_text(frame: pd.DataFrame, target: Target) -> str:
-    """Format a table of answers for the terminal, with probabilities as everywhere else."""
+    """Format a table of answers for the terminal, with probabilities in the usual format."""
     names = [*target.prediction_columns(), *target.prediction_columns("cf")] if target.probabilities else []
     return frame.to_string(index=False, formatters={name: probability_text for name in names if name in frame})

@@ -1,4 +1,5 @@
-"""Slides outside the training cohort: how far their features are from the training bags of the models that answer.
+"""Find slides outside the training cohort, by the distance of their features from the training bags of the models that
+answer.
 
 m models, b bags.
 """
@@ -41,7 +42,7 @@ def joint_distance(scopes: Sequence[Scope], models: Sequence[int], moments: BagM
 def distances(
     scopes: Sequence[Scope], bags: Bags, places: Tensor, models: Sequence[tuple[int, ...]], device: str
 ) -> list[float]:
-    """Return the distance of each of the bags at these places, from the models that answer for it."""
+    """Return the distance between each bag at `places` and the training bags of the models that answer for it."""
     moments, found = bag_moments(bags, places, device=device), np.zeros(len(places))
     for key in set(models):
         rows = np.array([one == key for one in models])

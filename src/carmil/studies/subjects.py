@@ -273,8 +273,9 @@ def joint_answers(frame: pd.DataFrame, target: Target, decisions: Mapping[tuple[
 def answer_table(
     run: Run, bags: Bags, subjects: Sequence[Subject], device: str, sets: SetCalibration | None = None
 ) -> pd.DataFrame:
-    """Tabulate one row per subject: slide, p_CLASS (and cf_CLASS) or what else is predicted, the answer, its prediction set
-    if `sets` are given, its distance from the training cohort if the run has scopes, the number of models, and the rule.
+    """Tabulate one row per subject: slide, p_CLASS (and cf_CLASS) or the predictions of another kind of target, the
+    answer, its prediction set if `sets` are given, its distance from the training cohort if the run has scopes, the
+    number of models, and the rule.
 
     The run's own slides have the predictions stored in the run; those of other slides are computed.
     """

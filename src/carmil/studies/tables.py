@@ -160,7 +160,9 @@ def _unit(names: Sequence[str]) -> str:
 
 
 def adjustment_tables(run: Run) -> list[ResultTable]:
-    """Tabulate what the risk adds to covariates, and the hazard ratios of one model of both; empty without covariates."""
+    """Tabulate how much the risk improves on covariates, and the hazard ratios of one model of both; empty without
+    covariates.
+    """
     one = run.metrics.adjustment
     if one is None:
         return []

@@ -71,7 +71,7 @@ def check_model(name: str) -> None:
 
 
 def check_fit(settings: Settings, material: Material) -> None:
-    """Refuse settings that do not fit the cohort: unknown options of the model, or what is for classes only."""
+    """Refuse settings that do not fit the cohort: unknown options of the model, or settings for classes only."""
     target, rule = material.cohort.target, Rule.parse(settings.threshold)
     build(settings, material.cohort.store.width, target)
     if isinstance(target, Classes):
@@ -202,7 +202,7 @@ def _write_folds(folder: Path, material: Material) -> None:
 
 
 def data_of(cohort: Cohort, divisions: Splits, used: Tensor) -> Data:
-    """Return the facts about the data of a run. used: the mask of the bags whose slides it recognises later."""
+    """Return the facts about the data of a run. used: the mask of the bags whose slides the run recognises later."""
     store = cohort.store
     numbers, strata = cohort.strata
     return Data(

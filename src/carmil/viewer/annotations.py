@@ -1,7 +1,7 @@
 """Annotations of the cases: regions that people draw in the viewer, and the truth.
 
-Drawn regions are files in one folder, named after the slides; no name in a request becomes a path. The truth is what
-another program's files in that folder say, which are only read, and the cohort's labels of tiles.
+Drawn regions are files in one folder, named after the slides; no name in a request becomes a path. The truth consists
+of files of other programs in that folder, which are only read, and of the cohort's labels of tiles.
 """
 
 import json
@@ -55,7 +55,7 @@ class Annotations:
         self._names = safe_names(case.slide for case in run.cases)
 
     def file_name(self, number: int, ending: str) -> str:
-        """Return a file name for something about a case, such as "S12-004.geojson"."""
+        """Return the name of a file that belongs to a case, such as "S12-004.geojson"."""
         return f"{self._names[self.run.cases[number].slide]}{ending}"
 
     def of(self, number: int) -> CaseAnnotations:
@@ -106,7 +106,7 @@ class Annotations:
         return "" if self._in_pixels(number) else f"{_MICROMETRES} to draw regions in its pixels"
 
     def _in_pixels(self, number: int) -> bool:
-        """Return whether the positions are shown in level-0 pixels, as those of regions are."""
+        """Return whether the positions are shown in level-0 pixels, like those of regions."""
         places = self.pictures.places(number)
         return places is not None and places.unit == "level0_px"
 
@@ -131,7 +131,7 @@ class Annotations:
                 yield Region(f"{path.name}: {region.name}", region.shape)
 
     def _labelled(self, number: int) -> Iterator[Region]:
-        """Return the tiles that the cohort's labels call evidence for a class, joined."""
+        """Return regions of the tiles that the cohort's labels mark as evidence for a class, joined."""
         labels, places = self.run.bags.instance_labels, self.pictures.places(number)
         if labels is None or places is None:
             return
@@ -190,7 +190,7 @@ def is_number(value: Any) -> bool:
 
 
 def shown_regions(regions: tuple[DrawnRegion, ...] | list[DrawnRegion]) -> list[dict[str, Any]]:
-    """Return regions as the page has them."""
+    """Return regions in the form that the page uses."""
     return [
         {
             "id": one.number,

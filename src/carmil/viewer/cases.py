@@ -94,12 +94,12 @@ class RunCases:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return the classes, or what else is predicted, that have evidence."""
+        """Return the classes, or other outputs, that have evidence."""
         return self.target.outputs
 
     @property
     def model(self) -> BagModel:
-        """Return one of the models, which shows what they all support."""
+        """Return the first model, whose abilities are those of all."""
         return self.member(0)
 
     @property

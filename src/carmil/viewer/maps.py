@@ -40,8 +40,8 @@ class MapResponse:
     """The values (n) of a map, its limits low and high, their meaning as text, and their unit (empty if the meaning names it).
 
     negligible: why the map is drawn as 0, faint: why its largest value fills only the share `fill` of the colours; both
-    are empty if it is not so. even: all tiles have similar values, so that there are
-    no ranks. caution: that attention is nearly uniform; empty if it is not.
+    are empty otherwise. even: all tiles have similar values, so that there are no ranks. caution: that attention is
+    nearly uniform; empty if it is not.
     """
 
     values: NDArray[np.float64]
@@ -81,11 +81,11 @@ class CaseMaps:
 
     @property
     def says(self) -> str:
-        """Return what a value of the evidence is."""
+        """Describe the values of the evidence."""
         return EXPLAINERS[self.run.method].describe(self.run.target)
 
     def evidence_of(self, number: int) -> BagEvidence:
-        """Return the maps of a case, from the run's folder or else computed."""
+        """Return the maps of a case from the run's folder, or compute them."""
         evidence = self._cache.get(number)
         if evidence is None:
             run = self.run
@@ -109,7 +109,7 @@ class CaseMaps:
         return BagEvidence({name: torch.from_numpy(values.copy()) for name, values in columns.items()})
 
     def shown(self, number: int, name: str, of: int) -> MapResponse:
-        """Return the map `name` of class `of`, which some maps do not depend on."""
+        """Return the map `name`, for class `of` if every class has its own map."""
         if name not in self.kinds:
             raise CarmilError(unknown("map", name, self.kinds))
         kind, one = self.kinds[name], self._tile_map(number, name, of)
@@ -132,7 +132,9 @@ class CaseMaps:
         return self._tile_map(number, "factual", of).why_uniform if "factual" in self.kinds else ""
 
     def _tile_map(self, number: int, name: str, of: int) -> TileMap:
-        """Return the map as drawings and reports have it, so that negligible maps are judged by the same rule everywhere."""
+        """Return the map in the form that drawings and reports use, so that negligible maps are judged by the same rule
+        everywhere.
+        """
         values = self.values(number, name, of).double().nan_to_num().numpy()
         if name != "evidence":
             return TileMap(name, values, cast("Kind", name))

@@ -1,4 +1,4 @@
-"""What `carmil view` shows: runs, answers of `carmil slides run`, and slides that a run answers first."""
+"""Open the input of `carmil view`: runs, answers of `carmil slides run`, and slides that a run answers first."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class NewSlides:
 
     @property
     def hidden(self) -> dict[str, str]:
-        """Return the folders that must not appear on the page, and what is shown instead."""
+        """Return the folders that must not appear on the page, and the names shown instead."""
         paths = (*self.slides, self.run, self.out)
         return {str(name): path.name for path in paths for name in (path, path.resolve())}
 
@@ -152,7 +152,7 @@ def annotations_folder(given: Path | None, run: Path) -> Path:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, or as many of the last parts as tell all of them apart."""
+    """Return the last part of each path, or as many of the last parts as are needed to distinguish all paths."""
     if len(folders) > MOST_RUNS:
         raise CarmilError(f"{len(folders)} runs cannot be shown together: give at most {MOST_RUNS}")
     parts = [folder.resolve().parts for folder in folders]

@@ -20,7 +20,9 @@ log = logging.getLogger("carmil.viewer")
 
 @dataclass(frozen=True)
 class PreparationState:
-    """done of total things of the stage; seconds_left of the stage, None if unknown; failed: the reason, in one line."""
+    """done: number of completed things of the `total` of the stage; seconds_left of the stage, None if unknown; failed:
+    the reason, in one line.
+    """
 
     stage: str = "starting"
     done: int = 0
@@ -35,7 +37,9 @@ class StoppedError(Exception):
 
 
 class Preparation:
-    """`work` returns what is shown, in a thread. hidden: paths that must not appear on the page, and what does instead."""
+    """`work` returns what is shown, in a thread. hidden: paths that must not appear on the page, and the names shown
+    instead.
+    """
 
     def __init__(
         self, work: Callable[[], Sequence[Responses]], *, hidden: Mapping[str, str] | None = None, say: Log

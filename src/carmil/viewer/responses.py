@@ -1,6 +1,6 @@
 """The JSON responses of the viewer. Every method may be slow and is called in a worker thread.
 
-n instances of a case. `class` is the number of an output: of a class, or of what else is predicted.
+n instances of a case. `class` is the number of an output, whether it belongs to a class or to another kind of target.
 """
 
 import json
@@ -103,8 +103,8 @@ class Responses:
         )
 
     def tiles_of(self, number: int) -> int:
-        """Return the number, among the cases of all runs, of the case that has the tiles of this case's slide file: of the
-        first run that shows the same file, so that two panes load its tiles once.
+        """Return the number, among the cases of all runs, of the case that provides the picture tiles of this case's
+        slide file. It is the case of the first run with the same file, so that two panes load its tiles once.
         """
         slide = self.run.cases[number].slide
         for other in self.earlier:

@@ -33,7 +33,7 @@ def serve(
     log: Log,
     announce: Callable[[str], None],
 ) -> None:
-    """Open what is shown, then serve until interrupted.
+    """Open the runs, then serve them until interrupted.
 
     preparation: shown on the page while it opens the runs instead. shown: the part of the address that names what is shown first.
     announce: called with the address to open.

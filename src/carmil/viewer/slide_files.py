@@ -32,8 +32,8 @@ class _Open:
 
 @dataclass(frozen=True)
 class _Located:
-    """A file inside a resolved folder, and its micrometres per level-0 pixel: recorded with the answers, or where the file
-    does not say.
+    """A file inside a resolved folder. mpp: micrometres per level-0 pixel, in place of the file's value; missing_mpp:
+    used only if the file has none.
     """
 
     path: Path
@@ -94,8 +94,8 @@ class OpenSlides:
 class SlideFiles:
     """The slides in `folder` by the names of the cases, and for others the recorded files that exist. Thread-safe.
 
-    Both have the micrometres per pixel that are recorded, if any are. mpp, slides_table: of slides in the folder, where the
-    file records none, and in place of the file's value (see `read_mpps`).
+    Micrometres per pixel recorded with the answers are used, if there are any. For slides in the folder, `mpp` is used
+    if the file records none, and values of `slides_table` replace that of the file (see `read_mpps`).
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class SlideFiles:
 
 
 def _recorded_files(recorded: Mapping[str, RecordedSlide]) -> dict[str, _Located]:
-    """Return the recorded files that exist and are still what they were: no links to elsewhere."""
+    """Return the recorded files that exist and have not become links to elsewhere."""
     paths = {name: (Path(slide.path), slide.mpp) for name, slide in recorded.items()}
     return {
         name: _Located(path, path.parent, own)

@@ -1,4 +1,5 @@
-"""What a run predicts, in the words and number formats that the page shows: the page knows no kinds of targets.
+"""Describe the target of a run in the words and number formats of the page, which does not distinguish kinds of
+targets.
 
 p predictions and k outputs of a slide. Rows are the numbers of its answer: the predictions and, where these are not
 one number per output, the quantities of the outputs.
@@ -20,7 +21,9 @@ MOST_DECIMALS = 12
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How a number is shown: in per cent if it is a share, with its sign if it has one. low and high: the ends of its scale."""
+    """The format of a number: in per cent if it is a share, with its sign if it has one. low and high: the ends of its
+    scale.
+    """
 
     share: bool
     signed: bool
@@ -40,7 +43,8 @@ class AnswerRow:
 
 @dataclass(frozen=True)
 class OutputWords:
-    """An output, what positive and negative evidence does to it, headings for the tiles with the most, and its curve.
+    """An output, the effects of positive and negative evidence on it, headings for the tiles with the most, and its
+    curve.
 
     top: the tiles with the highest evidence, as in "the 10 % of the tiles that raise the risk most".
     """

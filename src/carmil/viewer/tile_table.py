@@ -1,4 +1,6 @@
-"""The tiles of a case as a table for a spreadsheet: where they lie, what the maps say, and which regions they lie in."""
+"""The tiles of a case as a table for a spreadsheet: their positions, the values of the maps, and the regions that
+contain them.
+"""
 
 from collections.abc import Sequence
 

@@ -99,7 +99,7 @@ def highest(values: Tensor, share: float) -> list[int]:
 
 
 def inside(points: NDArray[np.float64], polygon: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the indices of the points (n, 2) inside a polygon (p, 2), by the even-enclosed rule."""
+    """Return the indices of the points (n, 2) inside a polygon (p, 2), by the even-odd rule."""
     x, y = points.T
     enclosed = np.zeros(len(points), dtype=bool)
     for (x0, y0), (x1, y1) in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
