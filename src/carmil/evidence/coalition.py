@@ -4,11 +4,11 @@
     e_cj   = mean over |S| = 0 .. s-1, and over random groups S of this size, of v_c(S + j) - v_c(S)
 
 It is the Shapley value of j in a random group of s, averaged over the groups. The evidence of a group sums to
-v(group) - v(nothing); that of a bag of n to n/s of the mean of this over groups, and to F - v(nothing) if s reaches
-n. The zero is set by the reference, which is the mean training instance of a model with scaled features (otherwise
-zeros), and not by the bag: all tiles of a slide may be evidence against a class. Small groups probe the model where
-its prediction is not yet decided, and no attention weight is a factor, so that single instances do not dominate a
-map.
+v(group) - v(nothing). The evidence of a bag of n instances sums to n/s times the mean of this difference over groups,
+and to F - v(nothing) if s reaches n. The zero is set by the reference, which is the mean training instance of a model
+with scaled features (otherwise zeros), and not by the bag: all tiles of a slide may be evidence against a class. Small
+groups probe the model where its prediction is not yet decided, and no attention weight is a factor, so that single
+instances do not dominate a map.
 
 Groups are runs on a random circle of the bag. With j' the instance before j, and V_q[j] the value of the run of q
 that ends at j,
@@ -42,7 +42,7 @@ Runs = Callable[[Tensor], Iterator[Tensor]]
 def coalition_evidence(
     model: BagModel, features: Tensor, offsets: Offsets | Tensor, *, size: int = 2, draws: int = DRAWS
 ) -> Tensor:
-    """Signed evidence (n, k) from groups of `size`; a smaller bag is one group.
+    """Return signed evidence (n, k) from groups of `size`; a smaller bag is one group.
 
     Every call draws the same circles; the evidence of a bag does not depend on other bags.
     """

@@ -24,7 +24,7 @@ class Concentration:
     normalised_entropy  entropy / log N: 1 is uniform; NaN for a bag of one instance
     gini                0 is uniform, 1 - 1/N is all on one instance
     effective           exp(entropy): the number of uniformly weighted instances with this entropy
-    effective_squares   1 / sum a^2: the same by squares, where small shares count for less
+    effective_squares   1 / sum a^2: the same number from squares, in which small shares count for less
     """
 
     entropy: Tensor
@@ -82,7 +82,8 @@ def effective_share(weights: Tensor, offsets: Offsets) -> Tensor:
 def uniform_caution(share: float, attention: str, *, where: str, maps: str) -> str:
     """Return the caution that attention is nearly uniform; empty if it is not, or if the share is NaN.
 
-    share: see `effective_share`; attention: its name; where: such as "on this slide"; maps: those that show it.
+    share: see `effective_share`; attention: the name of the attention; where: words such as "on this slide"; maps: the
+    name of the maps that show it.
     """
     if not share >= UNIFORM:
         return ""

@@ -89,7 +89,7 @@ def count_choices(choices: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def correlations(maps: Mapping[str, Tensor], offsets: Offsets | Tensor) -> dict[tuple[str, str], Correlation]:
-    """Correlate every two of the named maps (..., n, c), such as the factual, the counterfactual and a baseline's
+    """Correlate every pair of the named maps (..., n, c), such as the factual, the counterfactual and a baseline's
     attention.
 
     Spearman's correlation is the same for scores and for their softmax, Pearson's is not.

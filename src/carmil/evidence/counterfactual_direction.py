@@ -1,4 +1,4 @@
-"""How well delta = u_cf - u follows -g, as the theory in the paper's appendix has it.
+"""Test of the theory in the paper's appendix that delta = u_cf - u follows -g.
 
     g = d(F_y - F_k)/du          the margin's sensitivity, y the bag's class, k its rival (or the mean of several)
     m = (F_y - F_k)(u) - (F_y - F_k)(u_cf), to first order -g . delta; the largest m of all delta with the same |delta|_1 is
@@ -35,7 +35,7 @@ TENTH = 10  # one instance in this many, and at least one, counts as having the 
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """Of r models in b bags: MEASURES (r, b) of delta as it is, and shuffled within its bag; margins m and -g .
+    """Results of r models in b bags: MEASURES (r, b) of delta as it is, and shuffled within its bag; margins m and -g .
     delta (r, b).
 
     instances (r, n, 2): -g and delta of every instance, each centred and scaled to unit length in its bag.

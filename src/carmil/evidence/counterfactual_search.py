@@ -55,7 +55,9 @@ def search_counterfactual(
     step: float = 0.1,
     steps: int = 300,
 ) -> SearchResult:
-    """Search, for every bag, the attention that predicts `targets` (b) or (b, m), by default the second most probable class."""
+    """Search, for every bag, for the attention that predicts `targets` (b) or (b, m), by default the second most
+    probable class.
+    """
     model.require(Ability.POOLS_BY_ATTENTION, "a counterfactual search")
     if not isinstance(model.link, Softmax):
         raise CarmilError("a counterfactual search needs another class to search for: this model predicts no classes")

@@ -1,5 +1,6 @@
-"""Explainers compute the evidence of every instance for every output F: positive if it supports the class (or the label),
-negative if it refutes it; of other targets, positive if it raises the output, such as a risk, and negative if it lowers it.
+"""Explainers compute the evidence of every instance for every output F: positive if it supports the class (or the
+label), negative if it refutes it; for other targets, positive if it raises the output, such as a risk, and negative if
+it lowers it.
 
 n instances, b bags, k outputs: classes, labels, or one.
 """
@@ -40,8 +41,8 @@ ALONE = 512  # bags of one instance per pass; some models arrange each bag as a 
 class Explainer:
     """A method of explanation, and the meaning of its values. `cost` is counted in forward passes.
 
-    meaning: what a value is, with {logit} for an output F and {prediction} for F on the scale that users read.
-    alike: for maps that are the same for every {output}.   class_conditional: whether every output has its own map.
+    meaning: a description of a value, with {logit} for an output F and {prediction} for F on the scale that users read.
+    alike: added for maps that are the same for every {output}.   class_conditional: whether every output has its own map.
     needs: abilities that a model must declare.   needs_classes: whether it compares classes with one another.
     total: the sum (b, k) of the evidence of a bag, for methods that define it.
     """
@@ -64,7 +65,7 @@ class Explainer:
         return self.needs in model.abilities and not (self.needs_classes and not predicts_classes(model))
 
     def describe(self, target: Target, output: str = "") -> str:
-        """Return the meaning of the map's values, in words of the target: for one output, or for each."""
+        """Return the meaning of the map's values, in the target's words, for one output or by default for each."""
         word, unit = target.output_word, target.words.unit
         of_each = {"logit": f"the {word} logit", "prediction": f"the {word} probability"}
         if output:

@@ -1,7 +1,8 @@
 """Faithfulness: delete instances in the order of a map, and follow the model's prediction.
 
-What is followed is a number per bag that should fall as the most relevant instances go: the probability of a class or
-label, or F of another target (`Link.per_output`); `carmil faithfulness` follows what `Target.followed` defines.
+One number per bag is followed, which should fall as the most relevant instances are removed: the probability of a class
+or label, or F of another target (`Link.per_output`). `Target.followed` defines the number that `carmil faithfulness`
+follows.
 
 At step s of S the floor(s n / S) most relevant of a bag's n instances are removed; at the last step, where none is
 left, the bag is a bag of zeros of the same size, as in the paper and xMIL. The remaining instances keep their order;
@@ -48,13 +49,14 @@ ROUNDING = 1e-6  # of p; smaller changes are rounding errors of single precision
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """What is followed of each bag, p, such as the probability of its class, as instances are removed, step by step.
+    """The number p that is followed for each bag, such as the probability of its class, as instances are removed step
+    by step.
 
     most_first, least_first (e, b, S+1): the most or the least relevant are removed first, in equal steps
     at_random (r, b, S+1): in random orders
-    unchanged (r, b, S+1): whether the answer is that for the whole bag, in random orders
+    unchanged (r, b, S+1): whether the answer is the same as for the whole bag, in random orders
     kept_counts (b, T), kept (e, b, T): p of the 1, 2, ..., n most relevant instances alone; counts may repeat
-    right (b): whether the model predicts that class for the whole bag; of other targets, true for every bag
+    right (b): whether the model predicts that class for the whole bag; for other targets, true for every bag
     """
 
     most_first: Tensor
@@ -118,8 +120,8 @@ class Faithfulness:
         return -steps.clamp_max(0).sum(-1) / steps.abs().sum(-1)
 
     def necessity(self, fraction: float) -> Tensor:
-        """Return (e, b) p of the bag minus p without its most relevant `fraction`: high if these instances are necessary; NaN
-        for bags so small that this is no instance.
+        """Return (e, b) p of the bag minus p without its most relevant `fraction`: high if these instances are
+        necessary; NaN for bags so small that this fraction is less than one instance.
         """
         step, steps = self._step(fraction), self.most_first.shape[-1] - 1
         some = self.kept_counts[:, -1] * step >= steps
@@ -196,9 +198,9 @@ def faithfulness_of(
     regions: Tensor | None = None,
 ) -> Faithfulness:
     """Return deletion and insertion curves in the order of maps (e, n): of the probability of `classes` (b), one per
-    bag; of other targets, of the output with this number, as `Link.per_output` returns it.
+    bag; for other targets, of the output with this number, as `Link.per_output` returns it.
 
-    regions (n): removed together, see `evidence.regions`. The answer is the most probable class; of other targets, the
+    regions (n): removed together, see `evidence.regions`. The answer is the most probable class; for other targets, the
     side of 0 that F is on.
     """
     maps, classes = _checked(maps, bags).cpu(), classes.cpu()
@@ -239,8 +241,8 @@ def faithfulness_from_curves(
 ) -> Faithfulness:
     """Return the curves as one object.
 
-    by_maps (2 e, b, T+1): what was followed as `removed` (b, T+1, see `removal_counts`) instances or regions were
-    removed by e maps, then by their negatives. at_random, unchanged (r, b, S+1): in equal steps. right (b).
+    by_maps (2 e, b, T+1): the number that was followed as `removed` (b, T+1, see `removal_counts`) instances or regions
+    were removed by e maps, then by their negatives. at_random, unchanged (r, b, S+1): in equal steps. right (b).
     """
     most_first, least_first = at_equal_steps(by_maps, removed, at_random.shape[-1] - 1).chunk(2)
     return Faithfulness(
@@ -255,7 +257,7 @@ def faithfulness_from_curves(
 
 
 def removal_counts(sizes: Tensor, steps: int, *, ends: bool = False) -> Tensor:
-    """Return (b, T+1) how many of each bag's instances are removed, from none to all, increasing: in S equal steps.
+    """Return the number of removed instances of each bag (b, T+1), which increases from none to all in S equal steps.
 
     ends: also the first and the last 1, 2, ..., 10 instances, then 1.25 times as many at each step, until equal steps
     are finer. Bags with fewer different counts have repeated ones.
@@ -280,7 +282,7 @@ def at_equal_steps(values: Tensor, removed: Tensor, steps: int) -> Tensor:
 
 
 def unit_counts(bags: Bags, regions: Tensor | None) -> Tensor:
-    """Return (b) how many units each bag has that are removed one by one: instances, or regions (n)."""
+    """Return the number of units in each bag (b) that are removed one by one: instances or, if given, regions (n)."""
     if regions is None:
         return bags.sizes
     numbers = regions.cpu().unsqueeze(-1).double()
@@ -353,7 +355,9 @@ def auc_curve(logits: Tensor, labels: ArrayLike) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class _Order:
-    """The highest of each map (e, n) are removed first; removed (e or 1, b, T+1): how many instances at each step."""
+    """An order of removal, the highest of each map (e, n) first; removed (e or 1, b, T+1): number of instances removed
+    at each step.
+    """
 
     maps: Tensor
     removed: Tensor

@@ -34,10 +34,10 @@ def integrated_gradients(
     """Return integrated gradients (n, k) from instances x_0. The sum over a bag is F(x) - F(x_0), to `tolerance` of
     max(1, |difference|).
 
-    Midpoint rule on pieces of the path. While the error of a bag's sum is too large, those of its pieces are
-    halved over which the change of the logits differs from the prediction of the midpoint. A gradient does not
-    register jumps, and some models have them: DSMIL where another instance becomes critical, RRT where instances
-    cease to be equal. `carmil.evidence.residual` measures the error.
+    Midpoint rule on pieces of the path. While the error of a bag's sum is too large, a piece is halved if the change of
+    the logits over it differs from the change predicted at its midpoint. A gradient does not register jumps, and some
+    models have them: DSMIL where another instance becomes critical, RRT where instances cease to be equal.
+    `carmil.evidence.residual` measures the error.
     """
     offsets = Offsets.of(offsets, features.device)
     device, bags = features.device, torch.arange(offsets.bags, device=features.device)

@@ -39,7 +39,7 @@ def leave_one_out(model: BagModel, features: Tensor, offsets: Offsets | Tensor) 
 
 
 def _most_attended(state: PoolingPass) -> Tensor:
-    """Return (n, h) whether this is the instance of its bag with the largest attention weight in the head."""
+    """Return a mask (n, h), true for the instance of each bag with the largest attention weight in the head."""
     best = bag_argmax(state.scores, state.offsets).index_select(0, state.offsets.bag_of)
     return best == torch.arange(len(best), device=best.device).unsqueeze(-1)
 

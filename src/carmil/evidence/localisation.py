@@ -1,4 +1,4 @@
-"""Localisation: how well a map finds the known target instances, beside the average precision of `agreement`.
+"""Measures of how well a map finds the known target instances, in addition to the average precision of `agreement`.
 
 For each bag: AUROC, NDCG, Dice at a threshold. Over all bags: FROC. The threshold is chosen on validation bags.
 n instances of all bags together, b bags, k outputs, such as classes. Leading axes, such as that of a population's

@@ -1,8 +1,8 @@
 """Agreement of the maps of models with the known truth of the instances, by model, bag and class.
 
-The truth is (n), of the second of two classes, or (n, k), of every output: 1 for the class, -1 against it, 0 neither (of
-a risk, 1 raises it and -1 lowers it); UNKNOWN instances are left out. r models, b bags, n instances, k outputs; c = 1 or
-k columns of truth.
+The truth has shape (n) for the second of two classes, or (n, k) for every output: 1 for the class, -1 against it, 0
+neither (for a risk, 1 raises it and -1 lowers it); UNKNOWN instances are left out. r models, b bags, n instances, k
+outputs; c = 1 or k columns of truth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class MapAgreement:
     """Agreement of the maps of one explainer, with negative evidence scored by one of NEGATIVE_RULES.
 
     measures: each of MEASURES, (r, b, c); NaN for a bag that has no target instances, or only target instances, among
-    those whose truth is known. AUROC is the mean over the positive and the negative instances, as AUPRC± is, if both
+    those whose truth is known. Like AUPRC±, AUROC is the mean over the positive and the negative instances if both
     exist. The gain of NDCG is the truth + 1, or 1 for a positive instance if no truth is negative.
     """
 
@@ -41,8 +41,8 @@ def agreement(models: Sequence[BagModel], bags: Bags, chosen: Tensor, explainers
     """Return the agreement of the models' maps on the chosen bags (positions, b of them), for each explainer that
     fits the models.
 
-    The list is empty if no truth is known, or if truth without columns of its own is not about the second of two classes.
-    Every map is computed once; attention has one result per negative rule if the truth is signed.
+    The list is empty if no truth is known, or if the truth has shape (n) and the models do not predict one of two
+    classes. Every map is computed once; attention has one result per negative rule if the truth is signed.
     """
     truth = bags.instance_labels
     two = models[0].classes == 2 and predicts_classes(models[0])

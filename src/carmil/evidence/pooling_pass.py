@@ -1,5 +1,5 @@
-"""One forward pass of a model with attention pooling, and the distribution of a direction of its pool among the
-instances.
+"""One forward pass of a model with attention pooling, and the shares of the instances in the projection of its pool
+onto a direction.
 
     a = softmax(u),  Z = sum_j a_j z_j,  F = classify(Z)
 

@@ -1,4 +1,4 @@
-"""Regions: groups of neighbouring instances of about the same number, from their coordinates.
+"""Regions: groups of neighbouring instances, nearly equal in size, formed by coordinates.
 
 n instances of all bags together, b bags.
 """
@@ -14,10 +14,10 @@ TILES = 16  # per region: 4 x 4 where tissue is dense
 
 
 def neighbouring_regions(bags: Bags, tiles: int = TILES) -> Tensor:
-    """Return (n) the region of each instance, numbered from 0 in its bag: at most `tiles` neighbours each.
+    """Return the region of each instance (n), numbered from 0 in its bag. A region has at most `tiles` instances.
 
-    A bag is divided in two across its longer side, again and again, each part in proportion to its regions. Their sizes
-    differ by one at most.
+    A bag is divided in two across its longer side, and each part again, in proportion to the number of regions in each
+    half. The sizes of regions differ by one at most.
     """
     if tiles < 1:
         raise CarmilError(f"regions of {tiles} tiles: expected at least one")
@@ -43,7 +43,7 @@ def check_coordinates(bags: Bags) -> None:
 
 
 def _divide(coordinates: Tensor, tiles: int) -> Tensor:
-    """Return (n) the region of each instance of one bag. coordinates (n, 2)."""
+    """Return the region of each instance of one bag (n). coordinates (n, 2)."""
     region, count = torch.empty(len(coordinates), dtype=torch.int64), 0
     parts = [(torch.arange(len(coordinates)), -(-len(coordinates) // tiles))]
     while parts:

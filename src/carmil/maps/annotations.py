@@ -84,7 +84,10 @@ def _regions(
     slide: tuple[int, int],
     naming: str = "{}",
 ) -> Iterator[Region]:
-    """Trace each value of a mask of which (height, width) pixels were `sampled`, over a slide of (width, height) level-0 pixels."""
+    """Trace each value of a mask over a slide of (width, height) level-0 pixels.
+
+    sampled: the height and width of the whole mask, in steps of its sampling (see `_sampled`).
+    """
     import shapely
     from scipy import ndimage
     from skimage.measure import find_contours

@@ -144,7 +144,8 @@ def _arrange(boxes: Sequence[Box], width: int, tall: int) -> list[tuple[int, int
 def zoom_boxes(tiles: Tiles, values: NDArray[np.float64], count: int) -> list[Box]:
     """Return squares around the highest values that do not overlap and lie inside the slide.
 
-    A side is at most a third of the slide's shorter side. A slide whose half is smaller than two tiles has none.
+    A side is at most a third of the slide's shorter side. None are returned for a slide whose shorter side is less than
+    four tiles.
     """
     shorter = min(tiles.width, tiles.height)
     if 2 * tiles.size > shorter / 2:
@@ -187,7 +188,7 @@ def draw_extreme_tiles(slide: Slide, tiles: Tiles, one: TileMap, path: Path, *, 
 
 
 def extreme_tiles(one: TileMap, top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the `top` tiles with the highest and with the lowest values; of a signed map, only tiles for and tiles
+    """Return the `top` tiles with the highest and with the lowest values; for a signed map, only tiles for and tiles
     against.
 
     Tiles that are neither (see `TileMap.signs`) are left out, and all tiles of a negligible map.
@@ -246,8 +247,8 @@ def _ends(one: TileMap, painter: Painter, width: int) -> list[tuple[str, str]]:
 
 
 def _notes(maps: Sequence[TileMap], painter: Painter, room: int) -> list[tuple[str, tuple[int, int, int]]]:
-    """Return the lines at the foot of the page, with their colours: what values and colours are, once for all maps of which
-    the same is true, and the cautions.
+    """Return the lines at the foot of the page, with their colours: the meaning of values and colours, once for all
+    maps that share it, and the cautions.
     """
     titles: dict[str, list[str]] = {}
     for one in maps:

@@ -1,4 +1,4 @@
-"""Evidence as a DICOM segmentation of the series that the slide is.
+"""Evidence as a DICOM segmentation of a slide that is a DICOM series.
 
 Every map of evidence becomes two fractional segments, for and against. A fraction is the share of the map's largest absolute
 value (of more for a faint map), which the description of the segment states, in the unit of the evidence. It is not a
@@ -112,7 +112,7 @@ def _description(number: int, one: TileMap, sign: int, largest: float, colour: t
 def _segmentation(slide: Slide, layers: NDArray[np.float64], side: float, descriptions: list[Any]) -> Any:
     """Return the segmentation of layers (height, width, segments) over the whole slide.
 
-    side: that of a pixel, in level-0 pixels.
+    side: the side of a pixel of the segmentation, in level-0 pixels.
     """
     import highdicom as hd
     import pydicom
@@ -152,7 +152,9 @@ def _segmentation(slide: Slide, layers: NDArray[np.float64], side: float, descri
 
 
 def _corner(source: Any, spacing: tuple[float, float]) -> Any:
-    """Return the centre of the first pixel, which lies further inside than that of the slide, as it is larger."""
+    """Return the centre of the first pixel of the segmentation, which lies further inside than that of the slide's
+    smaller first pixel.
+    """
     import highdicom as hd
 
     origin = source.TotalPixelMatrixOriginSequence[0]

@@ -1,8 +1,8 @@
 """Regions that people draw on slides: one GeoJSON file per slide, which QuPath imports, and writes as well.
 
-A file is read again before every change, and what is not shown here (points, lines, cells, measurements and colours of
-QuPath) stays in it unchanged. Coordinates are level-0 pixels. A region has a class, by default its name: QuPath reads
-`classification`, with its name and colour.
+A file is read again before every change, and its contents that are not shown here (points, lines, cells, measurements
+and colours of QuPath) stay unchanged. Coordinates are level-0 pixels. A region has a class, by default its name: QuPath
+reads `classification`, with its name and colour.
 """
 
 import json
@@ -44,21 +44,21 @@ class DrawnRegion:
 
 
 class DrawnRegions:
-    """The regions drawn on one slide, in a file that need not exist yet. Not safe for threads."""
+    """The regions drawn on one slide, in a file that need not exist yet. Not thread-safe."""
 
     def __init__(self, path: Path, slide: str) -> None:
         self.path, self.slide = path, slide
 
     @property
     def empty(self) -> dict[str, Any]:
-        """Return a file without regions."""
+        """Return the contents of a file without regions."""
         return {"type": "FeatureCollection", "carmil": {"slide": self.slide, "note": RESEARCH}, "features": []}
 
     def read(self) -> list[DrawnRegion]:
         return self._shown(self._content())
 
     def content(self) -> bytes:
-        """Return the file as it is."""
+        """Return the unchanged contents of the file."""
         self._content()  # refuses a link, and a file that is too large
         return self.path.read_bytes() if self.path.is_file() else json.dumps(self.empty).encode()
 
@@ -82,7 +82,7 @@ class DrawnRegions:
         return self._write(content)
 
     def rename(self, number: str, name: str) -> list[DrawnRegion]:
-        """Rename a region, and its class if that was its name."""
+        """Rename a region, and also its class if it had the same name."""
         content, name = self._content(), _checked(name)
         feature = content["features"][self._place(content, number)]
         properties = feature.get("properties")
@@ -93,7 +93,7 @@ class DrawnRegions:
         return self._write(content)
 
     def classify(self, number: str, classification: str) -> list[DrawnRegion]:
-        """Change the class of a region; an empty one is the region's name."""
+        """Change the class of a region; an empty class is replaced by the region's name."""
         content = self._content()
         feature = content["features"][self._place(content, number)]
         name = _checked(classification, "class") if classification.strip() else _class_of(_name(feature))
@@ -110,7 +110,7 @@ class DrawnRegions:
         return self._write(content)
 
     def _classification(self, content: dict[str, Any], name: str) -> dict[str, Any]:
-        """Return a class as QuPath has it, with the colour of its regions in the file or a colour of its own."""
+        """Return a class in QuPath's form, with the colour of its regions in the file or else a new colour."""
         known = {region.classification: region.colour for region in self._shown(content) if region.classification}
         return {"name": name, "color": list(known.get(name, OUTLINES[len(known) % len(OUTLINES)]))}
 
@@ -184,7 +184,7 @@ def _class_of(name: str) -> str:
 
 
 def _checked(name: str, what: str = "name") -> str:
-    """Return a name for people; it is never part of a path."""
+    """Check a name, and return it with its spaces tidied. It is only displayed, and never part of a path."""
     text = " ".join(name.split())
     if not 0 < len(text) <= LONGEST_NAME or not text.isprintable():
         raise CarmilError(f"{what}: expected 1 to {LONGEST_NAME} printable characters")

@@ -32,7 +32,7 @@ class Mosaic:
 def pixel_boxes(corners: NDArray[Any], size: float, box: Box, pixels: tuple[int, int]) -> NDArray[np.int64]:
     """Return the squares at `corners` (n, 2) as boxes (n, 4) in a picture of `pixels` (width, height) that shows `box`.
 
-    corners, size and box have one unit, for instance level-0 pixels. No box is thinner than a pixel.
+    corners, size and box share one unit, for instance level-0 pixels. No box is thinner than a pixel.
     """
     scale = np.array(pixels) / (box[2] - box[0], box[3] - box[1])
     # not rint, which rounds 1.5 and 2.5 to the same number, so that strips would not fit together

@@ -1,7 +1,8 @@
 """Maps for other programs: GeoJSON for QuPath, and pyramidal OME-TIFF. Both are written in parts.
 
-The GeoJSON is what QuPath (0.4 and later) itself writes: a FeatureCollection, `objectType` "tile" or "annotation", values as
-`measurements`, a `classification` with its colour, and the tile's own `color`, which QuPath shows in place of its class's.
+The GeoJSON has the form that QuPath (0.4 and later) itself writes: a FeatureCollection, `objectType` "tile" or
+"annotation", values as `measurements`, a `classification` with its colour, and the tile's own `color`, which QuPath
+shows in place of its class's.
 """
 
 import json

@@ -97,7 +97,7 @@ def check_maps(maps: Sequence[TileMap], tiles: Tiles) -> None:
 def raster(tiles: Tiles, values: ArrayLike, *, side: float) -> NDArray[np.float64]:
     """Return one map over the whole slide: the mean of the tiles, NaN where there are none.
 
-    side: that of a pixel, in level-0 pixels. The last row and column may reach beyond the slide.
+    side: the side of a pixel of the map, in level-0 pixels. The last row and column may reach beyond the slide.
     """
     width, height = math.ceil(tiles.width / side), math.ceil(tiles.height / side)
     boxes = pixel_boxes(tiles.corners, tiles.size, (0, 0, width * side, height * side), (width, height))

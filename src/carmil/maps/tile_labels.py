@@ -1,7 +1,8 @@
-"""Labels of tiles from annotated regions, by a named overlap rule.
+"""Labels of tiles from annotated regions, by a chosen overlap rule.
 
 A point belongs to the smallest region that covers it: a normal area drawn inside a tumour is normal, and a frame around
-everything takes nothing away. `write_truth` writes the files that `carmil cohort build` reads. n tiles.
+everything does not change the regions inside it. `write_truth` writes the files that `carmil cohort build` reads.
+n tiles.
 """
 
 from collections.abc import Collection, Sequence
@@ -82,7 +83,7 @@ def _least_share(rule: str) -> float:
 
 
 def _at_centres(tiles: Tiles, shapes: Sequence[Geometry], kinds: Sequence[int]) -> NDArray[np.float64]:
-    """Return for each kind (3, n) whether the first shape over a tile's centre has this kind, 1 or 0."""
+    """Return, for each kind (3, n), 1 where the first shape over a tile's centre is of this kind, otherwise 0."""
     shares = np.zeros((3, len(tiles)))
     tree = shapely.STRtree(shapely.points(tiles.corners + tiles.size / 2))
     for shape, kind in zip(reversed(shapes), reversed(kinds), strict=True):

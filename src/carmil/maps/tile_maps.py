@@ -41,11 +41,11 @@ class TileMap:
     """One value per tile (n), NaN where it has none. name: its class, or else its kind; model: set if several models
     are compared.
 
-    scores: whether a map of attention has scores, from before the softmax, instead of weights. apart: how far the
-    tiles of a map of evidence move the logits of two classes apart (see `logits_apart`); None if only this class
-    is known. turning: how far the outputs must move for another answer, in the unit of evidence; None if it is not
-    known. smoothed: a description of the radius of smoothing, `unsmoothed` the values before it. words: those for
-    evidence, of the run's target.
+    scores: whether a map of attention has scores, from before the softmax, instead of weights. apart: how far the tiles
+    of a map of evidence move the logits of two classes apart (see `logits_apart`); None if only this class is known.
+    turning: how far the outputs must move for another answer, in the unit of evidence; None if it is not known.
+    smoothed: a description of the radius of smoothing, `unsmoothed` the values before it. words: the terms for
+    evidence, which depend on the run's target.
     """
 
     name: str
@@ -113,8 +113,8 @@ class TileMap:
 
     @property
     def fill(self) -> float:
-        """Return the share of the colour scale that the largest value fills: less than 1 for evidence that is small beside
-        what would turn the answer, 0 for a negligible map.
+        """Return the share of the colour scale that the largest value fills: less than 1 for evidence that is small
+        compared with the change that another answer needs, 0 for a negligible map.
         """
         if self.negligible:
             return 0.0
@@ -135,7 +135,7 @@ class TileMap:
 
     @property
     def _reach(self) -> float:
-        """Return the most by which all tiles together can change what decides the answer."""
+        """Return the largest change that all tiles together can make to the quantity that decides the answer."""
         if self._rivals and self.apart is not None:
             return self.apart
         return float(np.nansum(np.abs(self.values)))
@@ -182,7 +182,7 @@ class TileMap:
 
     @property
     def meaning(self) -> str:
-        """Return what a value is, its unit, and what its sign and 0 mean."""
+        """Return the meaning of a value, of its sign and of 0, and its unit."""
         if self.scores:
             return "attention score, before the softmax: higher is looked at more; 0 has no meaning"
         return {
@@ -290,7 +290,9 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def colour_limits(one: TileMap, scale: Scale) -> tuple[str, str]:
-    """Return the values at the two ends of the colours, in brackets; by rank, those of the outermost tiles."""
+    """Return the values at the two ends of the colours, in brackets; on the scale of ranks, the lowest and highest
+    value.
+    """
     known = one.values[~np.isnan(one.values)]
     if not len(known):
         return "", ""

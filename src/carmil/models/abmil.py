@@ -4,8 +4,9 @@ z_j = relu(E x_j)                              `embedding_layers` of these, one 
 u_j = w' tanh(V z_j)                          or, gated, w' (tanh(V z_j) * sigmoid(U z_j))
 F   = phi(sum_j softmax(u)_j z_j)             phi: `output_layers` hidden ReLU layers, then a linear one
 
-With `mlp` > 0 hidden units, F = phi(Z) + W_2 relu(W_1 norm(Z)): the linear part adds up what instances contribute; the second
-part can also combine them (an 8 and a 9 in one bag), which no linear classifier of a pool can. norm is a layer norm.
+With `mlp` > 0 hidden units, F = phi(Z) + W_2 relu(W_1 norm(Z)): the linear part adds up the contributions of instances;
+the second part can also combine them (an 8 and a 9 in one bag), which no linear classifier of a pool can. norm is a
+layer norm.
 """
 
 from torch import Tensor, nn

@@ -1,8 +1,8 @@
-"""Models of other tools as models of ours: how their checkpoints name and shape the weights.
+"""Conversion of other tools' checkpoints to models of ours, by the names and shapes of their weights.
 
 A layout is a function that recognises a state dict by the names and shapes of all its weights, renames them, and names
-the model of ours that computes the same logits. LAYOUTS lists them by tool. A layout raises KeyError or ValueError for a
-state dict of another layout; what it returns is compared with our model name by name and shape by shape, and is refused
+the model of ours that computes the same logits. LAYOUTS lists them by tool. A layout raises KeyError or ValueError for
+a state dict of another layout; its result is compared with our model name by name and shape by shape, and is refused
 unless it is complete.
 """
 
@@ -29,7 +29,8 @@ Weights = Mapping[str, Tensor]
 class ForeignModel:
     """A model of ours with the weights of a checkpoint.
 
-    architecture: its name in the other tool. settings: what that tool's own file of settings would contain, by its names.
+    architecture: its name in the other tool. settings: the content of that tool's own file of settings, under its
+    names.
     """
 
     architecture: str
@@ -195,8 +196,8 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
 def renamed(state: Weights, rules: Mapping[str, str], *, unused: str = r"(?!)") -> dict[str, Tensor]:
     """Return all weights under new names, in float32. A name that no rule fits is an error.
 
-    rules: from the beginning of a name, a pattern, to the new beginning. Weights of several heads, whose number is the
-    group `head` of the pattern, become one. unused: the beginning of names that the model does not need.
+    rules: map a pattern, which matches the beginning of a name, to the new beginning. The weights of several heads,
+    numbered by the group `head` of the pattern, are stacked. unused: a pattern of names that the model does not need.
     """
     weights: dict[str, Tensor] = {}
     heads: dict[str, dict[int, Tensor]] = {}
@@ -224,7 +225,7 @@ def renamed(state: Weights, rules: Mapping[str, str], *, unused: str = r"(?!)") 
 
 
 def _with_biases(weights: Weights) -> dict[str, Tensor]:
-    """Add a bias of 0 to each layer that has none, which computes the same."""
+    """Add a bias of 0 to each layer that has none, which does not change its output."""
     biases = {
         f"{name.removesuffix('weight')}bias": value.new_zeros(len(value))
         for name, value in weights.items()

@@ -3,7 +3,8 @@
 A model that pools by attention has three verbs, embed, attend and classify, with the shared pooling between the last
 two. Others (the mean, DSMIL's critical instance, TransMIL's class token) implement and declare fewer.
 
-F has one column per class or, of other targets, per output (`carmil.targets`); `link` turns F into a loss and predictions.
+F has one column per class or, for other targets, per output (`carmil.targets`); `link` turns F into a loss and
+predictions.
 
 n instances of all bags together, b bags, d features, k outputs, h heads (attention maps), m counterfactual maps.
 Leading axes, such as that of a population's models, are carried through everywhere.
@@ -26,7 +27,7 @@ Draw = Callable[[tuple[int, int], Tensor], Tensor]
 
 
 class Ability(Flag):
-    """What a model can compute besides its logits. An explainer names the abilities that it needs; a wrapper has
+    """The abilities of a model besides computing logits. An explainer names the abilities that it needs; a wrapper has
     those of its model.
     """
 

@@ -93,7 +93,9 @@ def _opened(
     h, bias, seeds, steps, rows, model, at, n, a, site_v, site_u, threshold, scale,
     GATED: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return the factors v and u of the trunk of some instances, and their derivatives by their inputs, each (ROWS, COLUMNS)."""
+    """Return the factors v and u of the trunk of some instances, and their derivatives with respect to their inputs,
+    each (ROWS, COLUMNS).
+    """
     column = tl.arange(0, COLUMNS)
     inside = (at < n)[:, None] & (column < a)[None, :]
     width = a * 2 if GATED else a

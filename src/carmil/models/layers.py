@@ -220,8 +220,8 @@ class LayerNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Normalises each feature to zero mean and unit variance over the instances; outside training by running
-    statistics.
+    """Normalises each feature to zero mean and unit variance over the instances; outside training, running statistics
+    are used.
 
     `counted` (r, n, 1), set by a population, marks the instances of each model's own training bags.
     """

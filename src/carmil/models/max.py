@@ -1,4 +1,4 @@
-"""Max-MIL: the logit of a bag is, class by class, the largest of its instances.
+"""Max-MIL: for each class, the logit of a bag is the largest logit of its instances.
 
 z_j = relu(E x_j),   l_j = W z_j + c,   F_c = max_j l_jc
 """

@@ -35,7 +35,7 @@ class Noise:
         return halves[..., : shape[1]] < round(share * 2**16) - 2**15
 
     def rows_for(self, count: int) -> Tensor:
-        """Return the cohort's indices of the instances that draw, (count)."""
+        """Return the indices in the cohort of the instances for which numbers are drawn, (count)."""
         if self.rows is not None and len(self.rows) == count:
             return self.rows
         return torch.arange(count, device=self.seeds.device)

@@ -1,6 +1,7 @@
-"""A trained module from elsewhere as a model of carmil, which declares exactly the abilities that it was seen to have.
+"""A module trained elsewhere as a model of carmil, which declares exactly the abilities that were found by trying them.
 
-The user's functions describe one bag. Each takes the module first, so that it can be asked again with shuffled weights:
+The user's functions describe one bag. The first argument of each is the module, so that they can also be called with
+shuffled weights:
 
     predict(module, x) -> F      features (n, d) -> (k,)
     embed(module, x) -> z        features (n, d) -> instances (n, e); without it z = x
@@ -38,7 +39,7 @@ SMALL = 1e-2  # outputs below this are compared with it
 
 @dataclass(frozen=True)
 class OutsideFunctions:
-    """How a module is asked about one bag; see the head of this file."""
+    """The functions that apply a module to one bag; see the head of this file."""
 
     predict: Function
     embed: Function | None = None
@@ -90,7 +91,7 @@ class OutsideModel(BagModel):
         return Prediction(self.classify(pool), offsets, scores=u, instances=z, pooled=pool, weights=a)
 
     def predict(self, features: Tensor, offsets: Offsets) -> Tensor:
-        """Return F (b, k) as `predict` has it."""
+        """Return F (b, k), as computed by the user's `predict`."""
         return self._logits(self._per_bag("predict", features, offsets))
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:
@@ -108,7 +109,9 @@ class OutsideModel(BagModel):
         return torch.cat([-outputs, outputs], dim=-1) / 2 if self.paired else outputs - self.middle.to(outputs)
 
     def _per_instance(self, name: str, values: Tensor, offsets: Offsets) -> Tensor:
-        """Return a function's result for every instance, (n, d) -> (n, c): of all bags at once if bags do not matter."""
+        """Return a function's result for every instance, (n, d) -> (n, c): all bags at once if it does not depend on
+        the bag.
+        """
         if Ability.INSTANCE_WISE in self.abilities:
             return self._each(name, values.unsqueeze(0)).squeeze(0)
         return self._per_bag(name, values, offsets)
@@ -138,7 +141,7 @@ class OutsideModel(BagModel):
             return torch.stack([ask(bag) for bag in bags])
 
     def ask(self, name: str, values: Tensor) -> Tensor:
-        """Return a function's result for one bag, in the shape that it should have."""
+        """Return a function's result for one bag, in the expected shape."""
         with _undisturbed(self.module):
             return self._ask(name, values)
 
@@ -201,7 +204,7 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
 
 
 class _Watch(TorchFunctionMode):
-    """Notices whether one of some tensors takes part in an operation."""
+    """Records whether any of the given tensors takes part in an operation."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
@@ -237,7 +240,8 @@ def wrap_module(
     pair: bool = False,
     device: torch.device | str | None = None,
 ) -> tuple[OutsideModel, tuple[str, ...]]:
-    """Return the module as a model, and notes about what it cannot do. The abilities are tried on some bags (n, d).
+    """Return the module as a model, and notes about the abilities that it lacks. The abilities are tried on some bags
+    (n, d).
 
     pair: whether a single output is the logit of two classes. device: by default that of the module.
     """
@@ -354,7 +358,9 @@ def _find_attention(model: OutsideModel, bags: Sequence[Tensor], own: Sequence[T
 
 
 def _instance_wise(model: OutsideModel, bags: Sequence[Tensor]) -> bool:
-    """Return whether z and u of some instances are the same without other instances, and at other places beside others."""
+    """Return whether z and u of some instances stay the same without the other instances, and at other positions in a
+    bag with further ones.
+    """
     bag = bags[0]
     half = len(bag) // 2
     alone, some = bag[half:], torch.cat([bag[half:], bag[:half], bags[-1]])  # at other places, with others behind them
@@ -415,6 +421,6 @@ def _vmap(function: Callable[[Tensor], Tensor], bags: Tensor) -> Tensor:
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
-    """Return whether two results are equal but for rounding."""
+    """Return whether two results are equal up to rounding."""
     scale = max(SMALL, float(first.abs().max()), float(second.abs().max()))
     return bool((first - second).abs().max() <= CLOSE * scale)

@@ -1,4 +1,4 @@
-"""The folder that `carmil slides run` writes: answers of a run for slides, with what they were computed from.
+"""The folder that `carmil slides run` writes: answers of a run for slides, with the data they were computed from.
 
 answers.json         the run, and the file of each slide; written last
 predictions.parquet  the answer for every slide of the store, predictions.csv the same as text
@@ -33,7 +33,7 @@ RUN_AGAIN = "run `carmil slides run` again"
 
 @dataclass(frozen=True)
 class RecordedSlide:
-    """The file of a slide, and the micrometres per level-0 pixel it was cut with."""
+    """The file of a slide, and the micrometres per level-0 pixel that were used to cut its tiles."""
 
     path: str
     mpp: float

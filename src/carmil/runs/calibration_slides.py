@@ -1,4 +1,5 @@
-"""calibration.json: what every model of a run predicts for slides of patients that calibrate its prediction sets.
+"""calibration.json: the predictions of every model of a run for the slides of the patients that calibrate its
+prediction sets.
 
 `carmil train --conformal` writes it into the run, `carmil evaluate --conformal` into its output. Sets are computed from it for
 any of the run's models together, so that one calibration part serves the test folds and new slides.
@@ -27,7 +28,8 @@ FILE = "calibration.json"
 
 @dataclass(frozen=True)
 class CalibrationSlides:
-    """weights: the fingerprint of the models; level: the coverage of the sets; labels (s): numbers of classes or grades.
+    """weights: the fingerprint of the models; level: the coverage of the sets; labels (s): the index of each slide's
+    class or grade.
 
     predicted (m, s, p), in the order of the run's models.
     """
@@ -70,7 +72,9 @@ def read_calibration(run: Run, folder: Path | None = None) -> CalibrationSlides 
 
 
 def _is_sound(found: CalibrationSlides, run: Run) -> bool:
-    """Return whether a file has the right numbers of everything, one label per patient, and enough patients for its level."""
+    """Return whether all lists of a file have the right length, each patient has one label, and each class has enough
+    patients for the level of the sets.
+    """
     count, width, classes = len(found.slides), len(run.target.prediction_columns()), len(run.target.answer_names)
     label_of = dict(zip(found.patients, found.labels, strict=False))
     return (

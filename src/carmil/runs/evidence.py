@@ -48,8 +48,8 @@ class ClassShift:
 class CounterfactualSummary:
     """How a counterfactual attention changed the answers of all slides. class_shift is None if labels are unknown.
 
-    turned: slides that get another answer, None if every number is an answer; reached: of a searched counterfactual, the
-    share of slides for which it was found.
+    turned: number of slides whose answer changes, None if any number can be an answer; reached: for a searched
+    counterfactual, the share of slides for which it was found.
     """
 
     distance: SlideMean
@@ -85,7 +85,7 @@ class EvidenceSummary:
     descriptions.
 
     concentration: by MAP_MEASURE. negligible: number of slides with negligible evidence. correlations: by pair of
-    scores, then by kind. classes: the outputs; words and output: for evidence, and for one of the outputs.
+    scores, then by kind. classes: the outputs; words and output: the terms for evidence, and for one of the outputs.
     """
 
     run: str

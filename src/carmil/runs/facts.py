@@ -28,7 +28,7 @@ NamedTarget = Annotated[Ordinal | Labels | Value | Survival, Field(discriminator
 
 @dataclass(frozen=True)
 class Imported:
-    """Where the model of a run comes from that carmil did not train: the tool, its name for the model, and the checkpoint."""
+    """The origin of a model that carmil did not train: the tool, its name for the model, and the checkpoint."""
 
     tool: str
     architecture: str
@@ -41,11 +41,11 @@ class Data:
     """The data of a run. splits: one or more divisions into folds (one per seed if reshuffled), with the role of
     every bag.
 
-    fingerprint: of features, labels and patients; store: of the features alone. trained_on: the slides that train
-    or validate in any fold, with a short checksum of their features; None in runs of 0.1.0. target: None if classes are
-    predicted. classes: of another target, the strata of its folds, such as events and censored slides; its outcomes are
-    (slides, t). tilings: how the tiles were chosen, see `Store.tilings`. An imported run was measured on all its slides as one
-    test fold, which `trained_on` lists, or has no slides and no splits.
+    fingerprint: of features, labels and patients; store: of the features alone. trained_on: the slides that train or
+    validate in any fold, with a short checksum of their features; None in runs of 0.1.0. target: None if classes are
+    predicted. classes: for another target, the strata of its folds, such as events and censored slides; its outcomes
+    are (slides, t). tilings: how the tiles were chosen, see `Store.tilings`. An imported run was measured on all its
+    slides as one test fold, which `trained_on` lists, or has no slides and no splits.
     """
 
     fingerprint: Annotated[str, Field(validation_alias="data")]
@@ -86,7 +86,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class FoldModel:
-    """A selected model: its fold and seed, and what was chosen on its validation bags.
+    """A selected model: its fold and seed, and the values chosen on its validation bags.
 
     point: its position in the grid. settings: the values of that point. rule: how the threshold was chosen.
     baseline: the cumulative hazard of a risk of 0 on the training bags, for a time to an event.
@@ -163,7 +163,7 @@ class FoldFigures:
 
 @dataclass(frozen=True)
 class HazardRatio:
-    """The hazard ratio of a covariate, its 95 % interval, and p of the hypothesis that it is 1."""
+    """The hazard ratio of a covariate, its 95 % interval, and the p-value of the hypothesis that it is 1."""
 
     name: str
     value: Number
@@ -174,7 +174,7 @@ class HazardRatio:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """What the risk adds to covariates: C-indices of Cox's models of the covariates, of the risk and of both.
+    """The benefit of adding the risk to covariates: C-indices of Cox models of the covariates, of the risk and of both.
 
     missing: the number of test cases without each covariate. gain: both minus covariates. hazard_ratios: of one model of
     all test cases.
@@ -189,8 +189,10 @@ class Adjustment:
 
 @dataclass(frozen=True)
 class ClassCoverage:
-    """The prediction sets of the cases of one class. calibrated: its calibration patients; expected: the mean coverage with
-    this many, over calibration sets; coverage: the share of its test cases whose set contains the class."""
+    """The prediction sets of the cases of one class. calibrated: the number of its calibration patients; expected: the
+    mean coverage with this number, over calibration sets; coverage: the share of its test cases whose set contains the
+    class.
+    """
 
     calibrated: Count
     expected: Share
@@ -215,8 +217,8 @@ class PredictionSets:
 class Metrics:
     """The figures of the test folds.
 
-    level: whether figures are of slides or patients; rule: how slides become patients. intervals_of: what the
-    intervals describe; None in runs of 0.1.0, whose intervals belong to other values. readings: see
+    level: whether figures are of slides or patients; rule: how the slides of a patient are combined. intervals_of: what
+    the intervals describe; None in runs of 0.1.0, whose intervals belong to other values. readings: see
     `studies.cautions`.
     """
 

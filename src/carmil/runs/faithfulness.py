@@ -36,11 +36,11 @@ class Band:
 
 @dataclass(frozen=True)
 class CurveWords:
-    """What the curves of a run's target show: what is followed, and the figure of the cohort.
+    """Descriptions of the curves of a run's target: of the number that is followed, and of the cohort's figure.
 
-    by_fold: whether all slides count and the cohort's figure is the mean over the test folds; of classes only correctly
-    answered slides count, and the figure is of all folds together. two_sided: whether curves follow the distance of a
-    number from its middle, towards the prediction, rather than a probability.
+    by_fold: whether all slides count and the cohort's figure is the mean over the test folds; for classes only
+    correctly answered slides count, and the figure is of all folds together. two_sided: whether curves follow the
+    distance of a number from its middle, towards the prediction, rather than a probability.
     """
 
     value: str = "probability of the label"
@@ -110,9 +110,10 @@ class MapFaithfulness(RemovalFigures):
 class RunFaithfulness:
     """All maps of a run, and the effect of random orders of removal on its answers.
 
-    run, weights and data are keys of the run, its weights and its cohort; auc_of_twins: of the cohort, one per twin.
-    rightly_answered: the slides that count. words: for other targets than classes. confidence: of the smallest number of
-    tiles. region_tiles: tiles in a region, of figures by region; 0: there are none.
+    run, weights and data are keys of the run, its weights and its cohort; auc_of_twins: the AUC of the cohort (or
+    another target's key figure), one per twin. rightly_answered: number of slides that count. words: descriptions of
+    the curves. confidence: the level that the smallest number of tiles must reach. region_tiles: tiles in a region, for
+    figures by region; 0 if there are none.
     """
 
     name: str

@@ -12,7 +12,7 @@ predictions.parquet    the answer for every slide by the fold in which it was te
                        seeds together (joint_answer); AUPRC+ of its maps, if the truth is known; the prediction set of the
                        slide (and of the patient, if patients have several slides), of all models tested on it
 predictions.csv        the same as text
-calibration.json       what every model predicts for the calibration slides, if the run has prediction sets
+calibration.json       the predictions of every model for the calibration slides, if the run has prediction sets
 metrics.json           figures; written last, so that a run with this file is finished
 evidence, faithfulness the results of `carmil explain` and `carmil faithfulness`
 card.md, report.html   for people; study.yaml contains the settings that have no option in the card's command
@@ -91,7 +91,9 @@ class Run:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return the names of the models' outputs, of which evidence has a column each: the classes, or those of another target."""
+        """Return the names of the models' outputs: the classes, or the outputs of another target. Evidence has one
+        column for each.
+        """
         return self.target.outputs
 
     @cached_property
@@ -132,7 +134,8 @@ class Run:
         return replace(joint_decision(self.decisions(rows)), origin=origin)
 
     def training(self, rows: Sequence[int]) -> Training | None:
-        """Return what figures of these models' predictions need to know of their training bags; None for classes.
+        """Return the facts about the training bags of these models that figures of their predictions need; None for
+        classes.
 
         With several models, the outcomes are those of all their training bags, and the baseline is the mean of theirs.
         """
@@ -378,7 +381,7 @@ def key_of(settings: Mapping[str, Value], facts: Mapping[str, Any]) -> str:
 
 
 def _settings(given: Mapping[str, Value], path: Path) -> Settings:
-    """Return the settings of a run; those that it does not record have the defaults of 0.1.0."""
+    """Return the settings of a run; settings that it does not record have the defaults of 0.1.0."""
     known = {field.name for field in fields(Settings)} - {*WHERE}
     named = {name: value for name, value in current_names(given).items() if name in known}
     return Settings.of({"out": str(path.parent), "preset": "0.1", **named}, where=str(path))

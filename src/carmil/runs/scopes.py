@@ -1,4 +1,6 @@
-"""scope.safetensors: the training bags of every model of a run, as the distance from its cohort needs them; beside the weights."""
+"""scope.safetensors, beside the weights: a summary of the training bags of every model, for the distance from its
+cohort.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -34,7 +36,7 @@ def write_scopes(folder: Path, scopes: Sequence[Scope]) -> None:
 
 
 def read_scopes(run: Run) -> tuple[Scope, ...] | None:
-    """Read the scopes of a run; None if it has none, as runs of earlier versions and of few patients."""
+    """Read the scopes of a run; None if it has none, like runs of earlier versions and of few patients."""
     from safetensors.torch import load_file
 
     path = run.folder / FILE
@@ -48,7 +50,7 @@ def read_scopes(run: Run) -> tuple[Scope, ...] | None:
 
 
 def _fit(tensors: dict[str, np.ndarray], models: int, width: int) -> bool:
-    """Return whether all numbers have their shapes and can be divided by where they have to be."""
+    """Return whether all tensors have the right shapes and finite numbers, positive where these are divisors."""
     if any(tensors[name].ndim != 1 + dimensions for name, dimensions in DIMENSIONS.items()):
         return False
     directions = tensors["directions"].shape[1]

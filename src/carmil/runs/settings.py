@@ -28,7 +28,7 @@ WHERE = (
 
 
 def _text(value: object) -> str:
-    """A name of digits alone is a number in YAML."""
+    """Return text, also for a whole number: YAML reads a name that consists of digits as one."""
     if not isinstance(value, str | Path | int) or isinstance(value, bool):
         raise ValueError("text")
     if "\0" in str(value):
@@ -43,7 +43,7 @@ def _short_path(path: Path) -> Path:
 
 
 def _number(value: object) -> int | float:
-    """YAML reads 2e-4 as text, and a command line has text alone."""
+    """Return a number, also for text: YAML reads 2e-4 as text, and a command line contains only text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("a number")
     try:
@@ -61,7 +61,9 @@ Many = Real | Annotated[list[Real], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a study. Of a list of values all are trained, and the best on validation bags is kept."""
+    """The settings of a study. If a setting has a list of values, all are trained, and the best on validation bags is
+    kept.
+    """
 
     bags: File
     out: File
@@ -152,7 +154,7 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Value], *, where: str) -> "Settings":
-        """Settings of a file or a command line, named `where` in an error message."""
+        """Return the settings of a file or a command line, which error messages call `where`."""
         known = [field.name for field in fields(cls)]
         given = with_preset(current_names(given), where)
         for name in given:
@@ -166,16 +168,18 @@ class Settings:
         return validated(given | {"options": options}, cls, where)
 
     def completed(self, target: Target) -> "Settings":
-        """Return the settings of a study of this target: where they leave a value to the target, it has its own."""
+        """Return the settings of a study of this target, with the target's own values for settings that were left to
+        it.
+        """
         open_ones = {name: value for name, value in set_by(target).items() if getattr(self, name) is None}
         return replace(self, **open_ones)
 
     def lasting(self) -> dict[str, Value]:
-        """The settings that make a run what it is, as JSON has them: all but WHERE."""
+        """Return the settings that define a run, which are all but WHERE, as JSON values."""
         return {name: value for name, value in self.as_json().items() if name not in WHERE}
 
     def as_json(self) -> dict[str, Value]:
-        """All settings; paths are text."""
+        """Return all settings as JSON values; paths are text."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
@@ -200,7 +204,7 @@ PRESETS: dict[str, dict[str, Value]] = {
 
 
 def with_preset(given: Mapping[str, Value], where: str) -> dict[str, Value]:
-    """Replace the name of a preset by its settings; settings given beside it win."""
+    """Replace the name of a preset by its settings; settings given beside it take precedence."""
     given = dict(given)
     name = given.pop("preset", None)
     if name is None:
@@ -212,7 +216,7 @@ def with_preset(given: Mapping[str, Value], where: str) -> dict[str, Value]:
 
 
 def preset_of(settings: Settings) -> str | None:
-    """The preset that all settings of a study agree with, if any."""
+    """Return the preset that all settings of a study agree with; None if there is none."""
     for name in PRESETS:
         whole = with_preset({"preset": name, "model": settings.model}, where=name)
         if all(getattr(settings, key) == value for key, value in whole.items()):
@@ -221,7 +225,7 @@ def preset_of(settings: Settings) -> str | None:
 
 
 def current_names(given: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings under their current names: 0.1.0 wrote `standardise` for `scale: own`."""
+    """Return settings under their current names: 0.1.0 wrote `standardise` for `scale: own`."""
     current = dict(given)
     if (standardise := current.pop("standardise", None)) is not None and "scale" not in current:
         current["scale"] = "own" if standardise in (True, "true") else "none"
@@ -248,7 +252,7 @@ def read_settings(path: Path) -> dict[str, Value]:
 
 
 def _check_size(given: Value, path: Path) -> None:
-    """Refuse content that multiplies itself through aliases."""
+    """Refuse content that YAML aliases expand to too many values."""
     waiting, count = [given], 0
     while waiting:
         value = waiting.pop()
@@ -274,6 +278,6 @@ def checked_options(value: Value, where: str) -> dict[str, Value] | None:
 
 
 def plain_name(name: str) -> str:
-    """The name of a setting as Python spells it: lambda is a keyword there."""
+    """Return the name of a setting as a Python identifier: lambda is a keyword."""
     name = name.replace("-", "_")
     return "lambda_" if name == "lambda" else name

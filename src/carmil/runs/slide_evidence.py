@@ -47,7 +47,8 @@ class _About:
 
 @dataclass(frozen=True, eq=False)
 class SlideEvidence:
-    """columns (n each) by name; `row` of the summary; `unit` of the coordinates, if there are any; words: for evidence.
+    """columns (n each) by name; `row` of the summary; `unit` of the coordinates, if there are any; words: the terms for
+    evidence.
 
     turning: how far the outputs must move for another answer, by output; files of earlier versions do not have it.
     """

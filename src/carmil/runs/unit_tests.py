@@ -38,7 +38,7 @@ class UnitTestResult:
 
     @property
     def verdict(self) -> str:
-        """Return whether the model passes, and what it has learned if not."""
+        """Return whether the model passes and, if it fails, the shortcut that it has learned."""
         test = UNIT_TESTS[self.test]
         if test.bound is not None:
             short = self.reversed_.high < test.bound - SHORT_OF_BOUND
@@ -70,7 +70,9 @@ def write_unit_tests(results: Sequence[UnitTestResult], path: Path, *, command: 
 
 
 def read_unit_tests(path: Path, *, command: str) -> tuple[UnitTestResult, ...]:
-    """Return what an interrupted command has written; nothing if the file does not exist. Another file is refused."""
+    """Return the results that an interrupted command has written; none if the file does not exist. Another file is
+    refused.
+    """
     if not path.exists():
         return ()
     content = read_json_as(path, UnitTestFile, "is not as `carmil unit-test --out` writes it", AGAIN)
@@ -90,7 +92,7 @@ def known_results() -> tuple[UnitTestResult, ...]:
 
 
 def passed_words(model: str) -> str:
-    """Return which unit tests a model passes, as it comes with this version; "" if it was not tested."""
+    """Describe which unit tests a model passes in the results of this version; "" if it was not tested."""
     own = [one for one in known_results() if one.model == model]
     passed = [one.test for one in own if one.verdict == PASSES]
     return f"passes {len(passed)} of {len(own)}{': ' * bool(passed)}{', '.join(passed)}" if own else ""

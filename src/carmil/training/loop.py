@@ -43,8 +43,8 @@ def fit(
     bits. trained_on (b): the bags that some model of the study trains on, from which batches are made; by default all
     bags. A model that never had a finite validation loss is an error, as it has no weights to keep.
 
-    What the target's link fits on outcomes, such as cut points, starts from each model's own TRAIN bags, unless the
-    population has a warm start.
+    The parameters that the target's link fits to outcomes, such as cut points, are initialised from each model's own
+    TRAIN bags, unless the population has a warm start.
     """
     roles = _checked_roles(population, bags, roles).cpu()
     assert bags.labels is not None

@@ -12,7 +12,9 @@ from carmil.training.predict import predict
 
 
 def fit_links(population: Population, bags: Bags, trained: Tensor) -> None:
-    """Set what a link fits on outcomes, such as the unit of a value. trained (r, b) bool: the training bags of each model."""
+    """Set the parameters that a link fits to outcomes, such as the unit of a value. trained (r, b) bool: the training
+    bags of each model.
+    """
     assert bags.labels is not None
     for rows, chosen in _groups(trained):
         population.set_link(rows, population.link.fitted(bags.labels.cpu()[chosen]))

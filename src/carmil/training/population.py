@@ -234,7 +234,9 @@ class Population:
         return copied
 
     def leaves(self) -> list[Tensor]:
-        """Return the parameters one by one, stacked (r, ...), as leaves for autograd; matrices of products have their precision."""
+        """Return the parameters one by one, stacked (r, ...), as leaves for autograd; matrices are in bfloat16 if their
+        products are computed in 16 bits.
+        """
         return [
             (stacked.to(torch.bfloat16) if self.in_half and slot.of_products else stacked.detach()).requires_grad_()
             for slot, stacked in _stacked(self.weights, self._weight_slots)
@@ -301,7 +303,7 @@ class _Slot:
 
     @property
     def of_products(self) -> bool:
-        """Return whether this is the matrix of a product that bfloat16 computes in 16 bits."""
+        """Return whether this is the weight matrix of a product that autocast computes in 16 bits."""
         module = self.module
         return (
             isinstance(module, Linear) and not module.precise and self.attribute == "weight" and in_half(self.shape[0])

@@ -17,8 +17,9 @@ from carmil.training.population import Population
 class Predictions:
     """The predictions of r models.
 
-    values (r, b, p) as the target's link gives them: of classes their probabilities. scores u (r, n, h) if the model
-    attends; with a learned branch u_cf (r, n, m, h) and its values (r, b, m, p)."""
+    values (r, b, p), computed by the target's link: probabilities if the target is classes. scores u (r, n, h) if the
+    model attends; with a learned branch u_cf (r, n, m, h) and its values (r, b, m, p).
+    """
 
     values: Tensor
     scores: Tensor | None

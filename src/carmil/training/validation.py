@@ -27,7 +27,8 @@ class ValidationPart:
 
 @dataclass(frozen=True)
 class _Query:
-    """A pass over some bags by the models `rows` of the population, in `indices` on the CPU; `group` as in ValidationPart.
+    """A pass over some bags by the models `rows` of the population (`indices`: the same on the CPU); `group` as in
+    ValidationPart.
 
     counts: 1 for a model that validates on these bags, 0 for one that is only added as a second model
     (`at_least_two`).
@@ -41,9 +42,10 @@ class _Query:
 
 
 def validation_parts(bags: Bags, validated: Tensor, pass_size: Callable[[int], int]) -> list[ValidationPart]:
-    """Divide the validation bags (r, b) into passes. pass_size: instances per pass for a number of models.
+    """Divide the validation bags (r, b) into passes. pass_size: returns the number of instances per pass, given the
+    number of models.
 
-    The bags that share a pass depend on the model's own bags only, and so, on a CPU, do the last bits of the logits.
+    The bags that share a pass depend on the model's own bags only; on a CPU, so do the last bits of the logits.
     """
     parts = []
     for group, row in enumerate(validated.unique(dim=0)):
