@@ -90,7 +90,7 @@ def choose_columns(
 
 
 def named_column(frame: "pd.DataFrame", path: Path, kind: str, name: str) -> str:
-    """Return the column that a name means: it may be spelled with other separators and in other case."""
+    """Return the column that a name refers to; separators and case may differ."""
     if name in frame.columns:
         return name
     alike = [column for column in frame.columns if plain_name(column) == plain_name(name)]
@@ -100,7 +100,7 @@ def named_column(frame: "pd.DataFrame", path: Path, kind: str, name: str) -> str
 
 
 def _only_id(frame: "pd.DataFrame", path: Path, chosen: Mapping[str, str | None], notes: list[str]) -> str:
-    """Choose the column of ids if there is none of slides: that of patients, or else the first column if all its values differ."""
+    """Choose the column of ids if none holds slides: that of patients, or else the first if all its values differ."""
     if patient := chosen["patient"]:
         notes.append(f"slide column: {patient!r}, the only column of ids; each id is its own patient")
         return patient

@@ -177,7 +177,7 @@ def _features_of_slide(slide: str, folder: Path, arrays: Sequence[Path]) -> Path
 
 
 def _is_matrix_file(path: Path) -> bool:
-    """Whether a file holds the matrix of a whole cohort."""
+    """Return whether a file holds the matrix of a whole cohort."""
     if kind_of(path) != "npz":
         return False
     with open_arrays(path) as file:

@@ -41,7 +41,7 @@ class LabelTable:
     classes  the distinct labels in order; the position of a label is its class number
     cells    the text of the target's columns for each slide, if the target was named
     others   the text of further columns for each slide, empty where a value is missing, and their names
-    sites    where the slide was made, or None
+    sites    the site where each slide was made, or None
     official the train, val or test part of each slide according to a column of the table, or None
     left_out slides that the table lists with an empty label, or with one that is dropped
     columns  the columns of slides and of labels, for messages: "column 'label'", "column 'label' (guessed)"
@@ -219,7 +219,7 @@ def match(table: LabelTable, bag_ids: Sequence[str]) -> LabelledBags:
 def _with_labels(
     frame: "pd.DataFrame", columns: Sequence[str], path: Path, named: str, notes: list[str]
 ) -> "pd.DataFrame":
-    """Return the rows with a label in any of these columns, which messages call `named`."""
+    """Return the rows with a label in any of these columns. named: the columns in words, for messages."""
     empty = frame[[*columns]].apply(_is_missing).all(axis=1)
     if empty.all():
         raise CarmilError(

@@ -170,7 +170,7 @@ class _BagFile:
         return next((name for name in names if name is not None), None)
 
     def recorded(self, name: str) -> str | None:
-        """Return a text that only files of carmil record: pooling, tiling."""
+        """Return a text that only carmil's files record, such as pooling or tiling."""
         return as_text(self.features.attribute(name)) or as_text(self.file.attribute(name))
 
     def geometry(self) -> TileGeometry:
@@ -190,7 +190,7 @@ class _BagFile:
         return recorded
 
     def slide_file(self) -> SlideFile:
-        """Return what files of carmil record about the slide; TRIDENT's coordinates record its width and height."""
+        """Return the slide's properties that carmil's files record; TRIDENT's coordinates record width and height."""
 
         def number(name: str, trident: str = "") -> float | None:
             value = self.file.attribute(name)

@@ -51,7 +51,7 @@ def read_splits(
     recognised.
 
     A fold without a validation part gets one from its training patients. Ids that do not match the cohort are
-    noted. `classes` are the names of the labels and `word` is what one of them is called, for messages.
+    noted. `classes` are the names of the labels and `word` is the word for one of them in messages.
     """
     path = Path(path)
     cohort = Cohort.checked(slides, patients, labels, classes, word)
@@ -310,7 +310,7 @@ def _write_carmil(path: Path, splits: Splits) -> None:
 
 
 def _write_clam(path: Path, splits: Splits, labels: Sequence[int] | None, classes: Sequence[str] | None) -> None:
-    """Write the files of CLAM's create_splits_seq.py: ids, the same as columns of True and False, and with labels the counts."""
+    """Write the files of CLAM's create_splits_seq.py: ids, True/False columns, and class counts if labels are given."""
     if path.is_file():
         raise CarmilError(f"{path}: is a file; CLAM's splits are a folder of files; name a folder")
     ours = {f"splits_{row}{kind}.csv" for row in range(len(splits.roles)) for kind in ("", "_bool", "_descriptor")}

@@ -1,4 +1,4 @@
-"""Split cohorts into folds by patient, with slides to train on, to select by, to test and, if asked for, to calibrate on.
+"""Split cohorts into folds by patient, with parts for training, validation, testing and, if requested, calibration.
 
 `split_files` reads and writes splits of other tools. s slides, p patients, f folds (nested: outer x inner, row outer
 * inner + i). No patient is in two parts of a fold, and every fold that tests a patient tests the same slides of the patient;
@@ -52,7 +52,7 @@ class Splits:
 
     @property
     def calibration(self) -> np.ndarray:
-        """Return (s) which slides calibrate prediction sets: the same in every fold."""
+        """Return a mask (s) of the slides that calibrate prediction sets: the same in every fold."""
         return (self.roles == CALIBRATION).all(axis=0)
 
     def name(self, row: int) -> str:
@@ -133,8 +133,8 @@ def make_splits(
     A patient with slides of several classes counts as the largest of them. `validation` is the share of the training
     patients of each class that becomes the validation part; with `inner` > 1 the training part is divided into
     `inner` folds instead, each of which is the validation part once. With `sites` no site is both trained on and
-    tested; the validation part is still divided by patient. `classes` are the names of the labels and `word` is what
-    one of them is called, for messages. The result does not depend on the order of the rows.
+    tested; the validation part is still divided by patient. `classes` are the names of the labels and `word` is the
+    word for one of them in messages. The result does not depend on the order of the rows.
     """
     cohort = Cohort.checked(slides, patients, labels, classes, word)
     if folds < 2:
@@ -188,7 +188,7 @@ def official_splits(
 def audit(
     splits: Splits, labels: Sequence[int] | np.ndarray, classes: Sequence[str], word: str = "class"
 ) -> tuple[list[str], list[str]]:
-    """Return the errors of a split, which rule out training, and remarks about it. word: what messages call a class."""
+    """Return the errors that rule out training with a split, and remarks. word: the word for a class in messages."""
     numbers = np.asarray(labels)
     if len(numbers) != len(splits.slides) or numbers.max() >= len(classes):
         raise CarmilError(
@@ -239,9 +239,9 @@ def draw_calibration(
     classes: Sequence[str] | None = None,
     word: str = "class",
 ) -> np.ndarray:
-    """Return (s) the slides of the patients who calibrate prediction sets: a fifth of each class, but at least `fewest`.
+    """Return (s) the slides for calibrating prediction sets: a fifth of the patients per class, at least `fewest`.
 
-    No more than half of a class is taken, otherwise the draw is refused. free (s): the slides to draw from, by default all.
+    The draw is refused if this is more than half of a class. free (s): the slides to draw from, by default all.
     """
     cohort = Cohort.checked(slides, patients, labels, classes, word)
     everyone = np.unique(cohort.of if free is None else cohort.of[free])
@@ -300,7 +300,7 @@ def _some_slides(slides: Sequence[str], chosen: np.ndarray, what: str) -> list[s
 
 
 def role_of(word: str, where: str) -> int:
-    """Return the part that a word names, in the usual spellings; UNUSED for an empty word."""
+    """Return the part of a split that a word stands for, in the usual spellings; UNUSED for an empty word."""
     if not word.strip():
         return UNUSED
     part = PART_OF_WORD.get(word.strip().casefold())
@@ -322,7 +322,7 @@ def _in_two_parts(kind: str, names: Sequence[str], roles: np.ndarray, fold: str)
 
 
 def _tested_apart(splits: Splits, tested: np.ndarray) -> list[str]:
-    """Return an error for every patient of whom a fold tests some slides only, and other folds the others. tested (outer, s)."""
+    """Return an error for every patient whose tested slides are not all in the same test parts. tested (outer, s)."""
     names, of = np.unique(np.asarray(splits.patients, dtype=object), return_inverse=True)
     most = np.bincount(of[tested.any(axis=0)], minlength=len(names))
     counts = np.stack([np.bincount(of[fold], minlength=len(names)) for fold in tested])
@@ -429,7 +429,7 @@ def _divided(cohort: Cohort, chosen: np.ndarray, groups: np.ndarray, folds: int,
 
 
 def _merged(strata: np.ndarray, patients: np.ndarray, least: int) -> np.ndarray:
-    """Merge a stratum with few patients into its neighbour; if patients have several classes, few may be left of one class."""
+    """Merge each stratum with few patients into its neighbour; a class may have few if patients have several."""
     merged = strata.copy()
     present = np.unique(strata[patients])
     for stratum, below in zip(present[:0:-1], present[-2::-1], strict=True):
@@ -442,7 +442,7 @@ def _merged(strata: np.ndarray, patients: np.ndarray, least: int) -> np.ndarray:
 
 
 def _validation_of(cohort: Cohort, train: np.ndarray, share: float, seed: tuple[int, ...]) -> np.ndarray:
-    """Return a mask (s) of validation slides: a share of the training patients of each class, at least one of two."""
+    """Return the validation slides (s): a share of each class's training patients, at least one if there are two."""
     draw = np.random.default_rng(seed)
     chosen: list[int] = []
     patients = np.unique(cohort.of[train])

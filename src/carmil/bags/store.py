@@ -180,7 +180,7 @@ class Store:
 
     @property
     def tilings(self) -> tuple[str, ...]:
-        """Return how the tiles were chosen, the most frequent way first; bags that do not record it are left out."""
+        """Return the ways in which tiles were chosen, most frequent first; bags without a record of it are left out."""
         return tuple(text for text, _ in Counter(entry.tiling for entry in self.entries if entry.tiling).most_common())
 
     @property

@@ -1,6 +1,6 @@
 """Write bags in the layouts of other tools.
 
-What a layout cannot represent is left out; what the tool would misread is refused.
+Data that a layout cannot represent are left out; data that the tool would misread are refused.
 """
 
 import json

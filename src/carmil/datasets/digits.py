@@ -45,7 +45,7 @@ def _four_bags_evidence(digits: np.ndarray) -> np.ndarray:
 
 
 def _in_adjacent_pair(digits: np.ndarray) -> np.ndarray:
-    """Return (b, 30) whether the digit is below 5 and a neighbour of it, also below 5, is in the bag."""
+    """Return a mask (b, 30) of the digits below 5 that have a neighbour, also below 5, in the bag."""
     present = (digits[..., None] == np.arange(5)).any(1)
     neighbour = np.zeros_like(present)
     neighbour[:, 1:] |= present[:, :-1]

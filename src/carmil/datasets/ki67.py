@@ -90,7 +90,7 @@ def build_ki67(data: Path, out: Path) -> StudyCohort:
 def cell_features(marker: np.ndarray, places: np.ndarray) -> dict[str, np.ndarray]:
     """Return each feature (n) of the cells of one core by its name. marker (n); places (n, 2) in pixels.
 
-    A core with fewer cells than a number of neighbours takes all others for them.
+    If a core has too few cells for a number of neighbours, all its other cells are the neighbours.
     """
     n, log = len(marker), np.log(marker)
     tree = cKDTree(places)
@@ -117,7 +117,7 @@ def cell_features(marker: np.ndarray, places: np.ndarray) -> dict[str, np.ndarra
 
 
 def _distance_to(chosen: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the distance (n) of each cell from the nearest other of the chosen (n) cells, at most FARTHEST."""
+    """Return the distance (n) between each cell and the nearest other cell among the chosen (n), at most FARTHEST."""
     if not chosen.any():
         return np.full(len(places), FARTHEST)
     distances, _ = cKDTree(places[chosen]).query(places, 2)  # infinite if there is no second
@@ -142,7 +142,7 @@ def _bag(name: str, cells: Cells, rows: slice) -> Bag:
 
 
 def _groups(numbers: np.ndarray) -> list[slice]:
-    """Return where each run of equal numbers lies."""
+    """Return the slice of each run of equal numbers."""
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
     return [slice(first, last) for first, last in pairwise(cuts)]
 

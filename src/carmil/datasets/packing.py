@@ -58,7 +58,7 @@ def write_store(
 
 
 def is_made_from(out: Path, key: object) -> bool:
-    """Whether `write_store` wrote the store at `out` with the same key."""
+    """Return whether `write_store` wrote the store at `out` with the same key."""
     return is_store(out) and open_store(out).index.signature == config_key({"key": key})
 
 

@@ -44,7 +44,7 @@ COLUMNS = ("slide", "patient", "time", "event", "log_hazard", "share_raising", "
 
 @dataclass(frozen=True)
 class Size:
-    """Nuclei of a bag, from and to, and bags of each donor."""
+    """The smallest and the largest number of nuclei in a bag, and the number of bags per donor."""
 
     nuclei: tuple[int, int]
     bags: int
@@ -134,7 +134,7 @@ def draw_bags(nuclei: Nuclei, size: Size, seed: int) -> list[PlantedBag]:
 
 
 def signed_truth(kinds: np.ndarray) -> np.ndarray:
-    """Return (n, 1) what the kinds (n) of nuclei do to the risk: 1, -1 or 0."""
+    """Return (n, 1) the effect of the kinds (n) of nuclei on the risk: 1, -1 or 0."""
     return (np.isin(kinds, RAISING).astype(np.int8) - np.isin(kinds, LOWERING))[:, None]
 
 
@@ -145,7 +145,7 @@ def log_hazards(shares: np.ndarray) -> np.ndarray:
 
 
 def draw_times(log_hazard: np.ndarray, censored: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw times (b) in whole months, and whether each (b) is that of an event."""
+    """Draw times (b) in whole months, and whether each (b) is the time of an event."""
     hazard = np.log(2) / MEDIAN * np.exp(log_hazard)
     event_time = _stream(seed, "events").exponential(1 / hazard)
     waiting = _stream(seed, "censoring").exponential(size=len(hazard))

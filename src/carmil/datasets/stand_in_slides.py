@@ -43,7 +43,7 @@ INFLAMED_SHARE, INFLAMED_DEVIATION, SHIFT = 0.25, 0.07, 0.1
 
 @dataclass(frozen=True)
 class Size:
-    """Sets of donors in each part (foci, kinds), groups and slides per group and class (weak), and instances per slide."""
+    """Donor sets per part (foci, kinds), groups, slides per group and class (weak), and instances per slide."""
 
     instances: tuple[int, int]
     foci: dict[str, int]
@@ -174,7 +174,7 @@ def _pools(nuclei: Nuclei, rng: np.random.Generator) -> dict[str, tuple[list[str
 def _donors(
     nuclei: Nuclei, pool: tuple[list[str], list[str]], kinds: Iterable[tuple[str, ...]], rng: np.random.Generator
 ) -> tuple[str, ...]:
-    """Draw three patients with tumour nuclei and two without who have enough nuclei together."""
+    """Draw three patients with tumour nuclei and two without, who together have enough nuclei."""
     kinds = tuple(kinds)
     if len(pool[0]) < 3 or len(pool[1]) < 2:
         raise _too_few(nuclei)

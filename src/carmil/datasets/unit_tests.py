@@ -47,7 +47,7 @@ Draw = Callable[[np.random.Generator, bool, bool], Floats]  # random numbers, wh
 
 @dataclass(frozen=True)
 class UnitTest:
-    """One test. assumption: what a model that passes respects; shortcut: what one that fails has learned instead.
+    """One test. assumption: the one that a passing model respects; shortcut: the one that a failing model has learned.
 
     bound: the AUC of the optimal answer, if no shortcut is reversed; None for the other tests.
     """

@@ -116,7 +116,7 @@ def _words(slide: Slide, tissue: Tissue, tiles: Tiles, left_out: Mapping[str, Ti
 
 
 def _picture_of(sheet: Path) -> Image.Image:
-    """Return the picture of a sheet, small, without its text."""
+    """Return a thumbnail of the picture on a sheet, without the text."""
     with Image.open(sheet) as opened:
         picture = opened.crop((_MARGIN, _MARGIN, opened.width - _MARGIN, opened.height - _WORDS)).convert("RGB")
     picture.thumbnail((_CELL - 16, _CELL - 16))

@@ -100,7 +100,7 @@ class DeviceEncoder:
 
 
 def _is_asynchronous(work: Callable[[], Tensor]) -> bool:
-    """Whether the work is launched without synchronising with the GPU."""
+    """Return whether the work is launched without synchronising with the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

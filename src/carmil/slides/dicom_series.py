@@ -1,7 +1,7 @@
 """Names of slides, and DICOM whole-slide images: all files of a series are one slide.
 
 A scanner or an archive writes one DICOM file per resolution, label and overview. OpenSlide, given one file, reads all files of
-its series in the same folder. Here a series is known by the path of its largest picture.
+its series in the same folder. Here a series is identified by the path of its largest picture.
 """
 
 import warnings
@@ -50,7 +50,7 @@ def slide_name(path: Path) -> str:
 
 
 def series_among(paths: Iterable[Path]) -> tuple[list[Path], int]:
-    """Return the largest picture of every DICOM series, and how many of the DICOM files are not part of a slide."""
+    """Return the largest picture of every DICOM series, and the number of DICOM files that are not part of a slide."""
     files = [(path, _header(path)) for path in paths if is_dicom(path)]
     largest: dict[tuple[Path, str], _File] = {}
     for _, file in files:
@@ -97,7 +97,7 @@ def _names(files: Sequence[_File], folder: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> _File | None:
-    """Return what a file says about its series; None if it is no whole-slide image, or damaged."""
+    """Return the properties of a file and its series; None if it is damaged or not a whole-slide image."""
     _need_pydicom(path)
     state = path.stat()
     try:
@@ -129,7 +129,7 @@ def _read_header(path: Path, size: int, changed: int) -> _File | None:
 
 
 def _text(value: Any) -> str:
-    """Return a text on one line; empty if it says nothing."""
+    """Return a text on one line; empty for a placeholder such as "unknown"."""
     text = " ".join(str(value if value is not None else "").split())
     return "" if text.casefold() in _UNNAMED else text
 

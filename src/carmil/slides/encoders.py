@@ -35,11 +35,11 @@ _NEAR = 1.25  # ratio; tiles of 256 pixels that are resized to 224 differ by 1.1
 class Encoder:
     """A network with its preprocessing.
 
-    `name` is recorded in stores: the encoder's name and a fingerprint of the weights. The input of `network` are
+    `name` is recorded in stores: the encoder's name and a fingerprint of the weights. The inputs of `network` are
     squares of `pixels` tile pixels, red, green and blue from 0 to 1, minus `mean`, divided by `std`; its output has
     `width` features. `pooling` describes how one vector per tile is made. `mpps`: micrometres per pixel that the
-    encoder was published for, if known. `precision`: in which a CPU computes; it is part of the name, as features of
-    another precision differ slightly.
+    encoder was published for, if known. `precision`: the one in which a CPU computes; it is part of the name, as
+    features of another precision differ slightly.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Encoder:
     precision: Precision = "float32"
 
     def magnification_remark(self, tiles: TileGeometry) -> str | None:
-        """Return one line if the tiles have another magnification than the encoder was published for, else None."""
+        """Return one line if the encoder was published for another magnification than that of the tiles, else None."""
         if not tiles.known or not self.mpps:
             return None
         assert tiles.tile_pixels is not None and tiles.tile_mpp is not None
@@ -155,7 +155,7 @@ def _name_in_stores(name: str, precision: Precision) -> str:
 
 
 def _width(network: nn.Module, row: PublishedEncoder) -> int:
-    """Return the number of features, measured with one tile; refuse weights with another number than the table has."""
+    """Return the number of features, measured with one tile; refuse weights for which it differs from the table."""
     with torch.inference_mode():
         shape = network(torch.zeros(1, 3, row.pixels, row.pixels)).shape
     if len(shape) != 2:

@@ -40,8 +40,8 @@ PART_SECONDS = 60.0  # an interrupted call loses at most about this much
 
 @dataclass
 class EncodedSlides:
-    """The result of `encode_slides`. kept: slides already in the store; broken: the error by the slide's file;
-    store: None if it is empty.
+    """The result of `encode_slides`. kept: slides already in the store; broken: the error of each failed slide, by its
+    file; store: None if it is empty.
     """
 
     kept: list[str] = field(default_factory=list)
@@ -245,7 +245,7 @@ def _encode_slide(
 
 
 def _first_features(file: Path, tiles: Tiles, encoder: Encoder, slide_file: SlideFile) -> NDArray[np.float16] | None:
-    """Return the features of the slide's first tiles that an interrupted call wrote; None if there are none, or of another file."""
+    """Return the matching features that an interrupted call wrote of the slide's first tiles; None without any."""
     try:
         bag = read_bag(Source(tiles.slide, file, "safetensors")) if file.is_file() else None
     except CarmilError:

@@ -1,4 +1,4 @@
-"""Tables of slides with their micrometres per pixel, as TRIDENT's lists (`wsi,mpp`)."""
+"""Tables of slides with their micrometres per pixel, like TRIDENT's lists (`wsi,mpp`)."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePath
@@ -16,7 +16,7 @@ MPP_COLUMNS = ("mpp", "um/px", "um_per_px", "um_per_pixel", "microns_per_pixel")
 def read_mpps(path: Path, slides: Sequence[Path]) -> dict[Path, float]:
     """Return the micrometres per pixel of the slides that have one in the table.
 
-    A slide is named by its name or its file's name, with or without folders; other slides of the table are ignored.
+    The table may list a slide by its name or its file's name, with or without folders; other slides in it are ignored.
     """
     table = read_table(path)
     named, given = (_column(path, list(table.columns), names) for names in (SLIDE_COLUMNS, MPP_COLUMNS))

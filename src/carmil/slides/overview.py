@@ -98,7 +98,7 @@ def saturation(picture: Picture) -> NDArray[np.uint8]:
 
 
 def is_ink(picture: Picture) -> NDArray[np.bool_]:
-    """Return where (h, w) there is green, blue or black ink. In stained tissue green is never above red; red ink is
+    """Return a mask (h, w) of green, blue and black ink. In stained tissue green is never above red; red ink is
     not detected.
     """
     red, green = picture[..., 0].astype(np.int16), picture[..., 1].astype(np.int16)

@@ -95,7 +95,7 @@ class Tiles:
 
 
 def check_same_size(slide: Slide, width: int, height: int) -> None:
-    """Refuse a slide of another size than the one its tiles were cut from, in level-0 pixels."""
+    """Refuse a slide whose size in level-0 pixels differs from that of the slide its tiles were cut from."""
     if (slide.width, slide.height) != (width, height):
         raise CarmilError(
             f"{slide.path} is {slide.width:,} x {slide.height:,} pixels and its tiles were cut from {width:,} x {height:,}: "
@@ -123,7 +123,7 @@ class FileMpp:
 
 @dataclass(frozen=True)
 class GivenMpp:
-    """Micrometres per pixel from the user. slide: of this slide, in place of the file's value; missing: of slides
+    """Micrometres per pixel from the user. slide: for this slide, in place of the file's value; missing: for slides
     whose file has none.
     """
 

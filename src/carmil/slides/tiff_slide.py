@@ -289,7 +289,7 @@ def _grid(page: tifffile.TiffPage) -> tuple[int, int, int, int, int]:
 
 
 def _unreadable(page: tifffile.TiffPage) -> str | None:
-    """Return what is wrong with the pixels of a page, or None."""
+    """Return the reason why the pixels of a page cannot be read, or None."""
     kinds = tifffile.PHOTOMETRIC
     if (page.dtype, page.bitspersample) not in ((np.uint8, 8), (np.uint16, 16)):
         return f"has {page.bitspersample} bits per sample ({page.dtype})"

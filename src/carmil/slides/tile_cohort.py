@@ -50,7 +50,7 @@ class TileSettings:
         return tiling_text(preset=self.preset, rule=self.rule, overlap=self.overlap, keep=self.keep)
 
     def with_tiling(self, tiling: str) -> "TileSettings":
-        """Return settings that choose tiles as a text of `tiling_text` says."""
+        """Return these settings with tiles chosen as described by a text from `tiling_text`."""
         words = tiling.split()
         try:
             named = dict(zip(words[::2], words[1::2], strict=True))
@@ -162,7 +162,7 @@ def is_cut(path: Path, out: Path, settings: TileSettings, *, mpp: GivenMpp) -> b
 
 
 def _facts(path: Path, settings: TileSettings, mpp: GivenMpp) -> dict[str, Any]:
-    """Return what the tiles of a slide depend on."""
+    """Return the settings and the properties of the file that the tiles of a slide depend on."""
     file = slide_file_at(path)
     # An earlier version used the mpp of all slides in place of a file's value: its tiles are cut again.
     given = {"given_mpp": mpp.slide} if mpp.missing is None else {"given_mpp": mpp.slide, "missing_mpp": mpp.missing}

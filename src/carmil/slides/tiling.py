@@ -83,7 +83,7 @@ def check_tiles(pixels: int, mpp: float, overlap: float, rule: str) -> None:
 
 
 def tiling_text(*, preset: str, rule: str, overlap: float, keep: Iterable[str]) -> str:
-    """Return how tiles of one geometry are chosen, as options of `carmil slides tile`."""
+    """Describe how tiles of one geometry are chosen, as options of `carmil slides tile`."""
     kept = ",".join(sorted(keep))
     return f"--preset {preset} --rule {rule} --overlap {overlap:.9g}{f' --keep {kept}' if kept else ''}"
 

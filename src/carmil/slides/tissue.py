@@ -98,7 +98,7 @@ def find_tissue(slide: Slide, overview: Overview, rule: TissueRule = PRESETS["de
 
 
 def _why_none(sizes: NDArray[np.floating], threshold: int, rule: TissueRule) -> str:
-    """Return why no piece of these sizes (mm2) is tissue, and what to do."""
+    """Return the reason why no piece of these sizes (mm2) is tissue, and a remedy."""
     if not len(sizes):
         return f"no colour: no saturation above {threshold} of 255"
     reason = f"the largest piece has {sizes.max():.3f} mm2, the smallest area that counts is {rule.least_mm2:g} mm2"

@@ -211,7 +211,7 @@ def _units(groups: ArrayLike, b: int) -> NDArray[np.int64]:
 
 
 def percentiles(value: float, of_resamples: Floats, level: float = 0.95) -> Interval:
-    """Return the interval of a value from its values on resamples, without NaN."""
+    """Return the interval of a value from its values on resamples; NaN are left out."""
     tail = (1 - checked_level(level)) / 2
     values = of_resamples[~np.isnan(of_resamples)]
     left_out = len(of_resamples) - len(values)

@@ -35,7 +35,7 @@ class SetFigures:
 
 
 def quantile_rank(cases: int, level: float) -> int:
-    """Return which of the sorted scores of so many calibration cases is the quantile; above `cases`, there are too few."""
+    """Return the rank, from 1, of the quantile among the sorted scores; a rank above `cases` means too few cases."""
     return math.ceil((cases + 1) * level - ROUNDING)
 
 
@@ -65,7 +65,7 @@ def class_quantiles(scores: Floats, labels: NDArray[np.int64], level: float) -> 
 
 
 def prediction_sets(scores: Floats, quantiles: Floats, *, contiguous: bool = False) -> NDArray[np.bool_]:
-    """Return (b, k) which classes are in the set of each case. contiguous: classes between two of the set are in it too."""
+    """Return a mask (b, k) of the classes in each case's set. contiguous: add the classes between two of the set."""
     sets = scores <= quantiles
     if contiguous:
         below, above = np.maximum.accumulate(sets, 1), np.maximum.accumulate(sets[:, ::-1], 1)[:, ::-1]

@@ -52,7 +52,7 @@ class StepFunction:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """At each distinct time, in order: the cases at risk, and those that leave by an event or censored."""
+    """At each distinct time, in order: the cases at risk, those with an event, and those that are censored."""
 
     times: Floats
     at_risk: Floats
@@ -116,7 +116,7 @@ def mean_of_steps(functions: Sequence[StepFunction]) -> StepFunction:
 
 
 def survival_probabilities(cumulative_hazard: StepFunction, risk: ArrayLike, times: ArrayLike) -> Floats:
-    """Return (n, t) the probability of each case to have no event until each time, exp(-H(t) exp(risk))."""
+    """Return (n, t) the probability that each case has no event until each time, exp(-H(t) exp(risk))."""
     return np.exp(-np.exp(np.asarray(risk, dtype=np.float64))[:, None] * cumulative_hazard.at(times))
 
 

@@ -417,8 +417,8 @@ def _reference(measure: str, groups: list[_Group], given: FoldAnswers, again: fl
 def _size_of_proportions(folds: list[list[_Group]], given: FoldAnswers) -> float:
     """Return the number of cases at which a proportion has the smoothed value and variance of this mean of proportions.
 
-    With a single stratum it is the number of cases, whatever the answers: one over the mean of 1 / size over folds,
-    times the folds.
+    With a single stratum it does not depend on the answers: it is the number of folds times the harmonic mean of their
+    sizes.
     """
     weights: dict[int, float] = {}
     spread: dict[int, float] = {}
@@ -443,8 +443,8 @@ def _size_of_proportions(folds: list[list[_Group]], given: FoldAnswers) -> float
 
 
 def _size_of_f1(folds: list[list[_Group]], given: FoldAnswers) -> float:
-    """Return this number for macro F1, from its mean and variance over simulated folds of the same size, with
-    answers drawn by class.
+    """Return the same number of cases for macro F1, from its mean and variance over simulated folds of the same size,
+    with answers drawn by class.
     """
     k = given.scores.shape[1]
     table = np.zeros((k, k))

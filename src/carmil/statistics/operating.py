@@ -128,7 +128,7 @@ class _Answers:
 
 
 def threshold(labels: ArrayLike, p: ArrayLike, rule: str | Rule) -> OperatingPoint:
-    """Return the rule's threshold on validation bags: 0.5, or halfway between two neighbours of 0, p and 1.
+    """Return the rule's threshold on validation bags: 0.5, or halfway between two neighbours among 0, p and 1.
 
     Among equally good thresholds the one nearest 0.5 is chosen. If some p is exactly 0 or 1, 0 (all answers are 1)
     and a value just above 1 (no answer is 1) are candidates too, for rates that no other threshold reaches.
@@ -169,7 +169,7 @@ def at_threshold(labels: ArrayLike, p: ArrayLike, threshold: float) -> dict[str,
 
 
 def confidence(probabilities: ArrayLike, threshold: float | None = None) -> Floats:
-    """Return (b) the distance of an answer from another one.
+    """Return (b) the margin of each answer over the alternative.
 
     This is |p - threshold| for p (b) or (b, 2), and the lead of the most probable class for (b, k).
     """

@@ -48,7 +48,7 @@ class BagMoments:
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """The training bags of one model, as the distance needs them.
+    """Statistics of the training bags of one model, from which the distance is computed.
 
     centre and deviation (d), directions (r, d); variances between and within bags along them (r), and in the rest (2); the
     means of both terms (2), and the limit ().

@@ -39,7 +39,7 @@ def concordance(time: ArrayLike, event: ArrayLike, risk: ArrayLike, *, weights: 
 def uno_concordance(
     train_time: ArrayLike, train_event: ArrayLike, time: ArrayLike, event: ArrayLike, risk: ArrayLike, *, tau: float
 ) -> float:
-    """Return Uno's C-index of events before tau, which does not depend on how many cases are censored."""
+    """Return Uno's C-index for events before tau, which does not depend on how many cases are censored."""
     early = np.asarray(time, dtype=np.float64) < tau
     weights = _inverse_weights(train_time, train_event, time, event)
     return concordance(time, event, risk, weights=np.where(early, np.square(weights), 0.0))

@@ -1,4 +1,4 @@
-"""Targets: what is predicted, and everything that differs between kinds of it."""
+"""Targets of prediction, and everything that differs between their kinds."""
 
 from carmil.targets.labels import Labels
 from carmil.targets.ordinal import Ordinal

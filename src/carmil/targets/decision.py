@@ -1,9 +1,9 @@
 """The decision rule of a run, the only code that turns a model's numbers (probabilities, a risk, a value) into answers.
 
-A slide of the run's own cohort is answered by the models that were tested on it, a new slide by all models: the mean
-of their probabilities is compared with the mean of their thresholds, and with the mean of the confidences below which
-they abstain. If all models agree, the mean of p - threshold has the same sign as theirs; with the median threshold
-the sign could differ.
+A slide of the run's own cohort gets its answer from the models that were tested on it, a new slide from all models: the
+mean of their probabilities is compared with the mean of their thresholds, and with the mean of the confidences below
+which they abstain. If all models agree, the mean of p - threshold has the same sign as theirs; with the median
+threshold the sign could differ.
 
 b bags, k classes; of targets other than classes, p numbers per bag.
 """
@@ -60,10 +60,11 @@ class Decision:
         return confidence(p if self.threshold is None else p[:, 1], self.threshold) if len(p) else np.zeros(0)
 
     def turning(self, predicted: ArrayLike, output: int) -> float | None:
-        """Return how far the outputs of one bag (p) must move for another answer, in the unit of evidence; None if no
-        change of the outputs, or no known one, gives another answer.
+        """Return the distance by which the outputs of one bag (p) must move for another answer, in the unit of
+        evidence; None if no change of the outputs, or no known one, gives another answer.
 
-        output: whose evidence is shown. Probabilities that are means over models are treated as those of one model.
+        output: the one whose evidence is shown. Probabilities that are means over models are treated as those of one
+        model.
         """
         p = np.asarray(predicted, dtype=np.float64)
         if self.threshold is None:
@@ -121,7 +122,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class RiskGroups(Decision):
-    """Two groups of risk, divided at `threshold`; predicted are risks (b, 1), and the evidence shown is that of the risk."""
+    """Two groups of risk, divided at `threshold`; predictions are risks (b, 1), and evidence is shown for the risk."""
 
     output: str = "risk"
 
@@ -180,7 +181,7 @@ class NumberItself(Decision):
 
 @dataclass(frozen=True)
 class MedianGrade(Decision):
-    """The median grade: the lowest that, with those below it, has a probability of at least one half.
+    """The median grade: the lowest grade that, together with those below it, has a probability of at least one half.
 
     classes: the grades in order.
     """

@@ -101,7 +101,10 @@ class Labels(Target):
         return {name: ["?" if np.isnan(value) else str(int(value)) for value in values] for name, values in columns}
 
     def strata(self, outcomes: NDArray[Any]) -> tuple[list[int], tuple[str, ...]]:
-        """Return the combination of labels of each bag, from as many of the first columns as leave none rare; missing is 0."""
+        """Return the combination of labels of each bag, missing ones as 0.
+
+        It uses as many of the first columns as possible without a rare combination.
+        """
         known, count = np.nan_to_num(outcomes), len(self.columns)
         while count > 1 and np.unique(known[:, :count], axis=0, return_counts=True)[1].min() < LEAST_OF_COMBINATION:
             count -= 1
@@ -114,9 +117,9 @@ class Labels(Target):
 
 
 def _hits(label: int, predicted: Floats, outcomes: Floats) -> tuple[Floats, Floats]:
-    """Return how many bags with the label, and how many without it, are above each threshold, from none to all.
+    """Return the numbers of bags with and without the label above each threshold, from no bag to all.
 
-    Bags where the label is missing do not count. scikit-learn's metrics take the same values, but are too slow to be
+    Bags where the label is missing do not count. scikit-learn's metrics give the same values, but are too slow to be
     computed for a thousand resamples.
     """
     known = ~np.isnan(outcomes[:, label])

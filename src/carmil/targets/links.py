@@ -1,7 +1,7 @@
 """Links: from the outputs F of a model to its loss and to its predictions, one per kind of target.
 
-A link is a part of the model. What it learns (cut points, baseline) are parameters, what is only fitted on the training
-bags (the unit of a value) are buffers; both travel with the weights.
+A link is a part of the model. Learned values (cut points, baseline) are parameters; values that are only fitted to the
+training bags (the unit of a number) are buffers. Both are saved with the weights.
 
 b bags, k outputs, p predictions. Outputs are (..., b, k): the bags are always second to last, so that a link may compare
 them. Leading axes, such as those of a population's models, are carried through.
@@ -43,7 +43,7 @@ class Link(nn.Module):
         raise NotImplementedError
 
     def informative(self, outcomes: Tensor) -> Tensor:
-        """Return (b) whether a bag has a loss of its own; a mean over bags counts only these."""
+        """Return a mask (b) of the bags that have a loss of their own; a mean over bags counts only these."""
         return torch.ones(len(outcomes), dtype=torch.bool, device=outcomes.device)
 
     def fitted(self, outcomes: Tensor) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class CumulativeLogits(Link):
         return -self.log_probabilities(outputs).gather(-1, grade).squeeze(-1)
 
     def fitted(self, outcomes: Tensor) -> dict[str, Tensor]:
-        """Start from the cut points at which F = 0 predicts the frequencies of the grades, each counted half a bag more."""
+        """Return cut points at which F = 0 predicts the grades' frequencies, with half a bag added to each count."""
         counts = torch.bincount(outcomes, minlength=self.grades).double() + 0.5
         cuts = -torch.logit(1 - counts.cumsum(0)[:-1] / counts.sum())
         return {"first": cuts[:1], "steps": cuts.diff().expm1().log()}
@@ -211,7 +211,8 @@ class Cox(_TimeToEvent):
     """A time to an event by Cox's partial likelihood.
 
     The loss of a bag with an event at t is -(r - log of the summed risks of all bags still at risk at t), with Efron's
-    correction for ties; other bags have none of their own. A bag is compared with the model's own bags only (`counted`).
+    correction for ties; other bags have no loss of their own. A bag is compared with the model's own bags only
+    (`counted`).
     """
 
     compares_bags = True
@@ -268,7 +269,7 @@ class DiscreteTime(_TimeToEvent):
         return -(passed + end)
 
     def fitted(self, outcomes: Tensor) -> dict[str, Tensor]:
-        """Fit the edges to the times of events, and start from the hazards at which F = 0."""
+        """Fit the edges to the times of events, and the baseline to the hazards, so that F = 0 predicts them."""
         time, event = outcomes.double().unbind(-1)
         times = time[event > 0]
         edges = torch.quantile(times if len(times) else time, torch.arange(1, BINS, dtype=torch.float64) / BINS)
@@ -292,12 +293,12 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
 
 
 def _along(values: Tensor, outputs: Tensor) -> Tensor:
-    """Insert the axes that outputs (r, ..., b, k) have between those of a model's own values (r, x), or (x) of one model."""
+    """Insert axes into values of each model (r, x), or of one model (x), so that they match outputs (r, ..., b, k)."""
     return values.reshape(*values.shape[:-1], *[1] * (outputs.ndim - values.ndim), values.shape[-1])
 
 
 def _check_numbers(outcomes: Tensor, outputs: int, shape: tuple[int, int], expected: str) -> None:
-    """Refuse outcomes that are not finite, or whose number of columns, with the model's number of outputs, is not `shape`."""
+    """Refuse outcomes that are not finite. shape: the expected numbers of their columns and of the model's outputs."""
     found = outcomes.shape[-1] if outcomes.ndim == 2 else 0, outputs
     if found != shape or not outcomes.isfinite().all():
         raise CarmilError(

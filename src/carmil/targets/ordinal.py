@@ -81,7 +81,7 @@ class Ordinal(Target):
         return CumulativeLogits(len(self.names))
 
     def followed(self, link: Link, outputs: Tensor) -> Tensor:
-        """Return F, counted from the mean of the cut points between the grades."""
+        """Return F minus the mean of the cut points between the grades."""
         assert isinstance(link, CumulativeLogits)
         return outputs - link.cuts.detach().mean(-1)
 
@@ -109,7 +109,7 @@ class Ordinal(Target):
         return MedianGrade(self.names, None, None, origin, output=self.columns[0])
 
     def nonconformity(self, predicted: Floats) -> Floats:
-        """Return the probability of the lower or of the higher grades, the larger of both: least for the median grade."""
+        """Return the larger of the probabilities of lower and of higher grades: it is smallest for the median grade."""
         p = np.asarray(predicted, dtype=np.float64)
         not_above = p.cumsum(1)
         return np.maximum(not_above - p, 1 - not_above).clip(0, 1)

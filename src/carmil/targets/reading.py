@@ -104,7 +104,7 @@ def target_columns(
 
 
 def columns_of(target: Target) -> TargetColumns:
-    """Return the columns in which a table has the outcomes of a run's target."""
+    """Return the columns of a table that hold the outcomes of a run's target."""
     event = target.columns[1] if isinstance(target, Survival) else None
     columns = target.columns[:1] if event is not None else target.columns
     return TargetColumns(columns, event, known=target)
@@ -209,9 +209,9 @@ def _check_complete(cells: "pd.DataFrame", given: str, missing: str, slides: Seq
 
 
 def _events(texts: Sequence[str], slides: Sequence[str], column: str, where: str) -> tuple[NDArray[np.float64], bool]:
-    """Return 1 for each event and 0 for each censored slide, and whether the column has them the other way round.
+    """Return 1 for each event and 0 for each censored slide, and whether the column's values are reversed.
 
-    It has if its name says censoring, unless its words say what happened, such as "dead".
+    They are if the column is named after censoring, unless its words state what happened, such as "dead".
     """
     events = np.array([_yes_or_no(text, slide, column, where) for text, slide in zip(texts, slides, strict=True)])
     if not survival.names_no_event(column):
@@ -321,7 +321,7 @@ def _labels(
 
 
 def _numbers(texts: Sequence[str], slides: Sequence[str], where: str, otherwise: str = "") -> NDArray[np.float64]:
-    """Return the numbers of a column. otherwise: what else the user may do if there is a cell without one."""
+    """Return the numbers of a column. otherwise: a further remedy for a cell without a number, for the message."""
     numbers = [_number(text) for text in texts]
     for text, number, slide in zip(texts, numbers, slides, strict=True):
         if number is None:
@@ -341,7 +341,7 @@ def _number(text: str) -> float | None:
 
 
 def _check_spread(numbers: NDArray[np.float64], where: str) -> None:
-    """Refuse numbers that are all equal, or so in single precision, from which nothing can be learned."""
+    """Refuse numbers that are all equal, at least in single precision: nothing can be learned from them."""
     if np.ptp(numbers) == 0:
         raise CarmilError(
             f"{where} is {numbers[0]:g} for every slide: expected different numbers; name another column with --target"
@@ -354,7 +354,7 @@ def _check_spread(numbers: NDArray[np.float64], where: str) -> None:
 
 
 def _whole(text: str) -> str:
-    """Return a whole number without its point: tables with missing values are saved with 1.0 for 1."""
+    """Return a whole number without its decimal point: tables with missing values are saved with 1.0 for 1."""
     return text[:-2] if text.endswith(".0") and _number(text) is not None else text
 
 

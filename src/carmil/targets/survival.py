@@ -132,8 +132,7 @@ class Survival(Target):
         }
 
     def discordance(self, predicted: Floats, outcomes: NDArray[Any]) -> Floats:
-        """Return for each case the number of other cases with which it is in the wrong order, by Harrell's definition.
-        """
+        """Return (b) the number of other cases with which each case is in the wrong order, by Harrell's definition."""
         time, event, risk = outcomes[:, 0], outcomes[:, 1] > 0, predicted[:, 0]
         earlier = event[:, None] & ((time[:, None] < time) | ((time[:, None] == time) & ~event))
         wrong = earlier & (risk[:, None] < risk)

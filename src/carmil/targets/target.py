@@ -1,4 +1,4 @@
-"""What is predicted: one object per kind of target, asked wherever kinds differ.
+"""Targets of prediction: one class per kind, with everything that differs between kinds.
 
 A target names the outputs of a model (the columns of F, and of evidence), links them to a loss and to predictions, and
 measures predictions against outcomes. Outcomes of b bags are class numbers (b), or (b, t) floats. k outputs,
@@ -33,7 +33,7 @@ LEAST_OF_RANGE = 20  # values in each range by which folds of numbers are strati
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What figures may know of the training bags: their outcomes, and for a time to an event the baseline hazard."""
+    """Data of training bags that figures may use: outcomes and, for a time to an event, the baseline hazard."""
 
     outcomes: NDArray[Any]
     baseline: StepFunction | None = None
@@ -41,7 +41,7 @@ class Training:
 
 @dataclass(frozen=True)
 class EvidenceWords:
-    """What positive and negative evidence do, the words before the name of an output, and the unit of evidence.
+    """The words for positive and negative evidence, which precede the name of an output, and the unit of evidence.
 
     rivals: whether one output excludes the others, so that only the differences between their evidence matter.
     """
@@ -58,7 +58,7 @@ class EvidenceWords:
 
     @property
     def colours(self) -> str:
-        """Return what the colours of a map of evidence mean."""
+        """Return the meaning of the colours of a map of evidence."""
         signs = "blue supports, orange refutes" if self.of_answers else "blue raises it, orange lowers it"
         return f"{signs}, 0 neither"
 
@@ -67,7 +67,7 @@ class EvidenceWords:
         return f"evidence for {output}" if self.of_answers else f"contribution to {self.total(output)}"
 
     def total(self, output: str) -> str:
-        """Return what the evidence for an output adds up to."""
+        """Return the name of the quantity that the evidence for an output adds up to."""
         return f"the {self.unit} of {output}" if self.of_answers else f"the {self.unit}"
 
 
@@ -76,7 +76,7 @@ FOR_AND_AGAINST = EvidenceWords("for", "against", "logit", rivals=True)
 
 @dataclass(frozen=True)
 class Quantity:
-    """The number that predictions say about an output: its name, its unit, and a note about its meaning.
+    """The number that predictions give for an output: its name, its unit, and a note about its meaning.
 
     share: a probability, shown in per cent; signed: 0 has a meaning, and positive numbers have a sign; digits: significant ones
     of the largest numbers, if they are not shares.
@@ -122,11 +122,11 @@ class Target:
 
     @property
     def quantity(self) -> Quantity:
-        """Return what the numbers of `quantities` are."""
+        """Return the description of the numbers that `quantities` returns."""
         return Quantity("probability", share=True)
 
     def quantities(self, predicted: Floats) -> Floats:
-        """Return one number per output: (..., p) -> (..., k). Means of predictions have the means of these numbers."""
+        """Return one number per output: (..., p) -> (..., k). Averaging predictions averages these numbers."""
         return predicted
 
     @property
@@ -136,7 +136,7 @@ class Target:
 
     @property
     def title(self) -> str:
-        """Return what is predicted, in words."""
+        """Return the predicted quantity in words."""
         return ", ".join(self.columns)
 
     @property
@@ -151,7 +151,7 @@ class Target:
 
     @property
     def key_figure(self) -> str:
-        """Return the figure that is named first."""
+        """Return the figure that is reported first."""
         return next(iter(self.measures))
 
     @property
@@ -161,7 +161,7 @@ class Target:
 
     @property
     def key_measure(self) -> Measure:
-        """Return how the key figure is computed from predictions and outcomes."""
+        """Return the function that computes the key figure from predictions and outcomes."""
         return self.measures[self.key_figure]
 
     @property
@@ -171,12 +171,12 @@ class Target:
 
     @property
     def figures_note(self) -> str:
-        """Return what the figures mean, for readers of a report."""
+        """Return an explanation of the figures for readers of a report."""
         return ""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Return what a model card says about the target: its loss, and the meaning of a larger output."""
+        """Return the facts about the target for a model card: its loss, and the meaning of a larger output."""
         return {}
 
     def summary(self, outcomes: NDArray[Any]) -> str:
@@ -192,14 +192,14 @@ class Target:
         raise NotImplementedError
 
     def followed(self, link: Link, outputs: Tensor) -> Tensor:
-        """Return what curves follow as tiles are removed, F (..., k) -> (..., k): probabilities, or the distance of a
-        number from its middle, which is 0.
+        """Return the quantity that curves show as tiles are removed, F (..., k) -> (..., k): probabilities, or the
+        difference between a number and its middle, which is 0.
         """
         return link.per_output(outputs)
 
     @property
     def followed_words(self) -> str:
-        """Return what `followed` is, for the axis of a plot."""
+        """Return the name of the quantity `followed`, for the axis of a plot."""
         return f"probability of the {self.output_word}"
 
     def label_values(self, outcomes: NDArray[Any]) -> dict[str, list[Any]]:
@@ -219,7 +219,7 @@ class Target:
         return {"label": [self.describe(outcome) for outcome in outcomes]}
 
     def discordance(self, predicted: Floats, outcomes: NDArray[Any]) -> Floats:
-        """Return (b) how far each case is from what its prediction says; the cases are tested by the same models."""
+        """Return (b) the disagreement between each case and its prediction; the cases are tested by the same models."""
         raise NotImplementedError
 
     def strata(self, outcomes: NDArray[Any]) -> tuple[list[int], tuple[str, ...]]:
@@ -235,7 +235,10 @@ class Target:
         return None
 
     def rule_words(self, rule: str, *, level: str, merged: bool) -> str:
-        """Describe the decision rule of a whole run. rule: the setting `threshold`; merged: whether slides of a patient are."""
+        """Describe the decision rule of a whole run.
+
+        rule: the setting `threshold`; merged: whether the slides of a patient are merged.
+        """
         return self.decision().words
 
     def readings(self, predicted: Floats, outcomes: NDArray[Any]) -> dict[str, float]:
@@ -243,7 +246,7 @@ class Target:
         return {}
 
     def nonconformity(self, predicted: Floats) -> Floats:
-        """Return how badly each of `answer_names` fits: (b, p) -> (b, k), from 0 to 1. For prediction sets."""
+        """Return the misfit of each of `answer_names`, (b, p) -> (b, k), from 0 to 1, for prediction sets."""
         raise NotImplementedError
 
     def rule_origin(
@@ -413,12 +416,12 @@ def are_probabilities(table: Mapping[str, Any], columns: Sequence[str]) -> bool:
 
 
 def leading_classes(p: Floats, decisions: Sequence[Decision]) -> NDArray[np.int64]:
-    """Return (b) the leading class of each row of p (b, k), by the rule of the row."""
+    """Return (b) the leading class of each row of p (b, k), by the decision rule of that row."""
     return np.array([rule.leading(row[None])[0] for rule, row in zip(decisions, p, strict=True)], dtype=np.int64)
 
 
 def quantile_strata(values: Floats) -> tuple[list[int], tuple[str, ...]]:
-    """Return the quarter of each value, by which folds of numbers are stratified; fewer parts of few or repeated values."""
+    """Return the quarter of each value, by which folds are stratified; few or repeated values have fewer parts."""
     most = max(2, min(4, len(values) // LEAST_OF_RANGE))
     second = np.unique(values)[:2].max()  # an edge at the smallest value would leave nothing below it
     edges = np.unique(np.maximum(np.quantile(values, np.arange(1, most) / most), second))

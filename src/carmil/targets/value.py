@@ -74,7 +74,7 @@ class Value(Target):
         return Scale(robust=self.loss == "huber")
 
     def followed(self, link: Link, outputs: Tensor) -> Tensor:
-        """Return how far the value is from the mean of the training bags, in its unit."""
+        """Return the difference between the value and the mean of the training bags, in its unit."""
         return link.predictions(outputs) - link.predictions(torch.zeros_like(outputs))
 
     @property
