@@ -135,7 +135,9 @@ def _remedy(error: Exception) -> str:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[str]:
-    """Yield the prefix of temporary names next to `path`; create the folder and remove what killed processes left in it."""
+    """Yield the prefix of temporary names next to `path`; create the folder and remove files that killed processes left
+    in it.
+    """
     with name_write_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

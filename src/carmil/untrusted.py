@@ -33,9 +33,9 @@ def one_line_errors(path: Path, advice: str = AGAIN, *, streams: bool = False) -
 
     Pipes and devices, on which a reader might wait forever, are refused unless `streams` is true.
 
-    The libraries do not document what they raise on invalid files (observed: OSError, KeyError, ValueError, RuntimeError,
-    EOFError, IndexError, OverflowError, AssertionError, BadZipFile, SafetensorError, zlib.error, SyntaxError, ...).
-    Wrap only the call of the library, not our own code.
+    The libraries do not document the errors that they raise on invalid files (observed: OSError, KeyError, ValueError,
+    RuntimeError, EOFError, IndexError, OverflowError, AssertionError, BadZipFile, SafetensorError, zlib.error,
+    SyntaxError, ...). Wrap only the call of the library, not our own code.
     """
     try:
         if not streams:

@@ -19,7 +19,7 @@ def examples(names: Iterable[str], most: int = 2) -> str:
 def probability_text(p: float, unit: str = " %") -> str:
     """Return a probability in per cent: "87.3 %", never "0 %" or "100 %", since no model is certain.
 
-    The page of the viewer writes the same text (page/words.js). unit: left empty in tables whose head has it.
+    The page of the viewer writes the same text (page/words.js). unit: empty in tables whose heading has it.
     """
     tenths = math.floor(1000 * p + 0.5)
     return ("> 99.9" if tenths > 999 else "< 0.1" if tenths < 1 else f"{tenths / 10:.1f}") + unit

@@ -131,7 +131,7 @@ def audit(
     target: classes (outputs are logits; a single one is that of the second of two classes), labels (log-odds), value or
     survival (a log risk). outputs: their names. labels: class numbers; for survival (b, 2) times and events; for
     several labels (b, k) of 0, 1 or NaN. Without labels, maps are tested on the model's own answers, and whether it has
-    learned anything is not tested. patients: of each bag, for the intervals. methods: maps of `carmil.EXPLAINERS`; by
+    learned anything is not tested. patients: one per bag, for the intervals. methods: maps of `carmil.EXPLAINERS`; by
     default all of METHODS that the module allows. steps: the number of steps in which all instances of a bag are
     removed, a multiple of 10.
     """

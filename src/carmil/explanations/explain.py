@@ -95,7 +95,7 @@ def explain_run(
 ) -> Explanation:
     """Explain the run's own slides with the models that were tested on them, or new slides (`bags`) with all models.
 
-    asked: the slides that messages are about, by default all.
+    asked: the slides that messages concern, by default all.
     """
     run = read_run(run_folder)
     check_complete(run)
@@ -229,7 +229,7 @@ def summarise_evidence(
     methods: Sequence[str],
     thresholds: Mapping[str, Sequence[float]],
 ) -> EvidenceSummary:
-    """Summarise the rows of all slides. thresholds: of Dice, by method and model; empty if there are none."""
+    """Summarise the rows of all slides. thresholds: those of Dice, by method and model; empty if there are none."""
     patients = frame["patient"].where(frame["patient"].notna(), frame["slide"]).to_numpy()
     answers = run.target.answers_in_words  # otherwise nearly every number is another answer
 

@@ -172,7 +172,8 @@ class Accumulator:
         """Return a figure of the cohort at each step by map (2 e, S+1), its mean over the random orders (S+1), and that
         of the twins (t).
 
-        folds (v, b): which slides are compared with one another; the figure is the mean over the folds that have one.
+        folds (v, b): the fold of each slide, since only slides of one fold are compared; the figure is the mean over
+        the folds that have one.
         """
 
         def curves(sums: Floats) -> Floats:
@@ -233,8 +234,8 @@ class Orders:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """The slides of a probe (b of them). target: of the run; classes: those of the labels or, for other targets, the
-    output that is explained on the slide.
+    """The slides of a probe (b of them). target: that of the run; classes: those of the labels or, for other targets,
+    the output that is explained on the slide.
     """
 
     part: Bags

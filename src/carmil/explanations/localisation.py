@@ -29,8 +29,8 @@ def dice_thresholds(
     methods: Sequence[str],
     on_model: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, list[float]]:
-    """Return, for each method, the threshold of every model's map with the best Dice on the model's own validation
-    bags.
+    """Return, for each method, the threshold of every model's map that gives the best Dice on the model's own
+    validation bags.
 
     validated: the positions of these bags, by model. NaN if they have no target instances; empty if no truth is
     known.

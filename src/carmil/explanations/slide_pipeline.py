@@ -56,7 +56,9 @@ class SlideResults:
 
 @dataclass
 class DrawnMaps:
-    """The results of `draw_answers`. folders: of the pictures, by slide; broken: the reason by the file of the slide."""
+    """The results of `draw_answers`. folders: those of the pictures, by slide; broken: the error, by the file of the
+    slide.
+    """
 
     folders: dict[str, Path] = field(default_factory=dict)
     broken: dict[Path, str] = field(default_factory=dict)
@@ -138,7 +140,7 @@ def draw_answers(
 ) -> DrawnMaps:
     """Draw the maps of slides that `answer_slides` has just answered into `out`.
 
-    longest: pixels of a map's longer side, at most those of the slide. smoothing: of the maps that are drawn. dicom: also
+    longest: pixels of a map's longer side, at most those of the slide. smoothing: that of the drawn maps. dicom: also
     write the evidence as DICOM segmentations, see `check_dicom_output`.
     """
     run, drawn = read_run(run_folder), DrawnMaps()
@@ -217,7 +219,8 @@ def check_encoder_name(run_folder: Path, encoder: str, precision: Precision = "f
 
 
 def _settings(run: Run, preset: str | None, log: Log) -> TileSettings:
-    """Return settings to cut tiles as the run's tiles were cut, with defaults for what the run does not record.
+    """Return settings to cut tiles as the run's tiles were cut, with defaults for settings that the run does not
+    record.
 
     preset: how tissue is found, in place of the run's. If the run's tiles were chosen in several ways, the most frequent counts.
     """

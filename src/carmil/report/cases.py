@@ -85,7 +85,7 @@ class TestedCases:
 
 
 def decision_of_folds(run: Run, folds: Sequence[int]) -> Decision:
-    """Return the rule of the models that were tested on some folds, all seeds together."""
+    """Return the joint rule of the models of all seeds that were tested on some folds."""
     return run.decision([row for row, fold in enumerate(run.tested_folds) if fold in folds])
 
 

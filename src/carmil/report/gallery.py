@@ -88,8 +88,8 @@ def gallery(
 ) -> list[GallerySlide]:
     """Return the selected slides, kind by kind.
 
-    on_a_plane: whether coordinates, if there are any, are in one plane. pictures: of the instances of a slide. files: of the
-    slides.
+    on_a_plane: whether coordinates, if there are any, are in one plane. pictures: those of the instances of a slide.
+    files: those of the slides.
     """
     gallery_slides, answers, target = [], cases.answers, cases.target
     for example in select_examples(cases):

@@ -18,8 +18,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a recipe. `lines`: the result in words; `conditions`: what it depends on, with every deviation
-    from the paper.
+    """The result of a recipe. `lines`: the result in words; `conditions`: the conditions under which it holds, with
+    every deviation from the paper.
     """
 
     tables: tuple[ResultTable, ...] = ()

@@ -45,7 +45,7 @@ class Dot:
 class Line:
     """A line of points, and the point of the decision rule; a control is grey.
 
-    band: the corners of the area of its interval. ticks: short marks on the line. dots: of groups of cases.
+    band: the corners of the area of its interval. ticks: short marks on the line. dots: one per group of cases.
     """
 
     points: Points

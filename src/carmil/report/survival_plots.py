@@ -118,7 +118,9 @@ def calibration_at_horizon(tested: TestedCases) -> Plot | None:
 
 
 def auc_over_time(tested: TestedCases) -> Plot | None:
-    """Return, at each time, the AUC of cases with an event so far against cases without one: of each fold, and their mean."""
+    """Return, at each time, the AUC of cases with an event so far against cases without one, for each fold and as their
+    mean.
+    """
     run, folds = tested.run, _folds(tested.run, tested.cases)
     times = _horizons(tested.cases, folds)
     if not len(times):

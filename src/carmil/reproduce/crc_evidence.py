@@ -1,7 +1,7 @@
 """Evaluate every explainer on crc: how well its map finds the cancerous nuclei, compared with ABMIL's attention.
 
-Five folds by patient and several seeds. Intervals and p values are those of `carmil compare`: of means over folds,
-over patients. f folds.
+Five folds by patient and several seeds. Intervals and p values are those of `carmil compare`: for means over folds,
+computed over patients. f folds.
 """
 
 from collections import Counter

@@ -35,7 +35,7 @@ class Point:
 
     @property
     def method(self) -> Method:
-        """Return CAR-ABMIL at this point; at the point of Table 1, its run is that of Table 1."""
+        """Return CAR-ABMIL at this point; at the point of Table 1, it uses the run of Table 1."""
         settings = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
         return Method(f"car/abmil ({self.name})", "car/abmil", settings)
 

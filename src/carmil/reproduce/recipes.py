@@ -1,5 +1,5 @@
-"""The paper's tables and figures, one recipe each: what it reproduces, what data it needs, and what it returns for
-the page.
+"""The paper's tables and figures, one recipe each: its place in the paper, the data it needs, and its result for the
+page.
 
 A recipe is a module of this package with `reproduce(request) -> Finding`, imported when needed. Trained models
 are kept: an interrupted recipe resumes when run again, and so does `carmil reproduce all`.

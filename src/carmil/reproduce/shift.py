@@ -129,7 +129,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 def _text(values: Floats, *, signed: bool = False) -> str:
-    """Format the mean and standard deviation over the models (r): of logits, or of shares in per cent."""
+    """Format the mean and standard deviation over the models (r) of logits, or of shares in per cent."""
     return figure_text(figure(values, 1), "+.2f") if signed else figure_text(figure(values))
 
 

@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 class Design:
     """The encoding of columns of text as numbers: numbers unchanged, and one column for each category except the first.
 
-    It is fitted on some cases: the mean, which replaces a missing number, and the categories.
+    The means, which replace missing numbers, and the categories are fitted on some cases.
     """
 
     means: dict[str, float]
@@ -59,7 +59,7 @@ class Design:
         return [*self.means, *(f"{name}: {value}" for name, values in self.categories.items() for value in values[1:])]
 
     def matrix(self, covariates: pd.DataFrame) -> Floats:
-        """Return (c, d) the design of some cases. Cells that are not like the fitted ones count as unknown.
+        """Return (c, d) the design of some cases. Cells unlike the fitted ones count as unknown.
 
         In a column of numbers, a cell without a number gets the mean of the fitted cells; a category that was not among
         the fitted ones is 0 in every column.
@@ -147,7 +147,8 @@ def measure_adjustment(folds: Sequence[FoldCases], target: Survival, covariates:
 
 
 def hazard_ratios(tests: pd.DataFrame, target: Survival, covariates: Sequence[str]) -> tuple[HazardRatio, ...]:
-    """Return the hazard ratios of one Cox model of all test cases: of the covariates, and of one standard deviation of the risk.
+    """Return the hazard ratios of one Cox model of all test cases, for the covariates and for one standard deviation of
+    the risk.
 
     Risks of different models are not compared: they are standardised within each fold and seed, and the mean over the
     seeds is taken. Where a model gives all cases the same risk, it is 0.

@@ -33,8 +33,9 @@ def readings(
 ) -> dict[str, float]:
     """Return the measurements that `cautions` uses. predicted (c, p) and outcomes (c) or (c, t) are of the test cases.
 
-    moved, spread: how far the counterfactual branch moves attention, and over which share of instances it spreads,
-    per test slide."""
+    moved, spread: the distance by which the counterfactual branch moves attention, and the share of instances that
+    attention spreads over, per test slide.
+    """
     measurements = target.readings(predicted, outcomes)
     for name, values in (("attention_moved", moved), ("attention_spread", spread)):
         known = np.asarray(values, dtype=np.float64)
@@ -47,7 +48,8 @@ def readings(
 def answer_cautions(target: Target, readings: Mapping[str, float], key: Range | None, cases: str) -> list[str]:
     """Return cautions about answers alone.
 
-    readings: see `readings`; key: the interval of the target's key figure, if known; cases: such as "test slides".
+    readings: see `readings`; key: the interval of the target's key figure, if known; cases: the word for them, such as
+    "test slides".
     """
     lines = []
     given, shares = (readings.get(name, math.nan) for name in ("cross_entropy", "cross_entropy_of_class_frequencies"))

@@ -78,9 +78,9 @@ def predict_bags(
 ) -> pd.DataFrame:
     """Answer for every bag by the run's decision rule; write out/predictions.parquet and .csv.
 
-    New slides are answered by all models together, the run's own slides by the models that were tested on them.
-    asked: the slides that messages are about, by default all. calibration: a folder with calibration slides for prediction
-    sets, by default those of the run.
+    New slides are answered by all models together, the run's own slides by the models that were tested on them. asked:
+    the slides that messages concern, by default all. calibration: a folder with calibration slides for prediction sets,
+    by default those of the run.
     """
     run = read_run(run_folder)
     check_no_run(out)

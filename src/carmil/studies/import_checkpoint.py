@@ -1,7 +1,7 @@
 """`carmil import`: a trained model of another tool as a run with one model.
 
-Bags with labels, if they are given, are the run's cohort and its only test fold, so that every command works on it. Whether
-the other tool trained its model on some of them is not known here.
+Bags with labels, if they are given, are the run's cohort and its only test fold, so that every command works on it. It
+is unknown whether the other tool trained its model on some of them.
 """
 
 import hashlib
@@ -52,8 +52,9 @@ def import_checkpoint(
 ) -> Run:
     """Read a checkpoint and write it as a run. Nothing in the checkpoint is executed.
 
-    classes: in the order of the model's outputs. config: the tool's own file of settings, looked for beside the checkpoint.
-    named: columns of `labels`; mapping: from its labels to classes. encoder: of the features that the model was trained on.
+    classes: in the order of the model's outputs. config: the tool's own file of settings, by default the one beside the
+    checkpoint. named: columns of `labels`; mapping: from its labels to classes. encoder: the encoder of the features
+    that the model was trained on.
     """
     found = recognise(tool, read_state_dicts(checkpoint), checkpoint)
     _check_settings(found, checkpoint, config, log)

@@ -23,7 +23,7 @@ MEANING = f"1 is the distance that {percent_text(BEYOND)} of the training cohort
 def fit_scopes(moments: BagMoments, patients: Sequence[str], trained: NDArray[np.bool_]) -> list[Scope] | None:
     """Fit the scope of every model on its own training bags; None if one has too few patients.
 
-    moments and patients: of the b bags. trained (m, b).
+    moments, patients: those of the b bags. trained (m, b).
     """
     names, fitted = np.array(patients), {}
     for row in np.unique(trained, axis=0):

@@ -35,9 +35,9 @@ MOST = 3  # rules listed on a terminal
 class Subject:
     """A slide, its position in a store, and the rows of the models that answer for it and explain it.
 
-    label, the outcome in words, and patient are set if known, and the prediction set in words, if there is one. A slide that
-    the run was tested on has the predictions (p) stored in the run, and those of the counterfactual attention, each the mean
-    over the models.
+    label (the outcome in words) and patient are set if known, and prediction_set (in words) if there is one. A slide
+    that the run was tested on has the predictions (p) stored in the run, and those of the counterfactual attention,
+    each the mean over the models.
     """
 
     slide: str

@@ -42,7 +42,7 @@ def figures_table(runs: Sequence[Run]) -> ResultTable:
 
 
 def figures_lines(run: Run) -> list[str]:
-    """Return lines of text: what the figures describe, the interval of the key figure, and the cautions of the run."""
+    """Return lines of text: a description of the figures, the interval of the key figure, and the run's cautions."""
     data, settings, target = run.data, run.settings, run.target
     counts = ", ".join(
         f"{plural(n, 'slide')} of {target.strata_word} {name}"

@@ -40,8 +40,8 @@ class MapResponse:
     """The values (n) of a map, its limits low and high, their meaning as text, and their unit (empty if the meaning names it).
 
     negligible: why the map is drawn as 0, faint: why its largest value fills only the share `fill` of the colours; both
-    are empty otherwise. even: all tiles have similar values, so that there are no ranks. caution: that attention is
-    nearly uniform; empty if it is not.
+    are empty otherwise. even: all tiles have similar values, so that there are no ranks. caution: the one that
+    attention is nearly uniform; empty if it is not.
     """
 
     values: NDArray[np.float64]

@@ -34,7 +34,7 @@ class Responses:
 
     annotations: the folder of drawn regions; None if none can be drawn. first: the number of the run's first case among
     those of all runs that are served. earlier: the runs before it, whose pictures of the same slide files are shared.
-    share: of the memory for caches.
+    share: that of the memory for caches.
     """
 
     def __init__(

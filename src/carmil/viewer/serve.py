@@ -35,8 +35,8 @@ def serve(
 ) -> None:
     """Open the runs, then serve them until interrupted.
 
-    preparation: shown on the page while it opens the runs instead. shown: the part of the address that names what is shown first.
-    announce: called with the address to open.
+    preparation: opens the runs instead, and is shown on the page meanwhile. shown: the part of the address that names
+    the view shown first. announce: called with the address to open.
     """
     token = checked_token(token, host)
     listening = bound(host, port)
