@@ -111,9 +111,9 @@ def read_labels(
 
     `target` names the columns of a target in place of the label, and its cells are returned as they are; `others` names
     further columns.
-    `site` may also be "tcga": the tissue source site in a TCGA barcode. `positive` is the class that comes last of
-    two. `classes` are those of a run, which determine the order; other classes come after them. `mapping` renames
-    labels; a label whose new name is "" is dropped with its slides.
+    `site` may also be "tcga": the tissue source site in a TCGA barcode. `positive` is the one of two classes that
+    comes last. `classes` are those of a run, which determine the order; other classes come after them. `mapping`
+    renames labels; a label whose new name is "" is dropped with its slides.
     """
     import pandas as pd
 
@@ -168,7 +168,7 @@ def read_labels(
 
 
 def match(table: LabelTable, bag_ids: Sequence[str]) -> LabelledBags:
-    """Match labels with bags by equal ids. If no id is equal, the table may list cases, of which the bags are slides."""
+    """Match labels with bags by equal ids. If no id is equal, the table may list cases whose slides are the bags."""
     bags: dict[str, int] = {}
     for position, bag in enumerate(bag_ids):
         if (name := bare_id(bag)) in bags:

@@ -224,7 +224,7 @@ class Store:
         return self.merged_bag([position], entry.id, entry.slide_file)
 
     def merged_bag(self, positions: Sequence[int], id: str, slide_file: SlideFile = NOT_RECORDED) -> Bag:
-        """Merge the instances of several bags into one; it has coordinates if theirs have one unit."""
+        """Merge the instances of several bags into one; it has coordinates if those of all bags have the same unit."""
         bags, first = self.bags()[positions], self.entries[positions[0]]
         unit = None if isinstance(bags.coordinate_unit, tuple) else bags.coordinate_unit
         truth = bags.instance_labels if any(self.entries[i].truth for i in positions) else None

@@ -45,7 +45,10 @@ class Branch(Noisy):
         raise NotImplementedError
 
     def projections(self, score: Linear) -> tuple[Tensor, Tensor] | None:
-        """Return weight (..., m h, t) and bias (..., m h) if all maps are linear in the trunk. `score`: the model's own."""
+        """Return weight (..., m h, t) and bias (..., m h) if all maps are linear in the trunk.
+
+        score: the projection from the trunk to the model's own scores.
+        """
         return None
 
     def losses(
@@ -215,7 +218,7 @@ def create_model(
 ) -> BagModel:
     """Build a new model by name: `abmil`, or with a branch in front, `car/abmil`.
 
-    classes: the number of outputs. link: that of a target (`carmil.targets`), by default of classes.
+    classes: the number of outputs. link: that of a target (`carmil.targets`), by default that of classes.
 
     `options` are those of the model's class; `branch='shared'` or `'full'` selects the kind of CAR's branch. `init`:
     `own` for the model's own initial weights, `xavier` for Xavier-normal weights with zero biases. A branch does not

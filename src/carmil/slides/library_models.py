@@ -80,7 +80,7 @@ def load_timm(name: str, row: PublishedEncoder | None, weights: Path | None) -> 
 
 
 def timm_options(row: PublishedEncoder) -> dict[str, Any]:
-    """Return the options of an entry as timm takes them: layers by their class."""
+    """Return the options of an entry in timm's form, in which layers are classes instead of names."""
     from timm.layers import SwiGLUPacked
 
     layers = {"SwiGLUPacked": SwiGLUPacked, "SiLU": torch.nn.SiLU}

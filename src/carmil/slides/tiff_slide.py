@@ -242,7 +242,7 @@ class TiffSlide(Pyramid):
         return pictures[number].attrib, [channel.get("Name", "") for channel in pictures[number].findall("{*}Channel")]
 
     def _refuse_dark(self) -> None:
-        """Refuse 16-bit pixels that use little of their range: the file does not state the true one."""
+        """Refuse 16-bit pixels that use little of their range: the file does not state the true range."""
         smallest = self.levels[-1]
         if self._pages[0][0].dtype == np.uint8 or smallest.width * smallest.height > _MOST_CHECKED:
             return

@@ -54,8 +54,8 @@ class MeanIntervals(NamedTuple):
 def mean_intervals(
     values: ArrayLike, *units: ArrayLike, repeats: int = 1000, level: float = 0.95, seed: int = 0
 ) -> MeanIntervals:
-    """Return the means of the columns of values (b, c) without NaN, and their percentiles over resampled units; NaN
-    for a single unit.
+    """Return the means of the columns of values (b, c), ignoring NaN, and their percentiles over resampled units, which
+    are NaN for a single unit.
 
     units: (b) each, the unit that a case belongs to, such as its bag. Several kinds, such as bag and model, are
     drawn independently, and the weight of a case is the product of the counts of its units (the crossed

@@ -8,7 +8,7 @@ away because they are small; w comes from the two halves of each training bag.
     z = mean over k of (v_k c)^2 / (b_k + w_k / n),    q = (|c|^2 - sum over k of (v_k c)^2) / (b_rest + w_rest / n)
 
 The distance is the root of z / mean(z) + q / mean(q) over its limit, which 5 % of the training cohort exceed. Means and limit
-are of training bags that were left out of the fit, in five parts by patient.
+are computed from training bags that were left out of the fit, in five parts by patient.
 
 b bags, d features, r directions.
 """

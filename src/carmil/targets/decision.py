@@ -247,7 +247,7 @@ def joint_decision(each: Sequence[Decision]) -> Decision:
 
 
 def rule_origin(rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str) -> str:
-    """Describe how the numbers of a decision rule were chosen, and in which test folds it holds, unless in all.
+    """Describe how the numbers of a decision rule were chosen, and in which test folds it holds, if not in all.
 
     each: the rules of the models that answer together. rule, level and patients as in the run's settings and metrics.
     """

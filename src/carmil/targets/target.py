@@ -78,8 +78,8 @@ FOR_AND_AGAINST = EvidenceWords("for", "against", "logit", rivals=True)
 class Quantity:
     """The number that predictions give for an output: its name, its unit, and a note about its meaning.
 
-    share: a probability, shown in per cent; signed: 0 has a meaning, and positive numbers have a sign; digits: significant ones
-    of the largest numbers, if they are not shares.
+    share: a probability, shown in per cent; signed: 0 has a meaning, and positive numbers have a sign; digits: number
+    of significant digits of the largest numbers, if they are not shares.
     """
 
     name: str
@@ -252,7 +252,7 @@ class Target:
     def rule_origin(
         self, rule: str, each: Sequence[Decision], *, folds: Sequence[int] = (), level: str, patients: str
     ) -> str:
-        """Describe how the numbers of a decision rule were chosen, and in which test folds it holds, unless in all.
+        """Describe how the numbers of a decision rule were chosen, and in which test folds it holds, if not in all.
 
         each: the rules of the models that answer together. rule, level and patients as in the run's settings and metrics.
         """
