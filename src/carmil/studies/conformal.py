@@ -122,7 +122,7 @@ class SetCalibration:
         return [", ".join(np.array(self.target.answer_names)[row]) or NOTHING for row in sets]
 
     def measure(self, cases: pd.DataFrame, models: Sequence[tuple[int, ...]], *, of_patients: bool) -> PredictionSets:
-        """Return the figures of the sets of cases that were used neither for training nor for calibration. cases: one
+        """Return the figures of the sets of cases that were not used for training, selection or calibration. cases: one
         row per patient (or slide).
         """
         sets, labels = self.sets(cases, models, of_patients=of_patients), outcomes(cases, self.target)
