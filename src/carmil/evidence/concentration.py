@@ -24,7 +24,7 @@ class Concentration:
     normalised_entropy  entropy / log N: 1 is uniform; NaN for a bag of one instance
     gini                0 is uniform, 1 - 1/N is all on one instance
     effective           exp(entropy): the number of uniformly weighted instances with this entropy
-    effective_squares   1 / sum a^2: the same number from squares, in which small shares count for less
+    effective_squares   1 / sum a^2: a similar number from squares, in which small shares count for less
     """
 
     entropy: Tensor

@@ -42,7 +42,7 @@ class Explainer:
     """A method of explanation, and the meaning of its values. `cost` is counted in forward passes.
 
     meaning: a description of a value, with {logit} for an output F and {prediction} for F on the scale that users read.
-    alike: added for maps that are the same for every {output}.   class_conditional: whether every output has its own map.
+    alike: added if maps are the same for every {output}.   class_conditional: whether every output has its own map.
     needs: abilities that a model must declare.   needs_classes: whether it compares classes with one another.
     total: the sum (b, k) of the evidence of a bag, for methods that define it.
     """

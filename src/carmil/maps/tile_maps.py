@@ -240,7 +240,8 @@ def tile_maps(
 
 
 def logits_apart(evidence: Sequence[ArrayLike]) -> float | None:
-    """Return how far the tiles can move two classes apart: the sum over tiles of the largest difference between two classes.
+    """Return the largest change of the difference between two logits that the tiles can cause: the sum over tiles of
+    the largest difference between two classes.
 
     evidence: (n) of each class, NaN where a tile has none. No part of the slide changes the difference between two logits by
     more; evidence that is equal for every class changes no probability. None where it is undefined: for a single class, or for

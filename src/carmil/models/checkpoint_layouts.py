@@ -43,7 +43,9 @@ class ForeignModel:
 
 
 def recognise(tool: str, state_dicts: Mapping[str, Weights], path: Path) -> ForeignModel:
-    """Return the model in one of the state dicts of a file. An unknown architecture is refused, with its names and shapes."""
+    """Return the model in one of the state dicts of a file. An unknown architecture is refused; the error lists its
+    names and shapes.
+    """
     if tool not in LAYOUTS:
         raise CarmilError(unknown("tool", tool, LAYOUTS))
     known = [model for state in state_dicts.values() if (model := _recognise_one(tool, state)) is not None]

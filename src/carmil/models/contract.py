@@ -114,7 +114,9 @@ class BagModel(nn.Module):
 
     @classmethod
     def needs_classes(cls, options: Mapping[str, Any]) -> str:
-        """Return the part of the method, with these options, that works for classes only; "" if there is none."""
+        """Return the name of the part of the method that, with these options, works for classes only; "" if there is
+        none.
+        """
         return ""
 
     def embed(self, features: Tensor, offsets: Offsets) -> Tensor:

@@ -191,7 +191,7 @@ def _as_instances(name: str, result: Tensor, instances: int) -> Tensor:
 
 @contextmanager
 def _undisturbed(module: nn.Module) -> Iterator[None]:
-    """Put back what a module stores on itself in a pass, such as its last attention map."""
+    """Restore the attributes that a module sets on itself in a pass, such as its last attention map."""
     before = [(part, dict(vars(part))) for part in module.modules()]
     try:
         yield
@@ -290,7 +290,9 @@ def _own_module(model: OutsideModel, name: str, values: Tensor, own: Sequence[Te
 
 
 def _check_least_bags(model: OutsideModel, bag: Tensor) -> None:
-    """Refuse a module that has no answer for a bag of one or two instances, or of zeros: removal curves end with these."""
+    """Refuse a module without a finite output for bags of one or two instances, or of zeros: removal curves end with
+    these.
+    """
     for words, x in (
         ("a bag of one instance", bag[:1]),
         ("a bag of two instances", bag[:2]),

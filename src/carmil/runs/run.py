@@ -68,7 +68,7 @@ KEYED = ("data", "truth", "classes", "target", "splits", "imported", "warm_start
 class Run:
     """A finished run.
 
-    key: equal for equal settings and data. notes: guesses, and slides left out, during training.
+    key: equal for equal settings and data. notes: on guesses made, and slides left out, in training.
     """
 
     folder: Path
@@ -106,8 +106,9 @@ class Run:
 
     @property
     def thresholds(self) -> list[list[float | None]]:
-        """Return the threshold of each model and the confidence below which it abstains, which with the weights
-        determine the answers."""
+        """Return the threshold of each model and the confidence below which it abstains, which, together with the
+        weights, determine the answers.
+        """
         return [[model.threshold, model.abstain_below] for model in self.models]
 
     @property
@@ -270,7 +271,7 @@ def _check_metrics(metrics: Metrics, target: Target, path: Path) -> None:
 
 
 def _is_sound(bins: Calibration | None) -> bool:
-    """Return whether all bins of a calibration have their numbers."""
+    """Return whether all bins of a calibration are complete, and their numbers from 0 to 1."""
     if bins is None:
         return True
     shares = [

@@ -245,7 +245,7 @@ def answer_lines(folder: Path, slide: str, *, model: str = "") -> list[str]:
 
 
 def _rows_of_tiles(found: SlideEvidence, tiles: Tiles) -> NDArray[np.int64]:
-    """Return (n) the row of each tile, -1 if it has none: by coordinates if the file has them, else by order."""
+    """Return the row of each tile (n), -1 if it has none: by coordinates if the file has them, else by order."""
     count, coordinates = len(found), found.coordinates
     if coordinates is None:
         if count != len(tiles):

@@ -41,7 +41,7 @@ def fit(
     stops after `patience` epochs without one. `on_epoch(epoch, mean losses, models still running)` is called after
     each epoch. With a `checkpoint`, an interrupted training resumes from it, and on a CPU its result has the same
     bits. trained_on (b): the bags that some model of the study trains on, from which batches are made; by default all
-    bags. A model that never had a finite validation loss is an error, as it has no weights to keep.
+    bags. It is an error if a model never has a finite validation loss, as there are no weights to keep.
 
     The parameters that the target's link fits to outcomes, such as cut points, are initialised from each model's own
     TRAIN bags, unless the population has a warm start.
