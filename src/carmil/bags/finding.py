@@ -127,8 +127,7 @@ def _in_folder(
 
 
 def _in_slide_folders(folders: _Files) -> CohortFiles | None:
-    """Find bags in one folder per slide, SLIDE/features.h5; the file is named features, feats, ... or after the folder.
-    """
+    """Find bags in one folder per slide, SLIDE/features.h5; the file has one of FEATURE_NAMES or the folder's name."""
     chosen, coords, others, unread = dict[str, Path](), dict[str, Path](), list[str](), set[str]()
     for slide, folder in folders.items():
         files, _ = _list(folder)

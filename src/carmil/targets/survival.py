@@ -205,9 +205,7 @@ def names_no_event(column: str) -> bool:
 
 
 def horizons_within(time: Floats, event: NDArray[np.bool_], known: NDArray[np.bool_]) -> Floats:
-    """Return the times at which predictions are compared: between the 10th and 90th percentile of the events, none if
-    these tie.
-    """
+    """Return times to compare predictions at, from the 10th to the 90th percentile of the events; none if these tie."""
     events = time[event & known]
     if len(events) < 2:
         return np.zeros(0)
