@@ -21,7 +21,7 @@ def test_doctor_prints_versions_formats_and_device(run_cli):
 
 
 @pytest.mark.parametrize("hidden", ["openslide", "tifffile"])
-def test_doctor_names_missing_libraries_with_the_install_command(monkeypatch, hidden):
+def test_doctor_lists_missing_libraries_with_the_install_command(monkeypatch, hidden):
     monkeypatch.setitem(sys.modules, hidden, None)
     name = {"openslide": "slides by OpenSlide", "tifffile": "slides by tifffile"}[hidden]
     finding = finding_about(name)
@@ -30,7 +30,7 @@ def test_doctor_names_missing_libraries_with_the_install_command(monkeypatch, hi
     assert finding.advice == "pip install 'carmil[slides]'"
 
 
-def test_doctor_works_without_the_slides_extra_and_tiling_names_it(tmp_path):
+def test_doctor_works_without_the_slides_extra_and_tiling_suggests_installing_it(tmp_path):
     code = """
 import sys
 class Hidden:

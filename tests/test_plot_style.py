@@ -19,7 +19,7 @@ def test_letters_missing_from_all_fonts_are_replaced_by_their_code_points(monkey
     assert picture_text("a\nb\u200b", 20)[0] == "a‹000A›b‹200B›"
 
 
-def test_an_installed_font_with_the_letters_is_preferred(monkeypatch):
+def test_installed_font_that_contains_the_letters_is_preferred(monkeypatch):
     own = plot_style._own_font(False)
     other = plot_style._own_font(True)
     letters = {own: frozenset(map(ord, "_1")), other: frozenset(map(ord, "胃_1"))}
@@ -29,7 +29,7 @@ def test_an_installed_font_with_the_letters_is_preferred(monkeypatch):
     assert shown == "胃_1" and font.path == other
 
 
-def test_installed_fonts_are_found_but_not_the_one_that_draws_boxes():
+def test_installed_fonts_are_found_except_the_font_that_draws_boxes():
     fonts = plot_style._installed_fonts()
     assert any("DejaVuSans.ttf" in path for path in fonts)
     assert not any("LastResort" in path for path in fonts)

@@ -41,6 +41,6 @@ def test_duplicate_features_of_two_patients_raise_an_error_unless_allowed():
 
 
 @pytest.mark.finding(n=5)
-def test_duplicate_note_names_three_pairs_and_counts_the_rest():
+def test_note_about_duplicates_lists_three_pairs_and_counts_the_rest():
     (line,) = judge_duplicates(find_duplicates([(str(i), "p", "tumor", "x") for i in range(6)]), allowed=False)
     assert line.endswith("'0' and '3' of patient 'p'; and 2 more")

@@ -59,7 +59,7 @@ def test_every_guessed_column_and_class_is_noted(table):
     )
 
 
-def test_columns_named_by_the_user_are_not_guessed(table):
+def test_columns_specified_by_the_user_are_not_guessed(table):
     labels = read_labels(table(PLAIN), slide="slide_id", patient="case_id", label="label", positive="normal")
     assert labels.notes == ("classes: 'tumor' (2 slides), 'normal' (2 slides)",)
     assert labels.classes == ("tumor", "normal")
@@ -165,7 +165,7 @@ def test_without_a_patient_column_each_slide_is_its_own_patient(table):
     assert "no patient column: each slide is its own patient" in labels.notes
 
 
-def test_possible_patient_columns_are_named_in_a_warning(table):
+def test_possible_patient_columns_are_listed_in_a_warning(table):
     labels = read_labels(table("slide,owner,age,label\na,p,30,0\nb,p,30,1\n"))
     assert (
         "WARNING: no patient column: each slide is its own patient; is it 'owner' or 'age'? Name it with --patient"
@@ -220,7 +220,7 @@ def test_column_names_match_ignoring_case_and_spacing(table):
     assert read_labels(table(PLAIN.replace("label", "Sub Type")), label="sub_type").classes == ("normal", "tumor")
 
 
-def test_named_label_column_takes_precedence_over_a_column_called_label(table):
+def test_specified_label_column_takes_precedence_over_a_column_called_label(table):
     content = "slide,label,site,er\na,0,X,neg\nb,0,Y,pos\nc,1,Y,pos\n"
     labels = read_labels(table(content), label="er", site="site")
     assert (labels.labels, labels.sites) == (("neg", "pos", "pos"), ("X", "Y", "Y"))
@@ -325,7 +325,7 @@ def test_ids_saved_as_floats_match_their_bags():
     assert result.missing == ("x",)
 
 
-def test_nearly_equal_ids_are_named_in_a_warning():
+def test_nearly_equal_ids_are_listed_in_a_warning():
     result = match(labelled("Bag 5", "bag06", "bag-7"), ["bag_05", "bag06", "bag08"])
     assert (
         "WARNING: 1 label has no bag, and a bag with nearly the same id has no label: 'Bag 5' in the table, 'bag_05' among the "

@@ -562,7 +562,7 @@ def test_cohort_folder_is_not_mistaken_for_a_slide_folder(tmp_path):
 
 
 @pytest.mark.finding(n=17)
-def test_build_info_and_check_name_skipped_hidden_files(tmp_path, run_cli):
+def test_build_info_and_check_list_skipped_hidden_files(tmp_path, run_cli):
     folder = tmp_path / "features"
     folder.mkdir()
     for name in ("a.npy", ".hidden.npy", ".carmil-x-1-y.npy", ".note"):

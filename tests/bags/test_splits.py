@@ -404,7 +404,7 @@ def test_invalid_split_file_raises_an_error_of_one_line(tmp_path, name, content,
 
 @pytest.mark.parametrize("seed", range(5))
 def test_patient_in_two_parts_is_reported_with_the_parts_in_the_file(tmp_path, seed):
-    """The validation part that is taken from training afterwards does not appear in the message."""
+    """The validation part, which is taken from the training part later, does not appear in the message."""
     path = written(tmp_path / "splits.csv", "bag_name,split\na,train\nb,train\nc,train\nd,train\ne,train\nf,test\n")
     with pytest.raises(CarmilError, match="patient 'r' is in train and test of fold 0"):
         read_splits(path, list("abcdef"), ["p", "q", "s", "t", "r", "r"], [0, 1, 0, 1, 0, 0], validation=0.9, seed=seed)
@@ -489,8 +489,8 @@ def test_audit_reports_errors_that_invalidate_a_split(slides, patients, roles, e
     assert errors[0].startswith(error)
 
 
-def test_patients_tested_in_several_folds_by_the_same_slides_are_no_error():
-    """As in repeated divisions into training and test part."""
+def test_patients_tested_in_several_folds_with_the_same_slides_raise_no_error():
+    """Repeated divisions into a training and a test part are an example."""
     splits = Splits(tuple("abcdefgh"), tuple("pqrstuww"), roles_of("ttvvTTTT", "vvttTTTT"))
     assert audit(splits, [0, 1] * 4, ["no", "yes"])[0] == []
 

@@ -28,7 +28,7 @@ def test_dataset_list_shows_counts_sources_and_terms(run_cli) -> None:
 
 
 @pytest.mark.parametrize("name", [dataset.name for dataset in DATASETS])
-def test_dataset_show_names_the_expected_files(run_cli, name: str) -> None:
+def test_dataset_show_lists_the_expected_files(run_cli, name: str) -> None:
     status, out, _ = run_cli("dataset", "show", name, "--encoder", "resnet50")
     assert status == 0
     assert f"DATA/{name}/labels.csv" in out
@@ -89,7 +89,7 @@ def test_invalid_dataset_arguments_exit_with_one_line_and_status_2(
 
 
 def test_camelyon16_features_and_tile_labels_give_a_store_with_truth(tmp_path: Path) -> None:
-    """Run the last three commands of `dataset show camelyon16` on files as the earlier commands write them."""
+    """Run the last three commands of `dataset show camelyon16` on files like those that the earlier commands write."""
     corners = np.array([[0, 0], [256, 0]], dtype=np.int64)
     work = tmp_path / "work"
     bag = Bag("tumor_001", np.ones((2, 3), dtype=np.float16), corners.astype(np.float32), "level0_px", 256.0, "uni")

@@ -69,7 +69,7 @@ def test_columns_of_a_clinical_table_are_recognised_by_content(build) -> None:
     assert "table0.csv: 1 row without an id in column 'PATIENT_ID' left out" in table.notes
 
 
-def test_table_may_contain_one_class_if_the_class_is_named(build) -> None:
+def test_table_of_one_class_is_accepted_if_the_name_of_the_class_is_given(build) -> None:
     table = build("nsclc", "LUAD=case\nTCGA-05-0001\nTCGA-05-0002\n", "lusc=case\nTCGA-18-0003\n")
     assert labels(table) == {"TCGA-05-0001": "LUAD", "TCGA-05-0002": "LUAD", "TCGA-18-0003": "LUSC"}
 

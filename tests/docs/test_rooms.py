@@ -10,12 +10,12 @@ def subpackages() -> set[str]:
     return {path.parent.name for path in (ROOT / "src" / "carmil").glob("*/__init__.py")}
 
 
-def test_contributing_names_every_subpackage_and_no_other():
+def test_contributing_page_lists_exactly_the_existing_subpackages():
     named = re.findall(r"^(\w+)/ {2,}\S", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(subpackages())
 
 
-def test_architecture_page_names_every_subpackage_once():
+def test_architecture_page_lists_every_subpackage_once():
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(subpackages())
     assert sorted(re.findall(r'<text class="room"[^>]*>(\w+)<', page)) == sorted(subpackages())

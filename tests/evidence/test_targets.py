@@ -175,8 +175,8 @@ def trained(target, planted):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_marked_instances_raise_what_they_were_planted_to_raise(target):
-    """Evidence is positive for an earlier event, a larger value, a higher grade or a label, and turns with the outcomes."""
+def test_evidence_has_the_sign_of_the_effect_of_the_planted_instances(target):
+    """Evidence for an earlier event, larger value, higher grade or label is positive; reversed outcomes reverse it."""
     for reverse, sign in ((False, 1), (True, -1)):
         planted, marked = planted_bags(target, reverse=reverse)
         model = trained(target, planted)

@@ -94,7 +94,7 @@ def test_slides_lie_on_both_sides_of_the_middle_and_all_curves_start_above_it(st
 
 
 def test_unsigned_maps_are_not_reversed_for_predictions_below_the_middle(study, measured):
-    """Of a slide at lower risk, too, the most attended tiles are removed first."""
+    """For a slide at lower risk, too, the tiles with the highest attention are removed first."""
     run = read_run(study / "value")
     bags, population, curves = find_run_store(run).bags(), run.population(), []
     for subject in own_subjects(run, find_run_store(run)):
@@ -114,7 +114,7 @@ def test_unsigned_maps_are_not_reversed_for_predictions_below_the_middle(study, 
     ],
 )
 def test_curve_of_the_key_figure_starts_at_the_key_figure_of_the_run(study, measured, kind, figure, name):
-    """Folds are averaged; if every seed has its own folds, so are those of all seeds, as in the run's metrics."""
+    """Folds are averaged as in the metrics of the run, over all seeds if every seed has its own folds."""
     found, run = measured[kind], read_run(study / kind)
     assert found.words.figure == name
     assert all(one.auc[0] == pytest.approx(run.metrics.summary[figure].mean, abs=1e-6) for one in found.maps)
@@ -172,7 +172,7 @@ def test_runs_of_different_targets_are_refused(study, tmp_path):
 
 
 def test_curves_of_one_output_are_on_the_scale_of_the_link(study):
-    """The viewer's curve of a risk is the output itself, of a label its probability."""
+    """In the viewer, the curve of a risk shows the output itself, and the curve of a label its probability."""
     for kind in ("survival", "labels"):
         run = read_run(study / kind)
         model, bag = run.population().member(0), find_run_store(run).bags()[0]

@@ -145,7 +145,7 @@ def check_belongs(folder, answered):
 
 
 def test_replaced_slide_has_different_features_answers_and_maps(replaced, answered, study, uninterrupted):
-    """Otherwise the tests below would prove nothing."""
+    """If they were equal, the tests below would prove nothing."""
     before = shown(answered)
     run(study, replaced, "changing")
     after = shown(replaced)

@@ -107,7 +107,7 @@ def test_slides_run_writes_answers_maps_and_geojson(tmp_path, run, make_cohort_s
 
 
 def test_slides_run_writes_the_evidence_as_dicom(tmp_path, run):
-    """Every tile covers two by two pixels of the segmentation, whose fractions are its evidence for and against."""
+    """Every tile covers two by two pixels of the segmentation; their fractions are the evidence for and against."""
     import highdicom
 
     write_series(tmp_path / "series", cohort_picture("new", "red"), container="S1")

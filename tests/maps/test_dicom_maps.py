@@ -66,7 +66,7 @@ def test_pixels_lie_where_the_tiles_do(tmp_path, slide, grid_of_tiles):
 
 
 def test_frames_of_a_large_segmentation_lie_where_the_tiles_do(tmp_path, slide, grid_of_tiles):
-    """Frames are read as DICOM orders them, segment by segment and row by row, and placed by pydicom and highdicom only."""
+    """Frames are read in DICOM order, segment by segment and row by row, and placed by pydicom and highdicom only."""
     tiles = grid_of_tiles(slide, 2)
     assert len(tiles) == 300 * 200
     path = write_segmentation(slide, tiles, [evidence(tiles)], tmp_path / "e.dcm")

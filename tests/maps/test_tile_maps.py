@@ -72,7 +72,7 @@ def test_negligible_or_constant_map_is_not_stretched_over_the_colour_scale():
 
 @pytest.mark.finding(n=3)
 def test_evidence_that_is_small_compared_with_the_distance_to_another_answer_is_drawn_faint():
-    """The whole map moves the two classes 0.12 apart; the answer turns at 4."""
+    """The whole map changes the difference between the two classes by 0.12; the answer changes at 4."""
     values = np.array([0.03, 0.02, -0.01, 0.0])
     known, of_enough, without = (
         TileMap("a", values, "evidence", apart=0.12, turning=turning) for turning in (4.0, 1.0, None)

@@ -88,7 +88,7 @@ def shown(figure):
     return f"{figure['value']:.2f} ({figure['low']:.2f} to {figure['high']:.2f})"
 
 
-def test_report_without_evidence_names_the_commands_that_compute_it(explained):
+def test_report_without_evidence_lists_the_commands_that_compute_it(explained):
     text = text_of(explained, "before.html")
     assert "run <code>carmil explain run</code>, then" in text
     assert "run <code>carmil faithfulness run</code>, then" in text

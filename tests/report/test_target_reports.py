@@ -514,7 +514,7 @@ def test_highest_lowest_and_worst_numbers_are_selected():
     assert len({case for case, _ in examples}) == len(examples) == 9
 
 
-def test_risks_are_compared_with_their_threshold_and_within_their_fold():
+def test_risks_are_compared_relative_to_the_threshold_and_within_the_fold():
     target = Survival(columns=("months", "recurrence"))
     risk, time = [[5.0], [5.5], [0.1], [0.3], [-1.0], [1.0]], [9, 3, 1, 8, 2, 7]
     outcomes = np.stack([time, np.ones(6)], axis=1)
@@ -527,7 +527,7 @@ def test_risks_are_compared_with_their_threshold_and_within_their_fold():
     assert target.discordance(np.array([[2.0], [1.0]]), np.array([[1, 0], [2, 1]])).tolist() == [0, 0]
 
 
-def test_slides_of_each_leading_label_are_selected_right_and_wrong():
+def test_correct_and_wrong_slides_of_each_leading_label_are_selected():
     p = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.95], [0.2, 0.6], [0.7, 0.1]]
     truth = [[1, 0], [0, 1], [0, 1], [1, np.nan], [1, 1]]
     found = [(one.case, one.why) for one in select_examples(cases_of(Labels(columns=("node", "her2")), p, truth))]

@@ -105,7 +105,7 @@ def test_findings_are_written_before_their_conditions(recipe_request):
     assert json.loads((recipe_request.out / "table3.json").read_text())["conditions"] == ["in spring"]
 
 
-def test_reproduce_list_names_every_recipe(run_cli):
+def test_reproduce_list_shows_every_recipe(run_cli):
     status, out, _ = run_cli("reproduce", "list")
     assert status == 0
     for recipe in RECIPES:

@@ -57,7 +57,7 @@ def test_slow_explainers_are_omitted_in_a_grid(tmp_path):
     assert any("not asked in a grid: single, integrated_gradients" in line for line in result.conditions)
 
 
-def test_only_named_explainers_are_computed(table):
+def test_only_requested_explainers_are_computed(table):
     request, cohorts, _ = table
     result = run_interpretability(cohorts, digit_methods(["abmil"]), request, explainers=("lrp", "path"))
     assert [row["evidence"] for row in rows_of(result) if row["note"] != "not asked for"] == ["path", "lrp"]

@@ -28,7 +28,7 @@ def brca(home: Path, encoder: str = "uni") -> None:
     (home / "brca" / "labels.csv").write_text("\n".join(["slide,patient,label", *lines, ""]))
 
 
-def test_present_cohorts_are_found_and_missing_cohorts_are_named(tmp_path: Path) -> None:
+def test_present_cohorts_are_found_and_missing_cohorts_are_listed(tmp_path: Path) -> None:
     brca(tmp_path / "data")
     result = find_cohorts(recipe_request(tmp_path, tmp_path / "data"))
     (cohort,) = result.cohorts
@@ -67,7 +67,7 @@ def test_cohort_is_found_for_the_requested_encoder(tmp_path: Path) -> None:
     assert find_cohorts(resnet).cohorts[0].bags.name == "resnet50"
 
 
-def test_only_missing_files_of_a_cohort_are_named(tmp_path: Path) -> None:
+def test_only_missing_files_of_a_cohort_are_listed(tmp_path: Path) -> None:
     brca(tmp_path / "data")
     brca(tmp_path / "data", "resnet50")
     (tmp_path / "data" / "bracs").mkdir()

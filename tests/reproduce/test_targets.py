@@ -55,7 +55,7 @@ def finding(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_every_target_is_measured_beside_its_baselines(finding):
+def test_every_target_is_measured_together_with_its_baselines(finding):
     titles = [table["title"] for table in finding["tables"]]
     assert titles == [
         "Planted hazards: C-index, per cent",

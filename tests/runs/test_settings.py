@@ -110,7 +110,7 @@ def test_preset_is_recognised_from_the_settings(given, name):
     assert preset_of(settings_of(**given)) == name
 
 
-def test_settings_that_depend_on_the_target_are_those_of_the_target_unless_given():
+def test_settings_that_depend_on_the_target_have_its_defaults_unless_given():
     settings = Settings.of({"bags": "features", "out": "run"}, where="command line")
     classes, survival = (settings.completed(target) for target in (Classes(names=("a", "b")), Survival()))
     assert (classes.batch, classes.label_smoothing) == (1, 0.1)

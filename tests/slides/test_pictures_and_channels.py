@@ -58,7 +58,7 @@ def write_ome(path, samples, *, names=("Red", "Green", "Blue"), **more):
 
 
 @pytest.mark.parametrize("names", [("Red", "Green", "Blue"), ("r", "g", "b"), ("Channel 0", "Channel 1", "Channel 2")])
-def test_channels_first_are_red_green_and_blue(tmp_path, names):
+def test_picture_with_channels_first_is_read_as_red_green_and_blue(tmp_path, names):
     picture = noise()
     with open_slide(write_ome(tmp_path / "a.ome.tif", picture.transpose(2, 0, 1), names=names)) as slide:
         assert (slide.width, slide.height, slide.mpp) == (400, 300, 0.5)

@@ -124,7 +124,7 @@ def test_mpp_of_the_table_overrides_the_file_and_is_logged(tmp_path, ellipse, ru
     assert (tiles.slide_mpp, tiles.size, tiles.pixels) == (0.4, 160, 128)
 
 
-def test_disabled_rules_are_shown_as_kept(tmp_path, ellipse, run_cli):
+def test_tiles_of_disabled_rules_are_shown_as_kept(tmp_path, ellipse, run_cli):
     _, out_text, _ = run_cli("slides", "tile", str(ellipse), "--out", str(tmp_path / "t"), "--keep", "blurred,pen")
     assert out_text.count("kept") == 2
 
@@ -177,7 +177,7 @@ def test_tiles_of_an_earlier_call_are_removed_for_skipped_slides(tmp_path, make_
 
 
 @pytest.mark.finding(n=17)
-def test_hidden_slides_are_skipped_and_named(tmp_path, ellipse, run_cli):
+def test_hidden_slides_are_skipped_and_listed(tmp_path, ellipse, run_cli):
     scans = tmp_path / "scans"
     scans.mkdir()
     for name in ("good.tif", ".hidden.tif"):

@@ -15,19 +15,19 @@ from carmil.statistics.conformal import (
 
 
 @pytest.mark.parametrize(("level", "fewest"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
-def test_a_class_needs_as_many_cases_as_the_rank_of_its_quantile(level, fewest):
+def test_class_needs_at_least_as_many_cases_as_the_rank_of_its_quantile(level, fewest):
     assert fewest_cases(level) == fewest
     assert quantile_rank(fewest, level) == fewest
     assert quantile_rank(fewest - 1, level) > fewest - 1
 
 
 @pytest.mark.parametrize("level", [0, 1, -0.1, 90, float("nan")])
-def test_a_coverage_that_is_no_probability_is_refused(level):
+def test_coverage_that_is_not_between_0_and_1_is_refused(level):
     with pytest.raises(CarmilError, match="between 0 and 1"):
         fewest_cases(level)
 
 
-def test_the_quantile_of_nine_cases_at_90_per_cent_is_their_largest_score_and_of_19_their_second_largest():
+def test_quantile_at_90_per_cent_is_the_largest_of_9_scores_and_the_second_largest_of_19():
     scores = np.tile(np.arange(28.0)[:, None], (1, 2))
     labels = np.repeat([0, 1], [9, 19])
     assert class_quantiles(scores, labels, 0.9).tolist() == [8.0, 26.0]
@@ -35,7 +35,7 @@ def test_the_quantile_of_nine_cases_at_90_per_cent_is_their_largest_score_and_of
         class_quantiles(scores, np.repeat([0, 1], [20, 8]), 0.9)
 
 
-def test_a_set_has_the_classes_below_their_own_quantiles_and_grades_have_no_gap():
+def test_set_contains_classes_below_their_own_quantiles_and_sets_of_grades_have_no_gaps():
     scores = np.array([[0.1, 0.9, 0.3], [0.5, 0.9, 0.9]])
     quantiles = np.array([0.2, 0.5, 0.4])
     assert prediction_sets(scores, quantiles).tolist() == [[True, False, True], [False, False, False]]

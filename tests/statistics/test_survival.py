@@ -155,7 +155,7 @@ def test_brier_scores_equal_values_computed_by_hand():
             integrated_brier(*TRAIN, *CASES, np.array(survival)[:, : len(times)], times)
 
 
-def test_figures_of_censored_cases_only_are_undefined_except_the_brier_score():
+def test_figures_of_only_censored_cases_are_undefined_except_the_brier_score():
     cases = ([2, 3], [False, False])
     assert math.isnan(concordance(*cases, [1, 2]))
     assert math.isnan(uno_concordance(*TRAIN, *cases, [1, 2], tau=9))

@@ -94,7 +94,7 @@ def test_weights_of_covariates_and_risk_are_fitted_on_the_validation_cases():
     assert measure_adjustment(folds, TARGET, ["age"]).c_index["both"].value == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_fold_whose_risks_are_equal_keeps_the_hazard_ratio_of_the_risk():
+def test_fold_with_equal_risks_does_not_distort_the_hazard_ratio_of_the_risk():
     folds = made_folds(1.0)
     constant = folds[0].test.assign(risk=0.3)
     tests = pd.concat([one.assign(fold=i, seed=0) for i, one in enumerate([constant, *(f.test for f in folds[1:])])])

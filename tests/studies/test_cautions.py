@@ -117,7 +117,7 @@ def test_few_patients_counts_patients_instead_of_slides():
     assert line.startswith("class 'b' has 1 patient, fewer than five")
 
 
-def test_readings_without_attention_or_branch_are_omitted(files, tmp_path):
+def test_readings_of_attention_or_branch_are_omitted_for_models_without_them(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", model="mean", options={"hidden": 8}, epochs=1))
     assert set(run.metrics.readings) == {"cross_entropy", "cross_entropy_of_class_frequencies"}
     run = run_study(files.settings(tmp_path / "other", model="abmil", epochs=1))

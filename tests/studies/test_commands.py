@@ -61,7 +61,7 @@ def test_train_writes_a_complete_run_folder(files, tmp_path, run_cli):
 
 
 def test_train_uses_labels_stored_with_the_bags(shared_data, tmp_path, run_cli):
-    """MUSK1 is one npz with X, bag and y_bag."""
+    """MUSK1 is one npz file with the arrays X, bag and y_bag."""
     words = ("--bags", str(shared_data / "mil" / "musk1.npz"), "--out", str(tmp_path / "run"), "--standardise")
     assert run_cli("train", *words, *SMALL_TRAINING)[0] == 0
     assert len(pd.read_parquet(tmp_path / "run" / "predictions.parquet")) == 92

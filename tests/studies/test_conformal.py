@@ -300,7 +300,7 @@ def test_a_run_with_sets_but_without_their_column_or_file_is_refused(trained, tm
         read_calibration(read_run(folder))
 
 
-def test_sets_of_grades_have_no_gaps_and_scores_are_least_for_the_median_grade():
+def test_scores_of_grades_are_smallest_for_the_median_grade_and_increase_away_from_it():
     target = Ordinal(columns=("grade",), names=("1", "2", "3", "4"))
     scores = target.nonconformity(np.array([[0.1, 0.2, 0.6, 0.1], [0.7, 0.1, 0.1, 0.1]]))
     assert scores == pytest.approx(np.array([[0.9, 0.7, 0.3, 0.9], [0.3, 0.7, 0.8, 0.9]]))

@@ -95,14 +95,14 @@ def test_run_without_slides_has_one_model_and_no_figures(plain):
     assert "Features must come from the encoder that the model was trained on" in card and "Figures" not in card
 
 
-def test_classes_that_are_not_named_are_numbered_with_a_note(files, tmp_path):
+def test_classes_without_given_names_are_numbered_with_a_note(files, tmp_path):
     lines: list[str] = []
     run = import_checkpoint(files / "clam.pt", "clam", tmp_path / "run", device="cpu", log=lines.append)
     note = "clam.pt does not name its classes: they are called class_0, class_1; --classes names them"
     assert run.outputs == ("class_0", "class_1") and lines == [note] and run.notes == (note,)
 
 
-def test_explain_and_evaluate_take_new_slides(files, plain, tmp_path):
+def test_explain_and_evaluate_accept_new_slides(files, plain, tmp_path):
     evidence = explain_run(
         plain.folder, tmp_path / "e", bags=files / "features", methods=("attention",), searched=False, **OPTIONS
     )
@@ -112,7 +112,7 @@ def test_explain_and_evaluate_take_new_slides(files, plain, tmp_path):
     assert (found.cases, found.level, found.own) == (SLIDES // 2, "patient", 0)
 
 
-def test_slides_with_labels_are_the_only_test_fold(files, measured):
+def test_labelled_slides_are_the_only_test_fold(files, measured):
     run = read_run(measured.folder)
     frame = run.predictions()
     assert run.data.splits == (((3,) * SLIDES,),) and set(frame["fold"]) == {0}
@@ -195,7 +195,7 @@ def test_commands_that_need_slides_exit_with_one_line(words, files, plain, measu
     assert error.startswith(f"carmil: {plain.folder} was imported without slides") and error.count("\n") == 1
 
 
-def test_files_that_are_not_a_known_model_get_one_line_and_execute_nothing(files, tmp_path, run_cli):
+def test_files_of_unknown_models_exit_with_one_line_and_execute_no_code(files, tmp_path, run_cli):
     mark = tmp_path / "executed"
     torch.save({"state_dict": {"evil": Evil(mark)}}, tmp_path / "evil.pt")
     (tmp_path / "cut.pt").write_bytes((files / "clam.pt").read_bytes()[:900])

@@ -75,7 +75,7 @@ def test_report_and_viewer_show_the_distance(run, tmp_path):
     assert sum(words is not None for words in outside.values()) < 6
 
 
-def test_a_run_without_scopes_predicts_as_before_and_damaged_ones_are_refused(run, files, tmp_path):
+def test_run_without_scopes_predicts_as_before_and_damaged_scopes_are_refused(run, files, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns("cohort"))
     path = folder / "scope.safetensors"

@@ -287,7 +287,7 @@ def test_command_printed_in_the_sweep_report_can_be_run_again(small, tmp_path, r
 
 
 def test_command_line_overrides_the_sweep_of_the_settings_file(small, tmp_path, run_cli):
-    """From the command line to the printed table."""
+    """The test covers everything from the command line to the printed table."""
     path = tmp_path / "study.yaml"
     path.write_text(
         f"bags: {small.features}\nlabels: {small.labels}\nmodel: car/abmil\noptions: {{hidden: 4, attention: 2}}\n"

@@ -193,7 +193,7 @@ def test_grid_point_is_chosen_on_validation_bags(files, tmp_path):
         assert model.validation_loss == pytest.approx(history["validation"][model.best_epoch][row])
 
 
-def test_inner_folds_predict_together(files, tmp_path):
+def test_models_of_inner_folds_give_one_prediction_per_slide(files, tmp_path):
     run = run_study(files.settings(tmp_path / "run", inner=2, epochs=4, lr=[1e-3, 5e-3]))
     assert len(run.models) == 6
     assert {(model.fold, model.inner) for model in run.models} == {(f, i) for f in range(3) for i in range(2)}
@@ -338,7 +338,7 @@ def test_scales_are_fitted_on_the_training_bags_of_each_fold(files, tmp_path):
             assert own.loc[line["slide"], "p_b"] == pytest.approx(line["p_b"], abs=1e-5)
 
 
-def test_models_at_once_does_not_affect_results(files, tmp_path):
+def test_number_of_models_trained_at_once_does_not_affect_results(files, tmp_path):
     """A run started with another number of models at once is the same run."""
     common = dict(lr=[5e-3, 1e-3], epochs=4)
     whole = run_study(files.settings(tmp_path / "whole", **common))

@@ -19,7 +19,7 @@ TWO, THREE = ("benign", "carcinoma"), ("a", "b", "c")
 
 
 @pytest.mark.finding(n=2)
-def test_threshold_decides_two_classes_and_highest_probability_decides_more():
+def test_two_classes_are_decided_by_the_threshold_and_more_by_the_highest_probability():
     p = [[0.63, 0.37], [0.64, 0.36], [0.1, 0.9]]
     assert Decision(TWO, 0.37).answers(p) == ["carcinoma", "benign", "carcinoma"]
     assert Decision(TWO).answers(p) == ["benign", "benign", "carcinoma"]

@@ -191,7 +191,7 @@ def test_folds_of_labels_are_stratified_by_frequent_combinations():
         ),
     ],
 )
-def test_predictions_are_answered_in_words(kind, threshold, answers, rule):
+def test_decision_converts_predictions_to_answers_in_words(kind, threshold, answers, rule):
     decision = TARGETS[kind].decision(threshold)
     assert decision.answers(PREDICTED[kind]) == answers
     assert [decision.answer(row) for row in PREDICTED[kind]] == answers
@@ -208,7 +208,7 @@ def test_predictions_are_answered_in_words(kind, threshold, answers, rule):
         ("survival", "risk", "risk: +0.5 log hazard, relative to the mean of the training slides"),
     ],
 )
-def test_answer_has_an_explained_output_and_a_number(kind, explained, words):
+def test_decision_states_the_explained_output_and_its_value(kind, explained, words):
     target, first = TARGETS[kind], PREDICTED[kind][0]
     assert target.decision().explained(first) == explained and explained in target.outputs
     assert target.decision().value_words(first) == words
@@ -223,17 +223,17 @@ def test_answer_has_an_explained_output_and_a_number(kind, explained, words):
         ("survival", [0.5, 1.25, 0]),
     ],
 )
-def test_margin_is_the_distance_from_another_answer(kind, margins):
+def test_margin_is_the_distance_to_another_answer(kind, margins):
     assert TARGETS[kind].decision().margins(PREDICTED[kind]) == pytest.approx(margins)
 
 
-def test_only_classes_abstain():
+def test_abstention_is_supported_for_classes_only():
     assert TARGETS["classes"].decision(0.5, 0.2).answers(PREDICTED["classes"])[0] == NO_ANSWER
     for kind in TARGETS.keys() - {"classes"}:
         assert TARGETS[kind].decision(None, 0.99).confident(PREDICTED[kind]).all()
 
 
-def test_risk_groups_of_several_models_have_their_mean_threshold():
+def test_risk_groups_of_several_models_use_the_mean_of_their_thresholds():
     target = TARGETS["survival"]
     joint = joint_decision([target.decision(0.5), target.decision(-1.5)])
     assert joint.threshold == -0.5 and joint.answers(PREDICTED["survival"]) == [
@@ -306,7 +306,7 @@ def test_figures_of_labels_equal_scikit_learn_on_the_known_labels():
         assert figures[name] == pytest.approx(np.mean(each))
 
 
-def test_figures_of_a_label_with_one_value_are_undefined_and_not_in_the_mean():
+def test_figures_of_a_label_with_one_value_are_undefined_and_excluded_from_the_mean():
     predicted, outcomes = draw_labels(50)
     outcomes[:, 1] = 1
     figures = Labels(columns=("a", "b", "c")).figures(predicted, outcomes, [])

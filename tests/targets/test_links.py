@@ -273,7 +273,7 @@ def test_loss_is_finite_for_a_grade_whose_cut_points_coincide():
     assert loss.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_two_grades_are_two_classes():
+def test_two_grades_are_equivalent_to_two_classes():
     link, F = CumulativeLogits(2), draw(0, B, 1).float()
     torch.testing.assert_close(link.predictions(F)[:, 1:], (F - link.first).sigmoid())
 

@@ -64,7 +64,7 @@ def test_kind_is_guessed_from_the_values_and_the_guess_is_noted(cells, kind, not
     assert notes == [note]
 
 
-def test_named_kind_is_not_guessed():
+def test_specified_kind_is_not_guessed():
     notes = []
     assert kind_of(VALUE, pd.DataFrame({"x": ["1", "2"]}), notes) == "value"
     assert notes == []
@@ -353,7 +353,7 @@ def test_unknown_order_of_grades_is_never_guessed(cells):
     assert f"--grades {','.join(sorted(cells, key=lambda cell: (not cell.isdigit(), cell)))} (in your order)" in message
 
 
-def test_named_grades_have_the_given_order():
+def test_specified_grades_have_the_given_order():
     named = target_columns("grade", None, None, None, grades="low, medium,high")
     target, outcomes, notes = read(named, grade=["low", "high", "medium", "low"])
     assert target.answer_names == ("low", "medium", "high") and outcomes.tolist() == [0, 2, 1, 0]

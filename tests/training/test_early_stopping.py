@@ -12,7 +12,7 @@ class TensorMarkedAsCuda(torch.Tensor):
 
 
 @pytest.mark.parametrize(("models", "on_gpu", "left"), [(4, False, 2), (8, True, 8), (12, True, 6)])
-def test_stopped_models_are_dropped_once_half_have_stopped_unless_few_are_on_a_gpu(models, on_gpu, left):
+def test_stopped_models_are_dropped_once_half_have_stopped_except_for_few_models_on_a_gpu(models, on_gpu, left):
     members = [Member(seed=seed) for seed in range(models)]
     population = Population(lambda: create_model("abmil", 4, 2, hidden=6, attention=3), members)
     if on_gpu:

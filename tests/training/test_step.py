@@ -72,7 +72,7 @@ def test_replayed_step_uses_the_current_bag(monkeypatch):
 
 
 def test_passes_with_different_keys_are_recorded_separately(monkeypatch):
-    """WENO alternates teacher and student and mines later: each kind of pass is run, recorded, then replayed."""
+    """WENO alternates teacher and student and later adds mining; each kind of pass is run, recorded, then replayed."""
     run, plain = [], Stepper._step
 
     def spy(self, batch):

@@ -198,7 +198,7 @@ def test_a_warm_start_keeps_the_cut_points_of_the_baseline():
 
 @pytest.mark.parametrize("kind", ["cox", "discrete"])
 def test_risks_are_centred_on_the_training_bags_of_each_model(kind):
-    """The centre is that of the weights that are kept, and does not depend on the other models."""
+    """The centre is computed with the weights that are kept, and does not depend on the other models."""
     data, roles = bags(kind), fold_roles()
     trained = population(kind, [Member(seed=seed, lr=0.01) for seed in range(FOLDS)])
     fit(trained, data, roles, RECIPE)
@@ -287,7 +287,7 @@ def test_linear_model_of_single_instances_learns_the_coefficients_of_lifelines()
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", ["abmil", "additive"])
 def test_a_step_without_an_event_changes_nothing(name, optimizer):
-    """Neither step, decay nor momentum, nor statistics of batch normalisation: as if its bags were not trained on."""
+    """Weights, momentum and statistics of batch normalisation stay as if its bags were not used for training."""
     data = bags("cox")
     data.labels[:, 1] = 1.0
     data.labels[9:16, 1] = 0.0  # the second batch has one event, and only the third model trains on it

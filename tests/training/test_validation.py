@@ -99,7 +99,7 @@ def test_inputs_of_a_recorded_validation_pass_stay_in_memory(monkeypatch):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_validation_risks_are_compared_across_all_parts_of_a_model_but_not_between_models(monkeypatch, recorded):
-    """Each pass has one or two bags; each model validates on other bags, and both are in every pass."""
+    """Each pass has one or two bags and includes both models, which validate on different bags."""
     monkeypatch.setattr(Recorder, "record", lambda self, work: Replayed(work))
     generator = torch.Generator().manual_seed(0)
     bags = Bags.from_list([torch.randn(n, 4, generator=generator) for n in SIZES], labels=OUTCOMES)

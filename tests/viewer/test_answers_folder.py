@@ -50,7 +50,7 @@ def copied(study, folder, tmp_path):
 
 
 def test_answers_of_slides_run_open_like_a_run(asking, responses, folder):
-    """List, answers and maps are those of the folder; the tissue comes from the recorded slide files."""
+    """List, answers and maps come from the folder, and the tissue from the recorded slide files."""
     ask = asking(guarded_app(responses, is_known=known_hosts([], any_address=False)))
     cohort = ask("/api/cohort").json
     table = pd.read_csv(folder / "predictions.csv").set_index("slide")

@@ -188,7 +188,7 @@ def test_preparation_of_an_unreadable_slide_states_the_reason(asking, study, tmp
 
 
 def test_stopped_preparation_resumes(study, slide, tmp_path, monkeypatch):
-    """Stopped while encoding, it has written tiles; the next call does not cut them again."""
+    """It is stopped while encoding, after writing the tiles; the next call does not cut them again."""
     new = NewSlides((slide,), study.run, tmp_path / "answers", study.encoder)
     preparation, explain = prepare_slides(new, log=lambda line: None), slide_pipeline.explain_run
     monkeypatch.setattr(
@@ -251,7 +251,7 @@ def preparing_page(gated, opened, serve):
 
 
 def test_page_shows_the_progress_then_the_slide(preparing_page, gated):
-    """The stage and how far it is; then the slide with its answer, and why another was skipped."""
+    """The page shows the stage and its progress, then the slide with its answer, and why another slide was skipped."""
     page = preparing_page
     expect(page.locator("#slide")).to_have_text("new")
     expect(page.locator(".stage-name")).to_have_text("Finding tissue and cutting tiles")

@@ -125,7 +125,7 @@ def test_panes_stay_together_when_their_size_changes(opened, serve, app_of_both)
 
 
 def test_page_shows_two_runs_side_by_side(opened, serve, app_of_both, both):
-    """Answers, maps and words of both, linked views, a what-if by the first, and slides that only one has."""
+    """Check answers, maps and texts of both, linked views, a what-if of the first, and slides of only one run."""
     first, second = both
     page = opened(f"{serve(app_of_both)}/#slide=s1")
     expect(page.locator("#count")).to_have_text("18")

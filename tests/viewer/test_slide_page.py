@@ -78,7 +78,7 @@ def test_map_is_hidden_while_space_is_held_and_by_its_button(opened, made_up):
 
 
 def test_magnification_follows_the_pixel_size(opened, made_up):
-    """The made-up slide has 0.5 um/px: at 20x, one of its pixels is one of the screen."""
+    """The made-up slide has 0.5 um/px: at 20x, one pixel of the slide is one pixel of the screen."""
     page = opened(f"{made_up}/{link(SLIDE)}")
     wide = page.locator(".stage").bounding_box()["width"]
     for times in (5, 10, 20, 40):

@@ -31,7 +31,7 @@ def target_of(responses):
 
 
 def test_page_shows_a_risk_and_the_tiles_that_raise_and_lower_it(opened, serve, run_of_kind):
-    """List, answer, legend, tiles, what-if and deletion curve of a survival run."""
+    """Check list, answer, legend, tiles, what-if and deletion curve of a survival run."""
     responses, app = viewer_of(run_of_kind("survival"))
     cases, decimals = responses.run.cases, target_of(responses)["format"]["decimals"]
     risks = [float(case.predicted[0]) for case in cases]
