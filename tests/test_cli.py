@@ -96,7 +96,7 @@ def test_invalid_options_exit_with_one_line_and_status_2_and_write_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["features.npy"]
 
 
-def test_unknown_command_is_named(run_cli):
+def test_error_names_an_unknown_command(run_cli):
     status, _, err = run_cli("trian")
     assert status == 2
     assert "No such command 'trian'" in err

@@ -34,7 +34,7 @@ def test_labels_depend_on_the_concepts_and_not_on_the_poison():
             assert (4 <= count <= 6) if label else (1 <= count <= 3)
 
 
-def test_concept_is_frequent_in_negative_test_bags_of_false_frequency_only():
+def test_concept_is_frequent_only_in_negative_test_bags_of_the_false_frequency_test():
     for tested in (False, True):
         bags = draw_bags(UNIT_TESTS["false-frequency"], 60, tested=tested)
         for bag, label in zip(features_of(bags), bags.labels.tolist(), strict=True):
@@ -47,7 +47,7 @@ def test_concept_is_frequent_in_negative_test_bags_of_false_frequency_only():
                 assert counts == [0, 1]
 
 
-def test_sum_of_all_features_reaches_the_bound_of_shifted_mean_and_single_tiles_do_not():
+def test_sum_of_all_features_reaches_the_bound_of_the_shifted_mean_test_and_single_tiles_do_not():
     bags = draw_bags(UNIT_TESTS["shifted-mean"], 2000, tested=True, seed=3)
     labels, tiles = bags.labels.numpy(), features_of(bags)
     for score, expected in (([bag.sum() for bag in tiles], BOUND), ([bag.sum(1).max() for bag in tiles], 0.765)):

@@ -75,7 +75,7 @@ def test_attention_colours_darken_monotonically():
     assert (np.diff(light) < 0).all()
 
 
-def test_legend_names_class_scaling_and_research_use_only(tmp_path, plain_slide, grid_of_tiles, words):
+def test_legend_states_class_scaling_and_research_use_only(tmp_path, plain_slide, grid_of_tiles, words):
     slide = plain_slide(2000, 1000)
     tiles = grid_of_tiles(slide, 250)
     values = np.linspace(-3, 1, len(tiles))

@@ -128,7 +128,7 @@ def test_file_that_is_not_geojson_is_refused_and_left_unchanged(regions):
     assert regions.path.read_text() == "hello"
 
 
-def test_linked_file_is_neither_read_nor_replaced(regions, tmp_path):
+def test_symlink_is_neither_read_nor_replaced(regions, tmp_path):
     (tmp_path / "other.json").write_text('{"features": []}')
     regions.path.symlink_to(tmp_path / "other.json")
     for change in (regions.read, lambda: regions.add("a", SQUARE)):

@@ -21,7 +21,7 @@ def classifications(regions):
     return [feature["properties"].get("classification") for feature in features]
 
 
-def test_class_is_the_name_unless_one_is_chosen(regions):
+def test_class_of_a_region_is_its_name_unless_a_class_is_chosen(regions):
     regions.add("edge: left", SQUARE)
     shown = regions.add("bed", SQUARE, " Tumor ")
     assert [one.classification for one in shown] == ["edge left", "Tumor"]  # a colon means a subclass in QuPath
@@ -43,7 +43,7 @@ def test_regions_of_a_class_have_its_colour(regions):
     assert regions.add("d", SQUARE, "Stroma")[-1].colour == (200, 0, 0)
 
 
-def test_class_follows_the_name_until_it_is_chosen(regions):
+def test_class_of_a_region_changes_with_its_name_until_a_class_is_chosen(regions):
     (one,) = regions.add("region 1", SQUARE)
     assert [region.classification for region in regions.rename(one.number, "Necrosis")] == ["Necrosis"]
     assert [region.classification for region in regions.classify(one.number, "Tumor: Positive")] == ["Tumor: Positive"]

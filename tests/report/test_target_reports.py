@@ -262,7 +262,7 @@ def test_curves_over_time_have_a_line_per_fold_and_their_mean(trained):
         assert mean[mean[:, 0] == x, 1][0] == pytest.approx(np.mean(each), abs=0.11)
 
 
-def test_brier_scores_are_shown_beside_that_of_the_kaplan_meier_curve(trained):
+def test_brier_scores_are_shown_beside_those_of_the_kaplan_meier_curve(trained):
     run, text = trained("survival")
     plot, summary = figure(text, "Brier score over time"), run.metrics.summary
     assert f"the models: {100 * summary['ibs'].mean:.1f} over all times" in plot

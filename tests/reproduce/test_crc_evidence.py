@@ -189,7 +189,7 @@ def test_invalid_options_exit_with_one_line_and_write_nothing(run_cli, data, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_fold_without_patients_to_evaluate_maps_is_named(run_cli, tmp_path):
+def test_error_names_a_fold_without_patients_to_evaluate_maps(run_cli, tmp_path):
     write_crc(tmp_path / "whole", whole=True)
     given = ("--data", str(tmp_path / "whole"), "--out", str(tmp_path / "out"), "--epochs", "3", "--device", "cpu")
     status, _, err = run_cli("reproduce", "crc-evidence", *given, "--seeds", "1")

@@ -181,7 +181,7 @@ def test_differences_between_uninformed_models_are_marked(recipe_request):
     assert [line[-1] for line in table.lines] == ["neither", "yes"] * 2
 
 
-def test_claim_table_names_better_methods_for_car_and_for_abmil():
+def test_claim_table_lists_methods_that_are_better_than_car_or_abmil():
     cohort = StudyCohort("x", "X", Path(), Path(), ("auc", "f1_macro"), "uni")
 
     def pair(first, second, difference, low, high, p, *, informed=True):
@@ -288,7 +288,7 @@ def only(*names):
     return cohorts
 
 
-def test_encoder_table_has_available_encoders_and_names_missing_features(recipe_request):
+def test_encoder_table_has_available_encoders_and_lists_missing_features(recipe_request):
     make(recipe_request.data, "brca", "resnet50")
     result = encoders.reproduce(replace(recipe_request, out=recipe_request.out / "encoders"))
     ours, between, _ = result.tables

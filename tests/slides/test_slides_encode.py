@@ -180,7 +180,7 @@ def test_interrupted_encoding_resumes_with_the_missing_slides(tmp_path, scans, e
 
 
 def test_interrupted_slide_resumes_with_its_missing_tiles(tmp_path, scans, encode, monkeypatch):
-    """Features of a changed file are not used, and the result is that of an uninterrupted call."""
+    """Features of a changed file are not used, and the result equals that of an uninterrupted call."""
     slides, computed = scans("a"), []
     monkeypatch.setattr(features, "DeviceEncoder", partial(DeviceEncoder, batch=2, at_once=1))
     encode(slides, out="at_once")

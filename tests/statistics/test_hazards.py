@@ -131,7 +131,7 @@ def test_cox_coefficients_and_variance_equal_values_computed_by_hand():
 
 
 def test_tied_events_are_handled_by_efrons_method():
-    """The likelihood is u / (u + 2) * 1 / (u + 2 - (u + 1) / 2), largest where u^2 = 6. Rows are in no order."""
+    """The likelihood is u / (u + 2) * 1 / (u + 2 - (u + 1) / 2), largest where u^2 = 6. The rows are unsorted."""
     assert fit_cox([[0], [1], [0]], [2, 1, 1], [False, True, True]).coefficients == pytest.approx([math.log(6) / 2])
     # A case censored at the time of the events is at risk with them.
     assert fit_cox([[0], [1], [0]], [1, 1, 1], [False, True, True]).coefficients == pytest.approx([math.log(6) / 2])

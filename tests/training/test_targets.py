@@ -99,7 +99,7 @@ def test_folds_of_all_kinds_of_targets_have_informative_bags():
 @pytest.mark.parametrize("patience", [100, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_in_the_outcomes_of_a_test_fold_does_not_change_a_bit_of_its_training(kind, patience):
-    """5 folds x 2 seeds are one population, and the test bags of a fold are training bags of the others."""
+    """The models of 5 folds and 2 seeds form one population; test bags of a fold are training bags of the others."""
     fold, roles = 2, fold_roles()
     trained = [
         train_protocol(

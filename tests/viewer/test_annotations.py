@@ -129,7 +129,7 @@ def test_slide_names_are_never_used_as_paths(tmp_path):
     assert len(one.of(0).drawn) == 1 and one.of(0).file.startswith("b/_.._x~")
 
 
-def test_files_of_other_programs_are_shown_as_truth(tmp_path):
+def test_annotations_from_other_programs_are_shown_as_truth(tmp_path):
     run = made_up_run("s0", "s1")
     (tmp_path / "s0.xml").write_text(ASAP)
     found = annotations(run, tmp_path).of(0)

@@ -110,7 +110,7 @@ def test_link_opened_in_the_same_tab_is_followed_even_while_another_is_loading(o
     assert_shows(page, expected["before"], expected["after"], CLASSES)
 
 
-def test_numbers_of_a_link_are_read_back_or_refused(opened, made_up):
+def test_numbers_in_a_link_are_read_back_or_refused(opened, made_up):
     page = opened(
         f"{made_up}/#removed=7-3:x&removed=0-99999999:y&removed=1:z&removal=2&removed=:&removed=1-2&removal=5&sort=no"
     )

@@ -264,5 +264,5 @@ def test_page_shows_the_progress_then_the_slide(preparing_page, gated):
     expect(page.locator(".preparing")).to_have_count(0)
 
 
-def test_axe_finds_no_violation_in_the_progress(preparing_page, axe):
+def test_axe_finds_no_violation_while_progress_is_shown(preparing_page, axe):
     assert_accessible(preparing_page, axe)

@@ -192,7 +192,7 @@ def test_slide_comes_first_and_columns_collapse(page, made_up):
     expect(page.locator("#full")).to_have_text("Full screen")
 
 
-def test_buttons_cover_neither_each_other_nor_two_slides(page, made_up):
+def test_buttons_overlap_neither_each_other_nor_slides_side_by_side(page, made_up):
     show(page, made_up, 0, "&split=factual")
     buttons = [one.bounding_box() for one in page.locator("#zooms button").all()]
     stages = [one.bounding_box() for one in page.locator(".stage").all()]
@@ -203,7 +203,7 @@ def test_buttons_cover_neither_each_other_nor_two_slides(page, made_up):
         assert all(apart(one, other) for other in [*buttons[i + 1 :], *stages])
 
 
-def test_map_is_hidden_faded_smoothed_and_outlined(page, made_up):
+def test_map_can_be_hidden_faded_smoothed_and_outlined(page, made_up):
     show(page, made_up, 4)
     of_class = row(4)["class"]
     values, corners = evidence(4)[:, of_class], places(4)

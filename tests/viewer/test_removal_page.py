@@ -135,7 +135,7 @@ def test_tissue_can_be_removed_with_the_keyboard_only(opened, made_up):
 
 
 @pytest.mark.finding(n=3)
-def test_removing_the_top_share_uses_the_shown_map_and_has_no_repeated_effect(opened, made_up):
+def test_removing_the_top_share_uses_the_shown_map_and_repeating_it_has_no_effect(opened, made_up):
     page = opened(f"{made_up}/{link(BARE)}&map=counterfactual")
     of_class = CLASSES.index(row(BARE)["prediction"])
     button = page.get_by_role("button", name="Remove the top 10 % of counterfactual attention weight")

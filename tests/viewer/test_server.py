@@ -275,7 +275,7 @@ def test_unreadable_slide_is_reported_without_its_path(study_folder, run, runner
         ((500, 600), (None, None), "s0.tif is 500 x 600 pixels, but a tile begins at 600, 300"),
     ],
 )
-def test_slide_with_another_size_than_the_tiled_slide_is_not_shown(tmp_path, size, recorded, why):
+def test_slide_whose_size_differs_from_the_tiled_slide_is_not_shown(tmp_path, size, recorded, why):
     """Otherwise the map would be drawn over the tissue of another slide."""
     write_slide(tmp_path / "s0.tif", width=size[0], height=size[1])
     run = one_case([[0, 0], [600, 300]], "level0_px", 64.0)

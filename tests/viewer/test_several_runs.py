@@ -88,7 +88,7 @@ def test_run_names_are_only_as_long_as_needed_to_differ(tmp_path):
 @pytest.mark.parametrize(
     ("width", "height", "scheme"), [(1440, 900, "light"), (1024, 768, "dark"), (390, 844, "light")]
 )
-def test_axe_finds_no_violation_in_two_runs(opened, serve, app_of_both, axe, width, height, scheme):
+def test_axe_finds_no_violation_with_two_runs(opened, serve, app_of_both, axe, width, height, scheme):
     look = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
     page = opened(f"{serve(app_of_both)}/#slide=s1", bypass_csp=True, **look)
     assert_accessible(page, axe)
@@ -109,7 +109,7 @@ def test_two_runs_fit_the_screen(opened, serve, app_of_both, width):
 
 
 def test_panes_stay_together_when_their_size_changes(opened, serve, app_of_both):
-    """The window is resized, and the legend of one pane grows: both panes still show the same place, equally large."""
+    """The window is resized, and the legend of one pane grows: both panes still show the same place at the same size."""
     page = opened(f"{serve(app_of_both)}/#slide=s1", viewport={"width": 1440, "height": 900})
     bars = page.locator(".scale-bar")
     for width, height in ((1440, 640), (1100, 900)):

@@ -24,7 +24,7 @@ def mpp_of(responses, slide):
     return json.loads(responses.case(number))["picture"]["mpp"]
 
 
-def test_table_replaces_the_pixel_size_of_files_of_a_run(study_folder, table):
+def test_slides_table_overrides_the_pixel_size_of_slide_files_of_a_run(study_folder, table):
     (responses,) = open_folders(
         [study_folder / "run"], slides=study_folder / "slides", slides_table=table, log=lambda line: None
     )
@@ -32,7 +32,7 @@ def test_table_replaces_the_pixel_size_of_files_of_a_run(study_folder, table):
     responses.pictures.slides.close()
 
 
-def test_new_slide_is_answered_with_the_pixel_size_of_the_table(run_cli, table, tmp_path, monkeypatch):
+def test_new_slide_is_processed_with_the_pixel_size_of_the_table(run_cli, table, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "bound", lambda host, port: pytest.fail("the real server is not needed"))
     study, slide, shown = train_tiny_study(tmp_path), write_tissue(tmp_path / "new.tif", 2000, 2400), []
 

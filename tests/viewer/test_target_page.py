@@ -91,7 +91,7 @@ def test_page_shows_a_risk_and_the_tiles_that_raise_and_lower_it(opened, serve, 
         ("labels", "node", "the logit of node"),
     ],
 )
-def test_page_shows_every_other_kind_of_target(opened, serve, run_of_kind, kind, name, unit):
+def test_page_shows_all_other_kinds_of_targets(opened, serve, run_of_kind, kind, name, unit):
     responses, app = viewer_of(run_of_kind(kind))
     target = target_of(responses)
     page = opened(f"{serve(app)}/#slide={responses.run.cases[3].slide}")
