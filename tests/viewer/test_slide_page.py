@@ -294,3 +294,16 @@ def test_list_shows_the_tissue_of_slides_that_have_a_file(opened, made_up):
     page.route("**/thumbnail.jpeg", lambda route: route.abort())
     page.get_by_role("searchbox").fill("patient_040")
     until(page, "!document.querySelector('.rows .thumbnail')")
+
+
+def test_small_pictures_leave_connections_for_the_tiles_of_the_slide(opened, made_up):
+    page = opened(f"{made_up}/{link(SLIDE)}", refused=True)
+    held = []
+    page.route("**/thumbnail.jpeg", lambda route: held.append(route))
+    page.get_by_role("searchbox").fill("patient_04")
+    until(page, lambda: len(held) == 2)
+    settled(page)
+    assert len(held) == 2
+    held[0].abort()
+    held[1].abort()
+    until(page, lambda: len(held) == 4)  # the next two, once the first have ended

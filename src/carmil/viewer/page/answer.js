@@ -1,5 +1,5 @@
 // The right side: what is answered, what speaks most for and against it, and what its loss would cost.
-import { pictureOf } from "./ask.js";
+import { loadPicture, pictureOf } from "./ask.js";
 import { capital, element, many, number, percent, roving, shown, signed, svg } from "./words.js";
 
 const waiting = words => element("p", { class: "soft waits", text: words });
@@ -140,7 +140,7 @@ export function showTiles(box, { top, info, target, output, explainer, isSigned,
           on: { click: () => fly(instance) },
           children: [
             info.images
-              ? element("img", { src: pictureOf(info.number, instance), alt: "", loading: "lazy", decoding: "async" })
+              ? loadPicture(element("img", { alt: "", decoding: "async" }), pictureOf(info.number, instance))
               : element("span", { class: "which", text: `${one} ${instance}` }),
             element("span", { class: "figure", text: signed(value) }),
           ],

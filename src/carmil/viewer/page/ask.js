@@ -25,5 +25,30 @@ export async function ask(path, { signal, body } = {}) {
   return said;
 }
 
+const AT_ONCE = 2; // of some six connections that a browser opens: the tiles of the slide have the others
+const waiting = [];
+let loading = 0;
+
+// Load a small picture when few others are loading; one that has left the page by then is not loaded.
+export function loadPicture(picture, address) {
+  waiting.push({ picture, address });
+  setTimeout(loadNext); // once the picture is on the page
+  return picture;
+}
+
+function loadNext() {
+  while (loading < AT_ONCE && waiting.length) {
+    const { picture, address } = waiting.shift();
+    if (!picture.isConnected) continue;
+    const ended = () => {
+      loading--;
+      loadNext();
+    };
+    for (const event of ["load", "error"]) picture.addEventListener(event, ended, { once: true });
+    loading++;
+    picture.src = address;
+  }
+}
+
 export const thumbnailOf = number => `api/case/${number}/thumbnail.jpeg`;
 export const pictureOf = (number, instance) => `api/case/${number}/instance/${instance}.jpeg`;

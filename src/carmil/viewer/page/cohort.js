@@ -1,6 +1,6 @@
 // The cohort as a table that can be sorted, filtered and stepped through. Only the rows in sight exist, so that
 // thousands cost what thirty do; the chosen row always exists, because screen readers follow it.
-import { thumbnailOf } from "./ask.js";
+import { loadPicture, thumbnailOf } from "./ask.js";
 import { element, many, notice, shown } from "./words.js";
 
 const ROW = 64; // pixels; the style sheet's --row says the same
@@ -291,14 +291,7 @@ export class Cohort {
 
 // The tissue of a slide; a slide that cannot be read has none.
 function thumbnail({ number }) {
-  const picture = element("img", {
-    class: "thumbnail",
-    src: thumbnailOf(number),
-    alt: "",
-    loading: "lazy",
-    decoding: "async",
-    fetchpriority: "low",
-  });
+  const picture = element("img", { class: "thumbnail", alt: "", decoding: "async" });
   picture.addEventListener("error", () => picture.remove(), { once: true });
-  return picture;
+  return loadPicture(picture, thumbnailOf(number));
 }
