@@ -213,8 +213,8 @@ def check_encoder_name(run_folder: Path, encoder: str, precision: Precision = "f
     own_encoder = read_run(run_folder).data.encoder
     if own_encoder is not None and not may_be_encoder(own_encoder, encoder, precision):
         raise CarmilError(
-            f"{run_folder} was trained on features of {own_encoder}, not of {encoder} in {precision}: use the run's "
-            "encoder in the run's precision"
+            f"{run_folder} was trained on features of {own_encoder}, not of {encoder} in {precision}: use its encoder "
+            "in the same precision"
         )
 
 
