@@ -153,7 +153,7 @@ def _shares(weights: Tensor, informative: Tensor, plan: list[Tensor]) -> Iterato
     """Yield `share` and `counted` of each batch, (r, bags of the batch).
 
     A bag's share is its weight divided by the number of informative bags of the batch that the model trains on. In a
-    batch without such a bag a model takes no step, and none of its bags is counted.
+    batch without such a bag, a model takes no step, and none of its bags is counted.
     """
     lengths = [len(chosen) for chosen in plan]
     ordered = torch.cat(plan)
